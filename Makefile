@@ -1,0 +1,37 @@
+# The commands a newcomer needs are `make testnet` and `make test`; both set up everything they use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup testnet test lint proto bench docker clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+testnet: setup  ## three nodes of two stages train on this machine; a table per round
+	$(BIN)/dilocox testnet up
+
+test: setup lint
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+proto: setup  ## regenerate protocol/pb from proto/
+	$(BIN)/python -m protocol.pb.generate
+
+bench: setup
+	$(BIN)/python -m bench
+
+docker:
+	docker build --network host -t dilocox .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Drives the round machine of one run: gRPC service, SQLite log, HTTP API. Sees no tensors."""

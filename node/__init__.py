@@ -1,0 +1,1 @@
+"""One participant: a daemon, its stage workers and its command line."""

@@ -1,0 +1,1 @@
+"""Between rounds: the codec, error feedback and the outer optimizer. Imports torch."""

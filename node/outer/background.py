@@ -1,0 +1,53 @@
+"""What runs beside training, one job at a time in one low-priority thread: encoding, checkpoints, applying commits.
+
+One thread and a queue make the order simple: a boundary is encoded before a later commit touches the state, and the main thread asks
+`idle` before it ends the next phase.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+__all__ = ["Background"]
+
+NICENESS = 5
+"""Training goes first where cores are scarce."""
+
+T = TypeVar("T")
+
+
+class Background:
+    def __init__(self, cpus: Sequence[int] = ()) -> None:
+        """`cpus`: run only there; empty: anywhere."""
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="outer", initializer=self._settle, initargs=(tuple(cpus),))
+        self._pending: list[Future[object]] = []
+        self.cpu_seconds = 0.0
+        """Spent by finished jobs."""
+
+    @staticmethod
+    def _settle(cpus: Sequence[int]) -> None:
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+    def submit(self, job: Callable[[], T]) -> "Future[T]":
+        future = self._pool.submit(self._timed, job)
+        self._pending.append(future)  # type: ignore[arg-type]
+        return future
+
+    def _timed(self, job: Callable[[], T]) -> T:
+        start = time.thread_time()
+        try:
+            return job()
+        finally:
+            self.cpu_seconds += time.thread_time() - start
+
+    @property
+    def idle(self) -> bool:
+        """Whether every job is done. Raises what a job raised."""
+        while self._pending and self._pending[0].done():
+            self._pending.pop(0).result()
+        return not self._pending

@@ -1,0 +1,95 @@
+"""Boundary checkpoints: a stage's private state at the end of a local phase, so that a killed node resumes where it announced.
+
+    <stage>/<round>/private.safetensors    live parameters (= anchor) and the inner optimizer's tensors, by parameter name
+    <stage>/<round>/feedback.safetensors   error feedback after encoding, and the codec's warm starts
+    <stage>/<round>/boundary.json          written last: names the payload, the base state and the counters; without it, nothing counts
+
+The committed state is not in here: it is a blob, named by `base_state`.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from node.outer.state import StageState
+from protocol.transport.blobs import fsync_directory, write_atomically
+
+__all__ = ["BoundaryMeta", "boundaries", "load_feedback", "load_private", "save_feedback", "save_private", "seal_boundary"]
+
+KEEP = 2
+"""Boundaries kept per stage: workers of one node may be one apart when they are killed."""
+
+
+@dataclass(frozen=True)
+class BoundaryMeta:
+    """What a node needs to announce this boundary again, byte for byte, and to go on from it."""
+
+    round: int
+    inner_steps: int
+    tokens: int
+    loss: float
+    samples_read: int
+    joined: int
+    """The `joined` of the lease that samples_read counts in."""
+    optimizer_steps: int
+    base_state: str
+    """Digest of the stage's state the round started from, hexadecimal; so are the others."""
+    payload: str
+    payload_size: int
+    norm: float
+    effective_rank: float
+
+
+def _folder(root: Path, stage: int, round: int) -> Path:
+    return root / f"{stage:04d}" / f"{round:08d}"
+
+
+def boundaries(root: Path, stage: int) -> dict[int, BoundaryMeta]:
+    """The complete boundaries of a stage, by round."""
+    found: dict[int, BoundaryMeta] = {}
+    for path in sorted((root / f"{stage:04d}").glob("*/boundary.json")):
+        meta = BoundaryMeta(**json.loads(path.read_text()))
+        found[meta.round] = meta
+    return found
+
+
+def save_private(root: Path, stage: int, round: int, tensors: Mapping[str, Tensor]) -> None:
+    """Write without waiting for the disk: `seal_boundary` does. Runs on the training thread, at memory speed."""
+    folder = _folder(root, stage, round)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "private.safetensors")
+
+
+def save_feedback(root: Path, state: StageState, round: int) -> None:
+    tensors = {"feedback": state.feedback, **{f"warm.{name}": q.contiguous() for name, q in state.warm.items()}}
+    save_file(tensors, _folder(root, state.stage, round) / "feedback.safetensors")
+
+
+def seal_boundary(root: Path, stage: int, meta: BoundaryMeta) -> None:
+    """Make the boundary durable and current; older ones go. Blocking: fsyncs."""
+    folder = _folder(root, stage, meta.round)
+    for name in ("private.safetensors", "feedback.safetensors"):
+        with (folder / name).open("rb") as file:
+            os.fsync(file.fileno())
+    write_atomically(folder / "boundary.json", json.dumps(asdict(meta)).encode())
+    fsync_directory(folder.parent)
+    for old in sorted(folder.parent.iterdir())[:-KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def load_private(root: Path, stage: int, round: int) -> dict[str, Tensor]:
+    return load_file(_folder(root, stage, round) / "private.safetensors")
+
+
+def load_feedback(root: Path, state: StageState, round: int) -> None:
+    tensors = load_file(_folder(root, state.stage, round) / "feedback.safetensors")
+    state.feedback.copy_(tensors.pop("feedback"))
+    state.warm = {name.removeprefix("warm."): torch.clone(tensor) for name, tensor in tensors.items()}

@@ -1,0 +1,195 @@
+"""A stage's state between rounds: what everyone shares bit for bit, and what is private.
+
+Four float32 copies of the stage's parameters, flat, in the order of `protocol.tensors.stage_tensors`:
+
+    committed[0]  Θ         the committed parameters                 shared: same bits in every cluster
+    committed[1]  momentum  of the outer optimizer                   shared
+    feedback                pseudo-gradient not yet sent             private; only the codec takes from it
+    anchor                  where the running local phase is measured from; private
+
+The state blob is the bytes of `committed`, its digest the state hash. The apply uses separate IEEE operations in a fixed order (no
+`alpha=`, no fused or compiled kernels) on exact decoded values, so the bits do not depend on machine, device or thread count.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.outer import codec
+from protocol import payload as wire
+from protocol.manifest import Manifest, Outer
+from protocol.tensors import TensorSpec, stage_tensors
+
+__all__ = ["EncodedStage", "StageState", "rebase", "start_phase"]
+
+SMALLEST_NORMAL = 2.0**-126
+"""Results below this become 0: machines differ in whether they keep subnormal numbers."""
+SENDER_NORM_RATIO = 2.0
+"""What is sent is at most this multiple of the last committed median norm (ALGORITHM: without it a peer that lost rounds stays
+excluded, because its backlog exceeds the voters' bound)."""
+
+
+@dataclass(frozen=True)
+class EncodedStage:
+    raw: bytes
+    norm: float
+    effective_rank: float
+
+
+class StageState:
+    """One stage's four copies, and the codec's warm starts."""
+
+    def __init__(self, manifest: Manifest, stage: int) -> None:
+        self.manifest, self.stage = manifest, stage
+        self.specs: tuple[TensorSpec, ...] = stage_tensors(manifest.model, stage)
+        self.layouts = wire.tensor_layouts([spec.shape for spec in self.specs], manifest.compression.rank)
+        self.size = sum(spec.elements for spec in self.specs)
+        self.committed = torch.zeros(2, self.size)
+        self.feedback = torch.zeros(self.size)
+        self.anchor = torch.zeros(self.size)
+        self.warm: dict[str, Tensor] = {}
+
+    def views(self, flat: Tensor) -> Iterator[tuple[TensorSpec, Tensor]]:
+        """Each tensor's slice of a flat copy, in its shape."""
+        offset = 0
+        for spec in self.specs:
+            yield spec, flat[offset : offset + spec.elements].view(spec.shape)
+            offset += spec.elements
+
+    @property
+    def parameters(self) -> Tensor:
+        return self.committed[0]
+
+    def state_bytes(self) -> memoryview:
+        return memoryview(self.committed.numpy()).cast("B")
+
+    def load_state(self, raw: memoryview) -> None:
+        """`raw`: the bytes of a state blob. Copied."""
+        self.committed.copy_(torch.from_numpy(np.frombuffer(raw, dtype=np.float32).reshape(2, self.size).copy()))
+
+    def encode(self, median_norm: float | None) -> EncodedStage:
+        """Encode the feedback and leave in it what the payload does not decode to."""
+        limit = None if not median_norm else SENDER_NORM_RATIO * median_norm
+        norm = float(torch.linalg.vector_norm(self.feedback, dtype=torch.float64))
+        if limit is not None and norm > limit:
+            self.feedback.mul_(limit / norm)
+        packed, ranks = [], []
+        for (spec, view), layout in zip(self.views(self.feedback), self.layouts, strict=True):
+            encoded = codec.encode(view, layout, self.warm.get(spec.name), self.manifest.compression.power_iterations)
+            packed.append(encoded.packed)
+            if encoded.warm is not None:
+                self.warm[spec.name] = encoded.warm
+                ranks.append(encoded.effective_rank)
+        if self.manifest.compression.error_feedback:
+            self._add_decoded([packed], self.feedback, _subtract)
+        else:
+            self.feedback.zero_()
+        return EncodedStage(wire.pack(packed), wire.decoded_norm(packed), sum(ranks) / max(1, len(ranks)))
+
+    def return_to_feedback(self, raw: memoryview) -> None:
+        """A payload of ours that no commit counted: what it decodes to is unsent again."""
+        if self.manifest.compression.error_feedback:
+            self._add_decoded([wire.parse(raw, self.layouts)], self.feedback, _add)
+
+    def _add_decoded(self, payloads: Sequence[Sequence[wire.Tensor]], flat: Tensor, fold: "Fold") -> None:
+        offset = 0
+        for index, spec in enumerate(self.specs):
+            target = flat[offset : offset + spec.elements]
+            combine = _into(target, fold)
+            codec.decode_rows([packed[index] for packed in payloads], combine, flat.device)
+            offset += spec.elements
+
+    def apply(self, payloads: Sequence[memoryview], tokens: Sequence[int]) -> None:
+        """Θ, momentum ← Outer(Θ, momentum, mean of payloads weighted by tokens), in place.
+
+        `payloads` in the order of their clusters' ids. Raises RemoteError before anything changed when one does not parse.
+        """
+        if not payloads:
+            return
+        parsed = [wire.parse(raw, self.layouts) for raw in payloads]
+        total = sum(tokens)
+        weights = [count / total for count in tokens]
+        outer = self.manifest.outer
+        offset = 0
+        for index, spec in enumerate(self.specs):
+            theta = self.committed[0, offset : offset + spec.elements]
+            momentum = self.committed[1, offset : offset + spec.elements]
+            combine = _outer_step(theta, momentum, weights, outer)
+            codec.decode_rows([packed[index] for packed in parsed], combine, theta.device)
+            offset += spec.elements
+
+
+Fold = Callable[[Tensor, list[Tensor]], None]
+
+
+def _subtract(target: Tensor, parts: list[Tensor]) -> None:
+    target.sub_(parts[0].float())
+
+
+def _add(target: Tensor, parts: list[Tensor]) -> None:
+    target.add_(parts[0].float())
+
+
+def _into(target: Tensor, fold: Fold) -> Callable[[int, list[Tensor]], None]:
+    def combine(offset: int, parts: list[Tensor]) -> None:
+        fold(target[offset : offset + parts[0].numel()], parts)
+
+    return combine
+
+
+def _flush(values: Tensor) -> Tensor:
+    return values.masked_fill_(values.abs() < SMALLEST_NORMAL, 0.0)
+
+
+def _outer_step(
+    theta: Tensor, momentum: Tensor, weights: Sequence[float], outer: Outer
+) -> Callable[[int, list[Tensor]], None]:
+    """Nesterov: m ← μ·m + g; Θ ← Θ − lr·(g + μ·m). Each line below is one IEEE operation per element."""
+
+    def combine(offset: int, parts: list[Tensor]) -> None:
+        mean = parts[0].mul_(weights[0])
+        for part, weight in zip(parts[1:], weights[1:], strict=True):
+            mean = mean.add_(part.mul_(weight))
+        gradient = _flush(mean.float())
+        m = momentum[offset : offset + gradient.numel()]
+        m.mul_(outer.momentum)
+        m.add_(gradient)
+        _flush(m)
+        update = m * outer.momentum
+        update.add_(gradient)
+        update.mul_(outer.learning_rate)
+        target = theta[offset : offset + gradient.numel()]
+        target.sub_(update)
+        _flush(target)
+
+    return combine
+
+
+def start_phase(state: StageState, live: Sequence[Tensor]) -> None:
+    """A local phase ended: `feedback += anchor − live; anchor = copy(live)`. Nothing jumps and nothing waits."""
+    for (_, feedback), (_, anchor), tensor in zip(
+        state.views(state.feedback), state.views(state.anchor), live, strict=True
+    ):
+        feedback.add_(anchor.sub_(tensor.to(anchor.device)))
+        anchor.copy_(tensor)
+
+
+def rebase(state: StageState, live: Sequence[Tensor], keep_lead: bool = True) -> None:
+    """Move the live parameters onto the committed ones: `live = Θ + (live − anchor); anchor = copy(Θ)`.
+
+    With live = anchor this is exactly live = Θ: a commit applied at step 0 is the synchronous algorithm. Without `keep_lead` the
+    private lead is dropped (overlap delayed, and a phase that was not counted).
+    """
+    for (_, theta), (_, anchor), tensor in zip(
+        state.views(state.parameters), state.views(state.anchor), live, strict=True
+    ):
+        committed = theta.to(tensor.device)
+        if keep_lead:
+            tensor.sub_(anchor.to(tensor.device))
+            tensor.add_(committed)
+        else:
+            tensor.copy_(committed)
+        anchor.copy_(theta)

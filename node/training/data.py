@@ -1,0 +1,101 @@
+"""Samples: a function of run, position and nothing else.
+
+The text is one stream of tokens cut into sequences of sequence_length + 1. Every `held_out_every`-th sequence is held out for
+evaluation; the others are visited in a pseudo-random order that changes every epoch, by position (protocol/ledger.py hands out
+positions).
+"""
+
+import glob
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from protocol.crypto import sha256
+from protocol.errors import ConfigError
+from protocol.manifest import Manifest
+
+__all__ = ["Dataset", "load_dataset"]
+
+FEISTEL_ROUNDS = 4
+
+
+class Dataset:
+    def __init__(self, manifest: Manifest, tokens: npt.NDArray[np.int64]) -> None:
+        """Raises ConfigError when the text is too short for one batch."""
+        data, length = manifest.data, manifest.model.sequence_length
+        self._width = length + 1
+        count = len(tokens) // self._width
+        self._tokens = tokens[: count * self._width].reshape(count, self._width)
+        self._every = data.held_out_every
+        self._held_out = count // self._every
+        self.sequences = count - self._held_out
+        self._seed = data.seed
+        self._evaluation = min(data.evaluation_sequences, self._held_out)
+        if self.sequences < manifest.training.batch_size or not self._held_out:
+            needed = self._width * max(self._every, manifest.training.batch_size + 1)
+            raise ConfigError(f"data.source has {len(tokens)} tokens; training needs at least {needed}")
+        if int(tokens.max()) >= manifest.model.vocabulary_size:
+            raise ConfigError(f"token {int(tokens.max())} is outside model.vocabulary_size = {manifest.model.vocabulary_size}")
+
+    def batch(self, positions: list[int]) -> tuple[Tensor, Tensor]:
+        """(inputs, targets), each (len(positions), sequence_length) int64."""
+        rows = torch.from_numpy(self._tokens[[self._row(position) for position in positions]])
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    def evaluation(self) -> tuple[Tensor, Tensor]:
+        """The held-out sequences, spread evenly over the text: (inputs, targets)."""
+        step = self._held_out / self._evaluation
+        chosen = [int(index * step) * self._every for index in range(self._evaluation)]
+        rows = torch.from_numpy(self._tokens[chosen])
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    def _row(self, position: int) -> int:
+        epoch, index = divmod(position, self.sequences)
+        shuffled = _permute(index, self.sequences, self._seed, epoch)
+        return shuffled + shuffled // (self._every - 1) + 1  # rows 0, every, 2·every, … are held out
+
+
+def _permute(index: int, count: int, seed: int, epoch: int) -> int:
+    """A pseudo-random permutation of 0 … count-1 without a table: a Feistel network, walked until it lands inside."""
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    key = sha256(b"dilocox-order-v1\0", seed.to_bytes(8, "big"), epoch.to_bytes(8, "big"))
+    while True:
+        left, right = index >> half, index & mask
+        for number in range(FEISTEL_ROUNDS):
+            mixed = int.from_bytes(sha256(key, bytes([number]), right.to_bytes(8, "big"))[:8], "big")
+            left, right = right, (left ^ mixed) & mask
+        index = left << half | right
+        if index < count:
+            return index
+
+
+def load_dataset(manifest: Manifest) -> Dataset:
+    """Raises ConfigError when the source cannot be read."""
+    data = manifest.data
+    raw = b"\0".join(path.read_bytes() for path in _files(data.source))
+    if data.tokenizer == "bytes":
+        return Dataset(manifest, np.frombuffer(raw, dtype=np.uint8).astype(np.int64))
+    from tokenizers import Tokenizer
+
+    if not Path(data.tokenizer).is_file():
+        raise ConfigError(f"data.tokenizer: no file {data.tokenizer}")
+    tokenizer = Tokenizer.from_file(data.tokenizer)
+    encoded = tokenizer.encode(raw.decode(errors="replace"), add_special_tokens=False)
+    return Dataset(manifest, np.asarray(encoded.ids, dtype=np.int64))
+
+
+def _files(source: str) -> list[Path]:
+    if source == "stdlib":
+        root = Path(sysconfig.get_path("stdlib"))
+        skip = {"site-packages", "test", "tests", "idlelib", "__pycache__"}
+        return sorted(p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts))
+    pattern = source.removeprefix("text:")
+    files = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
+    if not files:
+        raise ConfigError(f"data.source: no file matches {pattern}")
+    return files

@@ -1,0 +1,131 @@
+"""Model stages: transformers' own layers, split as `protocol.tensors` says, with initial weights that are the same bits anywhere."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen2 import modeling_qwen2
+
+from protocol.crypto import length_prefixed, sha256
+from protocol.manifest import Model
+from protocol.tensors import TensorSpec, stage_tensors, stage_units
+
+__all__ = ["Chain", "Stage", "build_chain", "hugging_face_config", "initial_values"]
+
+GENERATOR_CHUNK = 1 << 22
+"""Values drawn at a time: 32 MiB of counters."""
+
+
+def hugging_face_config(model: Model) -> PretrainedConfig:
+    kind = {"qwen2": Qwen2Config, "llama": LlamaConfig}[model.family]
+    return kind(
+        vocab_size=model.vocabulary_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        max_position_embeddings=model.sequence_length,
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        tie_word_embeddings=False,
+        attn_implementation="sdpa",
+        use_cache=False,
+    )
+
+
+class Stage(nn.Module):
+    """One stage: maybe the embedding, some layers, maybe the norm and head. Parameters carry transformers' names."""
+
+    def __init__(self, model: Model, stage: int) -> None:
+        super().__init__()
+        config = hugging_face_config(model)
+        first, last = stage_units(model)[stage]
+        source = {"qwen2": modeling_qwen2, "llama": modeling_llama}[model.family]
+        prefix = {"qwen2": "Qwen2", "llama": "Llama"}[model.family]
+        layer_type, norm_type, rotary_type = (
+            getattr(source, prefix + name) for name in ("DecoderLayer", "RMSNorm", "RotaryEmbedding")
+        )
+        self.specs = stage_tensors(model, stage)
+        self.model = nn.Module()
+        layers = range(max(0, first - 1), min(model.layers, last - 1))
+        if first == 0:
+            self.model.embed_tokens = nn.Embedding(model.vocabulary_size, model.hidden_size)
+        self.model.layers = nn.ModuleDict({str(index): layer_type(config, index) for index in layers})
+        if last == model.layers + 2:
+            self.model.norm = norm_type(model.hidden_size, eps=config.rms_norm_eps)
+            self.lm_head = nn.Linear(model.hidden_size, model.vocabulary_size, bias=False)
+        if layers:
+            with torch.device("cpu"):  # a table of frequencies, wanted for real even where parameters are on meta
+                self.rotary = rotary_type(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Token ids (batch, length) in the first stage, else hidden states; returns hidden states, or logits in the last."""
+        if hasattr(self.model, "embed_tokens"):
+            hidden = self.model.embed_tokens(hidden)
+        if len(self.model.layers):
+            positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+            rotary = self.rotary(hidden, positions)
+            for layer in self.model.layers.values():
+                hidden = layer(hidden, position_embeddings=rotary, position_ids=positions, attention_mask=None)
+        if hasattr(self, "lm_head"):
+            hidden = self.lm_head(self.model.norm(hidden))
+        return hidden
+
+    def tensors(self) -> list[nn.Parameter]:
+        """Parameters in the order of `stage_tensors`."""
+        named = dict(self.named_parameters())
+        return [named[spec.name] for spec in self.specs]
+
+
+class Chain(nn.Module):
+    """A worker's contiguous stages, run one after the other."""
+
+    def __init__(self, stages: list[Stage]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for stage in self.stages:
+            hidden = stage(hidden)
+        return hidden
+
+
+def build_chain(model: Model, stages: list[int], device: torch.device) -> Chain:
+    """The stages with uninitialised parameters on `device`."""
+    with torch.device("meta"):
+        chain = Chain([Stage(model, stage) for stage in stages])
+    for stage in chain.stages:
+        for name, module in stage.named_modules():
+            if name.endswith("rotary") or name.startswith("rotary"):
+                continue
+            for key, parameter in list(module.named_parameters(recurse=False)):
+                value = torch.empty_like(parameter, device=device)
+                setattr(module, key, nn.Parameter(value))
+        if hasattr(stage, "rotary"):
+            stage.rotary.to(device)
+    return chain
+
+
+def initial_values(spec: TensorSpec, seed: int) -> Iterator[tuple[int, Tensor]]:
+    """(offset, float32 values) of a tensor's initial weights: integers from a counter-based generator, scaled by one float32 product.
+
+    SplitMix64's output function of (key + counter); the key is derived from seed and name, so the bits depend neither on the
+    stage split nor on the machine.
+    """
+    if len(spec.shape) == 1:
+        yield 0, torch.full((spec.elements,), spec.initial)
+        return
+    key = int.from_bytes(sha256(b"dilocox-init-v1\0", seed.to_bytes(8, "big"), length_prefixed(spec.name.encode()))[:8], "big")
+    scale = np.float32(spec.initial * 3**0.5 / 2**23)  # uniform on [-a, a) has standard deviation a / sqrt(3)
+    for start in range(0, spec.elements, GENERATOR_CHUNK):
+        count = min(GENERATOR_CHUNK, spec.elements - start)
+        z = np.arange(start, start + count, dtype=np.uint64) + np.uint64(key)
+        z *= np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+        integers = (z >> np.uint64(40)).astype(np.int32) - np.int32(1 << 23)
+        yield start, torch.from_numpy(integers.astype(np.float32) * scale)

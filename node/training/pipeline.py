@@ -1,0 +1,90 @@
+"""One worker's end of the pipeline: 1F1B microbatches over torch.distributed, losses, and the evaluation of the committed model."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from node.training.model import Chain
+from protocol.manifest import Manifest
+
+__all__ = ["Pipeline", "split_stages"]
+
+
+def split_stages(stages: Sequence[int], workers: int) -> list[list[int]]:
+    """Contiguous, as even as possible; the first workers get the longer shares."""
+    size, extra = divmod(len(stages), workers)
+    cuts = [rank * size + min(rank, extra) for rank in range(workers + 1)]
+    return [list(stages[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean nats per token; logits (batch, length, vocabulary)."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+class _Autocast(nn.Module):
+    """bf16 matrix products on CUDA, plain float32 elsewhere."""
+
+    def __init__(self, chain: Chain, device: torch.device) -> None:
+        super().__init__()
+        self.chain, self._cuda = chain, device.type == "cuda"
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if not self._cuda:
+            return self.chain(hidden)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return self.chain(hidden)
+
+
+class Pipeline:
+    """`step` trains on one batch; only the first worker needs inputs and only the last targets, all pass both."""
+
+    def __init__(self, manifest: Manifest, chain: Chain, rank: int, workers: int, device: torch.device) -> None:
+        self.rank, self.workers, self.device = rank, workers, device
+        self._microbatches = manifest.training.microbatches
+        self._module = _Autocast(chain, device)
+        stage = PipelineStage(self._module, rank, workers, device)
+        self._schedule = Schedule1F1B(stage, self._microbatches, loss_fn=cross_entropy)
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def last(self) -> bool:
+        return self.rank == self.workers - 1
+
+    def step(self, inputs: Tensor, targets: Tensor) -> float:
+        """Forward and backward, gradients averaged over the batch; returns the mean loss in the last worker, elsewhere 0."""
+        losses: list[Tensor] = []
+        arguments = (inputs.to(self.device),) if self.first else ()
+        if self.last:
+            self._schedule.step(*arguments, target=targets.to(self.device), losses=losses)
+        else:
+            self._schedule.step(*arguments)
+        return float(torch.stack([loss.detach() for loss in losses]).mean()) if losses else 0.0
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Tensor, targets: Tensor, batch: int, width: int) -> float:
+        """Mean loss over all sequences with the parameters as they are; in the last worker, elsewhere 0. All workers call it."""
+        total = 0.0
+        for start in range(0, len(inputs), batch):
+            part = inputs[start : start + batch]
+            if self.first:
+                hidden = part.to(self.device)
+            else:
+                hidden = torch.empty(len(part), inputs.shape[1], width, device=self.device, dtype=self._wire_type)
+                dist.recv(hidden, self.rank - 1)
+            hidden = self._module(hidden)
+            if self.last:
+                total += float(cross_entropy(hidden, targets[start : start + batch].to(self.device))) * len(part)
+            else:
+                dist.send(hidden.to(self._wire_type).contiguous(), self.rank + 1)
+        return total / len(inputs)
+
+    @property
+    def _wire_type(self) -> torch.dtype:
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32

@@ -1,0 +1,146 @@
+"""One worker's share of a cluster: its stages' parameters, inner optimizer and outer states. No network, no clock, no rounds.
+
+The worker (worker.py) decides when to call what; tests and benches drive the same class directly.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from node.outer.state import StageState, rebase, start_phase
+from node.training.data import Dataset
+from node.training.inner import InnerOptimizer
+from node.training.model import Stage, build_chain, initial_values
+from node.training.pipeline import Pipeline
+from protocol.manifest import Manifest
+
+__all__ = ["StepResult", "Trainer", "initial_state"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    loss: float
+    """Mean nats per token of the batch, the same number in every worker."""
+    gradient_norm: float
+    """Over all stages of the cluster, before clipping."""
+    flags: list[float]
+    """Sums over the workers of the flags each passed in: what all of them may act on at this very step."""
+
+
+def initial_state(manifest: Manifest, stage: int) -> StageState:
+    """Θ from the run's seed, momentum 0."""
+    state = StageState(manifest, stage)
+    for spec, view in state.views(state.parameters):
+        for offset, values in initial_values(spec, manifest.model.seed):
+            view.view(-1)[offset : offset + len(values)] = values
+    return state
+
+
+class Trainer:
+    def __init__(self, manifest: Manifest, stages: Sequence[int], rank: int, workers: int, device: torch.device) -> None:
+        """Needs torch.distributed to be initialised with `workers` processes. Live parameters start uninitialised."""
+        self.manifest, self.rank, self.workers, self.device = manifest, rank, workers, device
+        self.states = [StageState(manifest, stage) for stage in stages]
+        self._chain = build_chain(manifest.model, list(stages), device)
+        self.pipeline = Pipeline(manifest, self._chain, rank, workers, device)
+        self.optimizer = InnerOptimizer(manifest, list(self._chain.stages))
+        self._parameters = [p for _, stage in self.pairs() for p in stage.tensors()]
+
+    def pairs(self) -> Iterator[tuple[StageState, Stage]]:
+        yield from zip(self.states, self._chain.stages, strict=True)  # type: ignore[arg-type]
+
+    def live(self, stage: Stage) -> list[Tensor]:
+        return [parameter.data for parameter in stage.tensors()]
+
+    def load_initial(self) -> None:
+        for index, state in enumerate(self.states):
+            fresh = initial_state(self.manifest, state.stage)
+            self.states[index].committed.copy_(fresh.committed)
+        self.reset_to_committed()
+
+    def reset_to_committed(self) -> None:
+        """live = anchor = Θ: forget all private work but the feedback."""
+        self.rebase(keep_lead=False)
+
+    def step(self, inputs: Tensor, targets: Tensor, flags: Sequence[float] = ()) -> StepResult:
+        """One inner step. Gradients are clipped by the norm over all stages of the cluster."""
+        loss = self.pipeline.step(inputs, targets)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norms = torch._foreach_norm(gradients)
+        square = float(torch.stack([norm.to("cpu", torch.float64) for norm in norms]).square().sum())
+        sums = self.all_sum([square, loss, *flags])
+        norm = sums[0] ** 0.5
+        scale = self.manifest.training.gradient_clip / (norm + 1e-6)
+        if scale < 1:
+            torch._foreach_mul_(gradients, scale)
+        self.optimizer.step()
+        return StepResult(sums[1], norm, sums[2:])
+
+    def all_sum(self, values: Sequence[float]) -> list[float]:
+        """Element-wise sums over the workers, the same in each."""
+        if self.workers == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return [float(value) for value in tensor.tolist()]
+
+    def end_phase(self) -> None:
+        for state, stage in self.pairs():
+            start_phase(state, self.live(stage))
+
+    def rebase(self, keep_lead: bool = True) -> None:
+        for state, stage in self.pairs():
+            rebase(state, self.live(stage), keep_lead)
+
+    def private_tensors(self, stage: Stage) -> dict[str, Tensor]:
+        """Live parameters as `live|NAME` and the inner optimizer's tensors as `KIND|NAME`."""
+        tensors: dict[str, Tensor] = {}
+        for spec, parameter in zip(stage.specs, stage.tensors(), strict=True):
+            tensors[f"live|{spec.name}"] = parameter.data
+            for kind, tensor in self.optimizer.tensors(parameter).items():
+                tensors[f"{kind}|{spec.name}"] = tensor
+        return tensors
+
+    def load_private(self, state: StageState, stage: Stage, tensors: dict[str, Tensor]) -> None:
+        """The inverse; the anchor becomes the live parameters, as it is at every boundary."""
+        by_name: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            kind, _, name = key.partition("|")
+            by_name.setdefault(name, {})[kind] = tensor
+        anchors = state.views(state.anchor)
+        for (spec, anchor), parameter in zip(anchors, stage.tensors(), strict=True):
+            kinds = by_name[spec.name]
+            live = kinds.pop("live")
+            parameter.data.copy_(live)
+            anchor.copy_(live)
+            if kinds:
+                self.optimizer.restore(parameter, kinds)
+
+    @contextmanager
+    def committed_weights(self) -> Iterator[None]:
+        """Swap Θ into the model, and back, with one tensor's scratch. Θ must not be touched meanwhile."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for state, stage in self.pairs():
+            for (_, theta), live in zip(state.views(state.parameters), self.live(stage), strict=True):
+                scratch = live.to(theta.device, copy=True)
+                live.copy_(theta)
+                theta.copy_(scratch)
+
+    def evaluate_committed(self, dataset: Dataset) -> float:
+        """Held-out loss of Θ, nats per token, the same number in every worker. All workers call it at the same step."""
+        inputs, targets = dataset.evaluation()
+        with self.committed_weights():
+            loss = self.pipeline.evaluate(
+                inputs, targets, self.manifest.training.batch_size, self.manifest.model.hidden_size
+            )
+        return self.all_sum([loss])[0]

@@ -1,0 +1,480 @@
+"""A stage worker: one process per device, started by torch's elastic launcher (launch.py), commanded by the daemon (link.py).
+
+The main thread trains. A local phase belongs to a round; the committed state Θ(head) is what commits 0 … head-1 made.
+
+    end of a phase    counted and step >= H and Θ(round) in place and nothing running in the background:
+                      feedback takes the phase's work, the codec encodes it in the background, the next phase begins
+    a commit          is applied to Θ in the background, then to the live parameters between two inner steps (rebase)
+    uncounted phase   a cluster that is not on the roster of `round` trains to warm up its inner optimizer until that round closes,
+                      then drops that work and begins the next round from Θ
+
+All workers of a cluster act at the same inner step: what each is ready for rides as flags on the gradient-norm all-reduce.
+"""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from node.outer import checkpoint
+from node.outer.background import Background
+from node.outer.checkpoint import BoundaryMeta
+from node.outer.state import StageState
+from node.training.data import load_dataset
+from node.training.link import DaemonLink
+from node.training.pipeline import split_stages
+from node.training.trainer import Trainer
+from protocol import chain
+from protocol.crypto import sha256
+from protocol.errors import DilocoxError
+from protocol.ledger import Lease
+from protocol.manifest import Manifest
+from protocol.messages import Statement, open_envelope
+from protocol.pb import messages_pb2 as wire
+from protocol.pb import worker_pb2 as pb
+from protocol.transport.blobs import BlobStore, digest_of
+from protocol.transport.leash import hold_on
+
+__all__ = ["Settings", "Worker"]
+
+REPORT_SECONDS = 0.5
+"""Steps are reported at most this often."""
+WAIT_SECONDS = 0.02
+"""How long a waiting worker sleeps between looking for commands; bounds the time a commit lies unapplied."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the daemon hands to its workers, as environment variables."""
+
+    socket: str
+    manifest: Path
+    blobs: Path
+    stages: Path
+    cluster: str
+    devices: str
+    """`cpu` or `cuda`."""
+    threads: int
+    codec_cpus: tuple[int, ...]
+
+    def environment(self) -> dict[str, str]:
+        values = {key: str(value) for key, value in vars(self).items()}
+        values["codec_cpus"] = ",".join(map(str, self.codec_cpus))
+        return {f"DILOCOX_WORKER_{key.upper()}": value for key, value in values.items()}
+
+    @classmethod
+    def from_environment(cls) -> "Settings":
+        def get(key: str) -> str:
+            return os.environ[f"DILOCOX_WORKER_{key}"]
+
+        cpus = tuple(int(cpu) for cpu in get("CODEC_CPUS").split(",") if cpu)
+        paths = (Path(get("MANIFEST")), Path(get("BLOBS")), Path(get("STAGES")))
+        return cls(get("SOCKET"), *paths, get("CLUSTER"), get("DEVICES"), int(get("THREADS")), cpus)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A commit whose result stands in Θ, waiting for the step at which all workers move onto it."""
+
+    commit: Statement
+    digests: list[wire.StageState]
+
+
+@dataclass
+class Phase:
+    """The running local phase."""
+
+    round: int
+    step: int = 0
+    loss: float = 0.0
+    """Sum over steps."""
+
+
+class Worker:
+    def __init__(self, settings: Settings, manifest: Manifest, rank: int, workers: int, link: DaemonLink) -> None:
+        self.settings, self.manifest, self.rank, self.link = settings, manifest, rank, link
+        self.device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if settings.devices == "cuda" else "cpu")
+        self.stages = split_stages(range(manifest.model.stages), workers)[rank]
+        self.trainer = Trainer(manifest, self.stages, rank, workers, self.device)
+        self.dataset = load_dataset(manifest)
+        self.store = BlobStore(settings.blobs)
+        self.background = Background(settings.codec_cpus)
+        self.head = chain.initial_head()
+        """Implied by the commits applied: head.round is the round that Θ starts, 0 before the genesis commit."""
+        self.digests: list[wire.StageState] = []
+        """Of Θ(head), per stage of this worker."""
+        self.pending: dict[int, bytes] = {}
+        """Digests of our payloads in flight, by stage; empty when none is."""
+        self.pending_round = 0
+        self.phase = Phase(round=1)
+        self.samples_read = 0
+        self.joined = 0
+        """The `joined` of the lease that samples_read counts in."""
+        self._commits: deque[Statement] = deque()
+        self._preparing: Future[Prepared] | None = None
+        self._stopping = False
+        self._reported_at = 0.0
+        self._warm_samples = int.from_bytes(sha256(settings.cluster.encode())[:6], "big")
+
+    # Starting
+
+    def start(self) -> None:
+        """Say what could be resumed, load what the daemon chooses, replay commits onto it."""
+        complete = [checkpoint.boundaries(self.settings.stages, stage) for stage in self.stages]
+        common = sorted(set.intersection(*(set(found) for found in complete)))
+        hello = pb.Hello(
+            rank=self.rank, pid=os.getpid(), stages=self.stages, boundaries=common, device=str(self.device)
+        )
+        self.link.send(pb.WorkerEvent(hello=hello))
+        command = self.link.wait_command()
+        if command.HasField("stop"):
+            self._stopping = True
+            return
+        self._load(command.start)
+        for raw in command.start.commits:
+            commit = self._open(raw)
+            self._finish(self._prepare(commit), replaying=True)
+        self._report_ready()
+
+    def _load(self, start: pb.Start) -> None:
+        if start.opening_commit:
+            self.head = chain.advance(self.manifest, self._open(start.opening_commit))
+        if start.origin == pb.Start.ORIGIN_INITIAL:
+            self.trainer.load_initial()
+            self._store_states()
+        else:
+            wanted = {item.stage: item.digest for item in start.states}
+            for state in self.trainer.states:
+                with self.store.map(wanted[state.stage]) as mapped, memoryview(mapped) as view:
+                    state.load_state(view)
+            self.digests = [item for item in start.states if item.stage in self.stages]
+            self.trainer.reset_to_committed()
+        self.phase = Phase(max(1, self.head.round))
+        self._follow_lease()
+        if start.origin == pb.Start.ORIGIN_BOUNDARY:
+            self._load_boundary(start.boundary)
+
+    def _load_boundary(self, boundary: int) -> None:
+        for state, stage in self.trainer.pairs():
+            meta = checkpoint.boundaries(self.settings.stages, state.stage)[boundary]
+            tensors = checkpoint.load_private(self.settings.stages, state.stage, boundary)
+            self.trainer.load_private(state, stage, tensors)
+            checkpoint.load_feedback(self.settings.stages, state, boundary)
+            self.pending[state.stage] = bytes.fromhex(meta.payload)
+            self.pending_round = boundary
+            self.trainer.optimizer.steps = meta.optimizer_steps
+            self.samples_read, self.joined = meta.samples_read, meta.joined
+        self.phase = Phase(boundary + 1)
+
+    def _open(self, raw: bytes) -> Statement:
+        return open_envelope(raw, self.manifest.run_id, (wire.KIND_COMMIT,))
+
+    def _store_states(self) -> None:
+        self.digests = [
+            wire.StageState(stage=state.stage, digest=self.store.put([state.state_bytes()]))
+            for state in self.trainer.states
+        ]
+
+    # The loop
+
+    def run(self) -> None:
+        while not self._stopping:
+            self._take_commands()
+            ready, idle, stop = self._wait_turn() if self._must_wait() else self._train_step()
+            if stop:
+                return
+            if ready and self._may_apply():
+                self._apply()
+            elif self._phase_over(ready) and idle:
+                self._end_phase()
+
+    @property
+    def _finished(self) -> bool:
+        return self.phase.round > self.manifest.rounds.count
+
+    def _counted(self, head: chain.Head) -> bool:
+        return self.settings.cluster in head.roster
+
+    def _lease(self) -> Lease:
+        return self.head.ledger.leases.get(self.settings.cluster, Lease())
+
+    def _must_wait(self) -> bool:
+        """Derived from what all workers share, so all of them wait or none."""
+        synchronous = self.manifest.overlap(self.phase.round - 1) == "none" and bool(self.pending_round)
+        full = self.phase.step >= self.manifest.rounds.max_inner_steps
+        return self.head.round == 0 or self._finished or synchronous or full or self._positions() is None
+
+    def _positions(self) -> list[int] | None:
+        batch = self.manifest.training.batch_size
+        if self._counted(self.head):
+            return self._lease().positions(self.samples_read, batch)
+        first = self._warm_samples + self.phase.step * batch  # an uncounted phase: any samples will do
+        return list(range(first, first + batch))
+
+    def _take_commands(self) -> None:
+        while command := self.link.next_command():
+            match command.WhichOneof("command"):
+                case "apply":
+                    self._commits.append(self._open(command.apply.commit))
+                case "recheck":
+                    self._recheck(command.recheck.round)
+                case "stop":
+                    self._stopping = True
+        if self._preparing is None and self._commits:
+            commit = self._commits.popleft()
+            self._preparing = self.background.submit(lambda: self._prepare(commit))
+
+    def _flags(self) -> list[float]:
+        ready = self._preparing is not None and self._preparing.done()
+        return [float(ready), float(self.background.idle), float(self._stopping)]
+
+    def _agree(self, sums: Sequence[float]) -> tuple[bool, bool, bool]:
+        workers = self.trainer.workers
+        return sums[0] == workers, sums[1] == workers, sums[2] > 0
+
+    def _wait_turn(self) -> tuple[bool, bool, bool]:
+        self.link.wake.wait(WAIT_SECONDS)
+        self.link.wake.clear()
+        self._take_commands()
+        self._report_step(self.phase.loss / max(1, self.phase.step), 0.0, waiting=True)
+        return self._agree(self.trainer.all_sum(self._flags()))
+
+    def _train_step(self) -> tuple[bool, bool, bool]:
+        started = time.monotonic()
+        positions = self._positions()
+        assert positions is not None
+        result = self.trainer.step(*self.dataset.batch(positions), flags=self._flags())
+        if self._counted(self.head):
+            self.samples_read += len(positions)
+        self.phase.step += 1
+        self.phase.loss += result.loss
+        self._report_step(result.loss, time.monotonic() - started, waiting=False)
+        return self._agree(result.flags)
+
+    # Ending a phase
+
+    def _phase_over(self, ready: bool) -> bool:
+        enough = self.phase.step >= self.manifest.inner_steps(self.phase.round) and not self._finished
+        if self._delayed and self.head.round == self.phase.round - 1 and ready:
+            return enough and self._counted(self._prepared_head())
+        return enough and self.head.round == self.phase.round and self._counted(self.head)
+
+    @property
+    def _delayed(self) -> bool:
+        return self.manifest.overlap(self.phase.round) == "delayed"
+
+    def _prepared_head(self) -> chain.Head:
+        assert self._preparing is not None
+        return chain.advance(self.manifest, self._preparing.result().commit)
+
+    def _end_phase(self) -> None:
+        """Hand the phase's work to the codec and begin the next one without a pause."""
+        phase = self.phase
+        self.trainer.end_phase()
+        if self._delayed:
+            if self.head.round < phase.round:
+                self._apply(keep_lead=False)
+            self.trainer.rebase(keep_lead=False)
+        lease = self._lease()
+        meta = BoundaryMeta(
+            round=phase.round,
+            inner_steps=phase.step,
+            tokens=phase.step * self.manifest.tokens_per_step,
+            loss=phase.loss / phase.step,
+            samples_read=min(self.samples_read, lease.end),
+            joined=self.joined,
+            optimizer_steps=self.trainer.optimizer.steps,
+            base_state="",
+            payload="",
+            payload_size=0,
+            norm=0.0,
+            effective_rank=0.0,
+        )
+        for state, stage in self.trainer.pairs():
+            tensors = self.trainer.private_tensors(stage)
+            checkpoint.save_private(self.settings.stages, state.stage, phase.round, tensors)
+        self.pending_round = phase.round
+        medians = {item.stage: item.norm for item in self.head.median_norms}
+        bases = {item.stage: item.digest for item in self.digests}
+        self.background.submit(lambda: self._encode(meta, medians, bases))
+        self.phase = Phase(phase.round + 1)
+
+    def _encode(self, meta: BoundaryMeta, medians: dict[int, float], bases: dict[int, bytes]) -> None:
+        """In the background: encode, make durable, announce."""
+        before = time.thread_time()
+        payloads = []
+        for state in self.trainer.states:
+            encoded = state.encode(medians.get(state.stage))
+            digest = self.store.put([encoded.raw])
+            checkpoint.save_feedback(self.settings.stages, state, meta.round)
+            stage_meta = replace(
+                meta,
+                base_state=bases[state.stage].hex(),
+                payload=digest.hex(),
+                payload_size=len(encoded.raw),
+                norm=encoded.norm,
+                effective_rank=encoded.effective_rank,
+            )
+            checkpoint.seal_boundary(self.settings.stages, state.stage, stage_meta)
+            self.pending[state.stage] = digest
+            payloads.append(payload_of(state.stage, stage_meta))
+        event = boundary_event(meta, payloads)
+        event.encode_seconds = time.thread_time() - before
+        self.link.send(pb.WorkerEvent(boundary=event))
+
+    # Applying a commit
+
+    def _prepare(self, commit: Statement) -> Prepared:
+        """In the background: Θ, momentum and feedback as the commit says; state blobs on disk. Live parameters are not touched."""
+        body: wire.Commit = commit.body
+        counted = self.settings.cluster in {item.cluster for item in body.counted}
+        for state in self.trainer.states:
+            if body.round == self.pending_round and self.pending and not counted:
+                with self.store.map(self.pending[state.stage]) as mapped, memoryview(mapped) as view:
+                    state.return_to_feedback(view)
+            self._apply_to(state, body)
+        if not body.counted:
+            return Prepared(commit, self.digests)
+        digests = [
+            wire.StageState(stage=state.stage, digest=self.store.put([state.state_bytes()]))
+            for state in self.trainer.states
+        ]
+        return Prepared(commit, digests)
+
+    def _apply_to(self, state: StageState, body: wire.Commit) -> None:
+        mapped = [self.store.map(item.payloads[state.stage].digest) for item in body.counted]
+        views = [memoryview(item) for item in mapped]
+        try:
+            state.apply(views, [item.tokens for item in body.counted])
+        finally:
+            for view in views:
+                view.release()
+            for item in mapped:
+                item.close()
+
+    def _may_apply(self) -> bool:
+        """Delayed overlap holds a commit back until the phase beside which it travelled is over."""
+        assert self._preparing is not None
+        held = self._delayed and self._preparing.result().commit.body.round < self.phase.round
+        return not held or not self._phase_work_counts()
+
+    def _phase_work_counts(self) -> bool:
+        return self._counted(self._prepared_head())
+
+    def _apply(self, keep_lead: bool = True) -> None:
+        assert self._preparing is not None
+        prepared, self._preparing = self._preparing.result(), None
+        self._finish(prepared, keep_lead=keep_lead)
+        self._report_ready()
+
+    def _finish(self, prepared: Prepared, keep_lead: bool = True, replaying: bool = False) -> None:
+        """Between two inner steps: the live parameters move onto the new Θ."""
+        body: wire.Commit = prepared.commit.body
+        warmed_up = not self._counted(self.head) and self.head.round == self.phase.round
+        self.head = chain.advance(self.manifest, prepared.commit)
+        self.digests = prepared.digests
+        self.trainer.rebase(keep_lead=keep_lead and not warmed_up)
+        if body.round == self.pending_round:
+            self.pending, self.pending_round = {}, 0
+        if self.head.round > self.phase.round or (replaying and not self.pending):
+            self.phase = Phase(self.head.round)
+        self._follow_lease()
+
+    def _follow_lease(self) -> None:
+        cluster = self.head.roster.get(self.settings.cluster)
+        if cluster is not None and cluster.joined != self.joined:
+            self.joined, self.samples_read = cluster.joined, self._lease().counted
+        self.samples_read = max(self.samples_read, self._lease().counted)
+
+    def _recheck(self, round: int) -> None:
+        """Compare memory with the digests reported for it: bits that rotted since are found here."""
+        if round != self.head.round or self._preparing is not None:
+            return
+        digests = [
+            wire.StageState(stage=state.stage, digest=digest_of([state.state_bytes()])) for state in self.trainer.states
+        ]
+        agrees = digests == self.digests
+        self.link.send(pb.WorkerEvent(rechecked=pb.Rechecked(round=round, states=digests, memory_agrees=agrees)))
+
+    # Reporting
+
+    def _report_ready(self) -> None:
+        every = self.manifest.rounds.evaluate_every
+        done = self.head.round - 1
+        due = bool(every) and done > 0 and (done % every == 0 or done == self.manifest.rounds.count)
+        loss = self.trainer.evaluate_committed(self.dataset) if due else 0.0
+        ready = pb.Ready(
+            round=self.head.round,
+            states=self.digests,
+            evaluated=due and self.trainer.pipeline.last,
+            evaluation_loss=loss,
+            applied_at_step=self.phase.step,
+        )
+        self.link.send(pb.WorkerEvent(ready=ready))
+
+    def _report_step(self, loss: float, seconds: float, waiting: bool) -> None:
+        now = time.monotonic()
+        if self.rank or now - self._reported_at < REPORT_SECONDS:
+            return
+        self._reported_at = now
+        step = pb.Step(
+            round=self.phase.round,
+            step=self.phase.step,
+            loss=loss,
+            seconds=seconds,
+            tokens=self.manifest.tokens_per_step,
+            waiting=waiting,
+        )
+        self.link.send(pb.WorkerEvent(step=step))
+
+
+def payload_of(stage: int, meta: BoundaryMeta) -> wire.StagePayload:
+    return wire.StagePayload(
+        stage=stage,
+        base_state=bytes.fromhex(meta.base_state),
+        digest=bytes.fromhex(meta.payload),
+        size=meta.payload_size,
+        norm=meta.norm,
+        effective_rank=meta.effective_rank,
+    )
+
+
+def boundary_event(meta: BoundaryMeta, payloads: Sequence[wire.StagePayload]) -> pb.Boundary:
+    return pb.Boundary(
+        round=meta.round,
+        inner_steps=meta.inner_steps,
+        tokens=meta.tokens,
+        loss=meta.loss,
+        samples_read=meta.samples_read,
+        payloads=payloads,
+    )
+
+
+def main() -> None:
+    hold_on()
+    settings = Settings.from_environment()
+    torch.set_num_threads(settings.threads)
+    link = DaemonLink(settings.socket)
+    try:
+        dist.init_process_group("nccl" if settings.devices == "cuda" else "gloo")
+        manifest = Manifest.from_canonical(settings.manifest.read_bytes())
+        worker = Worker(settings, manifest, dist.get_rank(), dist.get_world_size(), link)
+        worker.start()
+        worker.run()
+    except DilocoxError as error:
+        link.send(pb.WorkerEvent(failed=str(error)))
+        link.close()
+        sys.exit(1)
+    link.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Whose fault it is.
+
+    DilocoxError
+    ├── LocalError          ours: configuration, disk, a bug; says what to do
+    │   └── ConfigError     a run file, a flag or a folder that cannot be used
+    └── RemoteError         theirs: something that arrived breaks a rule; carries the Reason it is recorded under
+"""
+
+from protocol.pb import messages_pb2 as pb
+
+__all__ = ["ConfigError", "DilocoxError", "LocalError", "RemoteError", "reason_name"]
+
+
+def reason_name(reason: int) -> str:
+    """`REASON_NORM_TOO_LARGE` -> `norm-too-large`, the form shown to people."""
+    return pb.Reason.Name(pb.Reason.ValueType(reason)).removeprefix("REASON_").lower().replace("_", "-")
+
+
+class DilocoxError(Exception):
+    """Everything this project raises on purpose."""
+
+
+class LocalError(DilocoxError):
+    """Our side cannot go on; the message says what failed and one action."""
+
+
+class ConfigError(LocalError):
+    """Something a person wrote cannot be used."""
+
+
+class RemoteError(DilocoxError):
+    """Something that arrived breaks a rule."""
+
+    def __init__(self, reason: int, detail: str) -> None:
+        super().__init__(f"{reason_name(reason)}: {detail}")
+        self.reason = reason
+        self.detail = detail

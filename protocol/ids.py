@@ -1,0 +1,72 @@
+"""Names: peer ids, run ids and the join link.
+
+A peer id is libp2p's: base58btc of the identity multihash of the protobuf-wrapped Ed25519 key, hence `12D3Koo…`.
+"""
+
+from dataclasses import dataclass
+from urllib.parse import parse_qs, quote, urlsplit
+
+from protocol.errors import ConfigError
+
+__all__ = ["JoinLink", "key_of_peer", "peer_id", "short"]
+
+_ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_PREFIX = b"\x00\x24\x08\x01\x12\x20"  # identity multihash, 36 bytes: PublicKey{Type=Ed25519, Data=32 bytes}
+
+
+def peer_id(key: bytes) -> str:
+    """The peer id of a raw 32-byte Ed25519 public key."""
+    raw = _PREFIX + key
+    number, text = int.from_bytes(raw, "big"), ""
+    while number:
+        number, digit = divmod(number, 58)
+        text = _ALPHABET[digit] + text
+    return "1" * (len(raw) - len(raw.lstrip(b"\0"))) + text
+
+
+def key_of_peer(peer: str) -> bytes:
+    """The raw public key inside a peer id. Raises ValueError when it is not the id of an Ed25519 key."""
+    number = 0
+    if len(peer) > 64:
+        raise ValueError("too long for a peer id")
+    for character in peer:
+        number = number * 58 + _ALPHABET.index(character)
+    raw = number.to_bytes(len(_PREFIX) + 32, "big") if number.bit_length() <= 8 * 38 else b""
+    if not raw.startswith(_PREFIX) or peer_id(raw[len(_PREFIX) :]) != peer:
+        raise ValueError("not the peer id of an Ed25519 key")
+    return raw[len(_PREFIX) :]
+
+
+def short(peer: str) -> str:
+    """`12D3…k7Qm`, for tables."""
+    return f"{peer[:4]}…{peer[-4:]}" if len(peer) > 12 else peer
+
+
+@dataclass(frozen=True)
+class JoinLink:
+    """All a stranger needs: `dilocox://RUN_ID@COORDINATOR?dht=MULTIADDR&dht=…`."""
+
+    run_id: bytes
+    coordinator: str
+    dht_addresses: tuple[str, ...]
+
+    def __str__(self) -> str:
+        query = "&".join("dht=" + quote(address, safe="/") for address in self.dht_addresses)
+        return f"dilocox://{self.run_id.hex()}@{self.coordinator}?{query}"
+
+    @classmethod
+    def parse(cls, text: str) -> "JoinLink":
+        """Raises ConfigError with what is wrong with the link."""
+        try:
+            scheme, _, rest = text.strip().partition("://")
+            if scheme != "dilocox":
+                raise ValueError("it does not begin with dilocox://")
+            run, _, rest = rest.partition("@")  # by hand: URL parsers lower-case host names
+            coordinator, _, query = rest.partition("?")
+            run_id = bytes.fromhex(run)
+            if len(run_id) != 32:
+                raise ValueError("the run id is not 64 hexadecimal digits")
+            key_of_peer(coordinator)
+            return cls(run_id, coordinator, tuple(parse_qs(urlsplit("?" + query).query).get("dht", ())))
+        except ValueError as error:
+            raise ConfigError(f"not a join link: {error}. Copy the line that `dilocox coordinator` prints.") from error

@@ -1,0 +1,64 @@
+"""Every bound on what arrives from outside: value, unit, reason."""
+
+MIB = 1 << 20
+
+CHUNK_BYTES = 4 * MIB
+"""Unit of hashing, resuming and checking a blob: a bad byte costs one chunk; DESIGN's state hash uses it."""
+
+FRAME_BYTES = MIB
+"""Bytes of blob data in one gRPC message: well under the message limit, large enough to amortise framing."""
+
+MESSAGE_BYTES = 32 * MIB
+"""Largest gRPC message: a commit of 64 clusters with 80 stages each stays under 8 MiB."""
+
+STATEMENT_BYTES = MIB
+"""Largest signed statement of a peer: a contribution with 1,024 stages is about 150 KiB."""
+
+BLOB_BYTES = 1 << 40
+"""Largest blob: the state of a stage of 128e9 parameters."""
+
+MANIFEST_BYTES = 64 << 10
+"""Largest manifest; a full one is under 4 KiB."""
+
+CERTIFICATE_BYTES = 2048
+"""Largest DER certificate in a peer record; ours are about 350 bytes."""
+
+RECORD_BYTES = 8 << 10
+"""Largest peer record in the DHT."""
+
+DHT_ADDRESSES = 16
+"""Multiaddrs in a peer record: a host has a handful of interfaces."""
+
+TEXT_CHARACTERS = 256
+"""Longest name, address or sentence that a peer may put in a statement."""
+
+STAGES = 1024
+"""Most stages of a run; the largest preset has 80."""
+
+CLUSTERS = 1024
+"""Most clusters on a roster: a commit names each of them."""
+
+INNER_STEPS = 1_000_000
+"""Most inner steps of a round; published settings use up to 500."""
+
+ROUNDS = 1 << 31
+"""Round numbers stay below this."""
+
+REFUSALS_PER_ROUND = 64
+"""Refusals recorded per round: enough to see an attack, too few to fill the log with it."""
+
+RANK = 2048
+"""Highest rank of a payload: the sum of so many products is exact in float64; it is also the paper's."""
+
+STATEMENTS_PER_SECOND = 50
+"""Statements one peer may submit per second: a round needs a handful, a heartbeat every two seconds one more."""
+
+STATEMENTS_BURST = 200
+"""Statements a peer may submit at once, after a reconnect."""
+
+FETCH_STREAMS = 16
+"""Blob streams a peer serves at once; further ones wait, so a join storm cannot starve a round."""
+
+
+KNOWN_PEERS = 10_000
+"""Peers whose signs of life a coordinator remembers; anybody can make identities."""

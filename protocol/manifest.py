@@ -1,0 +1,229 @@
+"""The manifest: what a run is. TOML run file -> typed values -> canonical bytes -> run id.
+
+Canonical bytes are JSON with sorted keys, no spaces and every default written out, so two files that mean the same run have the
+same id. Unknown keys fail with the nearest right name.
+"""
+
+import difflib
+import json
+import tomllib
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from protocol import limits
+from protocol.crypto import sha256
+from protocol.errors import ConfigError, RemoteError
+from protocol.pb import messages_pb2 as pb
+
+__all__ = ["Manifest"]
+
+Positive = Annotated[int, Field(gt=0, le=1 << 40)]
+Count = Annotated[int, Field(ge=0, le=1 << 40)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0, le=100)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Run(_Section):
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
+    owner: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """The owner's raw Ed25519 public key; the manifest is signed with it."""
+
+
+class Model(_Section):
+    family: Literal["qwen2", "llama"]
+    vocabulary_size: Positive
+    hidden_size: Positive
+    intermediate_size: Positive
+    layers: Annotated[int, Field(gt=0, le=limits.STAGES)]
+    heads: Positive
+    kv_heads: Positive
+    sequence_length: Positive
+    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    stages: Annotated[int, Field(gt=0, le=limits.STAGES)]
+    seed: Count = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Model":
+        if self.stages > self.layers + 2:
+            raise ValueError(f"{self.stages} stages, but {self.layers} layers, an embedding and a head make {self.layers + 2}")
+        if self.hidden_size % self.heads or self.heads % self.kv_heads:
+            raise ValueError("hidden_size must be a multiple of heads, and heads of kv_heads")
+        return self
+
+
+class Data(_Section):
+    source: Annotated[str, Field(pattern=r"^(stdlib|text:.+)$")] = "stdlib"
+    """`stdlib`, or `text:GLOB` of files that every node has."""
+    tokenizer: str = "bytes"
+    """`bytes`, or the path of a tokenizers JSON file."""
+    seed: Count = 0
+    held_out_every: Annotated[int, Field(ge=2)] = 50
+    """Every so-manieth sequence is held out for evaluation."""
+    evaluation_sequences: Positive = 32
+
+
+class Training(_Section):
+    """The inner loop."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    learning_rate: Rate
+    muon_learning_rate: Rate = 0.02
+    """For hidden matrices when optimizer is muon; the rest uses AdamW at learning_rate."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    warmup_steps: Count = 0
+    total_steps: Positive
+    """The cosine ends here."""
+    final_learning_rate: Fraction = 0.1
+    """As a share of the peak."""
+    gradient_clip: Annotated[float, Field(gt=0)] = 1.0
+    batch_size: Positive
+    """Sequences per inner step and cluster."""
+    microbatches: Positive = 2
+
+    @model_validator(mode="after")
+    def _divides(self) -> "Training":
+        if self.batch_size % self.microbatches:
+            raise ValueError("batch_size must be a multiple of microbatches")
+        return self
+
+
+class Outer(_Section):
+    """The outer optimizer: Nesterov on the mean pseudo-gradient. Momentum 0 is plain averaging."""
+
+    learning_rate: Rate = 1.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class Compression(_Section):
+    codec: Literal["lowrank-int4"] = "lowrank-int4"
+    rank: Annotated[int, Field(gt=0, le=limits.RANK)]
+    power_iterations: Annotated[int, Field(gt=0, le=8)] = 2
+    error_feedback: bool = True
+
+
+class Rounds(_Section):
+    count: Annotated[int, Field(gt=0, lt=limits.ROUNDS)]
+    inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)]
+    max_inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)]
+    """While a commit is late a peer goes on to this many steps, then waits."""
+    overlap: Literal["none", "delayed", "rebase"] = "rebase"
+    synchronous_rounds: Count = 0
+    """The first rounds wait for their commit (overlap none), and lengthen evenly from first_inner_steps to inner_steps."""
+    first_inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)] | None = None
+    min_clusters: Annotated[int, Field(gt=0, le=limits.CLUSTERS)] = 2
+    start_clusters: Annotated[int, Field(gt=0, le=limits.CLUSTERS)] | None = None
+    """The first round opens when so many clusters are here; default min_clusters."""
+    deadline_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] = 3600.0
+    """A round never waits longer than this for contributions; measured times shorten it."""
+    vote_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
+    """Nor longer than this for votes."""
+    liveness_seconds: Annotated[float, Field(gt=0, le=3600)] = 15.0
+    """A peer that was not heard from for so long is not waited for."""
+    snapshot_every: Positive = 5
+    """Peers keep the state of every so-manieth round for joiners."""
+    evaluate_every: Count = 1
+    """Measure the held-out loss of the state after every so-manieth round; 0: never."""
+    max_norm_ratio: Annotated[float, Field(gt=2)] = 5.0
+    """A payload whose norm is above this multiple of the last committed median is rejected. Senders scale to at most 2."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Rounds":
+        if self.max_inner_steps < self.inner_steps or (self.first_inner_steps or 1) > self.inner_steps:
+            raise ValueError("first_inner_steps <= inner_steps <= max_inner_steps does not hold")
+        if self.start_clusters is not None and self.start_clusters < self.min_clusters:
+            raise ValueError("start_clusters must be at least min_clusters")
+        return self
+
+
+class Admission(_Section):
+    policy: Literal["open", "allow-list"] = "open"
+    allow: tuple[str, ...] = ()
+    """Peer ids, for allow-list."""
+
+
+class Manifest(_Section):
+    run: Run
+    model: Model
+    data: Data = Data()
+    training: Training
+    outer: Outer = Outer()
+    compression: Compression
+    rounds: Rounds
+    admission: Admission = Admission()
+
+    @classmethod
+    def from_toml(cls, text: str) -> "Manifest":
+        """Raises ConfigError naming every key that is wrong."""
+        try:
+            return cls.model_validate(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"the run file is not TOML: {error}") from error
+        except ValidationError as error:
+            raise ConfigError("the run file cannot be used:\n" + "\n".join(_explain(item) for item in error.errors())) from error
+
+    @classmethod
+    def from_canonical(cls, raw: bytes) -> "Manifest":
+        """Parse what arrived. Raises RemoteError, also when the bytes are not the canonical form."""
+        if len(raw) > limits.MANIFEST_BYTES:
+            raise RemoteError(pb.REASON_OVERSIZE, f"a manifest of {len(raw)} bytes")
+        try:
+            manifest = cls.model_validate_json(raw)
+        except ValueError as error:
+            raise RemoteError(pb.REASON_MALFORMED, "not a manifest") from error
+        if manifest.canonical_bytes() != raw:
+            raise RemoteError(pb.REASON_MALFORMED, "not the canonical form of its manifest")
+        return manifest
+
+    def canonical_bytes(self) -> bytes:
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def run_id(self) -> bytes:
+        return sha256(self.canonical_bytes())
+
+    @property
+    def start_clusters(self) -> int:
+        return self.rounds.start_clusters or self.rounds.min_clusters
+
+    def inner_steps(self, round: int) -> int:
+        """H of a round (1-based): ramps over the synchronous rounds, then constant."""
+        rounds = self.rounds
+        if round > rounds.synchronous_rounds or rounds.first_inner_steps is None:
+            return rounds.inner_steps
+        span = rounds.inner_steps - rounds.first_inner_steps
+        return rounds.first_inner_steps + span * (round - 1) // max(1, rounds.synchronous_rounds)
+
+    def overlap(self, round: int) -> str:
+        return "none" if round <= self.rounds.synchronous_rounds else self.rounds.overlap
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.training.batch_size * self.model.sequence_length
+
+    def snapshot_round(self, round: int) -> int:
+        """The newest round up to `round` whose starting state peers keep for joiners; 1 is the initial state."""
+        every = self.rounds.snapshot_every
+        return 1 + (round - 1) // every * every
+
+
+def _explain(item: Any) -> str:
+    path = ".".join(str(part) for part in item["loc"])
+    if item["type"] != "extra_forbidden":
+        return f"  {path}: {item['msg']}"
+    known = _fields_at(item["loc"][:-1])
+    near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+    return f"  {path}: no such key" + (f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
+
+
+def _fields_at(path: tuple[Any, ...]) -> list[str]:
+    section: type[BaseModel] = Manifest
+    for part in path:
+        section = section.model_fields[str(part)].annotation  # type: ignore[assignment]
+    return list(section.model_fields)

@@ -1,0 +1,1 @@
+"""Generated from proto/ by `make proto`; `tests/unit/test_generated.py` regenerates and compares."""

@@ -1,0 +1,111 @@
+from protocol.pb import messages_pb2 as _messages_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetRunRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("manifest", "coordinator")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    manifest: _messages_pb2.Envelope
+    coordinator: _messages_pb2.Envelope
+    def __init__(self, manifest: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., coordinator: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("from_round",)
+    FROM_ROUND_FIELD_NUMBER: _ClassVar[int]
+    from_round: int
+    def __init__(self, from_round: _Optional[int] = ...) -> None: ...
+
+class SubmitReply(_message.Message):
+    __slots__ = ("outcome", "reason", "detail")
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OUTCOME_UNSPECIFIED: _ClassVar[SubmitReply.Outcome]
+        OUTCOME_ACCEPT: _ClassVar[SubmitReply.Outcome]
+        OUTCOME_IGNORE: _ClassVar[SubmitReply.Outcome]
+        OUTCOME_REJECT: _ClassVar[SubmitReply.Outcome]
+    OUTCOME_UNSPECIFIED: SubmitReply.Outcome
+    OUTCOME_ACCEPT: SubmitReply.Outcome
+    OUTCOME_IGNORE: SubmitReply.Outcome
+    OUTCOME_REJECT: SubmitReply.Outcome
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    outcome: SubmitReply.Outcome
+    reason: _messages_pb2.Reason
+    detail: str
+    def __init__(self, outcome: _Optional[_Union[SubmitReply.Outcome, str]] = ..., reason: _Optional[_Union[_messages_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Presence(_message.Message):
+    __slots__ = ("peer", "present", "round", "step", "loss", "tokens_per_second")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    present: bool
+    round: int
+    step: int
+    loss: float
+    tokens_per_second: float
+    def __init__(self, peer: _Optional[str] = ..., present: _Optional[bool] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
+
+class WatchEvent(_message.Message):
+    __slots__ = ("statement", "presence", "disagreement")
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_FIELD_NUMBER: _ClassVar[int]
+    DISAGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    statement: _messages_pb2.Envelope
+    presence: PresenceList
+    disagreement: Disagreement
+    def __init__(self, statement: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., presence: _Optional[_Union[PresenceList, _Mapping]] = ..., disagreement: _Optional[_Union[Disagreement, _Mapping]] = ...) -> None: ...
+
+class PresenceList(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[Presence]
+    def __init__(self, peers: _Optional[_Iterable[_Union[Presence, _Mapping]]] = ...) -> None: ...
+
+class Disagreement(_message.Message):
+    __slots__ = ("round", "peers")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, round: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("digest", "first_chunk")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    first_chunk: int
+    def __init__(self, digest: _Optional[bytes] = ..., first_chunk: _Optional[int] = ...) -> None: ...
+
+class FetchReply(_message.Message):
+    __slots__ = ("index", "data")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    index: BlobIndex
+    data: bytes
+    def __init__(self, index: _Optional[_Union[BlobIndex, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class BlobIndex(_message.Message):
+    __slots__ = ("size", "chunk_hashes")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    chunk_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, size: _Optional[int] = ..., chunk_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...

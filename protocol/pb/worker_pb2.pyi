@@ -1,0 +1,153 @@
+from protocol.pb import messages_pb2 as _messages_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Hello(_message.Message):
+    __slots__ = ("rank", "pid", "stages", "boundaries", "device")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    pid: int
+    stages: _containers.RepeatedScalarFieldContainer[int]
+    boundaries: _containers.RepeatedScalarFieldContainer[int]
+    device: str
+    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., boundaries: _Optional[_Iterable[int]] = ..., device: _Optional[str] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("origin", "round", "states", "boundary", "commits", "opening_commit")
+    class Origin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ORIGIN_UNSPECIFIED: _ClassVar[Start.Origin]
+        ORIGIN_INITIAL: _ClassVar[Start.Origin]
+        ORIGIN_SNAPSHOT: _ClassVar[Start.Origin]
+        ORIGIN_BOUNDARY: _ClassVar[Start.Origin]
+    ORIGIN_UNSPECIFIED: Start.Origin
+    ORIGIN_INITIAL: Start.Origin
+    ORIGIN_SNAPSHOT: Start.Origin
+    ORIGIN_BOUNDARY: Start.Origin
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    OPENING_COMMIT_FIELD_NUMBER: _ClassVar[int]
+    origin: Start.Origin
+    round: int
+    states: _containers.RepeatedCompositeFieldContainer[_messages_pb2.StageState]
+    boundary: int
+    commits: _containers.RepeatedScalarFieldContainer[bytes]
+    opening_commit: bytes
+    def __init__(self, origin: _Optional[_Union[Start.Origin, str]] = ..., round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[_messages_pb2.StageState, _Mapping]]] = ..., boundary: _Optional[int] = ..., commits: _Optional[_Iterable[bytes]] = ..., opening_commit: _Optional[bytes] = ...) -> None: ...
+
+class Apply(_message.Message):
+    __slots__ = ("commit",)
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    commit: bytes
+    def __init__(self, commit: _Optional[bytes] = ...) -> None: ...
+
+class Recheck(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    def __init__(self, round: _Optional[int] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerCommand(_message.Message):
+    __slots__ = ("start", "apply", "stop", "recheck")
+    START_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    RECHECK_FIELD_NUMBER: _ClassVar[int]
+    start: Start
+    apply: Apply
+    stop: Stop
+    recheck: Recheck
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., recheck: _Optional[_Union[Recheck, _Mapping]] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("round", "states", "evaluated", "evaluation_loss", "applied_at_step", "boundary")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_LOSS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_AT_STEP_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    states: _containers.RepeatedCompositeFieldContainer[_messages_pb2.StageState]
+    evaluated: bool
+    evaluation_loss: float
+    applied_at_step: int
+    boundary: int
+    def __init__(self, round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[_messages_pb2.StageState, _Mapping]]] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., applied_at_step: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("round", "step", "loss", "seconds", "tokens", "waiting")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    step: int
+    loss: float
+    seconds: float
+    tokens: int
+    waiting: bool
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., waiting: _Optional[bool] = ...) -> None: ...
+
+class Boundary(_message.Message):
+    __slots__ = ("round", "inner_steps", "tokens", "loss", "samples_read", "payloads", "encode_seconds")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_READ_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    inner_steps: int
+    tokens: int
+    loss: float
+    samples_read: int
+    payloads: _containers.RepeatedCompositeFieldContainer[_messages_pb2.StagePayload]
+    encode_seconds: float
+    def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[_messages_pb2.StagePayload, _Mapping]]] = ..., encode_seconds: _Optional[float] = ...) -> None: ...
+
+class Rechecked(_message.Message):
+    __slots__ = ("round", "states", "memory_agrees")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_AGREES_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    states: _containers.RepeatedCompositeFieldContainer[_messages_pb2.StageState]
+    memory_agrees: bool
+    def __init__(self, round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[_messages_pb2.StageState, _Mapping]]] = ..., memory_agrees: _Optional[bool] = ...) -> None: ...
+
+class WorkerEvent(_message.Message):
+    __slots__ = ("hello", "ready", "step", "boundary", "rechecked", "failed")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    RECHECKED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    ready: Ready
+    step: Step
+    boundary: Boundary
+    rechecked: Rechecked
+    failed: str
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., rechecked: _Optional[_Union[Rechecked, _Mapping]] = ..., failed: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,92 @@
+"""The tensors of each stage: names, shapes and initial distribution, as the manifest implies them.
+
+Part of the protocol because payload layouts, state blobs and their digests follow this order. Names are those of transformers'
+Qwen2ForCausalLM and LlamaForCausalLM; a test compares them with the real modules. Output embeddings are never tied to input
+embeddings: stages do not share parameters.
+"""
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+from protocol.manifest import Model
+
+__all__ = ["TensorSpec", "parameter_count", "stage_tensors", "stage_units"]
+
+
+class TensorSpec(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    initial: float
+    """Standard deviation of the initial uniform distribution; for one-dimensional tensors the constant they start from."""
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+EMBEDDING_STD = 0.02
+
+
+@lru_cache
+def units(model: Model) -> tuple[tuple[TensorSpec, ...], ...]:
+    """What a stage boundary may fall between: the embedding, each layer, the norm with the head."""
+    embedding = (TensorSpec("model.embed_tokens.weight", (model.vocabulary_size, model.hidden_size), EMBEDDING_STD),)
+    head = (
+        TensorSpec("model.norm.weight", (model.hidden_size,), 1.0),
+        TensorSpec("lm_head.weight", (model.vocabulary_size, model.hidden_size), EMBEDDING_STD),
+    )
+    return (embedding, *(_layer(model, index) for index in range(model.layers)), head)
+
+
+def _layer(model: Model, index: int) -> tuple[TensorSpec, ...]:
+    hidden, middle = model.hidden_size, model.intermediate_size
+    keys = hidden // model.heads * model.kv_heads
+    # 1/sqrt(fan-in) keeps activations at unit scale whatever the width; what writes into the residual stream is
+    # scaled down by the number of such writes (GPT-2's rule).
+    std, residual = 1 / math.sqrt(hidden), 1 / math.sqrt(2 * model.layers)
+    shapes = [("self_attn.q_proj", hidden, hidden, std), ("self_attn.k_proj", keys, hidden, std)]
+    shapes += [("self_attn.v_proj", keys, hidden, std), ("self_attn.o_proj", hidden, hidden, std * residual)]
+    shapes += [("mlp.gate_proj", middle, hidden, std), ("mlp.up_proj", middle, hidden, std)]
+    shapes += [("mlp.down_proj", hidden, middle, residual / math.sqrt(middle))]
+    biased = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"} if model.family == "qwen2" else set()
+    prefix, specs = f"model.layers.{index}.", []
+    for name, rows, columns, deviation in shapes:
+        specs.append(TensorSpec(f"{prefix}{name}.weight", (rows, columns), deviation))
+        if name in biased:
+            specs.append(TensorSpec(f"{prefix}{name}.bias", (rows,), 0.0))
+    specs += [TensorSpec(f"{prefix}{name}.weight", (hidden,), 1.0) for name in ("input_layernorm", "post_attention_layernorm")]
+    return tuple(specs)
+
+
+@lru_cache
+def stage_units(model: Model) -> tuple[tuple[int, int], ...]:
+    """(first unit, one past the last) of every stage: the contiguous split whose largest stage is smallest."""
+    sizes = [sum(spec.elements for spec in unit) for unit in units(model)]
+    total = [0]
+    for size in sizes:
+        total.append(total[-1] + size)
+    count = len(sizes)
+    best: list[list[tuple[int, int]]] = [[(0, 0)] + [(1 << 62, 0)] * count]  # (largest stage, where the last one starts)
+    for stage in range(1, model.stages + 1):
+        row = [(1 << 62, 0)] * (count + 1)
+        for end in range(stage, count + 1):
+            row[end] = min((max(best[-1][cut][0], total[end] - total[cut]), cut) for cut in range(stage - 1, end))
+        best.append(row)
+    cuts, end = [count], count
+    for stage in range(model.stages, 0, -1):
+        end = best[stage][end][1]
+        cuts.append(end)
+    cuts.reverse()
+    return tuple(zip(cuts, cuts[1:], strict=False))
+
+
+@lru_cache
+def stage_tensors(model: Model, stage: int) -> tuple[TensorSpec, ...]:
+    """The stage's tensors, in the order of payloads and states."""
+    first, last = stage_units(model)[stage]
+    return tuple(spec for unit in units(model)[first:last] for spec in unit)
+
+
+def parameter_count(model: Model) -> int:
+    return sum(spec.elements for unit in units(model) for spec in unit)

@@ -1,0 +1,1 @@
+"""I/O adapters that node and coordinator share. Nothing else in `protocol` imports this package."""

@@ -1,0 +1,85 @@
+"""A daemon's place in the DHT: its own signed record kept published, everyone else's kept known."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+from protocol.crypto import Identity
+from protocol.errors import DilocoxError
+from protocol.messages import Statement, seal
+from protocol.pb import messages_pb2 as pb
+from protocol.transport.dht import Dht
+
+__all__ = ["Directory"]
+
+log = logging.getLogger(__name__)
+
+PUBLISH_SECONDS = 60.0
+"""Records live 300 s: four republications may fail before a peer disappears."""
+REFRESH_SECONDS = 10.0
+LOOKUP_SECONDS = 1.0
+"""A missing record is looked up at most so often."""
+
+
+class Directory:
+    """Peer records by peer id, newest sequence first."""
+
+    def __init__(self, dht: Dht, identity: Identity, run_id: bytes) -> None:
+        self._dht, self._identity, self._run_id = dht, identity, run_id
+        self.records: dict[str, Statement] = {}
+        self._looked_up_at = 0.0
+        self._looking = asyncio.Lock()
+
+    def seal_record(self, address: str, certificate: bytes, name: str, dht_addresses: Sequence[str]) -> Statement:
+        body = pb.PeerRecord(
+            address=address,
+            certificate=certificate,
+            dht_addresses=dht_addresses,
+            sequence=int(time.time() * 1000),
+            name=name,
+            version=version("dilocox"),
+        )
+        return seal(self._identity, pb.KIND_PEER_RECORD, self._run_id, body)
+
+    async def publish_forever(self, make: Callable[[], Statement]) -> None:
+        """Publish now and again; a DHT that is not there yet is tried again soon."""
+        while True:
+            pause = 2.0
+            with contextlib.suppress(DilocoxError, OSError):
+                if await self._dht.publish(make()):
+                    pause = PUBLISH_SECONDS
+            await asyncio.sleep(pause)
+
+    async def refresh_forever(self) -> None:
+        while True:
+            await self.refresh()
+            await asyncio.sleep(REFRESH_SECONDS)
+
+    async def refresh(self) -> None:
+        try:
+            found = await self._dht.peers()
+        except (DilocoxError, OSError) as error:
+            log.debug("DHT lookup failed: %s", error)
+            return
+        for record in found.values():
+            self.learn(record)
+
+    def learn(self, record: Statement) -> None:
+        """Keep the newer of two records of a peer."""
+        known = self.records.get(record.peer)
+        if known is None or known.body.sequence < record.body.sequence:
+            self.records[record.peer] = record
+            self._dht.remember(list(record.body.dht_addresses))
+
+    async def find(self, peer: str) -> pb.PeerRecord | None:
+        """The peer's record, looked up when it is not known."""
+        if peer not in self.records:
+            async with self._looking:
+                if peer not in self.records and time.monotonic() - self._looked_up_at > LOOKUP_SECONDS:
+                    self._looked_up_at = time.monotonic()
+                    await self.refresh()
+        record = self.records.get(peer)
+        return None if record is None else record.body

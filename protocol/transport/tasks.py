@@ -1,0 +1,45 @@
+"""Background tasks that cannot fail silently: every task is named, and the first exception ends the daemon."""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any
+
+__all__ = ["Tasks"]
+
+
+class Tasks:
+    """Start tasks; `wait` returns when one fails (raising its exception) or `stop` is called; `close` cancels the rest."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self._failure.done():
+            self._failure.set_exception(error)
+
+    def stop(self) -> None:
+        if not self._failure.done():
+            self._failure.set_result(None)
+
+    async def wait(self) -> None:
+        await asyncio.shield(self._failure)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        while self._tasks:
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await next(iter(self._tasks))
+        if self._failure.done() and not self._failure.cancelled():
+            self._failure.exception()  # seen
+        else:
+            self._failure.cancel()
