@@ -96,9 +96,7 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
         tasks.start(directory.refresh_forever(), "refresh")
         link = JoinLink(manifest.run_id, home.identity.peer, tuple(addresses))
         runner, url = await serve_http(_api(service, directory), settings.api)
-        home.announce(
-            role="coordinator", api=url, port=port, dht_port=dht_port, link=str(link), run_id=manifest.run_id.hex()
-        )
+        home.announce(role="coordinator", api=url, port=port, dht_port=dht_port, link=str(link), run_id=manifest.run_id.hex())
         announce(link)
         await tasks.wait()
     finally:

@@ -115,8 +115,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     def _feed(self, event: Input) -> Judgement | None:
         now = self._clock()
         self._log.append(event, now)
-        judgement = self._step(event, now)
-        return judgement
+        return self._step(event, now)
 
     def _publish(self, event: services.WatchEvent) -> None:
         for queue in list(self._watchers):
@@ -163,11 +162,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     # gRPC
 
-    async def GetRun(self, request: services.GetRunRequest, context: grpc.aio.ServicerContext) -> services.Run:  # noqa: N802
+    async def GetRun(self, request: services.GetRunRequest, context: grpc.aio.ServicerContext) -> services.Run:
         assert self.record is not None
         return services.Run(manifest=self._manifest_envelope, coordinator=self.record.envelope)
 
-    async def Submit(self, request: pb.Envelope, context: grpc.aio.ServicerContext) -> services.SubmitReply:  # noqa: N802
+    async def Submit(self, request: pb.Envelope, context: grpc.aio.ServicerContext) -> services.SubmitReply:
         judgement = self._judge(request)
         if judgement.outcome is Outcome.REJECT:
             sender = short(peer_id(request.key)) if len(request.key) == 32 else "?"
@@ -222,7 +221,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         sign.sequence, sign.heartbeat = statement.body.sequence, statement.body
         return round.ACCEPT
 
-    async def Watch(  # noqa: N802
+    async def Watch(
         self, request: services.WatchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[services.WatchEvent]:
         queue: asyncio.Queue[services.WatchEvent | None] = asyncio.Queue()

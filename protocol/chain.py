@@ -116,9 +116,7 @@ def complete_claims(manifest: Manifest, claims: Iterable[Statement], round: int)
     }
 
 
-def _next_roster(
-    manifest: Manifest, head: Head, gathered: Gathered, result: rules.Tally
-) -> tuple[dict[str, Cluster], Ledger]:
+def _next_roster(manifest: Manifest, head: Head, gathered: Gathered, result: rules.Tally) -> tuple[dict[str, Cluster], Ledger]:
     """Who is on the roster of the next round, and the ledger after this one."""
     ledger, counted = head.ledger, {item.cluster for item in result.counted}
     leaving = {statement.peer for statement in gathered.leaves}

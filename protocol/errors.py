@@ -1,9 +1,9 @@
 """Whose fault it is.
 
-    DilocoxError
-    ├── LocalError          ours: configuration, disk, a bug; says what to do
-    │   └── ConfigError     a run file, a flag or a folder that cannot be used
-    └── RemoteError         theirs: something that arrived breaks a rule; carries the Reason it is recorded under
+DilocoxError
+├── LocalError          ours: configuration, disk, a bug; says what to do
+│   └── ConfigError     a run file, a flag or a folder that cannot be used
+└── RemoteError         theirs: something that arrived breaks a rule; carries the Reason it is recorded under
 """
 
 from protocol.pb import messages_pb2 as pb

@@ -166,7 +166,9 @@ class Manifest(_Section):
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"the run file is not TOML: {error}") from error
         except ValidationError as error:
-            raise ConfigError("the run file cannot be used:\n" + "\n".join(_explain(item) for item in error.errors())) from error
+            raise ConfigError(
+                "the run file cannot be used:\n" + "\n".join(_explain(item) for item in error.errors())
+            ) from error
 
     @classmethod
     def from_canonical(cls, raw: bytes) -> "Manifest":

@@ -209,7 +209,11 @@ def _receive_claim(state: RoundState, statement: Statement) -> Received_:
         return state, ignore(pb.REASON_RUN_FINISHED, "the run has closed its last round"), []
     expected = (max(1, state.head.round), state.head.digest)
     if (body.round, body.head) != expected:
-        return state, ignore(pb.REASON_STALE_ROUND, f"the claim is for round {body.round}; round {expected[0]} is open"), []
+        return (
+            state,
+            ignore(pb.REASON_STALE_ROUND, f"the claim is for round {body.round}; round {expected[0]} is open"),
+            [],
+        )
     if body.first_stage + body.stage_count > stages:
         return state, reject(pb.REASON_WRONG_STAGES, f"the run has {stages} stages"), []
     agreed = {s.stage: s.digest for r in state.reports.values() for s in r.body.states}
@@ -263,7 +267,11 @@ def _receive_receipt(state: RoundState, statement: Statement) -> Received_:
     if known:
         receipts = {peer: receipt for peer, receipt in state.receipts.items() if peer != statement.peer}
         state = replace(state, receipts=receipts, voided=state.voided | {statement.peer})
-        return state, reject(pb.REASON_EQUIVOCATION, "it signed two different receipts for one round; neither counts"), []
+        return (
+            state,
+            reject(pb.REASON_EQUIVOCATION, "it signed two different receipts for one round; neither counts"),
+            [],
+        )
     return replace(state, receipts={**state.receipts, statement.peer: statement}), ACCEPT, []
 
 
@@ -327,9 +335,7 @@ def _all_contributed(state: RoundState) -> bool:
 
 def _open_ballot(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
     ballot = pb.Ballot(round=state.head.round, head=state.head.digest, contributions=sorted(state.contributions))
-    state = replace(
-        state, ballot_at=now, collect_history=_remember(state.collect_history, now - state.opened_at)
-    )
+    state = replace(state, ballot_at=now, collect_history=_remember(state.collect_history, now - state.opened_at))
     state, more = _progress(state, now)  # a lone contributor has nobody to wait for
     return state, [SealBallot(ballot), *more]
 
@@ -360,7 +366,12 @@ def _close(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
     head = chain.advance(state.manifest, Statement(pb.KIND_COMMIT, "", commit, envelope))
     votes = state.vote_history if state.ballot_at is None else _remember(state.vote_history, now - state.ballot_at)
     fresh = RoundState(
-        state.manifest, head, opened_at=now, absent=state.absent, collect_history=state.collect_history, vote_history=votes
+        state.manifest,
+        head,
+        opened_at=now,
+        absent=state.absent,
+        collect_history=state.collect_history,
+        vote_history=votes,
     )
     return fresh, [SealCommit(commit)]
 

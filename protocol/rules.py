@@ -161,7 +161,10 @@ def tally(
     _keep_one_base(accepted, reasons)
     if len(accepted) < manifest.rounds.min_clusters:
         for name in accepted:
-            reasons[name] = (pb.REASON_TOO_FEW_CLUSTERS, f"{len(accepted)} counted; the run needs {manifest.rounds.min_clusters}")
+            reasons[name] = (
+                pb.REASON_TOO_FEW_CLUSTERS,
+                f"{len(accepted)} counted; the run needs {manifest.rounds.min_clusters}",
+            )
         accepted = {}
     counted = tuple(_counted(name, accepted[name], holders[name]) for name in sorted(accepted))
     excluded = tuple(
@@ -198,7 +201,10 @@ def _complete_clusters(
         for peer in roster[name].peers:
             statements = by_peer.get(peer, {})
             if len(statements) > 1:
-                reasons[name] = (pb.REASON_EQUIVOCATION, f"{short(peer)} signed {len(statements)} different contributions")
+                reasons[name] = (
+                    pb.REASON_EQUIVOCATION,
+                    f"{short(peer)} signed {len(statements)} different contributions",
+                )
             elif not statements:
                 why = pb.REASON_ABSENT if peer in absent else pb.REASON_LATE
                 sentence = "was not heard from" if peer in absent else "did not announce its payload before the ballot"
@@ -214,7 +220,9 @@ def _complete_clusters(
 
 
 def _vote(
-    parts: Mapping[str, Statement], voters: Iterable[Cluster], votes: Mapping[str, Mapping[bytes, pb.ContributionVerdict]]
+    parts: Mapping[str, Statement],
+    voters: Iterable[Cluster],
+    votes: Mapping[str, Mapping[bytes, pb.ContributionVerdict]],
 ) -> tuple[list[Cluster], Complaint | None]:
     """The clusters that accepted every part, and the commonest complaint of the rest."""
     accepting: list[Cluster] = []

@@ -5,6 +5,7 @@ Qwen2ForCausalLM and LlamaForCausalLM; a test compares them with the real module
 embeddings: stages do not share parameters.
 """
 
+import itertools
 import math
 from functools import lru_cache
 from typing import NamedTuple
@@ -78,7 +79,7 @@ def stage_units(model: Model) -> tuple[tuple[int, int], ...]:
         end = best[stage][end][1]
         cuts.append(end)
     cuts.reverse()
-    return tuple(zip(cuts, cuts[1:], strict=False))
+    return tuple(itertools.pairwise(cuts))
 
 
 @lru_cache

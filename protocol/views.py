@@ -81,9 +81,7 @@ def _counted(item: pb.Counted) -> View:
     }
 
 
-def peers(
-    head: Head, presence: services.PresenceList, records: Mapping[str, pb.PeerRecord], coordinator: str
-) -> list[View]:
+def peers(head: Head, presence: services.PresenceList, records: Mapping[str, pb.PeerRecord], coordinator: str) -> list[View]:
     """Everyone known: on the roster, heard of, or with a record in the DHT."""
     beats = {entry.peer: entry for entry in presence.peers}
     roster = {peer: cluster for cluster in head.roster.values() for peer in cluster.peers}

@@ -21,7 +21,15 @@ from torch import Tensor
 from node.outer.state import StageState
 from protocol.transport.blobs import fsync_directory, write_atomically
 
-__all__ = ["BoundaryMeta", "boundaries", "load_feedback", "load_private", "save_feedback", "save_private", "seal_boundary"]
+__all__ = [
+    "BoundaryMeta",
+    "boundaries",
+    "load_feedback",
+    "load_private",
+    "save_feedback",
+    "save_private",
+    "seal_boundary",
+]
 
 KEEP = 2
 """Boundaries kept per stage: workers of one node may be one apart when they are killed."""

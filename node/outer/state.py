@@ -144,9 +144,7 @@ def _flush(values: Tensor) -> Tensor:
     return values.masked_fill_(values.abs() < SMALLEST_NORMAL, 0.0)
 
 
-def _outer_step(
-    theta: Tensor, momentum: Tensor, weights: Sequence[float], outer: Outer
-) -> Callable[[int, list[Tensor]], None]:
+def _outer_step(theta: Tensor, momentum: Tensor, weights: Sequence[float], outer: Outer) -> Callable[[int, list[Tensor]], None]:
     """Nesterov: m ← μ·m + g; Θ ← Θ − lr·(g + μ·m). Each line below is one IEEE operation per element."""
 
     def combine(offset: int, parts: list[Tensor]) -> None:
@@ -170,9 +168,7 @@ def _outer_step(
 
 def start_phase(state: StageState, live: Sequence[Tensor]) -> None:
     """A local phase ended: `feedback += anchor − live; anchor = copy(live)`. Nothing jumps and nothing waits."""
-    for (_, feedback), (_, anchor), tensor in zip(
-        state.views(state.feedback), state.views(state.anchor), live, strict=True
-    ):
+    for (_, feedback), (_, anchor), tensor in zip(state.views(state.feedback), state.views(state.anchor), live, strict=True):
         feedback.add_(anchor.sub_(tensor.to(anchor.device)))
         anchor.copy_(tensor)
 
@@ -183,9 +179,7 @@ def rebase(state: StageState, live: Sequence[Tensor], keep_lead: bool = True) ->
     With live = anchor this is exactly live = Θ: a commit applied at step 0 is the synchronous algorithm. Without `keep_lead` the
     private lead is dropped (overlap delayed, and a phase that was not counted).
     """
-    for (_, theta), (_, anchor), tensor in zip(
-        state.views(state.parameters), state.views(state.anchor), live, strict=True
-    ):
+    for (_, theta), (_, anchor), tensor in zip(state.views(state.parameters), state.views(state.anchor), live, strict=True):
         committed = theta.to(tensor.device)
         if keep_lead:
             tensor.sub_(anchor.to(tensor.device))

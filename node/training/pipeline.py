@@ -1,5 +1,6 @@
 """One worker's end of the pipeline: 1F1B microbatches over torch.distributed, losses, and the evaluation of the committed model."""
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +18,7 @@ def split_stages(stages: Sequence[int], workers: int) -> list[list[int]]:
     """Contiguous, as even as possible; the first workers get the longer shares."""
     size, extra = divmod(len(stages), workers)
     cuts = [rank * size + min(rank, extra) for rank in range(workers + 1)]
-    return [list(stages[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
+    return [list(stages[start:end]) for start, end in itertools.pairwise(cuts)]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

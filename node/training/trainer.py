@@ -140,7 +140,5 @@ class Trainer:
         """Held-out loss of Θ, nats per token, the same number in every worker. All workers call it at the same step."""
         inputs, targets = dataset.evaluation()
         with self.committed_weights():
-            loss = self.pipeline.evaluate(
-                inputs, targets, self.manifest.training.batch_size, self.manifest.model.hidden_size
-            )
+            loss = self.pipeline.evaluate(inputs, targets, self.manifest.training.batch_size, self.manifest.model.hidden_size)
         return self.all_sum([loss])[0]

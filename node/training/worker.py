@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -31,6 +30,7 @@ from node.training.data import load_dataset
 from node.training.link import DaemonLink
 from node.training.pipeline import split_stages
 from node.training.trainer import Trainer
+from node.worker_settings import WorkerSettings
 from protocol import chain
 from protocol.crypto import sha256
 from protocol.errors import DilocoxError
@@ -42,41 +42,12 @@ from protocol.pb import worker_pb2 as pb
 from protocol.transport.blobs import BlobStore, digest_of
 from protocol.transport.leash import hold_on
 
-__all__ = ["Settings", "Worker"]
+__all__ = ["Worker"]
 
 REPORT_SECONDS = 0.5
 """Steps are reported at most this often."""
 WAIT_SECONDS = 0.02
 """How long a waiting worker sleeps between looking for commands; bounds the time a commit lies unapplied."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the daemon hands to its workers, as environment variables."""
-
-    socket: str
-    manifest: Path
-    blobs: Path
-    stages: Path
-    cluster: str
-    devices: str
-    """`cpu` or `cuda`."""
-    threads: int
-    codec_cpus: tuple[int, ...]
-
-    def environment(self) -> dict[str, str]:
-        values = {key: str(value) for key, value in vars(self).items()}
-        values["codec_cpus"] = ",".join(map(str, self.codec_cpus))
-        return {f"DILOCOX_WORKER_{key.upper()}": value for key, value in values.items()}
-
-    @classmethod
-    def from_environment(cls) -> "Settings":
-        def get(key: str) -> str:
-            return os.environ[f"DILOCOX_WORKER_{key}"]
-
-        cpus = tuple(int(cpu) for cpu in get("CODEC_CPUS").split(",") if cpu)
-        paths = (Path(get("MANIFEST")), Path(get("BLOBS")), Path(get("STAGES")))
-        return cls(get("SOCKET"), *paths, get("CLUSTER"), get("DEVICES"), int(get("THREADS")), cpus)
 
 
 @dataclass(frozen=True)
@@ -98,7 +69,7 @@ class Phase:
 
 
 class Worker:
-    def __init__(self, settings: Settings, manifest: Manifest, rank: int, workers: int, link: DaemonLink) -> None:
+    def __init__(self, settings: WorkerSettings, manifest: Manifest, rank: int, workers: int, link: DaemonLink) -> None:
         self.settings, self.manifest, self.rank, self.link = settings, manifest, rank, link
         self.device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if settings.devices == "cuda" else "cpu")
         self.stages = split_stages(range(manifest.model.stages), workers)[rank]
@@ -127,11 +98,10 @@ class Worker:
 
     def start(self) -> None:
         """Say what could be resumed, load what the daemon chooses, replay commits onto it."""
-        complete = [checkpoint.boundaries(self.settings.stages, stage) for stage in self.stages]
-        common = sorted(set.intersection(*(set(found) for found in complete)))
-        hello = pb.Hello(
-            rank=self.rank, pid=os.getpid(), stages=self.stages, boundaries=common, device=str(self.device)
-        )
+        found = {stage: checkpoint.boundaries(self.settings.stages, stage) for stage in self.stages}
+        common = sorted(set.intersection(*(set(rounds) for rounds in found.values())))
+        resumable = [boundary_event({stage: found[stage][round] for stage in self.stages}) for round in common]
+        hello = pb.Hello(rank=self.rank, pid=os.getpid(), stages=self.stages, boundaries=resumable, device=str(self.device))
         self.link.send(pb.WorkerEvent(hello=hello))
         command = self.link.wait_command()
         if command.HasField("stop"):
@@ -142,6 +112,9 @@ class Worker:
             commit = self._open(raw)
             self._finish(self._prepare(commit), replaying=True)
         self._report_ready()
+        if self.pending_round:  # still in flight: announce the same bytes again
+            metas = {s: checkpoint.boundaries(self.settings.stages, s)[self.pending_round] for s in self.stages}
+            self.link.send(pb.WorkerEvent(boundary=boundary_event(metas)))
 
     def _load(self, start: pb.Start) -> None:
         if start.opening_commit:
@@ -178,8 +151,7 @@ class Worker:
 
     def _store_states(self) -> None:
         self.digests = [
-            wire.StageState(stage=state.stage, digest=self.store.put([state.state_bytes()]))
-            for state in self.trainer.states
+            wire.StageState(stage=state.stage, digest=self.store.put([state.state_bytes()])) for state in self.trainer.states
         ]
 
     # The loop
@@ -309,7 +281,7 @@ class Worker:
     def _encode(self, meta: BoundaryMeta, medians: dict[int, float], bases: dict[int, bytes]) -> None:
         """In the background: encode, make durable, announce."""
         before = time.thread_time()
-        payloads = []
+        metas = {}
         for state in self.trainer.states:
             encoded = state.encode(medians.get(state.stage))
             digest = self.store.put([encoded.raw])
@@ -324,8 +296,8 @@ class Worker:
             )
             checkpoint.seal_boundary(self.settings.stages, state.stage, stage_meta)
             self.pending[state.stage] = digest
-            payloads.append(payload_of(state.stage, stage_meta))
-        event = boundary_event(meta, payloads)
+            metas[state.stage] = stage_meta
+        event = boundary_event(metas)
         event.encode_seconds = time.thread_time() - before
         self.link.send(pb.WorkerEvent(boundary=event))
 
@@ -343,8 +315,7 @@ class Worker:
         if not body.counted:
             return Prepared(commit, self.digests)
         digests = [
-            wire.StageState(stage=state.stage, digest=self.store.put([state.state_bytes()]))
-            for state in self.trainer.states
+            wire.StageState(stage=state.stage, digest=self.store.put([state.state_bytes()])) for state in self.trainer.states
         ]
         return Prepared(commit, digests)
 
@@ -397,9 +368,7 @@ class Worker:
         """Compare memory with the digests reported for it: bits that rotted since are found here."""
         if round != self.head.round or self._preparing is not None:
             return
-        digests = [
-            wire.StageState(stage=state.stage, digest=digest_of([state.state_bytes()])) for state in self.trainer.states
-        ]
+        digests = [wire.StageState(stage=state.stage, digest=digest_of([state.state_bytes()])) for state in self.trainer.states]
         agrees = digests == self.digests
         self.link.send(pb.WorkerEvent(rechecked=pb.Rechecked(round=round, states=digests, memory_agrees=agrees)))
 
@@ -435,31 +404,32 @@ class Worker:
         self.link.send(pb.WorkerEvent(step=step))
 
 
-def payload_of(stage: int, meta: BoundaryMeta) -> wire.StagePayload:
-    return wire.StagePayload(
-        stage=stage,
-        base_state=bytes.fromhex(meta.base_state),
-        digest=bytes.fromhex(meta.payload),
-        size=meta.payload_size,
-        norm=meta.norm,
-        effective_rank=meta.effective_rank,
-    )
-
-
-def boundary_event(meta: BoundaryMeta, payloads: Sequence[wire.StagePayload]) -> pb.Boundary:
+def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:
+    """What is announced, from the checkpoints of one worker's stages."""
+    meta = next(iter(metas.values()))
     return pb.Boundary(
         round=meta.round,
         inner_steps=meta.inner_steps,
         tokens=meta.tokens,
         loss=meta.loss,
         samples_read=meta.samples_read,
-        payloads=payloads,
+        payloads=[
+            wire.StagePayload(
+                stage=stage,
+                base_state=bytes.fromhex(item.base_state),
+                digest=bytes.fromhex(item.payload),
+                size=item.payload_size,
+                norm=item.norm,
+                effective_rank=item.effective_rank,
+            )
+            for stage, item in sorted(metas.items())
+        ],
     )
 
 
 def main() -> None:
     hold_on()
-    settings = Settings.from_environment()
+    settings = WorkerSettings.from_environment()
     torch.set_num_threads(settings.threads)
     link = DaemonLink(settings.socket)
     try:

@@ -18,9 +18,9 @@ class Hello(_message.Message):
     rank: int
     pid: int
     stages: _containers.RepeatedScalarFieldContainer[int]
-    boundaries: _containers.RepeatedScalarFieldContainer[int]
+    boundaries: _containers.RepeatedCompositeFieldContainer[Boundary]
     device: str
-    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., boundaries: _Optional[_Iterable[int]] = ..., device: _Optional[str] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., boundaries: _Optional[_Iterable[_Union[Boundary, _Mapping]]] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("origin", "round", "states", "boundary", "commits", "opening_commit")

@@ -146,20 +146,14 @@ class BlobStore:
         self.path(digest).unlink(missing_ok=True)
         self.path(digest).with_suffix(".index").unlink(missing_ok=True)
 
-    def sweep(self, keep: set[bytes]) -> int:
-        """Remove every blob and partial download that is not in `keep`; returns how many blobs went."""
-        gone = self.digests() - keep
-        for digest in gone:
+    def sweep(self, keep: set[bytes]) -> None:
+        """Remove every blob and partial download that is not in `keep`. Only while nobody else writes here."""
+        for digest in self.digests() - keep:
             self.remove(digest)
-        for entry in self.folder.glob("*.part*"):
-            if bytes.fromhex(entry.name.partition(".")[0]) not in keep:
+        for entry in self.folder.iterdir():
+            scratch = entry.name.endswith(".tmp")
+            if scratch or (".part" in entry.suffixes and bytes.fromhex(entry.name.partition(".")[0]) not in keep):
                 entry.unlink(missing_ok=True)
-        return len(gone)
-
-    def remove_scratch(self) -> None:
-        """Remove what interrupted writes left. Only while nobody else writes here."""
-        for entry in self.folder.glob(".*.tmp"):
-            entry.unlink(missing_ok=True)
 
 
 class PartialBlob:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from protocol import chain
@@ -10,7 +11,7 @@ from protocol.manifest import Manifest
 from protocol.messages import Statement, open_envelope
 from protocol.pb import messages_pb2 as pb
 
-__all__ = ["ChainFile", "open_database"]
+__all__ = ["ChainFile", "find_chains", "open_database"]
 
 
 def open_database(path: Path) -> sqlite3.Connection:
@@ -21,6 +22,11 @@ def open_database(path: Path) -> sqlite3.Connection:
     return database
 
 
+def find_chains(home: Path) -> list[Path]:
+    """The chain files in a daemon's folder."""
+    return sorted(home.glob("runs/*/chain.db"))
+
+
 class ChainFile:
     """Verified commits 0 … n-1, and the head they imply."""
 
@@ -28,10 +34,26 @@ class ChainFile:
         self.manifest, self.coordinator = manifest, coordinator
         self._database = open_database(path)
         self._database.execute("CREATE TABLE IF NOT EXISTS commits (round INTEGER PRIMARY KEY, envelope BLOB NOT NULL)")
+        self._database.execute("CREATE TABLE IF NOT EXISTS run (manifest BLOB NOT NULL, coordinator TEXT NOT NULL)")
+        if self._database.execute("SELECT 1 FROM run").fetchone() is None:
+            self._database.execute("INSERT INTO run VALUES (?, ?)", (manifest.canonical_bytes(), coordinator))
         self.head: Head = chain.initial_head()
         newest = self._database.execute("SELECT envelope FROM commits ORDER BY round DESC LIMIT 1").fetchone()
         if newest:
             self.head = chain.advance(manifest, self._open(newest[0]))
+
+    @classmethod
+    @contextmanager
+    def for_reading(cls, path: Path) -> Iterator["ChainFile"]:
+        """The chain in a file, with the run and coordinator that the file names."""
+        database = sqlite3.connect(path)
+        manifest, coordinator = database.execute("SELECT manifest, coordinator FROM run").fetchone()
+        database.close()
+        chain = cls(path, Manifest.from_canonical(manifest), coordinator)
+        try:
+            yield chain
+        finally:
+            chain.close()
 
     def _open(self, raw: bytes) -> Statement:
         return open_envelope(raw, self.manifest.run_id, (pb.KIND_COMMIT,))

@@ -93,7 +93,7 @@ class BlobService(rpc.PeerServicer):
         self._limit = UploadLimit(bytes_per_second)
         self.bytes_sent = 0
 
-    async def Fetch(  # noqa: N802
+    async def Fetch(
         self, request: services.FetchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[services.FetchReply]:
         if len(request.digest) != 32 or request.digest not in self._store:
@@ -110,9 +110,7 @@ class BlobService(rpc.PeerServicer):
                     yield services.FetchReply(data=data)
 
 
-async def fetch_blob(
-    channel: grpc.aio.Channel, store: BlobStore, digest: bytes, max_size: int = limits.BLOB_BYTES
-) -> int:
+async def fetch_blob(channel: grpc.aio.Channel, store: BlobStore, digest: bytes, max_size: int = limits.BLOB_BYTES) -> int:
     """Download a blob into the store, resuming what is there; returns the bytes received.
 
     Raises RemoteError when the peer does not hold it, stalls or sends something else; what was right stays for the next attempt.
@@ -144,4 +142,3 @@ async def fetch_blob(
     finally:
         stream.cancel()
     return received
-

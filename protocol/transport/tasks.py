@@ -3,9 +3,15 @@
 import asyncio
 import contextlib
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["Tasks"]
+__all__ = ["Stopped", "Tasks"]
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """Told to stop before it was done."""
 
 
 class Tasks:
@@ -32,6 +38,16 @@ class Tasks:
 
     async def wait(self) -> None:
         await asyncio.shield(self._failure)
+
+    async def race(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`. Raises Stopped when told to stop first, or what a task raised."""
+        task = self.start(work, "race")
+        await asyncio.wait({task, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()  # type: ignore[no-any-return]
+        task.cancel()
+        self._failure.result()
+        raise Stopped
 
     async def close(self) -> None:
         for task in list(self._tasks):

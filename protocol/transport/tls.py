@@ -34,9 +34,7 @@ def load_or_create(folder: Path) -> Certificate:
     path = folder / "tls.pem"
     if not path.exists():
         key = ec.generate_private_key(ec.SECP256R1())
-        key_pem = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key_pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         certificate = _self_signed(key).public_bytes(serialization.Encoding.PEM)
         write_atomically(path, key_pem + certificate, mode=0o600)
     os.chmod(path, 0o600)

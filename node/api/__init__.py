@@ -1,0 +1,1 @@
+"""The node's HTTP API: what `dilocox status` and its siblings read."""

@@ -1,0 +1,127 @@
+"""Routes of the node's HTTP API. Every value is read when asked for; nothing here changes anything."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from node.participant import Participant
+from protocol import views
+from protocol.errors import reason_name
+from protocol.transport.http import add_run_routes, create_app, json_response
+from protocol.transport.presence import Directory
+from protocol.transport.rpc import BlobService
+
+__all__ = ["create_node_app"]
+
+EVENT_POLL_SECONDS = 0.2
+
+
+def node_status(participant: Participant, blobs: BlobService, name: str, address: str, connected: bool) -> dict[str, Any]:
+    """Am I reachable, in sync, in this round, and counted?"""
+    progress, chain = participant.progress, participant.chain
+    head = chain.head
+    fetched = participant.exchange.statistics()
+    history = participant.counted_history()
+    last = chain.commit(head.round - 1) if head.round else None
+    mine = [item for item in last.body.excluded if item.peer == participant.identity.peer] if last else []
+    current = progress.states.get(head.round) or progress.states.get(head.round - 1) or {}
+    return {
+        "role": "node",
+        "run": views.run(participant.manifest),
+        "peer": participant.identity.peer,
+        "name": name,
+        "address": address,
+        "coordinator_connected": connected,
+        "state": participant.state,
+        "why": participant.why,
+        "finished": head.finished,
+        "round": head.round,
+        "phase_round": progress.round,
+        "inner_step": progress.step,
+        "inner_steps": participant.manifest.inner_steps(max(1, progress.round)),
+        "on_roster": participant.identity.peer in head.roster,
+        "counted": history,
+        "excluded": [{"reason": reason_name(item.reason), "detail": item.detail} for item in mine],
+        "loss": progress.loss or None,
+        "tokens_per_second": progress.tokens_per_second,
+        "step_seconds": progress.step_seconds,
+        "tokens": progress.tokens,
+        "bytes_sent": blobs.bytes_sent,
+        "bytes_received": fetched.bytes_received,
+        "fetch_failures": fetched.failures,
+        "applied_at_step": {str(round): step for round, step in sorted(progress.applied_at.items())},
+        "phase_steps": {str(round): steps for round, steps in sorted(progress.inner_steps.items())},
+        "states": {str(stage): digest.hex() for stage, digest in sorted(current.items())},
+        "state_hashes": {
+            str(round): [digest.hex() for _, digest in sorted(states.items())]
+            for round, states in sorted(progress.states.items())
+        },
+    }
+
+
+class _Metrics(Collector):
+    def __init__(self, participant: Participant, blobs: BlobService) -> None:
+        self._participant, self._blobs = participant, blobs
+
+    def collect(self) -> list[Metric]:
+        progress, chain = self._participant.progress, self._participant.chain
+        traffic = CounterMetricFamily("dilocox_network_bytes", "Blob bytes", labels=["direction"])
+        traffic.add_metric(["sent"], self._blobs.bytes_sent)
+        traffic.add_metric(["received"], self._participant.exchange.statistics().bytes_received)
+        loss = GaugeMetricFamily("dilocox_train_loss", "Training loss, nats per token", value=progress.loss)
+        step = GaugeMetricFamily("dilocox_step_seconds", "Wall time of an inner step", value=progress.step_seconds)
+        tokens = CounterMetricFamily("dilocox_tokens", "Tokens in announced phases", value=progress.tokens)
+        current = GaugeMetricFamily("dilocox_round_current", "The open round", value=chain.head.round)
+        present = sum(entry.present for entry in self._participant.presence.peers)
+        peers = GaugeMetricFamily("dilocox_peers_present", "Peers the coordinator hears from", value=present)
+        return [traffic, loss, step, tokens, current, peers]
+
+
+def create_node_app(
+    participant: Participant,
+    directory: Directory,
+    blobs: BlobService,
+    name: str,
+    address: str,
+    connected: Callable[[], bool],
+) -> web.Application:
+    registry = CollectorRegistry()
+    registry.register(_Metrics(participant, blobs))
+
+    def not_ready() -> str | None:
+        return None if participant.state in ("training", "waiting", "finished") else f"{participant.state}: {participant.why}"
+
+    app = create_app(registry, not_ready)
+
+    def peers() -> list[views.View]:
+        records = {peer: record.body for peer, record in directory.records.items()}
+        return views.peers(participant.chain.head, participant.presence, records, participant.chain.coordinator)
+
+    async def status(request: web.Request) -> web.Response:
+        return json_response(node_status(participant, blobs, name, address, connected()))
+
+    async def events(request: web.Request) -> web.StreamResponse:
+        """Server-sent events; `Last-Event-ID` resumes."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        text = request.headers.get("Last-Event-ID", "")
+        sent = int(text) if text.isdecimal() else 0
+        while True:
+            first = participant.event_count - len(participant.events)
+            for number, event in enumerate(list(participant.events), start=first + 1):
+                if number > sent:
+                    line = json.dumps(event.view())
+                    await response.write(f"id: {number}\nevent: {event.kind}\ndata: {line}\n\n".encode())
+                    sent = number
+            await asyncio.sleep(EVENT_POLL_SECONDS)
+
+    add_run_routes(app, participant.chain, peers)
+    app.router.add_get("/v1/status", status)
+    app.router.add_get("/v1/events", events)
+    return app

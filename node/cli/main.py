@@ -1,0 +1,48 @@
+"""The `dilocox` command."""
+
+import sys
+
+import typer
+
+from node.cli import coordinator, export, init, node, show, testnet, verify
+from node.cli.common import fail
+from protocol.errors import ConfigError, LocalError, RemoteError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="dilocox",
+    help="Train one language model together over the ordinary internet.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("init")(init.init)
+app.command("coordinator")(coordinator.coordinator)
+app.command("node")(node.node)
+app.command("status")(show.status)
+app.command("peers")(show.peers)
+app.command("stages")(show.stages)
+app.command("rounds")(show.rounds)
+app.command("verify")(verify.verify)
+app.command("export")(export.export)
+app.add_typer(testnet.app, name="testnet")
+
+
+def main() -> None:
+    """Exit codes: 0 fine, 1 unexpected, 2 usage or configuration, 3 not running, 130 Ctrl-C."""
+    try:
+        try:
+            app()
+        except ConfigError as error:
+            fail(str(error), 2)
+        except (LocalError, RemoteError) as error:
+            fail(str(error))
+    except typer.Exit as leaving:
+        sys.exit(leaving.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

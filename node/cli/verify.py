@@ -1,0 +1,70 @@
+"""`dilocox verify`: recheck the whole commit chain offline; replay a round bit for bit."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.cli.common import HomeOption, JsonOption, console, default_home, fail, print_json, testnet_folder
+from protocol.errors import RemoteError
+from protocol.messages import Statement
+from protocol.transport.blobs import BlobStore, digest_of
+from protocol.transport.chain_file import ChainFile, find_chains
+
+__all__ = ["verify"]
+
+
+def verify(
+    home: HomeOption = None,
+    replay: Annotated[int | None, typer.Option(metavar="N", help="Also replay round N from the blobs on disk.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Recompute every commit from the signed statements inside it."""
+    folder = home or next((f for f in (default_home(), *sorted(testnet_folder().glob("node-*"))) if find_chains(f)), None)
+    chains = find_chains(folder) if folder else []
+    if not chains:
+        fail(f"no commit chain under {folder or default_home()}", 2, "name a daemon's --home")
+    reports = []
+    for path in chains:
+        with ChainFile.for_reading(path) as chain:
+            try:
+                commits = list(chain.verify())
+                replayed = replay_round(chain, path.parent, commits, replay) if replay is not None else None
+            except RemoteError as error:
+                fail(f"{path}: the chain does not hold: {error}")
+            newest = commits[-1].digest.hex() if commits else ""
+            reports.append({"chain": str(path), "commits": len(commits), "head": newest, "replayed": replayed})
+    if as_json:
+        print_json(reports)
+        return
+    for report in reports:
+        console.print(
+            f"{report['commits']} commits hold, head {str(report['head'])[:16]}…   {report['chain']}", highlight=False
+        )
+        if report["replayed"] is not None:
+            console.print(f"round {replay} replayed: every stage has the recorded state hash", highlight=False)
+
+
+def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round: int) -> dict[str, str]:
+    """Apply commit `round` to the state on disk; the result must have the digests that commit round+1 records."""
+    if not 1 <= round < len(commits) - 1:
+        fail(f"round {round} cannot be replayed: the chain has the rounds 1 … {len(commits) - 2}", 2)
+    before = {state.stage: state.digest for state in commits[round].body.states}
+    after = {state.stage: state.digest for state in commits[round + 1].body.states}
+    store = BlobStore(folder / "blobs")
+    from node.outer.state import StageState  # torch loads only here
+
+    digests: dict[str, str] = {}
+    for stage in sorted(after):
+        if stage not in before or before[stage] not in store:
+            fail(f"the state before round {round} is not on this disk", 2, "replay a newer round, or on another node")
+        state = StageState(chain.manifest, stage)
+        state.load_state(memoryview(store.path(before[stage]).read_bytes()))
+        counted = commits[round].body.counted
+        payloads = [memoryview(store.path(item.payloads[stage].digest).read_bytes()) for item in counted]
+        state.apply(payloads, [item.tokens for item in counted])
+        digest = digest_of([state.state_bytes()])
+        if digest != after[stage]:
+            fail(f"round {round}, stage {stage}: replay gives {digest.hex()[:16]}…, the chain says {after[stage].hex()[:16]}…")
+        digests[str(stage)] = digest.hex()
+    return digests

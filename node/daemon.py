@@ -1,0 +1,168 @@
+"""`dilocox node`: composition root. Joins a run, supervises the stage workers, leaves cleanly."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from node.api.server import create_node_app
+from node.coordinator_link import CoordinatorLink
+from node.exchange import Exchange
+from node.participant import Participant
+from node.worker_settings import WorkerSettings
+from node.workers import WorkerPool
+from protocol.errors import ConfigError
+from protocol.ids import JoinLink
+from protocol.messages import Statement
+from protocol.pb import services_pb2_grpc as rpc
+from protocol.transport import tls
+from protocol.transport.blobs import BlobStore, write_atomically
+from protocol.transport.chain_file import ChainFile
+from protocol.transport.dht import Dht, DhtSettings
+from protocol.transport.home import Home
+from protocol.transport.http import serve_http
+from protocol.transport.presence import Directory
+from protocol.transport.rpc import BlobService, ChannelPool, create_server
+from protocol.transport.tasks import Stopped, Tasks
+
+__all__ = ["NodeSettings", "run_node"]
+
+log = logging.getLogger(__name__)
+
+GOODBYE_SECONDS = 3.0
+"""How long a leaving node tries to tell the coordinator."""
+CACHE_SECONDS = 30.0
+"""How often the peers' DHT addresses are written down for the next start."""
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    join: JoinLink
+    home: Path
+    name: str
+    host: str
+    """Address other peers reach this one by."""
+    port: int
+    dht_port: int
+    api: str
+    """host:port of the HTTP API."""
+    devices: int | None
+    """How many stage workers; None: one per CUDA device, else one."""
+    threads: int | None
+    """CPU threads per worker; None: cores divided by workers."""
+    codec_cpus: tuple[int, ...]
+    upload_bytes_per_second: float | None
+
+
+def count_cuda_devices() -> int:
+    """CUDA devices, without loading torch: NVIDIA's driver lists one folder per card; CUDA_VISIBLE_DEVICES narrows it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([item for item in visible.split(",") if item.strip() not in ("", "-1")])
+    cards = Path("/proc/driver/nvidia/gpus")
+    return len(list(cards.iterdir())) if cards.is_dir() else 0
+
+
+async def run_node(settings: NodeSettings) -> None:
+    """Take part until SIGTERM or SIGINT, then leave. Raises LocalError when this node cannot take part."""
+    home = Home(settings.home)
+    link = settings.join
+    folder = home.run_folder(link.run_id)
+    certificate = tls.load_or_create(home.folder)
+    kept = {key: port for key, port in home.remembered().items() if key in ("port", "dht_port")}
+    server, port = await create_server(f"0.0.0.0:{settings.port or kept.get('port', 0)}", certificate)
+    known = folder / "dht-peers.json"
+    cached = json.loads(known.read_text()) if known.exists() else []
+    dht = Dht(
+        DhtSettings(
+            run_id=link.run_id,
+            identity=home.identity,
+            folder=home.folder,
+            listen=[f"/ip4/0.0.0.0/tcp/{settings.dht_port or kept.get('dht_port', 0)}"],
+            announce=[],
+            bootstrap=list(dict.fromkeys([*link.dht_addresses, *cached])),
+        )
+    )
+    directory = Directory(dht, home.identity, link.run_id)
+    channels = ChannelPool()
+    store = BlobStore(folder / "blobs")
+    blobs = BlobService(store, settings.upload_bytes_per_second)
+    tasks = Tasks()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, tasks.stop)
+    participant: Participant | None = None
+    pool: WorkerPool | None = None
+    runner: web.AppRunner | None = None
+    try:
+        rpc.add_PeerServicer_to_server(blobs, server)
+        await server.start()
+        tasks.start(dht.run(), "dht")
+        addresses = await dht.started()
+        address = f"{settings.host}:{port}"
+
+        def record() -> Statement:
+            return directory.seal_record(address, certificate.certificate_der, settings.name, addresses)
+
+        tasks.start(directory.publish_forever(record), "publish")
+        tasks.start(directory.refresh_forever(), "refresh")
+        tasks.start(_cache_addresses(directory, known), "cache")
+        coordinator = CoordinatorLink(link, directory, channels)
+        manifest, canonical = await tasks.race(coordinator.manifest())
+        write_atomically(folder / "manifest.json", canonical)
+        cuda = count_cuda_devices()
+        workers = min(settings.devices or cuda or 1, manifest.model.stages)
+        if cuda and workers > cuda:
+            raise ConfigError(f"--devices {workers}, but this machine has {cuda} CUDA devices")
+        threads = settings.threads or max(1, (os.cpu_count() or 1) // workers)
+
+        def environment(socket: str) -> dict[str, str]:
+            return WorkerSettings(
+                socket=socket,
+                manifest=folder / "manifest.json",
+                blobs=store.folder,
+                stages=folder / "stages",
+                cluster=home.identity.peer,
+                devices="cuda" if cuda else "cpu",
+                threads=threads,
+                codec_cpus=settings.codec_cpus,
+            ).environment()
+
+        pool = WorkerPool(home.folder, workers, environment)
+        await pool.open()
+        chain = ChainFile(folder / "chain.db", manifest, link.coordinator)
+        exchange = Exchange(manifest, range(manifest.model.stages), store, directory, channels, home.identity.peer)
+        participant = Participant(home.identity, manifest, store, chain, coordinator, exchange, pool, tasks)
+        app = create_node_app(participant, directory, blobs, settings.name, address, lambda: coordinator.connected)
+        runner, url = await serve_http(app, settings.api)
+        dht_port = int(addresses[0].split("/")[4])
+        home.announce(role="node", api=url, port=port, dht_port=dht_port, run_id=link.run_id.hex(), name=settings.name)
+        log.info("%s is %s, serving on %s, API %s", settings.name, home.identity.peer, address, url)
+        tasks.start(participant.watch(), "watch")
+        tasks.start(participant.run_workers(), "supervise")
+        tasks.start(participant.beat(), "beat")
+        await tasks.wait()
+    except Stopped:
+        pass
+    finally:
+        if participant is not None:
+            await participant.leave(GOODBYE_SECONDS)
+        await tasks.close()
+        if runner is not None:
+            await runner.cleanup()
+        if pool is not None:
+            await pool.close()
+        await channels.close()
+        await server.stop(grace=0.5)
+
+
+async def _cache_addresses(directory: Directory, path: Path) -> None:
+    """A node that restarts while the coordinator is away finds the DHT through the peers it knew."""
+    while True:
+        await asyncio.sleep(CACHE_SECONDS)
+        addresses = [a for record in directory.records.values() for a in record.body.dht_addresses]
+        write_atomically(path, json.dumps(sorted(set(addresses))[:64]).encode())

@@ -1,0 +1,135 @@
+"""Payloads between peers: fetch, check, vote. Everything heavy runs in threads; nothing here imports torch."""
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from protocol import limits
+from protocol import payload as wire
+from protocol.errors import RemoteError
+from protocol.ids import short
+from protocol.manifest import Manifest
+from protocol.messages import Statement
+from protocol.pb import messages_pb2 as pb
+from protocol.tensors import stage_tensors
+from protocol.transport.blobs import BlobStore
+from protocol.transport.presence import Directory
+from protocol.transport.rpc import ChannelPool, fetch_blob
+
+__all__ = ["Exchange", "FetchStatistics"]
+
+log = logging.getLogger(__name__)
+
+NORM_TOLERANCE = 1e-4
+"""Relative difference allowed between an announced norm and ours: summation order."""
+RETRY_SECONDS = 0.5
+FETCHES_AT_ONCE = 8
+"""Downloads in parallel: enough to fill a link from several providers, few enough to finish one early."""
+
+
+@dataclass(frozen=True)
+class FetchStatistics:
+    bytes_received: int
+    fetches: int
+    failures: int
+
+
+class Exchange:
+    def __init__(
+        self,
+        manifest: Manifest,
+        stages: Iterable[int],
+        store: BlobStore,
+        directory: Directory,
+        channels: ChannelPool,
+        me: str,
+    ) -> None:
+        self._manifest, self._store, self._directory, self._channels, self._me = (
+            manifest,
+            store,
+            directory,
+            channels,
+            me,
+        )
+        self._layouts = {
+            stage: wire.tensor_layouts([spec.shape for spec in stage_tensors(manifest.model, stage)], manifest.compression.rank)
+            for stage in stages
+        }
+        self.payload_sizes = {stage: wire.payload_size(layouts) for stage, layouts in self._layouts.items()}
+        self._fetching: dict[bytes, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
+        self._counts: Counter[str] = Counter()
+
+    def statistics(self) -> FetchStatistics:
+        return FetchStatistics(self._counts["bytes"], self._counts["fetches"], self._counts["failures"])
+
+    async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES) -> None:
+        """Have the blob. Concurrent calls for one digest share a download. Raises RemoteError when no provider served it."""
+        while digest not in self._store:
+            task = self._fetching.get(digest)
+            if task is None:
+                task = asyncio.create_task(self._fetch(digest, list(providers), max_size), name=f"fetch {digest.hex()[:8]}")
+                self._fetching[digest] = task
+                task.add_done_callback(lambda _: self._fetching.pop(digest, None))
+            await asyncio.shield(task)
+
+    async def _fetch(self, digest: bytes, providers: list[str], max_size: int) -> None:
+        last = RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
+        random.shuffle(providers)  # uploads spread
+        for peer in providers:
+            record = await self._directory.find(peer) if peer != self._me else None
+            if record is None or not record.address:
+                continue
+            try:
+                async with self._slots:
+                    received = await fetch_blob(self._channels.channel(record), self._store, digest, max_size)
+                self._counts.update(bytes=received, fetches=1)
+                return
+            except RemoteError as error:
+                self._counts["failures"] += 1
+                log.debug("fetching %s from %s: %s", digest.hex()[:8], short(peer), error)
+                last = error
+        raise last
+
+    async def fetch_forever(self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES) -> None:
+        """`fetch` until somebody serves it. Raises RemoteError when what is served breaks a rule."""
+        providers = list(providers)
+        while True:
+            try:
+                return await self.fetch(digest, providers, max_size)
+            except RemoteError as error:
+                if error.reason != pb.REASON_UNAVAILABLE:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def judge(self, contribution: Statement, bases: Mapping[int, bytes], medians: Mapping[int, float]) -> tuple[int, int]:
+        """Fetch and check every payload of our stages: (reason, stage), with reason 0 for accepted. Fetches until cancelled."""
+        for announced in contribution.body.payloads:
+            if announced.stage not in self._layouts:
+                continue
+            try:
+                if bases.get(announced.stage) != announced.base_state:
+                    raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
+                if announced.size != self.payload_sizes[announced.stage]:
+                    raise RemoteError(pb.REASON_SIZE_MISMATCH, f"a payload has {self.payload_sizes[announced.stage]} bytes")
+                await self.fetch_forever(announced.digest, [contribution.peer], announced.size)
+                await asyncio.to_thread(self._check, announced, medians.get(announced.stage, 0.0))
+            except RemoteError as error:
+                log.info("payload of %s, stage %d: %s", short(contribution.peer), announced.stage, error)
+                return error.reason, announced.stage
+        return pb.REASON_UNSPECIFIED, 0
+
+    def _check(self, announced: pb.StagePayload, median: float) -> None:
+        """Digest was checked on arrival; here layout, finiteness and norm. Raises RemoteError."""
+        if self._store.size(announced.digest) != announced.size:
+            raise RemoteError(pb.REASON_SIZE_MISMATCH, "not the announced size")
+        with self._store.map(announced.digest) as mapped, memoryview(mapped) as view:
+            norm = wire.decoded_norm(wire.parse(view, self._layouts[announced.stage]))
+        if abs(norm - announced.norm) > NORM_TOLERANCE * max(norm, 1e-30):
+            raise RemoteError(pb.REASON_NORM_MISMATCH, f"its norm is {norm:.4g}, announced {announced.norm:.4g}")
+        bound = self._manifest.rounds.max_norm_ratio * median
+        if median and norm > bound:
+            raise RemoteError(pb.REASON_NORM_TOO_LARGE, f"norm {norm:.4g} is above {bound:.4g}")

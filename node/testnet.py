@@ -1,0 +1,178 @@
+"""A swarm on this machine: real daemons, each in its own process and folder, started through the command line.
+
+Attached (the default) every member holds on to this process by a leash and dies with it, however it dies. Detached members live on.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import LocalError
+from protocol.transport.blobs import write_atomically
+from protocol.transport.home import running_daemon
+from protocol.transport.leash import Leash
+
+__all__ = ["Member", "Testnet"]
+
+START_SECONDS = 120.0
+"""Six stage workers importing torch on two cores take about a minute."""
+STOP_SECONDS = 20.0
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Member:
+    name: str
+    home: Path
+    arguments: list[str]
+    """Of `dilocox`."""
+
+    def facts(self) -> dict[str, Any] | None:
+        """What the running daemon announced; None when it does not run."""
+        return running_daemon(self.home)
+
+    def get(self, path: str) -> Any:
+        """A document of its HTTP API; None when it does not answer."""
+        facts = self.facts()
+        if facts is None or "api" not in facts:
+            return None
+        with contextlib.suppress(urllib.error.URLError, OSError, ValueError):
+            with urllib.request.urlopen(facts["api"] + path, timeout=5) as response:
+                return json.load(response)
+        return None
+
+
+class Testnet:
+    __test__ = False  # not a test class, whatever its name
+
+    def __init__(self, folder: Path, members: list[Member]) -> None:
+        self.folder, self.members = folder.absolute(), members
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._leash: Leash | None = None
+
+    @classmethod
+    def create(cls, folder: Path, run_file: Path, nodes: int, options: list[str]) -> "Testnet":
+        """Lay out a new testnet in `folder`, replacing an old one. Raises LocalError while one runs there."""
+        folder = folder.absolute()
+        if folder.exists() and any(running_daemon(home) for home in folder.iterdir() if home.is_dir()):
+            raise LocalError(f"a testnet runs in {folder}. Stop it: dilocox testnet down")
+        run, key = run_file.read_bytes(), run_file.with_suffix(".key").read_bytes()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        write_atomically(folder / "run.toml", run)
+        write_atomically(folder / "run.key", key, mode=0o600)
+        link = folder / "link"
+        coordinator = folder / "coordinator"
+        arguments = ["coordinator", str(folder / "run.toml"), "--home", str(coordinator), "--link-file", str(link)]
+        members = [Member("coordinator", coordinator, arguments)]
+        for number in range(1, nodes + 1):
+            home = folder / f"node-{number}"
+            arguments = ["node", "--join", f"@{link}", "--home", str(home), "--name", home.name, *options]
+            members.append(Member(home.name, home, arguments))
+        testnet = cls(folder, members)
+        described = [{"name": m.name, "home": str(m.home), "arguments": m.arguments} for m in members]
+        write_atomically(folder / "testnet.json", json.dumps(described, indent=1).encode())
+        return testnet
+
+    @classmethod
+    def load(cls, folder: Path) -> "Testnet":
+        """The testnet that `create` laid out in `folder`. Raises LocalError when there is none."""
+        path = folder / "testnet.json"
+        if not path.exists():
+            raise LocalError(f"no testnet in {folder}. Start one: dilocox testnet up")
+        return cls(folder, [Member(m["name"], Path(m["home"]), m["arguments"]) for m in json.loads(path.read_text())])
+
+    @property
+    def coordinator(self) -> Member:
+        return self.members[0]
+
+    @property
+    def nodes(self) -> list[Member]:
+        return self.members[1:]
+
+    def member(self, name: str) -> Member:
+        for member in self.members:
+            if member.name == name:
+                return member
+        raise LocalError(f"no member {name}; there are: {', '.join(member.name for member in self.members)}")
+
+    def start(self, member: Member, attached: bool = True) -> None:
+        """Start a member's daemon; its output goes to `<name>.log`."""
+        environment = dict(os.environ)
+        if attached:
+            self._leash = self._leash or Leash(self.folder)
+            environment = self._leash.environment()
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        with (self.folder / f"{member.name}.log").open("ab") as output:
+            self._processes[member.name] = subprocess.Popen(
+                [sys.executable, "-m", "node.cli.main", *member.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def start_all(self, attached: bool = True) -> None:
+        """The coordinator, then, once its join link is there, the nodes. Raises LocalError when it does not come up."""
+        self.start(self.coordinator, attached)
+        link = self.folder / "link"
+        deadline = time.monotonic() + START_SECONDS
+        while not link.exists():
+            if self._processes["coordinator"].poll() is not None or time.monotonic() > deadline:
+                raise LocalError(f"the coordinator did not start:\n{self.last_words(self.coordinator)}")
+            time.sleep(POLL_SECONDS)
+        for node in self.nodes:
+            self.start(node, attached)
+
+    def failed(self) -> list[Member]:
+        """Members started here whose process ended with an error."""
+        return [m for m in self.members if m.name in self._processes and self._processes[m.name].poll() not in (None, 0, -9)]
+
+    def last_words(self, member: Member) -> str:
+        path = self.folder / f"{member.name}.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-12:]) if path.exists() else ""
+
+    def kill(self, member: Member, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a member's daemon. Raises LocalError when it does not run."""
+        facts = member.facts()
+        if facts is None:
+            raise LocalError(f"{member.name} does not run")
+        os.kill(facts["pid"], number)
+
+    def running(self) -> list[Member]:
+        return [member for member in self.members if member.facts() is not None]
+
+    def stop(self) -> None:
+        """SIGTERM to every member, nodes first; SIGKILL to what is left after a while. Leaves no process."""
+        for group in (self.nodes, [self.coordinator]):
+            for member in group:
+                with contextlib.suppress(LocalError, ProcessLookupError):
+                    self.kill(member, signal.SIGTERM)
+                process = self._processes.get(member.name)
+                if process is not None and process.poll() is None:  # not far enough to hold its lock
+                    process.terminate()
+            deadline = time.monotonic() + STOP_SECONDS
+            while any(m.facts() for m in group) and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+            for member in group:
+                with contextlib.suppress(LocalError, ProcessLookupError):
+                    self.kill(member)
+        if self._leash is not None:
+            self._leash.cut()
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=STOP_SECONDS)
+            if process.poll() is None:
+                process.kill()
+                process.wait()

@@ -1,0 +1,25 @@
+"""Held-out loss of an exported folder, computed by transformers' own model class."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from node.training.data import load_dataset
+from node.training.pipeline import cross_entropy
+from protocol.manifest import Manifest
+
+__all__ = ["evaluate_folder"]
+
+
+@torch.no_grad()
+def evaluate_folder(manifest: Manifest, folder: Path) -> float:
+    """Mean nats per token over the run's held-out sequences."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    inputs, targets = load_dataset(manifest).evaluation()
+    batch, total = manifest.training.batch_size, 0.0
+    for start in range(0, len(inputs), batch):
+        part = inputs[start : start + batch]
+        logits = model(part, use_cache=False).logits
+        total += float(cross_entropy(logits, targets[start : start + batch])) * len(part)
+    return total / len(inputs)

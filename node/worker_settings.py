@@ -1,0 +1,47 @@
+"""What the daemon hands to its stage workers, as environment variables. Free of torch: the daemon imports it too."""
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+__all__ = ["WorkerSettings"]
+
+_PREFIX = "DILOCOX_WORKER_"
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    socket: str
+    """Path of the daemon's Unix socket."""
+    manifest: Path
+    """The manifest's canonical bytes."""
+    blobs: Path
+    stages: Path
+    """Where boundary checkpoints lie."""
+    cluster: str
+    devices: str
+    """`cpu` or `cuda`."""
+    threads: int
+    codec_cpus: tuple[int, ...]
+    """CPUs for the background thread; empty: any."""
+
+    def environment(self) -> dict[str, str]:
+        values = {field.name: str(getattr(self, field.name)) for field in fields(self)}
+        values["codec_cpus"] = ",".join(map(str, self.codec_cpus))
+        return {_PREFIX + name.upper(): value for name, value in values.items()}
+
+    @classmethod
+    def from_environment(cls) -> "WorkerSettings":
+        def get(name: str) -> str:
+            return os.environ[_PREFIX + name.upper()]
+
+        return cls(
+            socket=get("socket"),
+            manifest=Path(get("manifest")),
+            blobs=Path(get("blobs")),
+            stages=Path(get("stages")),
+            cluster=get("cluster"),
+            devices=get("devices"),
+            threads=int(get("threads")),
+            codec_cpus=tuple(int(cpu) for cpu in get("codec_cpus").split(",") if cpu),
+        )
