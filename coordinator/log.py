@@ -1,4 +1,4 @@
-"""The coordinator's log: every input of the round machine with its time, on disk before the effects leave. Restart replays it."""
+"""The coordinator's log: every input of the round machine with its time, on disk before the effects leave; a restart replays it."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -6,7 +6,8 @@ from pathlib import Path
 
 from protocol.manifest import Manifest
 from protocol.messages import open_envelope
-from protocol.round import RECEIVED_KINDS, Absent, Input, Present, Received, Refused, Tick
+from protocol.pb import messages_pb2 as pb
+from protocol.round import RECEIVED_KINDS, Absent, Input, Present, Received, Refused, Resumed, Tick
 from protocol.transport.chain_file import open_database
 
 __all__ = ["InputLog"]
@@ -33,6 +34,8 @@ class InputLog:
                 row = ("absent", peer, None, None, None)
             case Present(peer):
                 row = ("present", peer, None, None, None)
+            case Resumed():
+                row = ("resumed", None, None, None, None)
             case Tick():
                 row = ("tick", None, None, None, None)
         self._database.execute(
@@ -44,7 +47,7 @@ class InputLog:
         for time, kind, peer, reason, detail, envelope in self._database.execute(query):
             yield self._input(kind, peer, reason, detail, envelope), time
 
-    def _input(self, kind: str, peer: str, reason: int, detail: str, envelope: bytes) -> Input:
+    def _input(self, kind: str, peer: str, reason: pb.Reason, detail: str, envelope: bytes) -> Input:
         match kind:
             case "received":
                 return Received(open_envelope(envelope, self._run_id, RECEIVED_KINDS))
@@ -54,6 +57,8 @@ class InputLog:
                 return Absent(peer)
             case "present":
                 return Present(peer)
+            case "resumed":
+                return Resumed()
             case _:
                 return Tick()
 

@@ -17,7 +17,20 @@ from protocol.messages import Statement, open_envelope, seal
 from protocol.pb import messages_pb2 as pb
 from protocol.pb import services_pb2 as services
 from protocol.pb import services_pb2_grpc as rpc
-from protocol.round import Absent, Differ, Input, Present, Received, Refused, Relay, Reply, SealBallot, SealCommit, Tick
+from protocol.round import (
+    Absent,
+    Differ,
+    Input,
+    Present,
+    Received,
+    Refused,
+    Relay,
+    Reply,
+    Resumed,
+    SealBallot,
+    SealCommit,
+    Tick,
+)
 from protocol.rules import Judgement, Outcome, reject
 from protocol.transport.chain_file import ChainFile
 
@@ -78,21 +91,22 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 self.state = round.start(self.chain.manifest, now)
                 first = False
             self._step(event, now)
+        if first:
+            return
+        self._feed(Resumed())
         now = self._clock()
         for cluster in self.state.head.roster.values():
             for peer in cluster.peers:
-                if peer not in self.state.absent:
-                    self.signs[peer] = Sign(heard_at=now)  # a full window to come back
-        if not first:
-            log.info("replayed the log: round %d is open", self.state.head.round)
+                self.signs[peer] = Sign(heard_at=now)  # a full window to come back
+        log.info("replayed the log: round %d is open", self.state.head.round)
 
     def _step(self, event: Input, now: float) -> Judgement | None:
         self.state, effects = round.step(self.state, event, now)
         judgement = None
         for effect in effects:
             match effect:
-                case Reply(judgement):
-                    pass
+                case Reply(answer):
+                    judgement = answer
                 case Relay(statement):
                     self._publish(services.WatchEvent(statement=statement.envelope))
                 case SealBallot(body):
@@ -171,9 +185,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if judgement.outcome is Outcome.REJECT:
             sender = short(peer_id(request.key)) if len(request.key) == 32 else "?"
             log.warning("rejected a statement of %s: %s: %s", sender, reason_name(judgement.reason), judgement.detail)
-        return services.SubmitReply(
-            outcome=_OUTCOMES[judgement.outcome], reason=pb.Reason.ValueType(judgement.reason), detail=judgement.detail
-        )
+        return services.SubmitReply(outcome=_OUTCOMES[judgement.outcome], reason=judgement.reason, detail=judgement.detail)
 
     def _judge(self, request: pb.Envelope) -> Judgement:
         try:
@@ -219,7 +231,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if statement.body.sequence <= sign.sequence:
             return Judgement(Outcome.IGNORE, pb.REASON_STALE_ROUND, "a newer heartbeat was seen")
         sign.sequence, sign.heartbeat = statement.body.sequence, statement.body
-        return round.ACCEPT
+        return rules.ACCEPT
 
     async def Watch(
         self, request: services.WatchRequest, context: grpc.aio.ServicerContext

@@ -105,7 +105,9 @@ class Exchange:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def judge(self, contribution: Statement, bases: Mapping[int, bytes], medians: Mapping[int, float]) -> tuple[int, int]:
+    async def judge(
+        self, contribution: Statement, bases: Mapping[int, bytes], medians: Mapping[int, float]
+    ) -> tuple[pb.Reason, int]:
         """Fetch and check every payload of our stages: (reason, stage), with reason 0 for accepted. Fetches until cancelled."""
         for announced in contribution.body.payloads:
             if announced.stage not in self._layouts:

@@ -104,7 +104,7 @@ class Participant:
         self._seen: dict[bytes, Statement] = {}
         """Contributions of the open round, by digest."""
         self._ballot: Statement | None = None
-        self._judgements: dict[bytes, asyncio.Task[tuple[int, int]]] = {}
+        self._judgements: dict[bytes, asyncio.Task[tuple[pb.Reason, int]]] = {}
         """Of the open round, by contribution; begun when the contribution is seen, so that fetching hides behind training."""
         self._voted = False
         self._feeding: asyncio.Task[None] | None = None
@@ -351,9 +351,9 @@ class Participant:
         )
         self._own = self._send(pb.KIND_CONTRIBUTION, contribution)
 
-    def _send(self, kind: int, body: object) -> Statement:
+    def _send(self, kind: pb.Kind, body: object) -> Statement:
         statement = seal(self.identity, kind, self.manifest.run_id, body)
-        self._tasks.start(self._submit(statement), f"submit {pb.Kind.Name(pb.Kind.ValueType(kind))}")
+        self._tasks.start(self._submit(statement), f"submit {pb.Kind.Name(kind)}")
         return statement
 
     async def _submit(self, statement: Statement) -> None:
@@ -489,7 +489,7 @@ class Participant:
             chosen = {digest: self._judgements[digest] for digest in listed if digest in self._judgements}
             self._tasks.start(self._vote(chosen), "vote")
 
-    async def _vote(self, judging: Mapping[bytes, "asyncio.Task[tuple[int, int]]"]) -> None:
+    async def _vote(self, judging: Mapping[bytes, "asyncio.Task[tuple[pb.Reason, int]]"]) -> None:
         head = self.chain.head
         history = []
         for number in range(max(1, head.round - rules.DEADLINE_HISTORY), head.round):
@@ -504,7 +504,7 @@ class Participant:
         verdicts = []
         for digest, task in sorted(judging.items()):
             reason, stage = task.result() if task.done() else (pb.REASON_UNAVAILABLE, 0)
-            verdicts.append(pb.ContributionVerdict(contribution=digest, reason=pb.Reason.ValueType(reason), stage=stage))
+            verdicts.append(pb.ContributionVerdict(contribution=digest, reason=reason, stage=stage))
         self._send(pb.KIND_RECEIPT, pb.Receipt(round=head.round, head=head.digest, verdicts=verdicts))
 
     # Housekeeping

@@ -46,10 +46,11 @@ class Member:
         facts = self.facts()
         if facts is None or "api" not in facts:
             return None
-        with contextlib.suppress(urllib.error.URLError, OSError, ValueError):
+        try:
             with urllib.request.urlopen(facts["api"] + path, timeout=5) as response:
                 return json.load(response)
-        return None
+        except (urllib.error.URLError, OSError, ValueError):
+            return None
 
 
 class Testnet:

@@ -11,9 +11,9 @@ from protocol.pb import messages_pb2 as pb
 __all__ = ["ConfigError", "DilocoxError", "LocalError", "RemoteError", "reason_name"]
 
 
-def reason_name(reason: int) -> str:
+def reason_name(reason: pb.Reason) -> str:
     """`REASON_NORM_TOO_LARGE` -> `norm-too-large`, the form shown to people."""
-    return pb.Reason.Name(pb.Reason.ValueType(reason)).removeprefix("REASON_").lower().replace("_", "-")
+    return pb.Reason.Name(reason).removeprefix("REASON_").lower().replace("_", "-")
 
 
 class DilocoxError(Exception):
@@ -31,7 +31,7 @@ class ConfigError(LocalError):
 class RemoteError(DilocoxError):
     """Something that arrived breaks a rule."""
 
-    def __init__(self, reason: int, detail: str) -> None:
+    def __init__(self, reason: pb.Reason, detail: str) -> None:
         super().__init__(f"{reason_name(reason)}: {detail}")
         self.reason = reason
         self.detail = detail

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from protocol.errors import reason_name
+from protocol.pb import messages_pb2 as pb
 
 __all__ = [
     "CommitApplied",
@@ -71,7 +72,7 @@ class CommitApplied(Event):
 class NotCounted(Event):
     kind = "not-counted"
     round: int
-    reason: int
+    reason: pb.Reason
     detail: str
 
     def line(self) -> str:

@@ -25,7 +25,7 @@ __all__ = ["Statement", "open_envelope", "seal"]
 class Statement:
     """A verified statement. `body` is the parsed message; never mutate it."""
 
-    kind: int
+    kind: pb.Kind
     peer: str
     body: Any
     envelope: pb.Envelope
@@ -51,18 +51,21 @@ _FROM_COORDINATOR = {pb.KIND_COMMIT: limits.MESSAGE_BYTES, pb.KIND_BALLOT: limit
 _SIZES = {pb.KIND_PEER_RECORD: limits.RECORD_BYTES, **_FROM_COORDINATOR}
 
 
-def seal(identity: Identity, kind: int, run_id: bytes, body: Any) -> Statement:
+def seal(identity: Identity, kind: pb.Kind, run_id: bytes, body: Any) -> Statement:
     """Sign a message (or, for the manifest, raw bytes) for this run."""
     raw = body if isinstance(body, bytes) else body.SerializeToString(deterministic=True)
     signature = identity.sign(kind, run_id, raw)
-    envelope = pb.Envelope(kind=pb.Kind.ValueType(kind), key=identity.key, body=raw, signature=signature)
+    envelope = pb.Envelope(kind=kind, key=identity.key, body=raw, signature=signature)
     return Statement(kind, identity.peer, body, envelope)
 
 
 def open_envelope(envelope: pb.Envelope | bytes, run_id: bytes, kinds: Iterable[int]) -> Statement:
     """Verify and parse a statement of one of `kinds`. Raises RemoteError, whatever the input."""
-    if isinstance(envelope, bytes):
-        envelope = _parse(pb.Envelope, envelope)
+    parsed: pb.Envelope = _parse(pb.Envelope, envelope) if isinstance(envelope, bytes) else envelope
+    return _open(parsed, run_id, kinds)
+
+
+def _open(envelope: pb.Envelope, run_id: bytes, kinds: Iterable[int]) -> Statement:
     kind = envelope.kind
     if kind not in kinds or kind not in _BODIES:
         raise RemoteError(pb.REASON_MALFORMED, f"a statement of kind {kind} does not belong here")
@@ -85,7 +88,7 @@ def _parse(kind: type[Any], raw: bytes) -> Any:
         raise RemoteError(pb.REASON_MALFORMED, f"does not parse as {kind.__name__}") from error
 
 
-def _require(condition: bool, detail: str, reason: int = pb.REASON_MALFORMED) -> None:
+def _require(condition: bool, detail: str, reason: pb.Reason = pb.REASON_MALFORMED) -> None:
     if not condition:
         raise RemoteError(reason, detail)
 

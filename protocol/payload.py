@@ -6,8 +6,8 @@
     array    i8 base exponent | 4-bit exponent offsets, one per block | 4-bit codes
 
 Arrays are quantised along their last axis in blocks of BLOCK (the last block of a row may be shorter): value = code · 2^(base +
-offset), codes -7 … 7 in two's complement (-8 is invalid), offsets 0 … 15, so a factor spans 16 binades. An int4 tensor is treated as
-one row of rows · columns. Nibbles are packed low half first; offsets and codes each end on a byte boundary, padding is 0.
+offset), codes -7 … 7 in two's complement (-8 is invalid), offsets 0 … 15, so a factor spans 16 binades. An int4 tensor is one row
+of rows · columns. Nibbles are packed low half first; offsets and codes each end on a byte boundary, padding is 0.
 
 Exactness: with block scales along the rank axis a product of two codes is an integer times 2^(eP + eQ), the exponents span 2 · 15
 binades, and a sum of RANK_EXACT products fits float64's 53 bits, so P @ Qᵀ has the same bits in any summation order.

@@ -33,6 +33,7 @@ __all__ = [
     "Refused",
     "Relay",
     "Reply",
+    "Resumed",
     "RoundState",
     "SealBallot",
     "SealCommit",
@@ -55,7 +56,7 @@ class Refused:
     """A message that never became a statement; `peer` is unproven."""
 
     peer: str
-    reason: int
+    reason: pb.Reason
     detail: str
 
 
@@ -74,6 +75,11 @@ class Present:
 @dataclass(frozen=True)
 class Tick:
     """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The coordinator was away and is back: waiting starts afresh, nobody is late for its absence."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ class Differ:
     peers: tuple[str, ...]
 
 
-Input = Received | Refused | Absent | Present | Tick
+Input = Received | Refused | Absent | Present | Resumed | Tick
 Effect = Reply | Relay | SealBallot | SealCommit | Differ
 
 
@@ -159,6 +165,9 @@ def step(state: RoundState, event: Input, now: float) -> tuple[RoundState, list[
             state = replace(state, absent=state.absent | {peer})
         case Present(peer):
             state = replace(state, absent=state.absent - {peer})
+        case Resumed():
+            ballot_at = None if state.ballot_at is None else now
+            state = replace(state, opened_at=now, ballot_at=ballot_at, absent=frozenset())
         case Tick():
             pass
     state, more = _progress(state, now)
@@ -193,8 +202,8 @@ def _receive(state: RoundState, statement: Statement) -> Received_:
     return state, judgement, effects
 
 
-def _refuse(state: RoundState, peer: str, reason: int, detail: str) -> RoundState:
-    entry = pb.Exclusion(peer=peer[: limits.TEXT_CHARACTERS], reason=pb.Reason.ValueType(reason), detail=detail)
+def _refuse(state: RoundState, peer: str, reason: pb.Reason, detail: str) -> RoundState:
+    entry = pb.Exclusion(peer=peer[: limits.TEXT_CHARACTERS], reason=reason, detail=detail)
     if state.head.finished or len(state.refusals) >= limits.REFUSALS_PER_ROUND or entry in state.refusals:
         return state
     return replace(state, refusals=(*state.refusals, entry))

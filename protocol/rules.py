@@ -48,18 +48,18 @@ class Outcome(Enum):
 
 class Judgement(NamedTuple):
     outcome: Outcome
-    reason: int = pb.REASON_UNSPECIFIED
+    reason: pb.Reason = pb.REASON_UNSPECIFIED
     detail: str = ""
 
 
 ACCEPT = Judgement(Outcome.ACCEPT)
 
 
-def ignore(reason: int, detail: str) -> Judgement:
+def ignore(reason: pb.Reason, detail: str) -> Judgement:
     return Judgement(Outcome.IGNORE, reason, detail)
 
 
-def reject(reason: int, detail: str) -> Judgement:
+def reject(reason: pb.Reason, detail: str) -> Judgement:
     return Judgement(Outcome.REJECT, reason, detail)
 
 
@@ -168,7 +168,7 @@ def tally(
         accepted = {}
     counted = tuple(_counted(name, accepted[name], holders[name]) for name in sorted(accepted))
     excluded = tuple(
-        pb.Exclusion(peer=peer, reason=pb.Reason.ValueType(reasons[name][0]), detail=reasons[name][1])
+        pb.Exclusion(peer=peer, reason=reasons[name][0], detail=reasons[name][1])
         for name in sorted(roster)
         if name not in accepted
         for peer in roster[name].peers
@@ -184,7 +184,7 @@ def tally(
     )
 
 
-Complaint = tuple[int, str]
+Complaint = tuple[pb.Reason, str]
 
 
 def _complete_clusters(
@@ -226,7 +226,7 @@ def _vote(
 ) -> tuple[list[Cluster], Complaint | None]:
     """The clusters that accepted every part, and the commonest complaint of the rest."""
     accepting: list[Cluster] = []
-    complaints: Counter[int] = Counter()
+    complaints: Counter[pb.Reason] = Counter()
     for voter in voters:
         cast = [votes[peer].get(part.digest) for peer in voter.peers if peer in votes for part in parts.values()]
         reasons = [verdict.reason for verdict in cast if verdict is not None and verdict.reason]

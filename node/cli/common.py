@@ -13,28 +13,30 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from protocol.transport.chain_file import find_chains
 from protocol.transport.home import running_daemon
 
-__all__ = ["HomeOption", "JsonOption", "api_get", "default_home", "fail", "print_json", "print_table", "set_up_logging"]
+__all__ = ["HomeOption", "JsonOption", "api_get", "fail", "print_json", "print_table", "set_up_logging"]
 
 EXIT_UNEXPECTED, EXIT_USAGE, EXIT_NOT_RUNNING = 1, 2, 3
 API_SECONDS = 10.0
 
-console = Console()
+# Off a terminal a table keeps its width: somebody greps it.
+console = Console(width=None if sys.stdout.isatty() else 250)
 errors = Console(stderr=True)
 
 HomeOption = Annotated[
-    Path | None, typer.Option("--home", envvar="DILOCOX_HOME", help="The daemon's folder (default: ~/.dilocox).")
+    Path | None, typer.Option("--home", help="The daemon's folder (default: node or coordinator in $DILOCOX_HOME, ~/.dilocox).")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def default_home() -> Path:
+def base_folder() -> Path:
     return Path(os.environ.get("DILOCOX_HOME", Path.home() / ".dilocox"))
 
 
 def testnet_folder() -> Path:
-    return default_home() / "testnet"
+    return base_folder() / "testnet"
 
 
 def fail(message: str, code: int = EXIT_UNEXPECTED, help: str | None = None) -> NoReturn:
@@ -53,24 +55,32 @@ def set_up_logging(verbose: bool) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def find_daemon(home: Path | None) -> dict[str, Any]:
-    """The daemon on `home`; without one, on the default home, else a running testnet's first node, else its coordinator."""
+def known_homes(home: Path | None) -> list[Path]:
+    """The folder a verb is about: `home`; without one this machine's node, a testnet's nodes, then the coordinators."""
     if home is not None:
-        candidates = [home]
-    else:
-        testnet = testnet_folder()
-        members = sorted(testnet.glob("node-*")) if testnet.is_dir() else []
-        candidates = [default_home(), *members, testnet / "coordinator"]
-    for folder in candidates:
+        return [home]
+    base, testnet = base_folder(), testnet_folder()
+    return [base / "node", *sorted(testnet.glob("node-*")), base / "coordinator", testnet / "coordinator"]
+
+
+def find_daemon(home: Path | None) -> dict[str, Any]:
+    """The first running daemon among `known_homes`."""
+    for folder in known_homes(home):
         if (facts := running_daemon(folder)) is not None:
-            if folder != candidates[0]:
-                errors.print(f"[dim]reading {folder}[/]", highlight=False)
+            if home is None:
+                errors.print(f"[dim]reading {folder}[/]", highlight=False, soft_wrap=True)
             return facts
-    fail(
-        f"no daemon runs on {candidates[0]}",
-        EXIT_NOT_RUNNING,
-        "start one with `dilocox node --join LINK`, or name its --home",
-    )
+    place = f"on {home}" if home else f"under {base_folder()}"
+    fail(f"no daemon runs {place}", EXIT_NOT_RUNNING, "start one with `dilocox node --join LINK`, or name its --home")
+
+
+def find_chain_files(home: Path | None) -> list[Path]:
+    """The commit chains in the first of `known_homes` that has one."""
+    for folder in known_homes(home):
+        if chains := find_chains(folder):
+            return chains
+    place = f"under {home or base_folder()}"
+    fail(f"no commit chain {place}", EXIT_USAGE, "name a daemon's --home")
 
 
 def api_get(home: Path | None, path: str) -> Any:

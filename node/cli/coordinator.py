@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from coordinator.daemon import CoordinatorSettings, run_coordinator
-from node.cli.common import HomeOption, default_home, fail, set_up_logging
+from node.cli.common import HomeOption, base_folder, fail, set_up_logging
 from protocol.ids import JoinLink
 from protocol.manifest import Manifest
 from protocol.transport.home import load_identity
@@ -50,7 +50,7 @@ def coordinator(
     settings = CoordinatorSettings(
         manifest=manifest,
         owner=load_identity(key),
-        home=home or default_home() / "coordinator",
+        home=home or base_folder() / "coordinator",
         host=host,
         port=port,
         dht_port=dht_port,

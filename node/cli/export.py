@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from node.cli.common import HomeOption, JsonOption, console, default_home, errors, fail, print_json, testnet_folder
+from node.cli.common import HomeOption, JsonOption, console, errors, fail, find_chain_files, print_json
 from protocol.transport.blobs import BlobStore
-from protocol.transport.chain_file import ChainFile, find_chains
+from protocol.transport.chain_file import ChainFile
 
 __all__ = ["export"]
 
@@ -22,10 +22,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write the committed model as a Hugging Face folder."""
-    source = home or next((f for f in (default_home(), *sorted(testnet_folder().glob("node-*"))) if find_chains(f)), None)
-    chains = find_chains(source) if source else []
-    if not chains:
-        fail(f"no commit chain under {source or default_home()}", 2, "name a node's --home")
+    chains = find_chain_files(home)
     if folder.exists() and any(folder.iterdir()):
         fail(f"{folder} is not empty", 2, "name a new folder")
     with ChainFile.for_reading(chains[-1]) as chain:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from node.cli.common import HomeOption, default_home, set_up_logging
+from node.cli.common import HomeOption, base_folder, set_up_logging
 from node.daemon import NodeSettings, run_node
 from protocol.errors import ConfigError
 from protocol.ids import JoinLink
@@ -47,7 +47,7 @@ def node(
         raise ConfigError(str(error)) from error
     settings = NodeSettings(
         join=JoinLink.parse(link),
-        home=home or default_home() / "node",
+        home=home or base_folder() / "node",
         name=name,
         host=host,
         port=port,

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from node.cli.common import HomeOption, JsonOption, console, default_home, fail, print_json, testnet_folder
+from node.cli.common import HomeOption, JsonOption, console, fail, find_chain_files, print_json
 from protocol.errors import RemoteError
 from protocol.messages import Statement
 from protocol.transport.blobs import BlobStore, digest_of
-from protocol.transport.chain_file import ChainFile, find_chains
+from protocol.transport.chain_file import ChainFile
 
 __all__ = ["verify"]
 
@@ -20,10 +20,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Recompute every commit from the signed statements inside it."""
-    folder = home or next((f for f in (default_home(), *sorted(testnet_folder().glob("node-*"))) if find_chains(f)), None)
-    chains = find_chains(folder) if folder else []
-    if not chains:
-        fail(f"no commit chain under {folder or default_home()}", 2, "name a daemon's --home")
+    chains = find_chain_files(home)
     reports = []
     for path in chains:
         with ChainFile.for_reading(path) as chain:

@@ -1,7 +1,7 @@
 """What runs beside training, one job at a time in one low-priority thread: encoding, checkpoints, applying commits.
 
-One thread and a queue make the order simple: a boundary is encoded before a later commit touches the state, and the main thread asks
-`idle` before it ends the next phase.
+One thread and a queue make the order simple: a boundary is encoded before a later commit touches the state, and the main thread
+asks `idle` before it ends the next phase.
 """
 
 import os

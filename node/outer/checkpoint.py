@@ -2,7 +2,7 @@
 
     <stage>/<round>/private.safetensors    live parameters (= anchor) and the inner optimizer's tensors, by parameter name
     <stage>/<round>/feedback.safetensors   error feedback after encoding, and the codec's warm starts
-    <stage>/<round>/boundary.json          written last: names the payload, the base state and the counters; without it, nothing counts
+    <stage>/<round>/boundary.json          written last; names the payload, base state and counters; without it, nothing counts
 
 The committed state is not in here: it is a blob, named by `base_state`.
 """

@@ -64,7 +64,7 @@ class StageState:
         return self.committed[0]
 
     def state_bytes(self) -> memoryview:
-        return memoryview(self.committed.numpy()).cast("B")
+        return self.committed.numpy().data.cast("B")
 
     def load_state(self, raw: memoryview) -> None:
         """`raw`: the bytes of a state blob. Copied."""

@@ -14,7 +14,7 @@ from protocol.manifest import Manifest
 
 def train_alone(manifest: Manifest, steps: int) -> float:
     """Held-out loss after `steps` inner steps of the run's own training settings, nats per token."""
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(manifest, range(manifest.model.stages), 0, 1, device)
     trainer.load_initial()

@@ -1,6 +1,7 @@
-"""Model stages: transformers' own layers, split as `protocol.tensors` says, with initial weights that are the same bits anywhere."""
+"""Model stages: transformers' own layers, split as `protocol.tensors` says; initial weights are the same bits anywhere."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ class Stage(nn.Module):
             getattr(source, prefix + name) for name in ("DecoderLayer", "RMSNorm", "RotaryEmbedding")
         )
         self.specs = stage_tensors(model, stage)
-        self.model = nn.Module()
+        self.model: Any = nn.Module()
         layers = range(max(0, first - 1), min(model.layers, last - 1))
         if first == 0:
             self.model.embed_tokens = nn.Embedding(model.vocabulary_size, model.hidden_size)
@@ -87,8 +88,11 @@ class Chain(nn.Module):
         super().__init__()
         self.stages = nn.ModuleList(stages)
 
+    def __iter__(self) -> Iterator[Stage]:
+        yield from self.stages  # type: ignore[misc]
+
     def forward(self, hidden: Tensor) -> Tensor:
-        for stage in self.stages:
+        for stage in self:
             hidden = stage(hidden)
         return hidden
 
@@ -97,7 +101,7 @@ def build_chain(model: Model, stages: list[int], device: torch.device) -> Chain:
     """The stages with uninitialised parameters on `device`."""
     with torch.device("meta"):
         chain = Chain([Stage(model, stage) for stage in stages])
-    for stage in chain.stages:
+    for stage in chain:
         for name, module in stage.named_modules():
             if name.endswith("rotary") or name.startswith("rotary"):
                 continue
@@ -110,7 +114,7 @@ def build_chain(model: Model, stages: list[int], device: torch.device) -> Chain:
 
 
 def initial_values(spec: TensorSpec, seed: int) -> Iterator[tuple[int, Tensor]]:
-    """(offset, float32 values) of a tensor's initial weights: integers from a counter-based generator, scaled by one float32 product.
+    """(offset, float32 values) of a tensor's initial weights: counter-based integers, scaled by one float32 product.
 
     SplitMix64's output function of (key + counter); the key is derived from seed and name, so the bits depend neither on the
     stage split nor on the machine.

@@ -47,11 +47,11 @@ class Trainer:
         self.states = [StageState(manifest, stage) for stage in stages]
         self._chain = build_chain(manifest.model, list(stages), device)
         self.pipeline = Pipeline(manifest, self._chain, rank, workers, device)
-        self.optimizer = InnerOptimizer(manifest, list(self._chain.stages))
+        self.optimizer = InnerOptimizer(manifest, list(self._chain))
         self._parameters = [p for _, stage in self.pairs() for p in stage.tensors()]
 
     def pairs(self) -> Iterator[tuple[StageState, Stage]]:
-        yield from zip(self.states, self._chain.stages, strict=True)  # type: ignore[arg-type]
+        yield from zip(self.states, self._chain, strict=True)
 
     def live(self, stage: Stage) -> list[Tensor]:
         return [parameter.data for parameter in stage.tensors()]

@@ -1,7 +1,6 @@
 """Background tasks that cannot fail silently: every task is named, and the first exception ends the daemon."""
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -44,7 +43,7 @@ class Tasks:
         task = self.start(work, "race")
         await asyncio.wait({task, self._failure}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
-            return task.result()  # type: ignore[no-any-return]
+            return task.result()
         task.cancel()
         self._failure.result()
         raise Stopped
@@ -52,9 +51,8 @@ class Tasks:
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
-        while self._tasks:
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await next(iter(self._tasks))
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
         if self._failure.done() and not self._failure.cancelled():
             self._failure.exception()  # seen
         else:
