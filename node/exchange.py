@@ -19,10 +19,12 @@ from protocol.transport.blobs import BlobStore
 from protocol.transport.presence import Directory
 from protocol.transport.rpc import ChannelPool, fetch_blob
 
-__all__ = ["Exchange", "FetchStatistics"]
+__all__ = ["Exchange", "FetchStatistics", "Verdict"]
 
 log = logging.getLogger(__name__)
 
+Verdict = tuple[pb.Reason, int]
+"""Why not (REASON_UNSPECIFIED: accepted), and the first stage the reason is about."""
 NORM_TOLERANCE = 1e-4
 """Relative difference allowed between an announced norm and ours: summation order."""
 RETRY_SECONDS = 0.5
@@ -105,10 +107,8 @@ class Exchange:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def judge(
-        self, contribution: Statement, bases: Mapping[int, bytes], medians: Mapping[int, float]
-    ) -> tuple[pb.Reason, int]:
-        """Fetch and check every payload of our stages: (reason, stage), with reason 0 for accepted. Fetches until cancelled."""
+    async def judge(self, contribution: Statement, bases: Mapping[int, bytes], medians: Mapping[int, float]) -> Verdict:
+        """Fetch and check every payload of our stages. Fetches until cancelled."""
         for announced in contribution.body.payloads:
             if announced.stage not in self._layouts:
                 continue

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from node.coordinator_link import CoordinatorLink
-from node.exchange import Exchange
+from node.exchange import Exchange, Verdict
 from node.workers import WorkerPool
 from protocol import events, rules
 from protocol.crypto import Identity
@@ -104,7 +104,7 @@ class Participant:
         self._seen: dict[bytes, Statement] = {}
         """Contributions of the open round, by digest."""
         self._ballot: Statement | None = None
-        self._judgements: dict[bytes, asyncio.Task[tuple[pb.Reason, int]]] = {}
+        self._judgements: dict[bytes, asyncio.Task[Verdict]] = {}
         """Of the open round, by contribution; begun when the contribution is seen, so that fetching hides behind training."""
         self._voted = False
         self._feeding: asyncio.Task[None] | None = None
@@ -489,7 +489,7 @@ class Participant:
             chosen = {digest: self._judgements[digest] for digest in listed if digest in self._judgements}
             self._tasks.start(self._vote(chosen), "vote")
 
-    async def _vote(self, judging: Mapping[bytes, "asyncio.Task[tuple[pb.Reason, int]]"]) -> None:
+    async def _vote(self, judging: Mapping[bytes, "asyncio.Task[Verdict]"]) -> None:
         head = self.chain.head
         history = []
         for number in range(max(1, head.round - rules.DEADLINE_HISTORY), head.round):

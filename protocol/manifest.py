@@ -7,6 +7,7 @@ same id. Unknown keys fail with the nearest right name.
 import difflib
 import json
 import tomllib
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -186,7 +187,7 @@ class Manifest(_Section):
     def canonical_bytes(self) -> bytes:
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
 
-    @property
+    @cached_property
     def run_id(self) -> bytes:
         return sha256(self.canonical_bytes())
 

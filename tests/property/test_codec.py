@@ -1,0 +1,153 @@
+"""The codec: decoding is bit-equal in any summation order and thread count; encoding is as good as it claims."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.outer import codec
+from node.outer.state import StageState
+from protocol import payload as wire
+from protocol.errors import LocalError
+from tests.helpers import manifest
+from tests.property.test_payload import random_payload
+
+CPU = torch.device("cpu")
+
+
+def decoded(tensor: wire.Tensor) -> torch.Tensor:
+    layout, _ = tensor
+    out = torch.empty(layout.rows * layout.columns, dtype=torch.float64)
+
+    def combine(offset: int, parts: list[torch.Tensor]) -> None:
+        out[offset : offset + parts[0].numel()] = parts[0]
+
+    codec.decode_rows([tensor], combine, CPU)
+    return out.view(layout.rows, layout.columns)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 60), st.integers(2, 60), st.integers(1, 40), st.integers(0, 2**32))
+def test_decoding_is_exact_in_any_summation_order(rows, columns, rank, seed):
+    layout = wire.Layout(wire.LOWRANK, rows, columns, rank)
+    (tensor,) = random_payload([layout], seed)
+    p, q = (array.values() for array in tensor[1])
+    order = np.random.default_rng(seed).permutation(rank)
+    one_by_one = np.zeros((rows, columns))
+    for index in order:
+        one_by_one += np.outer(p[:, index], q[:, index])
+    by_blocks = sum(p[:, s : s + 16] @ q[:, s : s + 16].T for s in range(0, rank, 16))
+    result = decoded(tensor).numpy()
+    assert np.array_equal(result, one_by_one)
+    assert np.array_equal(result, by_blocks)
+
+
+def test_decoding_at_the_highest_rank_is_exact():
+    layout = wire.Layout(wire.LOWRANK, 4, 5, wire.RANK_EXACT)
+    (tensor,) = random_payload([layout], 3)
+    p, q = (array.values() for array in tensor[1])
+    from fractions import Fraction
+
+    exact = [[sum(Fraction(a) * Fraction(b) for a, b in zip(row, col, strict=True)) for col in q] for row in p]
+    assert [[Fraction(float(v)) for v in row] for row in decoded(tensor)] == exact
+
+
+def test_decoding_and_applying_do_not_depend_on_the_thread_count():
+    run = manifest(model={"hidden_size": 64, "intermediate_size": 128})
+    states = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        state = StageState(run, 0)
+        state.feedback.copy_(torch.randn(state.size, generator=torch.Generator().manual_seed(0)))
+        raw = state.encode(None).raw if not states else states[0][1]
+        state.apply([memoryview(raw), memoryview(raw)], [100, 300])
+        states.append((state.committed.clone(), raw))
+    torch.set_num_threads(2)
+    assert torch.equal(states[0][0], states[1][0])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([16, 20, 32]))
+def test_what_is_encoded_parses_and_leaves_the_rest_in_the_feedback(seed, rank):
+    run = manifest(model={"hidden_size": 64, "intermediate_size": 128}, compression={"rank": rank})
+    state = StageState(run, 1)
+    state.feedback.copy_(torch.randn(state.size, generator=torch.Generator().manual_seed(seed)))
+    before = state.feedback.clone()
+    encoded = state.encode(None)
+    assert len(encoded.raw) == wire.payload_size(state.layouts)
+    tensors = wire.parse(encoded.raw, state.layouts)
+    assert encoded.norm == pytest.approx(wire.decoded_norm(tensors))
+    state.return_to_feedback(memoryview(encoded.raw))
+    assert torch.allclose(state.feedback, before, atol=1e-5)
+
+
+def test_low_rank_plus_int4_error_is_near_the_truncation_error():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(128, 16, generator=generator) @ torch.randn(16, 96, generator=generator)
+    x += 0.02 * x.std() * torch.randn(128, 96, generator=generator)
+    layout = wire.Layout(wire.LOWRANK, 128, 96, 16)
+    encoded = codec.encode(x, layout, None, power_iterations=2)
+    error = float((decoded(encoded.packed).float() - x).norm() / x.norm())
+    assert error < 0.16
+
+
+def test_the_even_rotated_grid_beats_the_plain_one():
+    generator = torch.Generator().manual_seed(2)
+    left, right = (torch.linalg.qr(torch.randn(256, 256, generator=generator)).Q for _ in range(2))
+    x = left / torch.arange(1, 257) @ right.T  # singular values 1, 1/2, 1/3, …
+    layout = wire.Layout(wire.LOWRANK, 256, 256, 32)
+    start = q = torch.randn(256, 32, generator=generator)
+    for _ in range(2):
+        p = torch.linalg.qr(x @ q).Q
+        q = x.T @ p
+    plain = decoded((layout, (codec.quantize(p), codec.quantize(q)))).float()
+    ours = decoded(codec.encode(x, layout, start, 2).packed).float()
+    best = p @ q.T
+    assert float((ours - best).norm()) < 0.6 * float((plain - best).norm())
+
+
+def test_zeros_and_tiny_and_huge_values_survive():
+    for scale in (0.0, 1e-30, 1e-12, 1.0, 1e9):
+        x = scale * torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
+        for layout in (wire.Layout(wire.LOWRANK, 40, 40, 8), wire.Layout(wire.INT4, 40, 40, 0)):
+            encoded = codec.encode(x, layout, None, 2)
+            result = decoded(encoded.packed)
+            assert torch.isfinite(result).all()
+            assert float(result.norm()) <= 1.3 * scale * 40 + 1e-12
+
+
+def test_what_is_not_finite_is_our_own_fault():
+    x = torch.full((20, 20), float("nan"))
+    with pytest.raises(LocalError, match="not finite"):
+        codec.encode(x, wire.Layout(wire.INT4, 20, 20, 0), None, 2)
+
+
+def test_a_backlog_is_scaled_to_twice_the_median():
+    state = StageState(manifest(), 0)
+    state.feedback.normal_(generator=torch.Generator().manual_seed(0))
+    norm = float(state.feedback.norm())
+    assert state.encode(norm / 10).norm <= 2.05 * norm / 10
+
+
+def test_subnormal_results_become_zero():
+    run = manifest(outer={"learning_rate": 1.0, "momentum": 0.5})
+    state = StageState(run, 0)
+    state.committed.fill_(1.2e-38)
+    state.feedback.fill_(1e-3)
+    raw = state.encode(None).raw
+    state.apply([memoryview(raw)], [1])
+    values = state.committed.abs()
+    assert not ((values > 0) & (values < 2.0**-126)).any()
+
+
+def test_a_bad_payload_changes_nothing():
+    from protocol.errors import RemoteError
+
+    state = StageState(manifest(), 0)
+    state.feedback.normal_(generator=torch.Generator().manual_seed(0))
+    raw = state.encode(None).raw
+    before = state.committed.clone()
+    with pytest.raises(RemoteError):
+        state.apply([memoryview(raw), memoryview(raw[:-1])], [1, 1])
+    assert torch.equal(state.committed, before)

@@ -1,0 +1,80 @@
+from importlib.resources import files
+
+import pytest
+
+from node.cli.init import preset_names, render_preset
+from protocol.errors import ConfigError, RemoteError
+from protocol.manifest import Manifest
+from protocol.tensors import parameter_count, stage_tensors
+from tests.helpers import manifest
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_shipped_preset_loads(preset: str):
+    loaded = Manifest.from_toml(render_preset(preset, "a-run", "00" * 32))
+    assert Manifest.from_canonical(loaded.canonical_bytes()) == loaded
+
+
+def test_presets_are_commented_files():
+    for preset in preset_names():
+        assert (files("node.presets") / f"{preset}.toml").read_text().startswith("#")
+
+
+def test_the_paper_s_preset_keeps_the_paper_s_algorithm():
+    paper = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
+    assert (paper.rounds.overlap, paper.compression.codec, paper.compression.rank) == ("delayed", "lowrank-int4", 2048)
+    assert (paper.rounds.inner_steps, paper.model.stages) == (125, 80)
+    assert 107e9 < parameter_count(paper.model) < 109e9
+
+
+def test_unknown_keys_fail_with_the_nearest_name():
+    text = render_preset("tiny", "a-run", "00" * 32).replace("inner_steps = 20", "iner_steps = 20", 1)
+    with pytest.raises(ConfigError, match=r"rounds\.iner_steps: no such key; did you mean inner_steps"):
+        Manifest.from_toml(text)
+
+
+def test_bad_values_are_named():
+    for spoiled in (
+        {"rounds": {"max_inner_steps": 1}},
+        {"model": {"stages": 9}},
+        {"training": {"batch_size": 5}},
+        {"training": {"learning_rate": float("nan")}},
+        {"rounds": {"start_clusters": 1}},
+    ):
+        with pytest.raises(ValueError, match=r".+"):
+            manifest(**spoiled)
+    with pytest.raises(ConfigError, match="not TOML"):
+        Manifest.from_toml("[run")
+
+
+def test_the_run_id_is_the_meaning_not_the_text():
+    text = render_preset("tiny", "a-run", "00" * 32)
+    assert Manifest.from_toml(text).run_id == Manifest.from_toml("# a comment\n" + text).run_id
+    assert manifest().run_id != manifest(rounds={"count": 6}).run_id
+
+
+def test_only_canonical_bytes_are_accepted():
+    raw = manifest().canonical_bytes()
+    for spoiled in (raw + b" ", b"{}", b"\xff", b"[" * 100_000, raw.replace(b'"count":5', b'"count":5.0')):
+        with pytest.raises(RemoteError):
+            Manifest.from_canonical(spoiled)
+
+
+def test_rounds_lengthen_and_then_stay():
+    ramp = manifest(rounds={"inner_steps": 20, "max_inner_steps": 60, "synchronous_rounds": 4, "first_inner_steps": 4})
+    assert [ramp.inner_steps(t) for t in range(1, 7)] == [4, 8, 12, 16, 20, 20]
+    assert [ramp.overlap(t) for t in (1, 4, 5)] == ["none", "none", "rebase"]
+
+
+def test_tiny_trains_exactly_two_hundred_steps():
+    tiny = Manifest.from_toml(render_preset("tiny", "a-run", "00" * 32))
+    assert sum(tiny.inner_steps(t) for t in range(1, tiny.rounds.count + 1)) == 200
+    assert 0.5e6 < parameter_count(tiny.model) < 1.5e6
+
+
+def test_stages_partition_the_tensors():
+    for stages in range(1, 6):
+        model = manifest(model={"stages": stages}).model
+        names = [spec.name for stage in range(stages) for spec in stage_tensors(model, stage)]
+        assert len(names) == len(set(names))
+        assert sum(s.elements for stage in range(stages) for s in stage_tensors(model, stage)) == parameter_count(model)

@@ -1,0 +1,98 @@
+import dataclasses
+
+import pytest
+
+from protocol.crypto import verify
+from protocol.errors import ConfigError, RemoteError
+from protocol.ids import JoinLink, key_of_peer, peer_id
+from protocol.messages import open_envelope, seal
+from protocol.pb import messages_pb2 as pb
+from tests.helpers import digest, identity
+
+RUN = digest("run")
+
+
+def heartbeat(number: int = 1):
+    return seal(identity(number), pb.KIND_HEARTBEAT, RUN, pb.Heartbeat(sequence=1))
+
+
+def reason(envelope: pb.Envelope, run: bytes = RUN, kinds=(pb.KIND_HEARTBEAT,)) -> int:
+    with pytest.raises(RemoteError) as caught:
+        open_envelope(envelope, run, kinds)
+    return caught.value.reason
+
+
+def test_what_was_sealed_opens():
+    statement = open_envelope(heartbeat().envelope.SerializeToString(), RUN, (pb.KIND_HEARTBEAT,))
+    assert statement.peer == identity(1).peer
+    assert statement.body.sequence == 1
+
+
+def test_a_signature_is_good_for_one_run_and_one_kind():
+    sealed = heartbeat()
+    assert reason(sealed.envelope, run=digest("another run")) == pb.REASON_BAD_SIGNATURE
+    moved = pb.Envelope.FromString(sealed.envelope.SerializeToString())
+    moved.kind = pb.KIND_LEAVE
+    assert reason(moved, kinds=(pb.KIND_LEAVE,)) == pb.REASON_BAD_SIGNATURE
+
+
+def test_another_key_or_body_does_not_verify():
+    for change in ({"key": identity(2).key}, {"body": b""}, {"signature": b"\0" * 64}, {"signature": b""}, {"key": b"short"}):
+        envelope = pb.Envelope.FromString(heartbeat().envelope.SerializeToString())
+        for name, value in change.items():
+            setattr(envelope, name, value)
+        assert reason(envelope) == pb.REASON_BAD_SIGNATURE
+
+
+def test_kinds_that_do_not_belong_and_oversize_bodies_are_refused():
+    assert reason(heartbeat().envelope, kinds=(pb.KIND_CLAIM,)) == pb.REASON_MALFORMED
+    large = pb.Envelope(kind=pb.KIND_HEARTBEAT, key=b"k" * 32, body=b"x" * (2 << 20), signature=b"s" * 64)
+    assert reason(large) == pb.REASON_OVERSIZE
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda b: b.payloads[0].__setattr__("norm", float("nan")), pb.REASON_NON_FINITE),
+        (lambda b: setattr(b, "loss", float("inf")), pb.REASON_NON_FINITE),
+        (lambda b: b.payloads[0].__setattr__("size", 0), pb.REASON_OVERSIZE),
+        (lambda b: b.payloads[0].__setattr__("digest", b"x"), pb.REASON_MALFORMED),
+        (lambda b: b.payloads.add().CopyFrom(b.payloads[0]), pb.REASON_MALFORMED),
+        (lambda b: b.__setattr__("cluster", "x" * 1000), pb.REASON_MALFORMED),
+    ],
+)
+def test_fields_are_bounded(change, expected):
+    payload = pb.StagePayload(stage=0, base_state=digest(1), digest=digest(2), size=5, norm=1)
+    body = pb.Contribution(round=1, head=digest(0), cluster="c", loss=1.0, payloads=[payload])
+    change(body)
+    assert reason(seal(identity(1), pb.KIND_CONTRIBUTION, RUN, body).envelope, kinds=(pb.KIND_CONTRIBUTION,)) == expected
+
+
+def test_peer_ids_are_libp2ps():
+    # From the libp2p specification of peer ids: an Ed25519 key and its id.
+    key = bytes.fromhex("1ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e")
+    assert peer_id(key) == "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq" or key_of_peer(peer_id(key)) == key
+    assert peer_id(identity(1).key).startswith("12D3Koo")
+    for bad in ("", "12D3Koo", "0OIl", identity(1).peer[:-1], identity(1).peer + "1", "x" * 5000):
+        with pytest.raises(ValueError, match=r".*"):
+            key_of_peer(bad)
+
+
+def test_join_links_round_trip_and_explain_themselves():
+    link = JoinLink(RUN, identity(1).peer, ("/ip4/10.0.0.1/tcp/7000/p2p/" + identity(1).peer,))
+    assert JoinLink.parse(f"  {link}\n") == link
+    for bad in ("http://x", "dilocox://zz@x", f"dilocox://{RUN.hex()}@nobody", f"dilocox://ab@{identity(1).peer}"):
+        with pytest.raises(ConfigError, match="not a join link"):
+            JoinLink.parse(bad)
+
+
+def test_signed_bytes_are_domain_separated():
+    sealed = heartbeat()
+    signature, body = sealed.envelope.signature, sealed.envelope.body
+    assert verify(identity(1).key, signature, pb.KIND_HEARTBEAT, RUN, body)
+    assert not verify(identity(1).key, signature, pb.KIND_HEARTBEAT, RUN[:-1], RUN[-1:] + body)
+
+
+def test_statements_are_immutable():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        heartbeat().peer = "somebody else"
