@@ -18,6 +18,7 @@ from node.worker_settings import WorkerSettings
 from node.workers import WorkerPool
 from protocol.errors import ConfigError
 from protocol.ids import JoinLink
+from protocol.manifest import Manifest
 from protocol.messages import Statement
 from protocol.pb import services_pb2_grpc as rpc
 from protocol.transport import tls
@@ -68,6 +69,16 @@ def count_cuda_devices() -> int:
     return len(list(cards.iterdir())) if cards.is_dir() else 0
 
 
+def count_workers(wanted: int | None, cuda: int, manifest: Manifest) -> int:
+    """Stage workers to start. Raises ConfigError when `wanted` cannot be had."""
+    if wanted and cuda and wanted > cuda:
+        raise ConfigError(f"--devices {wanted}, but this machine has {cuda} CUDA devices")
+    if wanted and wanted > manifest.training.microbatches:
+        # torch's 1F1B schedule needs at least one microbatch per worker.
+        raise ConfigError(f"--devices {wanted}, but the run's {manifest.training.microbatches} microbatches feed only as many")
+    return min(wanted or cuda or 1, manifest.model.stages, manifest.training.microbatches)
+
+
 async def run_node(settings: NodeSettings) -> None:
     """Take part until SIGTERM or SIGINT, then leave. Raises LocalError when this node cannot take part."""
     home = Home(settings.home)
@@ -115,9 +126,7 @@ async def run_node(settings: NodeSettings) -> None:
         manifest, canonical = await tasks.race(coordinator.manifest())
         write_atomically(folder / "manifest.json", canonical)
         cuda = count_cuda_devices()
-        workers = min(settings.devices or cuda or 1, manifest.model.stages)
-        if cuda and workers > cuda:
-            raise ConfigError(f"--devices {workers}, but this machine has {cuda} CUDA devices")
+        workers = count_workers(settings.devices, cuda, manifest)
         threads = settings.threads or max(1, (os.cpu_count() or 1) // workers)
 
         def environment(socket: str) -> dict[str, str]:

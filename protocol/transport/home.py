@@ -37,10 +37,15 @@ class Home:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            self._lock.close()
             raise LocalError(f"another daemon runs on {folder}. Stop it, or use another --home.") from error
         self.identity = load_identity(self.folder / "identity.key")
         for leftover in self.folder.glob("leash-*"):
             leftover.unlink()
+
+    def close(self) -> None:
+        """Let another daemon have the folder."""
+        self._lock.close()
 
     def run_folder(self, run_id: bytes) -> Path:
         folder = self.folder / "runs" / run_id.hex()[:16]

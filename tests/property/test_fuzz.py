@@ -64,7 +64,9 @@ def test_mutated_commits_never_verify(data):
     raw = bytearray(honest)
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        _, commit = chain.extend(RUN, COORDINATOR.peer, head, seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, bytes(raw)).envelope)
+        _, commit = chain.extend(
+            RUN, COORDINATOR.peer, head, seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, bytes(raw)).envelope
+        )
     except RemoteError:
         return
     # What the coordinator may choose freely: its clock, and the refusals it saw. Nothing else.

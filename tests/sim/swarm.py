@@ -320,4 +320,3 @@ class Swarm:
             if self.state.head.finished and all(p.head.finished for p in self.peers if p.up and p.name not in self.cut):
                 return
         raise AssertionError(f"not finished after {limit} s: round {self.state.head.round}")
-

@@ -1,0 +1,31 @@
+"""Fixtures that several suites share."""
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def process_group() -> Iterator[None]:
+    """torch.distributed with this process alone: what a pipeline of one worker needs."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(2)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """A port that was free a moment ago."""
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            return port
+
+    return find

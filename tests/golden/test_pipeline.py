@@ -1,0 +1,66 @@
+"""Pipeline workers in real processes compute what one process computes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.training.pipeline import split_stages
+from tests.helpers import manifest
+
+SCRIPT = """
+import json, os, sys
+import torch, torch.distributed as dist
+from node.training.pipeline import split_stages
+from node.training.trainer import Trainer
+from node.training.data import load_dataset
+from protocol.manifest import Manifest
+rank, workers, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", rank=rank, world_size=workers, init_method=f"tcp://127.0.0.1:{port}")
+torch.set_num_threads(1)
+run = Manifest.from_canonical(open(sys.argv[4], "rb").read())
+trainer = Trainer(run, split_stages(range(run.model.stages), workers)[rank], rank, workers, torch.device("cpu"))
+trainer.load_initial()
+data = load_dataset(run)
+results = [trainer.step(*data.batch([4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3]), flags=[1.0, rank]) for i in range(4)]
+trainer.end_phase()
+evaluation = trainer.evaluate_committed(data)
+print(json.dumps([[r.loss, r.gradient_norm, *r.flags] for r in results] + [[evaluation]]))
+dist.destroy_process_group()
+"""
+
+
+def run_pipeline(folder: Path, stages: int, workers: int, port: int) -> list[list[float]]:
+    path = folder / f"manifest-{stages}.json"
+    path.write_bytes(manifest(model={"stages": stages}, training={"microbatches": 4}).canonical_bytes())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(rank), str(workers), str(port), str(path)],
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        for rank in range(workers)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * workers
+    per_worker = [json.loads(output) for output in outputs]
+    assert all(result == per_worker[0] for result in per_worker), "workers disagree about a step"
+    return per_worker[0]
+
+
+@pytest.mark.e2e
+def test_two_and_three_workers_compute_what_one_computes(tmp_path: Path, free_port):
+    alone = run_pipeline(tmp_path, 2, 1, free_port())
+    for stages, workers in ((2, 2), (5, 2), (3, 3)):
+        together = run_pipeline(tmp_path, stages, workers, free_port())
+        for step, expected in zip(together, alone, strict=True):
+            assert step[:2] == pytest.approx(expected[:2], rel=1e-4)
+        assert together[0][2:] == [workers, sum(range(workers))]
+
+
+def test_stages_are_shared_out_contiguously():
+    assert split_stages(range(5), 2) == [[0, 1, 2], [3, 4]]
+    assert split_stages(range(80), 8)[7] == list(range(70, 80))
+    assert split_stages(range(2), 2) == [[0], [1]]

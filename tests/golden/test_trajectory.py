@@ -1,0 +1,155 @@
+"""Golden outer trajectories, and the identities the outer loop must satisfy bit for bit."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from node.outer.state import StageState, rebase, start_phase
+from node.training.trainer import initial_state
+from protocol import payload as wire
+from protocol.manifest import Manifest
+from tests.golden.lab import Lab
+from tests.helpers import manifest
+
+GOLDEN = Path(__file__).parent / "trajectories.json"
+TOLERANCE = 5e-3
+"""Nats: local training differs between CPUs in the last bits, and that grows a little over the run."""
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+def run_with(overlap: str, **outer: float) -> Manifest:
+    return manifest(
+        rounds={"count": 4, "inner_steps": 6, "max_inner_steps": 12, "overlap": overlap},
+        outer={"learning_rate": 0.8, "momentum": 0.3, **outer},
+        model={"hidden_size": 64, "intermediate_size": 96, "sequence_length": 32},
+        data={"evaluation_sequences": 8},
+    )
+
+
+@pytest.mark.parametrize(("overlap", "arrive_at"), [("none", 0), ("rebase", 3), ("delayed", 0)])
+def test_golden_trajectories(overlap: str, arrive_at: int):
+    losses = Lab(run_with(overlap), clusters=2, arrive_at=arrive_at).rounds().losses
+    golden = json.loads(GOLDEN.read_text())[overlap]
+    assert losses == pytest.approx(golden, abs=TOLERANCE)
+
+
+def test_rebase_at_step_zero_is_the_synchronous_algorithm_bit_for_bit():
+    synchronous = Lab(run_with("none"), clusters=2).rounds()
+    rebased = Lab(run_with("rebase"), clusters=2, arrive_at=0).rounds()
+    assert torch.equal(synchronous.state(), rebased.state())
+
+
+def test_every_cluster_holds_the_same_bits():
+    lab = Lab(run_with("rebase"), clusters=3, arrive_at=2).rounds()
+    for state, other in zip(lab.trainers[0].states, lab.trainers[2].states, strict=True):
+        assert torch.equal(state.committed, other.committed)
+        assert not torch.equal(state.feedback, other.feedback)
+
+
+def test_in_place_copies_match_an_out_of_place_reference():
+    """ALGORITHM's two rules written with fresh tensors for everything, against the four copies."""
+    run = run_with("rebase")
+    state = StageState(run, 0)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw() -> torch.Tensor:
+        return torch.randn(state.size, generator=generator) * 0.01
+
+    theta = draw()
+    momentum = torch.zeros(state.size)
+    state.committed[0].copy_(theta)
+    live = [view.clone() for _, view in state.views(state.parameters)]
+    rebase(state, live, keep_lead=False)
+    flat_live, anchor, feedback = theta.clone(), theta.clone(), torch.zeros(state.size)
+    for _ in range(3):
+        step = draw()
+        flat_live = flat_live + step
+        for (_, delta), tensor in zip(state.views(step), live, strict=True):
+            tensor.add_(delta)
+        start_phase(state, live)
+        feedback = feedback + (anchor - flat_live)
+        anchor = flat_live.clone()
+        encoded = state.encode(None)
+        decoded = dense(encoded.raw, state)
+        feedback = feedback - decoded.float()
+        lead = draw()  # work of the next phase before the commit arrives
+        flat_live = flat_live + lead
+        for (_, delta), tensor in zip(state.views(lead), live, strict=True):
+            tensor.add_(delta)
+        other = dense(encoded.raw, state)
+        mean = (other * 0.25 + other * 0.75).float()
+        momentum = momentum * run.outer.momentum + mean
+        theta = theta - (momentum * run.outer.momentum + mean) * run.outer.learning_rate
+        state.apply([memoryview(encoded.raw)] * 2, [1, 3])
+        flat_live = theta + (flat_live - anchor)
+        anchor = theta.clone()
+        rebase(state, live)
+        assert torch.equal(state.parameters, theta)
+        assert torch.equal(state.committed[1], momentum)
+        assert torch.equal(state.feedback, feedback)
+        assert torch.equal(torch.cat([tensor.flatten() for tensor in live]), flat_live)
+
+
+def dense(raw: bytes, state: StageState) -> torch.Tensor:
+    """What a payload decodes to, by numpy alone: float64, flat."""
+    parts = []
+    for layout, arrays in wire.parse(raw, state.layouts):
+        values = [torch.from_numpy(array.values()) for array in arrays]
+        parts.append((values[0] @ values[1].T if layout.form == wire.LOWRANK else values[0]).flatten())
+    return torch.cat(parts)
+
+
+def test_momentum_zero_and_one_cluster_is_plain_local_training_without_compression_loss():
+    run = run_with("none", learning_rate=1.0, momentum=0.0)
+    lab = Lab(run, clusters=1)
+    lab.train(6)
+    lab.end_phase()
+    lab.encode()
+    lab.commit()
+    (trainer,) = lab.trainers
+    for state in trainer.states:
+        # Θ' = Θ - decoded and feedback = delta - decoded, so Θ' - feedback is where training stood.
+        before = initial_state(run, state.stage).parameters
+        assert not torch.equal(state.parameters, before)
+        assert float(state.feedback.norm()) < float((state.parameters - before).norm())
+
+
+def test_the_initial_state_does_not_depend_on_the_split():
+    values = []
+    for stages in (1, 2, 5):
+        run = manifest(model={"stages": stages})
+        states = [initial_state(run, stage) for stage in range(stages)]
+        values.append({spec.name: view.clone() for state in states for spec, view in state.views(state.parameters)})
+    for other in values[1:]:
+        assert other.keys() == values[0].keys()
+        assert all(torch.equal(other[name], values[0][name]) for name in other)
+
+
+def test_initial_weights_have_golden_bits():
+    digests = json.loads(GOLDEN.read_text())["initial_digests"]
+    from protocol.transport.blobs import digest_of
+
+    run = manifest()
+    assert [digest_of([initial_state(run, stage).state_bytes()]).hex() for stage in range(2)] == digests
+
+
+def test_losses_do_not_depend_on_the_stage_split():
+    losses = []
+    for stages in (1, 2, 5):
+        lab = Lab(manifest(model={"stages": stages}), clusters=1)
+        (trainer,) = lab.trainers
+        losses.append([trainer.step(*lab.dataset.batch([0, 1, 2, 3])).loss for _ in range(3)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_a_worker_keeps_four_copies_and_no_more():
+    lab = Lab(run_with("rebase"), clusters=1)
+    (trainer,) = lab.trainers
+    for state in trainer.states:
+        kept = {name: t for name, t in vars(state).items() if isinstance(t, torch.Tensor)}
+        assert sum(tensor.numel() for tensor in kept.values()) == 4 * state.size
+        assert all(tensor.dtype == torch.float32 for tensor in kept.values())

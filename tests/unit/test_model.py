@@ -1,0 +1,162 @@
+"""Stages against transformers' own modules, and the paper's model on the meta device."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from node.cli.init import render_preset
+from node.training.data import Dataset, _permute, load_dataset
+from node.training.inner import InnerOptimizer, learning_rate_factor
+from node.training.model import Stage, build_chain, hugging_face_config, initial_values
+from protocol.errors import ConfigError
+from protocol.manifest import Manifest
+from protocol.tensors import parameter_count, stage_tensors
+from tests.helpers import manifest
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_tensors_are_those_of_transformers(family: str):
+    model = manifest(model={"family": family, "stages": 3}).model
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(hugging_face_config(model))
+    expected = {name: tuple(p.shape) for name, p in theirs.named_parameters()}
+    ours = {spec.name: spec.shape for stage in range(3) for spec in stage_tensors(model, stage)}
+    assert ours == expected
+    for stage in range(3):
+        with torch.device("meta"):
+            built = Stage(model, stage)
+        assert [tuple(t.shape) for t in built.tensors()] == [spec.shape for spec in stage_tensors(model, stage)]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_chained_stages_compute_what_transformers_computes(family: str):
+    model = manifest(model={"family": family, "stages": 3}).model
+    chain = build_chain(model, [0, 1, 2], torch.device("cpu"))
+    theirs = AutoModelForCausalLM.from_config(hugging_face_config(model))
+    weights = {}
+    for stage in chain:
+        for spec, parameter in zip(stage.specs, stage.tensors(), strict=True):
+            for offset, values in initial_values(spec, 7):
+                parameter.data.view(-1)[offset : offset + len(values)] = values
+            weights[spec.name] = parameter.data
+    theirs.load_state_dict(weights)
+    tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.allclose(chain(tokens), theirs(tokens).logits, atol=1e-5)
+
+
+def test_every_stage_of_the_107b_preset_builds_and_counts():
+    """Prints bytes per device: `pytest -s -k 107b`."""
+    paper = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
+    total, largest = 0, 0
+    for stage in range(paper.model.stages):
+        with torch.device("meta"):
+            count = sum(parameter.numel() for parameter in Stage(paper.model, stage).parameters())
+        assert count == sum(spec.elements for spec in stage_tensors(paper.model, stage))
+        total, largest = total + count, max(largest, count)
+    assert total == parameter_count(paper.model)
+    assert total == pytest.approx(108e9, rel=0.01)
+    on_device = largest * (4 + 4 + 8)  # parameters, gradients, AdamW's two moments, all float32
+    in_host_memory = largest * 4 * 4  # Θ, momentum, feedback, anchor
+    print(
+        f"\n{total:,} parameters; largest stage {largest:,}: {on_device:,} bytes per device, {in_host_memory:,} in host memory"
+    )
+    assert on_device < 40e9, "must fit the paper's 40 GB devices"
+
+
+def test_initial_values_are_uniform_with_the_right_deviation():
+    spec = next(spec for spec in stage_tensors(manifest(model={"hidden_size": 256}).model, 0) if "q_proj.weight" in spec.name)
+    values = torch.cat([part for _, part in initial_values(spec, 1)])
+    assert float(values.std()) == pytest.approx(spec.initial, rel=0.02)
+    assert float(values.mean()) == pytest.approx(0, abs=spec.initial / 50)
+    assert float(values.abs().max()) <= spec.initial * 3**0.5
+
+
+def test_the_order_is_a_permutation_that_changes_every_epoch():
+    for count in (1, 2, 3, 17, 256, 1000):
+        orders = [[_permute(i, count, 5, epoch) for i in range(count)] for epoch in (0, 1)]
+        assert all(sorted(order) == list(range(count)) for order in orders)
+        assert count < 5 or orders[0] != orders[1]
+
+
+def test_training_never_sees_what_is_held_out():
+    run = manifest()
+    data = load_dataset(run)
+    held_out = {tuple(row.tolist()) for row in data._tokens[:: run.data.held_out_every]}
+    seen = {data._row(position) for position in range(data.sequences)}
+    assert len(seen) == data.sequences
+    assert not any(row % run.data.held_out_every == 0 for row in seen)
+    inputs, targets = data.evaluation()
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert len(held_out) > 0
+
+
+def test_text_files_tokenizers_and_their_errors(tmp_path):
+    (tmp_path / "a.txt").write_text("hello world " * 500)
+    run = manifest(data={"source": f"text:{tmp_path}/*.txt"})
+    assert load_dataset(run).batch([0])[0].shape == (1, 16)
+    with pytest.raises(ConfigError, match="no file matches"):
+        load_dataset(manifest(data={"source": f"text:{tmp_path}/*.none"}))
+    with pytest.raises(ConfigError, match="no file"):
+        load_dataset(manifest(data={"source": f"text:{tmp_path}/*.txt", "tokenizer": str(tmp_path / "t.json")}))
+    (tmp_path / "a.txt").write_text("short")
+    with pytest.raises(ConfigError, match="training needs at least"):
+        load_dataset(run)
+
+
+def test_a_tokenizer_file(tmp_path):
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    tokenizer = Tokenizer(WordLevel({"<unk>": 0, "hello": 1, "world": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "t.json"))
+    (tmp_path / "a.txt").write_text("hello world " * 900)
+    run = manifest(data={"source": f"text:{tmp_path}/*.txt", "tokenizer": str(tmp_path / "t.json")})
+    assert sorted(load_dataset(run).batch([0])[0].unique().tolist()) == [1, 2]
+
+
+def test_tokens_outside_the_vocabulary_are_an_error():
+    import numpy as np
+
+    with pytest.raises(ConfigError, match="outside model.vocabulary_size"):
+        Dataset(manifest(), np.full(100_000, 256, dtype=np.int64))
+
+
+def test_warm_up_then_cosine():
+    training = manifest(training={"warmup_steps": 10, "total_steps": 110, "final_learning_rate": 0.1}).training
+    assert learning_rate_factor(training, 0) == pytest.approx(0.1)
+    assert learning_rate_factor(training, 9) == pytest.approx(1.0)
+    assert learning_rate_factor(training, 60) == pytest.approx(0.55)
+    assert learning_rate_factor(training, 10_000) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_inner_optimizer_resumes_where_it_stood(kind: str):
+    run = manifest(training={"optimizer": kind})
+
+    def build():
+        chain = build_chain(run.model, [0, 1], torch.device("cpu"))
+        for stage in chain:
+            for spec, parameter in zip(stage.specs, stage.tensors(), strict=True):
+                for offset, values in initial_values(spec, 0):
+                    parameter.data.view(-1)[offset : offset + len(values)] = values
+        return chain, InnerOptimizer(run, list(chain))
+
+    def step(chain, optimizer, seed):
+        tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(seed))
+        chain(tokens).square().mean().backward()
+        optimizer.step()
+
+    chain, optimizer = build()
+    step(chain, optimizer, 0)
+    step(chain, optimizer, 1)
+    other, restored = build()
+    for mine, theirs in zip(chain.parameters(), other.parameters(), strict=True):
+        theirs.data.copy_(mine.data)
+        restored.restore(theirs, {k: v.clone() for k, v in optimizer.tensors(mine).items()})
+    restored.steps = optimizer.steps
+    step(chain, optimizer, 2)
+    step(other, restored, 2)
+    assert all(torch.equal(a, b) for a, b in zip(chain.parameters(), other.parameters(), strict=True))

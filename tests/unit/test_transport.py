@@ -1,0 +1,283 @@
+"""Blobs on disk and over pinned TLS gRPC, the leash, the home folder."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol import limits
+from protocol.errors import ConfigError, LocalError, RemoteError
+from protocol.pb import messages_pb2 as pb
+from protocol.pb import services_pb2 as services
+from protocol.pb import services_pb2_grpc as rpc
+from protocol.transport import tls
+from protocol.transport.blobs import BlobStore, PartialBlob, blob_digest, digest_of, write_atomically
+from protocol.transport.home import Home, load_identity, running_daemon
+from protocol.transport.leash import Leash
+from protocol.transport.rpc import BlobService, ChannelPool, create_server, fetch_blob
+
+BIG = os.urandom(2 * limits.CHUNK_BYTES + 12345)
+
+
+def store(tmp_path: Path, name: str) -> BlobStore:
+    return BlobStore(tmp_path / name)
+
+
+def test_a_digest_depends_on_the_bytes_not_on_how_they_come(tmp_path: Path):
+    blobs = store(tmp_path, "a")
+    digest = blobs.put([BIG])
+    assert digest == digest_of([BIG[:100], memoryview(BIG)[100:5_000_000], BIG[5_000_000:]])
+    assert digest in blobs
+    assert blobs.verify(digest)
+    assert digest != digest_of([BIG + b"\0"])
+    assert store(tmp_path, "b").put([]) == blob_digest(0, [])
+
+
+def test_a_flipped_bit_on_disk_is_found(tmp_path: Path):
+    blobs = store(tmp_path, "a")
+    digest = blobs.put([BIG])
+    raw = bytearray(BIG)
+    raw[-1] ^= 1
+    blobs.path(digest).write_bytes(raw)
+    assert not blobs.verify(digest)
+
+
+def test_a_download_resumes_at_the_first_chunk_it_lacks(tmp_path: Path):
+    source, target = store(tmp_path, "a"), store(tmp_path, "b")
+    digest = source.put([BIG])
+    hashes = source.index(digest)
+    partial = PartialBlob(target, digest, len(BIG), hashes)
+    partial.feed(BIG[: limits.CHUNK_BYTES + 10])
+    assert partial.next_chunk == 1
+    with target.path(digest).with_suffix(".part").open("ab") as torn:
+        torn.write(b"what a crash left")
+    resumed = PartialBlob(target, digest, len(BIG), hashes)
+    assert resumed.next_chunk == 1
+    resumed.feed(BIG[limits.CHUNK_BYTES :])
+    assert resumed.complete
+    resumed.finish()
+    assert target.path(digest).read_bytes() == BIG
+    assert target.index(digest) == hashes
+
+
+def test_wrong_bytes_are_refused_and_the_right_ones_kept(tmp_path: Path):
+    source, target = store(tmp_path, "a"), store(tmp_path, "b")
+    digest = source.put([BIG])
+    hashes = source.index(digest)
+    partial = PartialBlob(target, digest, len(BIG), hashes)
+    partial.feed(BIG[: limits.CHUNK_BYTES])
+    with pytest.raises(RemoteError, match="chunk 1"):
+        partial.feed(b"\0" * limits.CHUNK_BYTES)
+    assert PartialBlob(target, digest, len(BIG), hashes).next_chunk == 1
+    for size, wrong in ((len(BIG) + 1, hashes), (len(BIG), hashes[::-1]), (len(BIG), hashes[:1]), (1 << 60, hashes)):
+        with pytest.raises(RemoteError):
+            PartialBlob(target, digest, size, wrong)
+
+
+def test_sweeping_keeps_what_is_named(tmp_path: Path):
+    blobs = store(tmp_path, "a")
+    kept, gone = blobs.put([b"kept"]), blobs.put([b"gone"])
+    blobs.path(gone).with_suffix(".part").write_bytes(b"x")
+    (blobs.folder / ".1-ab.tmp").write_bytes(b"x")
+    blobs.sweep({kept})
+    assert blobs.digests() == {kept}
+    assert sorted(p.name for p in blobs.folder.iterdir()) == sorted([kept.hex(), kept.hex() + ".index"])
+
+
+def test_atomic_writes_leave_no_scratch(tmp_path: Path):
+    write_atomically(tmp_path / "f", b"1", mode=0o600)
+    write_atomically(tmp_path / "f", b"2", mode=0o600)
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+    assert (tmp_path / "f").read_bytes() == b"2"
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
+
+
+class Served:
+    """A peer's server on a free port."""
+
+    def __init__(self, folder: Path, service: rpc.PeerServicer) -> None:
+        folder.mkdir(exist_ok=True)
+        self.certificate = tls.load_or_create(folder)
+        self._service = service
+
+    async def __aenter__(self) -> pb.PeerRecord:
+        self._server, port = await create_server("127.0.0.1:0", self.certificate)
+        rpc.add_PeerServicer_to_server(self._service, self._server)
+        await self._server.start()
+        return pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=self.certificate.certificate_der)
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._server.stop(grace=0)
+
+
+async def test_blobs_travel_over_pinned_tls(tmp_path: Path):
+    source, target = store(tmp_path, "a"), store(tmp_path, "b")
+    digest, empty = source.put([BIG]), source.put([])
+    service = BlobService(source)
+    async with Served(tmp_path / "peer", service) as record:
+        channels = ChannelPool()
+        channel = channels.channel(record)
+        assert await fetch_blob(channel, target, digest) == len(BIG)
+        assert target.verify(digest)
+        assert service.bytes_sent >= len(BIG)
+        await fetch_blob(channel, target, empty)
+        assert target.size(empty) == 0
+        with pytest.raises(RemoteError, match="not_found"):
+            await fetch_blob(channel, target, b"x" * 32)
+        with pytest.raises(RemoteError, match="at most 10"):
+            await fetch_blob(channel, store(tmp_path, "c"), digest, max_size=10)
+        await channels.close()
+
+
+async def test_a_fetch_resumes_what_is_on_disk(tmp_path: Path):
+    source, target = store(tmp_path, "a"), store(tmp_path, "b")
+    digest = source.put([BIG])
+    PartialBlob(target, digest, len(BIG), source.index(digest)).feed(BIG[: limits.CHUNK_BYTES])
+    async with Served(tmp_path / "peer", BlobService(source)) as record:
+        channels = ChannelPool()
+        assert await fetch_blob(channels.channel(record), target, digest) == len(BIG) - limits.CHUNK_BYTES
+        assert target.verify(digest)
+        await channels.close()
+
+
+async def test_another_certificate_is_not_trusted(tmp_path: Path):
+    source = store(tmp_path, "a")
+    digest = source.put([b"secret"])
+    (tmp_path / "impostor").mkdir()
+    other = tls.load_or_create(tmp_path / "impostor")
+    async with Served(tmp_path / "peer", BlobService(source)) as record:
+        channels = ChannelPool()
+        pinned = pb.PeerRecord(address=record.address, certificate=other.certificate_der)
+        with pytest.raises(RemoteError, match="unavailable"):
+            await fetch_blob(channels.channel(pinned), store(tmp_path, "b"), digest)
+        with pytest.raises(RemoteError, match="no certificate"):
+            channels.channel(pb.PeerRecord(address=record.address, certificate=b"junk"))
+        await channels.close()
+
+
+class Hostile(rpc.PeerServicer):
+    """Answers with whatever it is given."""
+
+    def __init__(self, replies: list[services.FetchReply]) -> None:
+        self._replies = replies
+
+    async def Fetch(self, request, context):
+        for reply in self._replies:
+            yield reply
+
+
+async def test_hostile_servers_are_remote_faults(tmp_path: Path):
+    source = store(tmp_path, "a")
+    digest = source.put([b"good bytes"])
+    index = services.FetchReply(index=services.BlobIndex(size=10, chunk_hashes=source.index(digest)))
+    other = services.FetchReply(index=services.BlobIndex(size=10, chunk_hashes=[b"h" * 32]))
+    data = services.FetchReply(data=b"good bytes")
+    stories = [
+        [],
+        [data],
+        [other, data],
+        [index],
+        [index, services.FetchReply(data=b"evil bytes")],
+        [index, services.FetchReply(data=b"good bytes and more")],
+        [services.FetchReply(index=services.BlobIndex(size=1 << 62, chunk_hashes=[b"h" * 32] * 1000))],
+    ]
+    for number, story in enumerate(stories):
+        async with Served(tmp_path / "peer", Hostile(story)) as record:
+            channels = ChannelPool()
+            target = store(tmp_path, f"target-{number}")
+            with pytest.raises(RemoteError):
+                await fetch_blob(channels.channel(record), target, digest)
+            assert digest not in target
+            await channels.close()
+
+
+async def test_uploads_are_limited(tmp_path: Path):
+    source = store(tmp_path, "a")
+    digest = source.put([os.urandom(limits.FRAME_BYTES)])
+    async with Served(tmp_path / "peer", BlobService(source, bytes_per_second=4 * limits.FRAME_BYTES)) as record:
+        channels = ChannelPool()
+        start = asyncio.get_running_loop().time()
+        await fetch_blob(channels.channel(record), store(tmp_path, "b"), digest)
+        assert asyncio.get_running_loop().time() - start > 0.2
+        await channels.close()
+
+
+def test_the_identity_is_private(tmp_path: Path):
+    path = tmp_path / "identity.key"
+    first = load_identity(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load_identity(path).peer == first.peer
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        load_identity(path)
+    path.chmod(0o600)
+    path.write_text("not hexadecimal")
+    with pytest.raises(ConfigError, match="does not hold an identity"):
+        load_identity(path)
+
+
+def test_one_daemon_per_folder(tmp_path: Path):
+    assert running_daemon(tmp_path) is None
+    home = Home(tmp_path)
+    home.announce(api="http://x")
+    with pytest.raises(LocalError, match="another daemon"):
+        Home(tmp_path)
+    facts = running_daemon(tmp_path)
+    assert facts is not None
+    assert facts["pid"] == os.getpid()
+    home.close()
+    assert running_daemon(tmp_path) is None
+
+
+CHILD = "from protocol.transport.leash import hold_on; hold_on(); print('up', flush=True); import threading; threading.Event().wait()"
+PARENT = """
+import subprocess, sys, threading
+from pathlib import Path
+from protocol.transport.leash import Leash
+leash = Leash(Path(sys.argv[1]))
+child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], env=leash.environment(), stdout=subprocess.PIPE, start_new_session=True)
+child.stdout.readline()
+print(child.pid, flush=True)
+threading.Event().wait()
+"""
+
+
+def gone(pid: int, seconds: float = 10.0) -> bool:
+    """Whether the process ends within `seconds`."""
+    handle = None
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+    if handle is None:
+        return True
+    import select
+
+    ready, _, _ = select.select([handle], [], [], seconds)
+    os.close(handle)
+    return bool(ready)
+
+
+def test_killing_the_parent_ends_the_child(tmp_path: Path):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), CHILD], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    assert gone(child)
+
+
+def test_cutting_the_leash_ends_the_child_and_late_children_too(tmp_path: Path):
+    leash = Leash(tmp_path)
+    environment = leash.environment()
+    child = subprocess.Popen([sys.executable, "-c", CHILD], env=environment, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    leash.cut()
+    assert child.wait(timeout=10) == 0
+    child.stdout.close()
+    leash.cut()
