@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from node.coordinator_link import CoordinatorLink
 from node.exchange import Exchange, Verdict
+from node.starts import BOUNDARIES_KEPT, Starts
 from node.workers import WorkerPool
 from protocol import events, rules
 from protocol.crypto import Identity
@@ -47,11 +48,6 @@ EVENTS_KEPT = 1000
 GENERATION_PAUSE_SECONDS = 1.0
 FAILED_GENERATIONS = 5
 """So many launches in a row without one phase: something here is broken, and a person should look."""
-BOUNDARIES_KEPT = 2
-RECENT_STATES = 2
-"""States of the last rounds are kept whether snapshots or not: a restart builds on them."""
-SNAPSHOTS_KEPT = 2
-"""DESIGN: payloads are kept until two later snapshots are agreed."""
 
 
 @dataclass
@@ -65,6 +61,11 @@ class Progress:
     waiting: bool = False
     tokens_per_second: float = 0.0
     tokens: int = 0
+    total_steps: int = 0
+    """Inner steps since the workers started …"""
+    clock_seconds: float = 0.0
+    """… and the first worker's monotonic clock after them."""
+    codec_cpu_seconds: float = 0.0
     applied_at: dict[int, int] = field(default_factory=dict)
     """Inner step at which each commit was applied."""
     states: dict[int, dict[int, bytes]] = field(default_factory=dict)
@@ -87,6 +88,7 @@ class Participant:
     ) -> None:
         self.identity, self.manifest, self.store, self.chain = identity, manifest, store, chain
         self._coordinator, self.exchange, self._pool, self._tasks = coordinator, exchange, pool, tasks
+        self._starts = Starts(manifest, chain, store, exchange)
         self.state = "joining"
         self.why = "starting the stage workers"
         self.progress = Progress()
@@ -101,6 +103,7 @@ class Participant:
         self._hellos: dict[int, worker.Hello] = {}
         self._readies: dict[int, dict[int, worker.Ready]] = {}
         self._boundaries: dict[int, dict[int, worker.Boundary]] = {}
+        self._rechecks: dict[int, dict[int, worker.Rechecked]] = {}
         self._seen: dict[bytes, Statement] = {}
         """Contributions of the open round, by digest."""
         self._ballot: Statement | None = None
@@ -193,7 +196,7 @@ class Participant:
 
     def _disagreement(self, disagreement: services.Disagreement) -> None:
         if self.identity.peer in disagreement.peers:
-            log.warning("state reports for round %d differ; checking ours against memory", disagreement.round)
+            log.warning("state reports for round %d differ; replaying the commit before it", disagreement.round)
             self._pool.command(worker.WorkerCommand(recheck=worker.Recheck(round=disagreement.round)))
 
     def _resynchronise(self, round: int, detail: str) -> None:
@@ -210,6 +213,7 @@ class Participant:
             self._hellos.clear()
             self._readies.clear()
             self._boundaries.clear()
+            self._rechecks.clear()
             generation = self._tasks.start(self._pool.run_generation(), "workers")
             why = await self._follow_generation()
             await generation
@@ -241,7 +245,7 @@ class Participant:
                 case "step":
                     self._step(event.step)
                 case "rechecked":
-                    self._rechecked(event.rechecked)
+                    self._rechecked(rank, event.rechecked)
                 case "failed":
                     why = event.failed
                     log.error("a stage worker failed: %s", why)
@@ -251,6 +255,8 @@ class Participant:
     def _step(self, step: worker.Step) -> None:
         progress = self.progress
         progress.round, progress.step, progress.waiting = step.round, step.step, step.waiting
+        progress.total_steps, progress.clock_seconds = step.total_steps, step.clock_seconds
+        progress.codec_cpu_seconds = step.codec_cpu_seconds
         if step.seconds:
             progress.loss, progress.step_seconds = step.loss, step.seconds
             progress.tokens_per_second = step.tokens / step.seconds
@@ -312,12 +318,17 @@ class Participant:
         )
         self._send(pb.KIND_CLAIM, claim)
 
-    def _rechecked(self, result: worker.Rechecked) -> None:
-        if not result.memory_agrees:
-            self._resynchronise(result.round, "memory does not hold what was computed")
+    def _rechecked(self, rank: int, result: worker.Rechecked) -> None:
+        if not result.report_agrees:
+            self._resynchronise(result.round, "replaying the last commit from disk gives another state than memory holds")
             return
-        report = pb.StateReport(round=result.round, head=self.chain.head.digest, states=result.states, replayed=True)
-        self._send(pb.KIND_STATE_REPORT, report)
+        parts = self._rechecks.setdefault(result.round, {})
+        parts[rank] = result
+        if len(parts) == self._pool.workers and result.round == self.chain.head.round:
+            states = [state for _, part in sorted(parts.items()) for state in part.states]
+            report = pb.StateReport(round=result.round, head=self.chain.head.digest, states=states, replayed=True)
+            self._send(pb.KIND_STATE_REPORT, report)
+            self._rechecks.clear()
 
     def _boundary(self, rank: int, boundary: worker.Boundary) -> None:
         """A phase's payloads are durable in every worker: announce them."""
@@ -368,7 +379,7 @@ class Participant:
     async def _feed(self) -> None:
         """Choose where the workers start, have the bytes they need, then hand them every commit in order."""
         start = await self._choose_start()
-        self._fed = self.chain.length
+        self._fed = start.round + len(start.commits)  # the chain may have grown meanwhile
         self._pool.command(worker.WorkerCommand(start=start))
         log.info(
             "workers start from %s of round %d, replaying %d commits",
@@ -391,43 +402,13 @@ class Participant:
 
     async def _choose_start(self) -> worker.Start:
         while True:
-            for start in self._candidates():
+            for start in self._starts.candidates(list(self._hellos.values()), self._avoid_boundaries):
                 try:
-                    return await self._complete_start(start)
+                    return await self._starts.complete(start, self._become)
                 except RemoteError as error:
                     log.warning("cannot start from round %d: %s", start.round, error)
             self._become("synchronising", "no peer serves the state yet; trying again")
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
-
-    def _candidates(self) -> list[worker.Start]:
-        """Where the workers could start, the best first: our own boundary, agreed snapshots, the beginning."""
-        head, starts = self.chain.head, []
-        for boundary, states in sorted(self._resumable().items(), reverse=True):
-            usable = boundary <= head.round and all(self.store.verify(state.digest) for state in states)
-            if usable and not self._avoid_boundaries:
-                starts.append(self._start(worker.Start.ORIGIN_BOUNDARY, boundary, states))
-        round = self.manifest.snapshot_round(head.round) if head.round else 0
-        for _ in range(SNAPSHOTS_KEPT):
-            commit = self.chain.commit(round) if round > 1 else None
-            if commit is not None and len(commit.body.states) == self.manifest.model.stages:
-                states = list(commit.body.states)
-                starts.append(self._start(worker.Start.ORIGIN_SNAPSHOT, round, states))
-            round -= self.manifest.rounds.snapshot_every
-        initial = worker.Start(origin=worker.Start.ORIGIN_INITIAL, round=0)
-        return [*starts, initial]
-
-    def _start(self, origin: worker.Start.Origin, round: int, states: list[pb.StageState]) -> worker.Start:
-        return worker.Start(origin=origin, round=round, boundary=round, states=states, opening_commit=self.chain.raw(round - 1))
-
-    def _resumable(self) -> dict[int, list[pb.StageState]]:
-        """Boundaries that every worker has, with the state they build on."""
-        rounds = set.intersection(*({b.round for b in hello.boundaries} for hello in self._hellos.values()))
-        found: dict[int, list[pb.StageState]] = {round: [] for round in rounds}
-        for _, hello in sorted(self._hellos.items()):
-            for boundary in hello.boundaries:
-                if boundary.round in rounds:
-                    found[boundary.round] += [pb.StageState(stage=p.stage, digest=p.base_state) for p in boundary.payloads]
-        return found
 
     def _remember_boundaries(self) -> None:
         """The workers write nothing yet: forget what an earlier process left behind, but not what it could resume."""
@@ -436,33 +417,9 @@ class Participant:
                 self._boundary_blobs.setdefault(boundary.round, set()).update(blobs_of([boundary]))
         self.store.sweep(self._worth_keeping())
 
-    async def _complete_start(self, start: worker.Start) -> worker.Start:
-        """Fetch what the start needs. Raises RemoteError when it cannot be had."""
-        if start.origin == worker.Start.ORIGIN_SNAPSHOT:
-            self._become("synchronising", f"fetching the state before round {start.round}")
-            commit = self.chain.commit(start.round)
-            assert commit is not None
-            providers = [host.peer for member in commit.body.roster for host in member.hosts]
-            for state in start.states:
-                await self.exchange.fetch(state.digest, providers)
-        for number in range(start.round, self.chain.length):
-            commit = self.chain.commit(number)
-            assert commit is not None
-            if commit.body.closing:
-                break
-            for item in commit.body.counted:
-                for payload in item.payloads:
-                    await self.exchange.fetch(payload.digest, self._holders(item), payload.size)
-            start.commits.append(commit.envelope.SerializeToString())
-        return start
-
-    @staticmethod
-    def _holders(item: pb.Counted) -> list[str]:
-        return list(item.holders)
-
     async def _have_payloads(self, commit: Statement) -> None:
         wanted = [
-            self.exchange.fetch_forever(payload.digest, self._holders(item))
+            self.exchange.fetch_forever(payload.digest, list(item.holders))
             for item in commit.body.counted
             for payload in item.payloads
         ]
@@ -511,23 +468,11 @@ class Participant:
 
     def _worth_keeping(self) -> set[bytes]:
         """Blobs somebody may still ask for, or a restart needs."""
-        head = self.chain.head
-        newest = self.manifest.snapshot_round(max(1, head.round))
-        oldest = max(1, newest - SNAPSHOTS_KEPT * self.manifest.rounds.snapshot_every)
-        keep = {payload.digest for c in self._seen.values() for payload in c.body.payloads}
         for round in sorted(self._boundary_blobs)[:-BOUNDARIES_KEPT]:
             del self._boundary_blobs[round]
+        keep = {payload.digest for c in self._seen.values() for payload in c.body.payloads}
         keep |= {digest for blobs in self._boundary_blobs.values() for digest in blobs}
-        for number in range(oldest, head.round):
-            commit = self.chain.commit(number)
-            assert commit is not None
-            keep |= {payload.digest for item in commit.body.counted for payload in item.payloads}
-            if number == self.manifest.snapshot_round(number) or number >= head.round - RECENT_STATES:
-                keep |= {state.digest for state in commit.body.states}
-        for round, states in self.progress.states.items():
-            if round >= head.round - RECENT_STATES or round == self.manifest.snapshot_round(round) >= oldest:
-                keep |= set(states.values())
-        return keep
+        return keep | self._starts.worth_keeping(self.progress.states)
 
     async def _retain(self) -> None:
         """Remove blobs that were worth keeping and no longer are."""

@@ -109,6 +109,8 @@ class Testnet:
 
     def start(self, member: Member, attached: bool = True) -> None:
         """Start a member's daemon; its output goes to `<name>.log`."""
+        if (earlier := self._processes.pop(member.name, None)) is not None:
+            earlier.wait(timeout=STOP_SECONDS)
         environment = dict(os.environ)
         if attached:
             self._leash = self._leash or Leash(self.folder)

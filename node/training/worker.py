@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,7 @@ from node.training.trainer import Trainer
 from node.worker_settings import WorkerSettings
 from protocol import chain
 from protocol.crypto import sha256
-from protocol.errors import DilocoxError
+from protocol.errors import DilocoxError, LocalError
 from protocol.ledger import Lease
 from protocol.manifest import Manifest
 from protocol.messages import Statement, open_envelope
@@ -90,8 +91,11 @@ class Worker:
         """The `joined` of the lease that samples_read counts in."""
         self._commits: deque[Statement] = deque()
         self._preparing: Future[Prepared] | None = None
+        self._last: tuple[list[wire.StageState], Statement] | None = None
+        """The state before the last commit, and that commit: what a recheck replays."""
         self._stopping = False
         self._reported_at = 0.0
+        self._total_steps = 0
         self._warm_samples = int.from_bytes(sha256(settings.cluster.encode())[:6], "big")
 
     # Starting
@@ -133,6 +137,8 @@ class Worker:
         self._follow_lease()
         if start.origin == pb.Start.ORIGIN_BOUNDARY:
             self._load_boundary(start.boundary)
+            if start.boundary < start.round:
+                self._skip_ahead(self._open(start.boundary_commit))
 
     def _load_boundary(self, boundary: int) -> None:
         for state, stage in self.trainer.pairs():
@@ -145,6 +151,23 @@ class Worker:
             self.trainer.optimizer.steps = meta.optimizer_steps
             self.samples_read, self.joined = meta.samples_read, meta.joined
         self.phase = Phase(boundary + 1)
+
+    def _skip_ahead(self, boundary_commit: Statement) -> None:
+        """The state loaded is newer than the boundary: keep the inner optimizer and what was not sent or not counted."""
+        self.trainer.reset_to_committed()  # at a boundary live = anchor: there is no lead to keep
+        if not self._counts_us(boundary_commit.body):
+            for state in self.trainer.states:
+                self._return_payload(state)
+        self.pending, self.pending_round = {}, 0
+        self.phase = Phase(self.head.round)
+        self._follow_lease()
+
+    def _counts_us(self, body: wire.Commit) -> bool:
+        return self.settings.cluster in {item.cluster for item in body.counted}
+
+    def _return_payload(self, state: StageState) -> None:
+        with self.store.map(self.pending[state.stage]) as mapped, memoryview(mapped) as view:
+            state.return_to_feedback(view)
 
     def _open(self, raw: bytes) -> Statement:
         return open_envelope(raw, self.manifest.run_id, (wire.KIND_COMMIT,))
@@ -196,7 +219,8 @@ class Worker:
                 case "apply":
                     self._commits.append(self._open(command.apply.commit))
                 case "recheck":
-                    self._recheck(command.recheck.round)
+                    if command.recheck.round == self.head.round and self._last is not None:
+                        self.background.submit(partial(self._recheck, self.head.round, self.digests, *self._last))
                 case "stop":
                     self._stopping = True
         if self._preparing is None and self._commits:
@@ -226,6 +250,7 @@ class Worker:
         if self._counted(self.head):
             self.samples_read += len(positions)
         self.phase.step += 1
+        self._total_steps += 1
         self.phase.loss += result.loss
         self._report_step(result.loss, time.monotonic() - started, waiting=False)
         return self._agree(result.flags)
@@ -306,11 +331,12 @@ class Worker:
     def _prepare(self, commit: Statement) -> Prepared:
         """In the background: Θ, momentum and feedback as the commit says; state blobs on disk. Live parameters are not touched."""
         body: wire.Commit = commit.body
-        counted = self.settings.cluster in {item.cluster for item in body.counted}
+        if body.round != self.head.round:
+            raise LocalError(f"commit {body.round} does not follow the state before round {self.head.round}")
+        returned = body.round == self.pending_round and not self._counts_us(body)
         for state in self.trainer.states:
-            if body.round == self.pending_round and self.pending and not counted:
-                with self.store.map(self.pending[state.stage]) as mapped, memoryview(mapped) as view:
-                    state.return_to_feedback(view)
+            if returned:
+                self._return_payload(state)
             self._apply_to(state, body)
         if not body.counted:
             return Prepared(commit, self.digests)
@@ -349,6 +375,7 @@ class Worker:
         """Between two inner steps: the live parameters move onto the new Θ."""
         body: wire.Commit = prepared.commit.body
         warmed_up = not self._counted(self.head) and self.head.round == self.phase.round
+        self._last = (self.digests, prepared.commit)
         self.head = chain.advance(self.manifest, prepared.commit)
         self.digests = prepared.digests
         self.trainer.rebase(keep_lead=keep_lead and not warmed_up)
@@ -364,13 +391,19 @@ class Worker:
             self.joined, self.samples_read = cluster.joined, self._lease().counted
         self.samples_read = max(self.samples_read, self._lease().counted)
 
-    def _recheck(self, round: int) -> None:
-        """Compare memory with the digests reported for it: bits that rotted since are found here."""
-        if round != self.head.round or self._preparing is not None:
-            return
-        digests = [wire.StageState(stage=state.stage, digest=digest_of([state.state_bytes()])) for state in self.trainer.states]
-        agrees = digests == self.digests
-        self.link.send(pb.WorkerEvent(rechecked=pb.Rechecked(round=round, states=digests, memory_agrees=agrees)))
+    def _recheck(self, round: int, reported: list[wire.StageState], before: list[wire.StageState], last: Statement) -> None:
+        """In the background: what the last commit makes of the state on disk. Bits that rotted in memory show here."""
+        digests = []
+        for stage, item in zip(self.stages, before, strict=True):
+            replayed = StageState(self.manifest, stage)
+            with self.store.map(item.digest) as mapped, memoryview(mapped) as view:
+                if digest_of([view]) != item.digest:
+                    raise LocalError(f"the state before round {round - 1} rotted on disk")
+                replayed.load_state(view)
+            self._apply_to(replayed, last.body)
+            digests.append(wire.StageState(stage=stage, digest=digest_of([replayed.state_bytes()])))
+        result = pb.Rechecked(round=round, states=digests, report_agrees=digests == reported)
+        self.link.send(pb.WorkerEvent(rechecked=result))
 
     # Reporting
 
@@ -400,6 +433,9 @@ class Worker:
             seconds=seconds,
             tokens=self.manifest.tokens_per_step,
             waiting=waiting,
+            total_steps=self._total_steps,
+            clock_seconds=now,
+            codec_cpu_seconds=self.background.cpu_seconds,
         )
         self.link.send(pb.WorkerEvent(step=step))
 

@@ -23,7 +23,7 @@ class Hello(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., boundaries: _Optional[_Iterable[_Union[Boundary, _Mapping]]] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("origin", "round", "states", "boundary", "commits", "opening_commit")
+    __slots__ = ("origin", "round", "states", "boundary", "commits", "opening_commit", "boundary_commit")
     class Origin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ORIGIN_UNSPECIFIED: _ClassVar[Start.Origin]
@@ -40,13 +40,15 @@ class Start(_message.Message):
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     OPENING_COMMIT_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_COMMIT_FIELD_NUMBER: _ClassVar[int]
     origin: Start.Origin
     round: int
     states: _containers.RepeatedCompositeFieldContainer[_messages_pb2.StageState]
     boundary: int
     commits: _containers.RepeatedScalarFieldContainer[bytes]
     opening_commit: bytes
-    def __init__(self, origin: _Optional[_Union[Start.Origin, str]] = ..., round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[_messages_pb2.StageState, _Mapping]]] = ..., boundary: _Optional[int] = ..., commits: _Optional[_Iterable[bytes]] = ..., opening_commit: _Optional[bytes] = ...) -> None: ...
+    boundary_commit: bytes
+    def __init__(self, origin: _Optional[_Union[Start.Origin, str]] = ..., round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[_messages_pb2.StageState, _Mapping]]] = ..., boundary: _Optional[int] = ..., commits: _Optional[_Iterable[bytes]] = ..., opening_commit: _Optional[bytes] = ..., boundary_commit: _Optional[bytes] = ...) -> None: ...
 
 class Apply(_message.Message):
     __slots__ = ("commit",)
@@ -93,20 +95,26 @@ class Ready(_message.Message):
     def __init__(self, round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[_messages_pb2.StageState, _Mapping]]] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., applied_at_step: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("round", "step", "loss", "seconds", "tokens", "waiting")
+    __slots__ = ("round", "step", "loss", "seconds", "tokens", "waiting", "total_steps", "clock_seconds", "codec_cpu_seconds")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CODEC_CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
     round: int
     step: int
     loss: float
     seconds: float
     tokens: int
     waiting: bool
-    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., waiting: _Optional[bool] = ...) -> None: ...
+    total_steps: int
+    clock_seconds: float
+    codec_cpu_seconds: float
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., waiting: _Optional[bool] = ..., total_steps: _Optional[int] = ..., clock_seconds: _Optional[float] = ..., codec_cpu_seconds: _Optional[float] = ...) -> None: ...
 
 class Boundary(_message.Message):
     __slots__ = ("round", "inner_steps", "tokens", "loss", "samples_read", "payloads", "encode_seconds")
@@ -127,14 +135,14 @@ class Boundary(_message.Message):
     def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[_messages_pb2.StagePayload, _Mapping]]] = ..., encode_seconds: _Optional[float] = ...) -> None: ...
 
 class Rechecked(_message.Message):
-    __slots__ = ("round", "states", "memory_agrees")
+    __slots__ = ("round", "states", "report_agrees")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_AGREES_FIELD_NUMBER: _ClassVar[int]
+    REPORT_AGREES_FIELD_NUMBER: _ClassVar[int]
     round: int
     states: _containers.RepeatedCompositeFieldContainer[_messages_pb2.StageState]
-    memory_agrees: bool
-    def __init__(self, round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[_messages_pb2.StageState, _Mapping]]] = ..., memory_agrees: _Optional[bool] = ...) -> None: ...
+    report_agrees: bool
+    def __init__(self, round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[_messages_pb2.StageState, _Mapping]]] = ..., report_agrees: _Optional[bool] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
     __slots__ = ("hello", "ready", "step", "boundary", "rechecked", "failed")

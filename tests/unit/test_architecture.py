@@ -11,21 +11,8 @@ from protocol.pb.generate import generate
 ROOT = Path(__file__).parents[2]
 SOURCES = [p for name in ("protocol", "coordinator", "node", "bench") for p in (ROOT / name).rglob("*.py")]
 HEAVY = {"torch", "transformers", "safetensors"}
-WORLD = {
-    "asyncio",
-    "socket",
-    "os",
-    "time",
-    "random",
-    "secrets",
-    "pathlib",
-    "subprocess",
-    "threading",
-    "sqlite3",
-    "grpc",
-    "aiohttp",
-    "torch",
-}
+WORLD = {"asyncio", "socket", "os", "time", "random", "secrets", "pathlib", "subprocess", "threading", "sqlite3"}
+WORLD |= {"grpc", "aiohttp", "torch"}
 
 
 def imports(path: Path, top_level_only: bool = False) -> set[str]:

@@ -120,7 +120,7 @@ def test_a_tokenizer_file(tmp_path):
 def test_tokens_outside_the_vocabulary_are_an_error():
     import numpy as np
 
-    with pytest.raises(ConfigError, match="outside model.vocabulary_size"):
+    with pytest.raises(ConfigError, match=r"outside model\.vocabulary_size"):
         Dataset(manifest(), np.full(100_000, 256, dtype=np.int64))
 
 

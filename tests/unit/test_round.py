@@ -295,7 +295,7 @@ def test_reports_that_differ_ask_everyone_to_replay():
     report = table.report(1)
     report.body.states[0].digest = digest("rotten bit")
     table.submit(seal(identity(1), pb.KIND_STATE_REPORT, table.run.run_id, report.body))
-    assert [e for e in table.effects if isinstance(e, round.Differ)][0].round == 1
+    assert next(e for e in table.effects if isinstance(e, round.Differ)).round == 1
     table.submit(table.report(1, replayed=True))
     table.contribute().vote()
     assert len(table.commits[-1].body.states) == 2

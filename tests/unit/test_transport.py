@@ -234,13 +234,20 @@ def test_one_daemon_per_folder(tmp_path: Path):
     assert running_daemon(tmp_path) is None
 
 
-CHILD = "from protocol.transport.leash import hold_on; hold_on(); print('up', flush=True); import threading; threading.Event().wait()"
+CHILD = """
+import threading
+from protocol.transport.leash import hold_on
+hold_on()
+print("up", flush=True)
+threading.Event().wait()
+"""
 PARENT = """
 import subprocess, sys, threading
 from pathlib import Path
 from protocol.transport.leash import Leash
 leash = Leash(Path(sys.argv[1]))
-child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], env=leash.environment(), stdout=subprocess.PIPE, start_new_session=True)
+arguments = [sys.executable, "-c", sys.argv[2]]
+child = subprocess.Popen(arguments, env=leash.environment(), stdout=subprocess.PIPE, start_new_session=True)
 child.stdout.readline()
 print(child.pid, flush=True)
 threading.Event().wait()

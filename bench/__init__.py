@@ -1,0 +1,1 @@
+"""One script per claim. Each prints a table and writes JSON into bench/results/."""

@@ -1,0 +1,279 @@
+"""What the exchange costs the trainer: seconds per inner step while exchanging, over seconds per step exchanging nothing.
+
+Two real nodes and a coordinator. The measured node's training thread has core 0 to itself; its daemon and codec thread, the whole
+other node and the coordinator share core 1. The nodes' uploads are limited so that moving a payload takes half, then 90%, of a
+phase. A window runs from one applied commit to the next: it holds one boundary, one encode, one exchange, one apply, one rebase.
+Between windows the swarm is stopped (nothing is in flight then) and a process that trains alone takes core 0 for as many steps; so
+the two windows of a pair follow each other, and a drift of the machine falls on both.
+"""
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.report import table, write
+from node.cli.init import render_preset
+from node.testnet import Testnet
+from protocol import payload
+from protocol.manifest import Manifest
+from protocol.tensors import stage_tensors
+from protocol.transport.home import load_identity
+
+__all__ = ["main"]
+
+PAIRS = 7
+TRAINER_CORE, OTHER_CORE = 0, 1
+SHARES = (0.5, 0.9)
+"""Of a phase that moving one payload takes."""
+INNER_STEPS = 60
+
+
+@dataclass(frozen=True)
+class Window:
+    steps: int
+    seconds: float
+    applied_share: float
+    """Inner step at which the commit was applied, over the phase's H."""
+    codec_cpu: float
+    daemon_cpu: float
+
+    @property
+    def per_step(self) -> float:
+        return self.seconds / self.steps
+
+
+def until(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise SystemExit("the swarm did not get there in time")
+
+
+class Alone:
+    """A process that trains and exchanges nothing; stopped except during its windows."""
+
+    def __init__(self, run_file: Path) -> None:
+        code = "from bench.overlap import train_alone; import sys; train_alone(sys.argv[1])"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code, str(run_file)], stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        os.sched_setaffinity(self._process.pid, {TRAINER_CORE})
+        for _ in range(5):
+            self._line()
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def _line(self) -> float:
+        assert self._process.stdout is not None
+        return float(self._process.stdout.readline())
+
+    def window(self, steps: int) -> float:
+        """Seconds per step over `steps` steps."""
+        os.kill(self._process.pid, signal.SIGCONT)
+        self._line()  # began before the stop
+        start = self._line()
+        for _ in range(steps):
+            end = self._line()
+        os.kill(self._process.pid, signal.SIGSTOP)
+        return (end - start) / steps
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def train_alone(run_file: str) -> None:
+    """In the child: inner steps for ever, the clock after each on stdout."""
+    import torch
+    import torch.distributed as dist
+
+    from node.training.data import load_dataset
+    from node.training.trainer import Trainer
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+    manifest = Manifest.from_toml(Path(run_file).read_text())
+    trainer = Trainer(manifest, range(manifest.model.stages), 0, 1, torch.device("cpu"))
+    trainer.load_initial()
+    dataset, batch, position = load_dataset(manifest), manifest.training.batch_size, 0
+    while True:
+        trainer.step(*dataset.batch(list(range(position, position + batch))))
+        position += batch
+        print(time.monotonic(), flush=True)
+
+
+class Pair:
+    """The swarm: node-1 is measured."""
+
+    def __init__(self, folder: Path, run_file: Path, megabits: float) -> None:
+        options = ["--devices", "1", "--threads", "1", "--upload-limit", str(megabits)]
+        self._testnet = Testnet.create(folder / "swarm", run_file, 2, options)
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {OTHER_CORE})  # inherited by everything that starts now
+        self._testnet.start_all()
+        os.sched_setaffinity(0, before)
+        self._node = self._testnet.member("node-1")
+        until(lambda: self._status().get("total_steps", 0) > 0)
+        os.sched_setaffinity(self._trainer().pid, {TRAINER_CORE})  # the main thread; the codec thread stays on the other core
+        until(lambda: len(self._status().get("applied_at_step", {})) >= 2)
+
+    def _status(self) -> dict[str, Any]:
+        return self._node.get("/v1/status") or {}
+
+    def _daemon(self) -> psutil.Process:
+        facts = self._node.facts()
+        assert facts is not None
+        return psutil.Process(facts["pid"])
+
+    def _trainer(self) -> psutil.Process:
+        children = self._daemon().children(recursive=True)
+        return next(p for p in children if "node.training.worker" in p.cmdline())
+
+    def _everybody(self) -> list[int]:
+        pids: list[int] = []
+        for member in self._testnet.members:
+            facts = member.facts()
+            assert facts is not None
+            process = psutil.Process(facts["pid"])
+            pids += [p.pid for p in (process, *process.children(recursive=True))]
+        return pids
+
+    def stop(self) -> None:
+        """Only after a commit was applied: nothing is in flight then."""
+        for pid in self._everybody():
+            os.kill(pid, signal.SIGSTOP)
+
+    def go(self) -> None:
+        for pid in self._pids:
+            os.kill(pid, signal.SIGCONT)
+
+    def window(self) -> Window:
+        """From the first report after now to the next applied commit."""
+        old = self._status()
+        start = until(lambda: s if (s := self._status())["clock_seconds"] > old["clock_seconds"] else None)
+        cpu = self._daemon().cpu_times()
+        applied = set(start["applied_at_step"])
+
+        def commit_applied() -> dict[str, Any] | None:
+            status = self._status()
+            return status if set(status["applied_at_step"]) - applied else None
+
+        seen = until(commit_applied)
+        end = until(lambda: s if (s := self._status())["clock_seconds"] > seen["clock_seconds"] else None)
+        after = self._daemon().cpu_times()
+        newest = max(seen["applied_at_step"], key=int)
+        return Window(
+            steps=end["total_steps"] - start["total_steps"],
+            seconds=end["clock_seconds"] - start["clock_seconds"],
+            applied_share=seen["applied_at_step"][newest] / INNER_STEPS,
+            codec_cpu=end["codec_cpu_seconds"] - start["codec_cpu_seconds"],
+            daemon_cpu=after.user + after.system - cpu.user - cpu.system,
+        )
+
+    def pause(self) -> None:
+        self._pids = self._everybody()
+        self.stop()
+
+    def close(self) -> None:
+        self.go()
+        self._testnet.stop()
+
+
+def run_file(folder: Path) -> Path:
+    path = folder / "run.toml"
+    owner = load_identity(path.with_suffix(".key"))
+    text = render_preset("tiny", "overlap", owner.key.hex())
+    changes = {
+        "count = 12": "count = 100000",
+        "total_steps = 200": "total_steps = 1000000",
+        "inner_steps = 20\n": f"inner_steps = {INNER_STEPS}\n",
+        "max_inner_steps = 60": f"max_inner_steps = {20 * INNER_STEPS}",
+        "synchronous_rounds = 4": "synchronous_rounds = 0",
+        "first_inner_steps = 4\n": "evaluate_every = 0\n",
+        "start_clusters = 3": "start_clusters = 2",
+        "deadline_seconds = 300": "deadline_seconds = 100000",
+        "vote_seconds = 60": "vote_seconds = 80000",
+        "liveness_seconds = 10": "liveness_seconds = 3600",
+    }
+    for old, new in changes.items():
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    path.write_text(text)
+    return path
+
+
+def payload_bytes(run: Manifest) -> int:
+    layouts = [
+        payload.tensor_layouts([spec.shape for spec in stage_tensors(run.model, stage)], run.compression.rank)
+        for stage in range(run.model.stages)
+    ]
+    return sum(payload.payload_size(stage) for stage in layouts)
+
+
+def main() -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        raise SystemExit("this bench needs two cores")
+    results = []
+    with tempfile.TemporaryDirectory(prefix="dx-") as name:
+        folder = Path(name)
+        path = run_file(folder)
+        run = Manifest.from_toml(path.read_text())
+        alone = Alone(path)
+        phase = INNER_STEPS * alone.window(INNER_STEPS)
+        for share in SHARES:
+            pair = Pair(folder, path, 8e-6 * payload_bytes(run) / (share * phase))
+            ratios, windows = [], []
+            try:
+                for _ in range(PAIRS):
+                    windows.append(pair.window())
+                    pair.pause()
+                    ratios.append(windows[-1].per_step / alone.window(windows[-1].steps))
+                    pair.go()
+            finally:
+                pair.close()
+            results.append(
+                {
+                    "link_share": share,
+                    "pairs": PAIRS,
+                    "phase_seconds": phase,
+                    "applied_share": statistics.median(w.applied_share for w in windows),
+                    "ratio_median": statistics.median(ratios),
+                    "ratio_min": min(ratios),
+                    "ratio_max": max(ratios),
+                    "codec_cpu_seconds": statistics.median(w.codec_cpu for w in windows),
+                    "daemon_cpu_seconds": statistics.median(w.daemon_cpu for w in windows),
+                    "window_seconds": statistics.median(w.seconds for w in windows),
+                }
+            )
+        alone.close()
+    columns = ["payload moves in", "commit applied at", "ratio", "min", "max", "codec CPU s", "daemon CPU s", "window s"]
+    rows = [
+        [
+            f"{r['link_share']:.0%} of a phase",
+            f"{r['applied_share']:.0%} of H",
+            f"{r['ratio_median']:.3f}",
+            f"{r['ratio_min']:.3f}",
+            f"{r['ratio_max']:.3f}",
+            f"{r['codec_cpu_seconds']:.2f}",
+            f"{r['daemon_cpu_seconds']:.2f}",
+            f"{r['window_seconds']:.1f}",
+        ]
+        for r in results
+    ]
+    table(columns, rows)
+    write("overlap", results)
+
+
+if __name__ == "__main__":
+    main()

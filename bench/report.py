@@ -1,0 +1,36 @@
+"""Tables on stdout, JSON in bench/results/."""
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from node.cli.init import render_preset
+from protocol.manifest import Manifest
+
+__all__ = ["load_preset", "table", "write"]
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def table(columns: list[str], rows: list[list[str]]) -> None:
+    widths = [max(len(row[index]) for row in [columns, *rows]) for index in range(len(columns))]
+    for row in [columns, *rows]:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def machine() -> dict[str, Any]:
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+    return {"device": device, "cores": os.cpu_count(), "torch": torch.__version__, "platform": platform.platform()}
+
+
+def write(name: str, results: Any) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+
+
+def load_preset(name: str) -> Manifest:
+    return Manifest.from_toml(render_preset(name, name, "00" * 32))

@@ -1,0 +1,83 @@
+"""Bytes per round and peer, against fp32 pseudo-gradients and against per-step AllReduce; scales and headers included."""
+
+from typing import Any
+
+import torch
+
+from bench.report import load_preset, table, write
+from node.outer.state import StageState
+from protocol import payload
+from protocol.manifest import Manifest
+from protocol.tensors import parameter_count, stage_tensors
+
+__all__ = ["main"]
+
+ENCODE_BELOW = 50_000_000
+"""Parameters up to which the payload is really encoded and measured; above, the layout gives its size (a test holds them equal)."""
+
+
+def payload_bytes(run: Manifest) -> tuple[int, str]:
+    """Bytes of one cluster's payloads for a round, and how they were found."""
+    total = 0
+    encode = parameter_count(run.model) <= ENCODE_BELOW
+    for stage in range(run.model.stages):
+        shapes = [spec.shape for spec in stage_tensors(run.model, stage)]
+        size = payload.payload_size(payload.tensor_layouts(shapes, run.compression.rank))
+        if encode:
+            state = StageState(run, stage)
+            state.feedback.normal_(generator=torch.Generator().manual_seed(stage))
+            size = len(state.encode(None).raw)
+        total += size
+    return total, "encoded" if encode else "layout"
+
+
+def main() -> None:
+    results: list[dict[str, Any]] = []
+    for name in ("tiny", "qwen1.5-107b"):
+        run = load_preset(name)
+        parameters, steps = parameter_count(run.model), run.rounds.inner_steps
+        size, how = payload_bytes(run)
+        results.append(
+            {
+                "preset": name,
+                "parameters": parameters,
+                "payload_bytes": size,
+                "found_by": how,
+                "bits_per_parameter": 8 * size / parameters,
+                "fp32_ratio": 4 * parameters / size,
+                "allreduce_fp32_ratio": steps * 4 * parameters / size,
+                "allreduce_bf16_ratio": steps * 2 * parameters / size,
+                "inner_steps": steps,
+            }
+        )
+    columns = [
+        "preset",
+        "parameters",
+        "H",
+        "payload bytes",
+        "bits/parameter",
+        "fp32 / payload",
+        "AllReduce fp32",
+        "AllReduce bf16",
+    ]
+    rows = [
+        [
+            r["preset"],
+            f"{r['parameters']:,}",
+            str(r["inner_steps"]),
+            f"{r['payload_bytes']:,}",
+            f"{r['bits_per_parameter']:.3f}",
+            f"{r['fp32_ratio']:.1f}x",
+            f"{r['allreduce_fp32_ratio']:,.0f}x",
+            f"{r['allreduce_bf16_ratio']:,.0f}x",
+        ]
+        for r in results
+    ]
+    table(columns, rows)
+    print("a peer sends its payload once per round (others spread it) and receives one per other cluster;")
+    print("AllReduce: the gradient once per inner step, H steps, as each method's bytes before topology factors")
+    write("wire", results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""A real swarm for the end-to-end tests: three nodes of two workers, a coordinator, a run that never ends by itself."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from node.testnet import Member, Testnet
+from protocol.transport.home import load_identity
+
+RUN = """
+[run]
+name = "e2e"
+owner = "{owner}"
+[model]
+family = "llama"
+vocabulary_size = 256
+hidden_size = 32
+intermediate_size = 64
+layers = 3
+heads = 2
+kv_heads = 1
+sequence_length = 16
+stages = 3
+[data]
+evaluation_sequences = 8
+[training]
+learning_rate = 1e-2
+total_steps = 100000
+batch_size = 8
+microbatches = 2
+[compression]
+rank = 8
+[rounds]
+count = {count}
+inner_steps = 40
+max_inner_steps = 400
+synchronous_rounds = 1
+min_clusters = 2
+start_clusters = 3
+deadline_seconds = 120
+vote_seconds = 30
+liveness_seconds = 6
+snapshot_every = 4
+"""
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """The first true value of `condition` within `seconds`; fails the test otherwise."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.1)
+    pytest.fail(f"within {seconds} s it did not happen that {what}")
+
+
+@dataclass
+class Swarm:
+    testnet: Testnet
+
+    def rounds(self, member: str = "coordinator") -> list[dict[str, Any]]:
+        return self.testnet.member(member).get("/v1/rounds") or []
+
+    def status(self, member: str) -> dict[str, Any]:
+        return self.testnet.member(member).get("/v1/status") or {}
+
+    def open_round(self) -> int:
+        return len(self.rounds())
+
+    def round(self, number: int) -> dict[str, Any]:
+        """One closed round in full."""
+        detail: dict[str, Any] = self.testnet.coordinator.get(f"/v1/rounds/{number}")
+        return detail
+
+    def peer(self, member: str) -> str:
+        return load_identity(self.testnet.member(member).home / "identity.key").peer
+
+    def counted(self, number: int) -> set[str]:
+        return {item["cluster"] for item in self.round(number)["clusters"]}
+
+    def wait_for_round(self, number: int, seconds: float = 90) -> None:
+        wait_for(lambda: self.open_round() > number, seconds, f"round {number} closed")
+
+    def wait_until_counted(self, member: str, since: int, seconds: float = 120) -> int:
+        """The first round from `since` on that counts the member."""
+        peer = self.peer(member)
+
+        def look() -> int | None:
+            return next((n for n in range(since, self.open_round()) if peer in self.counted(n)), None)
+
+        found: int = wait_for(look, seconds, f"{member} was counted")
+        return found
+
+    def processes(self, member: str) -> list[psutil.Process]:
+        """The member's daemon and everything below it."""
+        facts = self.testnet.member(member).facts()
+        assert facts is not None
+        daemon = psutil.Process(facts["pid"])
+        return [daemon, *daemon.children(recursive=True)]
+
+    def process(self, member: str, word: str) -> psutil.Process:
+        """The member's child whose command line contains `word`."""
+        for process in self.processes(member):
+            if any(word in part for part in process.cmdline()):
+                return process
+        raise AssertionError(f"{member} has no process {word}")
+
+    def log(self, member: str) -> str:
+        return (self.testnet.folder / f"{member}.log").read_text()
+
+    def same_states(self, round: int) -> bool:
+        """Whether every running node reports one state before `round`."""
+        hashes = [self.status(m.name).get("state_hashes", {}).get(str(round)) for m in self.testnet.nodes if m.facts()]
+        return None not in hashes and len({tuple(h) for h in hashes if h}) == 1
+
+
+def build(folder: Path, count: int, nodes: int = 3) -> Testnet:
+    run_file = folder / "e2e.toml"
+    owner = load_identity(run_file.with_suffix(".key"))
+    run_file.write_text(RUN.replace("{owner}", owner.key.hex()).replace("{count}", str(count)))
+    return Testnet.create(folder / "t", run_file, nodes, ["--devices", "2", "--threads", "1"])
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """Shared by the tests of a module, in order: starting one takes half a minute on two cores."""
+    testnet = build(tmp_path_factory.mktemp("e2e"), count=100_000, nodes=4)
+    late = testnet.members.pop()  # laid out, started by the test that wants a late joiner
+    testnet.start_all()
+    testnet.members.append(late)
+    running = Swarm(testnet)
+    try:
+        wait_for(lambda: running.open_round() > 2, 180, "the swarm trained two rounds")
+        yield running
+    finally:
+        everything = [p for m in testnet.running() for p in running.processes(m.name)]
+        testnet.stop()
+        _, alive = psutil.wait_procs(everything, timeout=20)
+        assert not alive, f"orphans: {alive}"
+
+
+def late_member(swarm: Swarm) -> Member:
+    return swarm.testnet.members[-1]

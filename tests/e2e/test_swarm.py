@@ -1,0 +1,207 @@
+"""Real processes: what a swarm survives. The tests share one swarm and run in order."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from protocol.ids import JoinLink
+from protocol.pb import messages_pb2 as pb
+from tests.e2e.conftest import Swarm, late_member, wait_for
+from tests.e2e.hostile import HostilePeer
+from tests.helpers import digest
+
+pytestmark = pytest.mark.e2e
+
+
+def command(*arguments: str) -> Any:
+    """Run `dilocox … --json`."""
+    result = subprocess.run(
+        [sys.executable, "-m", "node.cli.main", *arguments, "--json"], stdout=subprocess.PIPE, check=True, timeout=60
+    )
+    return json.loads(result.stdout)
+
+
+def test_rounds_close_with_everybody_and_one_state(swarm: Swarm):
+    swarm.wait_for_round(3)
+    assert len(swarm.counted(3)) == 3
+    wait_for(lambda: swarm.same_states(4), 30, "all nodes reported one state before round 4")
+    rows = swarm.rounds()
+    assert rows[0]["states"] != rows[3]["states"]
+    assert all(row["evaluation_loss"] for row in rows[2:4])
+
+
+def test_the_command_line_reads_a_running_node(swarm: Swarm):
+    home = str(swarm.testnet.member("node-1").home)
+    status = command("status", "--home", home)
+    assert status["peer"] == swarm.peer("node-1")
+    assert status["on_roster"]
+    assert status["run"]["name"] == "e2e"
+    peers = wait_for(lambda: rows if len(rows := command("peers", "--home", home)) == 3 else None, 30, "three peers known")
+    assert {row["name"] for row in peers} <= {"node-1", "node-2", "node-3"}
+    assert all(row["on_roster"] and row["stages"] == [0, 1, 2] for row in peers)
+    assert [row["replicas"] for row in command("stages", "--home", home)] == [3, 3, 3]
+    rounds = command("rounds", "--home", home)
+    assert [row["round"] for row in rounds] == list(range(len(rounds)))
+    assert command("rounds", "2", "--home", home)["counted"] == 3
+    missing = subprocess.run([sys.executable, "-m", "node.cli.main", "rounds", "99999", "--home", home], capture_output=True)
+    assert missing.returncode == 2
+    nowhere = subprocess.run([sys.executable, "-m", "node.cli.main", "status", "--home", "/nonexistent"], capture_output=True)
+    assert nowhere.returncode == 3
+
+
+def test_metrics_and_health(swarm: Swarm):
+    import urllib.request
+
+    facts = swarm.testnet.member("node-1").facts()
+    assert facts is not None
+    for path, expected in (("/livez", b"ok"), ("/readyz", b"ok"), ("/metrics", b"dilocox_round_current ")):
+        with urllib.request.urlopen(facts["api"] + path, timeout=10) as response:
+            assert expected in response.read()
+
+
+def test_a_late_joiner_is_counted_within_three_rounds_with_the_same_state(swarm: Swarm):
+    swarm.wait_for_round(5)  # past a snapshot, so that the state is fetched
+    late = late_member(swarm)
+    swarm.testnet.start(late)
+    wait_for(lambda: "warming up" in swarm.log(late.name), 90, "the late joiner has the state")
+    joined_at = swarm.open_round()
+    assert swarm.wait_until_counted(late.name, joined_at) <= joined_at + 3
+    number = swarm.open_round()
+    wait_for(lambda: swarm.same_states(number), 30, "the late joiner has the others' state")
+    assert "snapshot of round" in swarm.log(late.name)
+
+
+def test_killing_a_node_costs_no_round_and_it_resumes(swarm: Swarm):
+    victim = "node-2"
+    processes = swarm.processes(victim)
+    assert len(processes) >= 6  # daemon, DHT child, libp2p, launcher, two workers
+    before = swarm.open_round()
+    swarm.testnet.kill(swarm.testnet.member(victim))
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive, f"orphans: {alive}"
+    swarm.wait_for_round(before + 2)
+    for number in range(before + 1, before + 3):
+        assert swarm.round(number)["counted"] >= 2
+    swarm.testnet.start(swarm.testnet.member(victim))
+    swarm.wait_until_counted(victim, swarm.open_round())
+    number = swarm.open_round()
+    wait_for(lambda: swarm.same_states(number), 30, "the restarted node has the others' state")
+
+
+@pytest.mark.parametrize("word", ["node.training.worker", "node.training.launch", "dht_child", "p2pd"])
+def test_killing_any_one_process_of_a_node_leaves_it_whole(swarm: Swarm, word: str):
+    victim = "node-3"
+    process = swarm.process(victim, word)
+    older = {p.pid for p in swarm.processes(victim)}
+    process.send_signal(signal.SIGKILL)
+    process.wait(20)
+
+    def whole() -> bool:
+        now = swarm.processes(victim)
+        return len(now) == len(older) and not any(p.pid == process.pid for p in now)
+
+    wait_for(whole, 60, f"{victim} has all its processes again after {word} was killed")
+    swarm.wait_until_counted(victim, swarm.open_round())
+
+
+def test_killing_the_coordinator_stops_no_training_and_leaves_no_gap(swarm: Swarm):
+    before = swarm.open_round()
+    processes = swarm.processes("coordinator")
+    swarm.testnet.kill(swarm.testnet.coordinator)
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive, f"orphans: {alive}"
+    step = swarm.status("node-1")["inner_step"]
+    wait_for(lambda: swarm.status("node-1")["inner_step"] > step, 20, "training went on")
+    swarm.testnet.start(swarm.testnet.coordinator)
+    swarm.wait_for_round(before + 2)
+    assert [row["round"] for row in swarm.rounds()][: before + 2] == list(range(before + 2))
+    assert len(swarm.counted(before + 2)) >= 2
+
+
+def test_hostile_peers_are_excluded_with_their_reasons(swarm: Swarm, tmp_path: Path):
+    link = JoinLink.parse((swarm.testnet.folder / "link").read_text())
+
+    def junk(peer: HostilePeer, body: pb.Contribution) -> None:
+        peer.serve(body, 1, b"\x00" * body.payloads[1].size, 1.0)
+
+    def not_finite(peer: HostilePeer, body: pb.Contribution) -> None:
+        raw = bytearray(peer.payload(0)[0])
+        raw[8 + 12 * len(peer.layouts(0))] = 127  # the first base exponent
+        peer.serve(body, 0, bytes(raw), 1.0)
+
+    def loud(peer: HostilePeer, body: pb.Contribution) -> None:
+        peer.serve(body, 2, *peer.payload(2, scale=100.0))
+
+    def understated(peer: HostilePeer, body: pb.Contribution) -> None:
+        body.payloads[0].norm *= 0.1
+
+    def short(peer: HostilePeer, body: pb.Contribution) -> None:
+        peer.serve(body, 0, peer.payload(0)[0][:-1], 1.0)
+
+    def nowhere(peer: HostilePeer, body: pb.Contribution) -> None:
+        body.payloads[0].digest = digest("nobody has this")
+
+    def elsewhere(peer: HostilePeer, body: pb.Contribution) -> None:
+        body.payloads[0].base_state = digest("another state")
+
+    stories = [
+        (junk, pb.REASON_MALFORMED),
+        (not_finite, pb.REASON_NON_FINITE),
+        (loud, pb.REASON_NORM_TOO_LARGE),
+        (understated, pb.REASON_NORM_MISMATCH),
+        (short, pb.REASON_SIZE_MISMATCH),
+        (nowhere, pb.REASON_UNAVAILABLE),
+        (elsewhere, pb.REASON_WRONG_BASE),
+    ]
+
+    async def story() -> list[tuple[int, str]]:
+        results = []
+        async with HostilePeer(link, tmp_path / "mallory") as mallory:
+            for spoil, _ in stories:
+                number = await asyncio.wait_for(mallory.misbehave(spoil), 120)
+                while mallory.chain.length <= number:
+                    await asyncio.wait_for(mallory.moved.wait(), 120)
+                results.append((number, mallory.identity.peer))
+        return results
+
+    running = {m.name: m.facts() for m in swarm.testnet.members}
+    for (number, peer), (spoil, reason) in zip(asyncio.run(story()), stories, strict=True):
+        detail = swarm.round(number)
+        reasons = [item["reason"] for item in detail["excluded"] if item["peer"] == peer]
+        assert reasons == [pb.Reason.Name(reason).removeprefix("REASON_").lower().replace("_", "-")], spoil.__name__
+        assert detail["counted"] >= 2
+        assert peer not in {item["cluster"] for item in detail["clusters"]}
+    assert {m.name: m.facts() for m in swarm.testnet.members} == running, "a process died of it"
+
+
+def test_the_chain_verifies_and_a_round_replays(swarm: Swarm):
+    for member in ("coordinator", "node-1"):
+        home = str(swarm.testnet.member(member).home)
+        assert command("verify", "--home", home)[0]["commits"] >= swarm.open_round() - 2
+    home = str(swarm.testnet.member("node-1").home)
+
+    def replay() -> bool:
+        newest = str(swarm.open_round() - 2)
+        arguments = ["verify", "--home", home, "--replay", newest]
+        return subprocess.run([sys.executable, "-m", "node.cli.main", *arguments], capture_output=True).returncode == 0
+
+    wait_for(replay, 60, "a round was replayed bit for bit")
+
+
+def test_a_node_leaves_cleanly_on_sigterm(swarm: Swarm):
+    late = late_member(swarm)
+    processes = swarm.processes(late.name)
+    before = swarm.open_round()
+    swarm.testnet.kill(late, signal.SIGTERM)
+    _, alive = psutil.wait_procs(processes, timeout=25)
+    assert not alive, f"orphans: {alive}"
+    assert swarm.testnet._processes[late.name].wait(timeout=5) == 0
+    swarm.wait_for_round(before + 1)
+    assert swarm.peer(late.name) not in swarm.round(before + 1)["next_roster"]

@@ -1,0 +1,80 @@
+"""`dilocox testnet up` as a person runs it: to the end, and interrupted; then export."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from protocol.transport.home import load_identity
+from tests.e2e.conftest import RUN, wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+def start(tmp_path: Path, count: int, *options: str) -> subprocess.Popen[str]:
+    run_file = tmp_path / "run.toml"
+    owner = load_identity(run_file.with_suffix(".key"))
+    run_file.write_text(RUN.replace("{owner}", owner.key.hex()).replace("{count}", str(count)))
+    arguments = ["testnet", "up", "--folder", str(tmp_path / "t"), "--run", str(run_file), *options]
+    return subprocess.Popen(
+        [sys.executable, "-m", "node.cli.main", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def members(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def test_a_testnet_runs_to_its_end_and_the_model_exports(tmp_path: Path):
+    process = start(tmp_path, 4, "--devices", "1", "--kill", "node-3@3")
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "kill -9 node-3" in output
+    assert "every node has the same state hash after every round" in output
+    assert "one node alone" in output
+    assert "held-out loss of the committed model" in output
+    home = str(tmp_path / "t" / "node-1")
+    exported = subprocess.run(
+        [sys.executable, "-m", "node.cli.main", "export", str(tmp_path / "hf"), "--home", home, "--evaluate", "--json"],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    loss = json.loads(exported.stdout)["evaluation_loss"]
+    rounds = tmp_path / "t" / "node-1"
+    verified = subprocess.run([sys.executable, "-m", "node.cli.main", "verify", "--home", str(rounds)], capture_output=True)
+    assert verified.returncode == 0
+    assert f"{loss:.2f}" in output.split("committed model after")[1].split("\n")[0], "export has another loss than the run"
+
+
+@pytest.mark.parametrize("after", ["at once", "training"])
+def test_ctrl_c_at_any_point_leaves_no_process(tmp_path: Path, after: str):
+    process = start(tmp_path, 1000, "--devices", "1")
+    if after == "training":
+        log = tmp_path / "t" / "node-1.log"
+        wait_for(lambda: log.exists() and "training" in log.read_text(), 120, "node-1 trains")
+    else:
+        wait_for(lambda: len(members(process)) >= 3, 60, "processes have started")
+    children = members(process)
+    os.kill(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=15)
+    assert not alive, f"orphans: {alive}"
+    assert process.returncode == 130
+
+
+def test_killing_the_testnet_itself_leaves_no_process(tmp_path: Path):
+    process = start(tmp_path, 1000, "--devices", "1")
+    wait_for(lambda: len(members(process)) >= 8, 120, "processes have started")
+    children = members(process)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 30
+    while (alive := [p for p in children if p.is_running()]) and time.monotonic() < deadline:
+        psutil.wait_procs(alive, timeout=1)
+    assert not alive, f"orphans: {alive}"
