@@ -42,9 +42,10 @@ class EncodedStage:
 class StageState:
     """One stage's four copies, and the codec's warm starts."""
 
-    def __init__(self, manifest: Manifest, stage: int) -> None:
+    def __init__(self, manifest: Manifest, stage: int, specs: Sequence[TensorSpec] | None = None) -> None:
+        """`specs`: only these of the stage's tensors; default all."""
         self.manifest, self.stage = manifest, stage
-        self.specs: tuple[TensorSpec, ...] = stage_tensors(manifest.model, stage)
+        self.specs = tuple(stage_tensors(manifest.model, stage) if specs is None else specs)
         self.layouts = wire.tensor_layouts([spec.shape for spec in self.specs], manifest.compression.rank)
         self.size = sum(spec.elements for spec in self.specs)
         self.committed = torch.zeros(2, self.size)

@@ -333,7 +333,7 @@ class Worker:
         body: wire.Commit = commit.body
         if body.round != self.head.round:
             raise LocalError(f"commit {body.round} does not follow the state before round {self.head.round}")
-        returned = body.round == self.pending_round and not self._counts_us(body)
+        returned = bool(self.pending) and body.round == self.pending_round and not self._counts_us(body)
         for state in self.trainer.states:
             if returned:
                 self._return_payload(state)
@@ -474,9 +474,12 @@ def main() -> None:
         worker = Worker(settings, manifest, dist.get_rank(), dist.get_world_size(), link)
         worker.start()
         worker.run()
-    except DilocoxError as error:
-        link.send(pb.WorkerEvent(failed=str(error)))
+    except Exception as error:
+        ours = isinstance(error, DilocoxError)
+        link.send(pb.WorkerEvent(failed=str(error) if ours else f"{type(error).__name__}: {error}"))
         link.close()
+        if not ours:
+            raise
         sys.exit(1)
     link.close()
     dist.destroy_process_group()

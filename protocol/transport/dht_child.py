@@ -72,7 +72,11 @@ async def run(settings: dict[str, Any]) -> None:
             ensure_bootstrap_success=False,
         )
         print(json.dumps({"addresses": [str(address) for address in await p2p.get_visible_maddrs()]}), flush=True)
-        await _serve(node, key)
+        serving = asyncio.create_task(_serve(node, key))
+        libp2p = asyncio.create_task(p2p._child.wait())  # hivemind itself does not notice
+        await asyncio.wait({serving, libp2p}, return_when=asyncio.FIRST_COMPLETED)
+        if libp2p.done():
+            raise RuntimeError("libp2p's process ended")
         await node.shutdown()
     finally:
         await p2p.shutdown()

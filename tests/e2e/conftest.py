@@ -70,6 +70,8 @@ class Swarm:
         return self.testnet.member(member).get("/v1/status") or {}
 
     def open_round(self) -> int:
+        for member in self.testnet.failed():
+            pytest.fail(f"{member.name} failed:\n{self.testnet.last_words(member)}")
         return len(self.rounds())
 
     def round(self, number: int) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """A peer that speaks the protocol well enough to be admitted, and then misbehaves. Real DHT, TLS and gRPC."""
 
 import asyncio
+import itertools
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +56,7 @@ class HostilePeer:
         self.run, _ = await self.coordinator.manifest()
         self.chain = ChainFile(self.folder / "chain.db", self.run, self.link.coordinator)
         self.tasks.start(self._follow(), "follow")
+        self.tasks.start(self._beat(), "beat")
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -78,6 +81,11 @@ class HostilePeer:
                 self.tasks.start(self.submit(pb.KIND_RECEIPT, receipt), "vote")
             self.moved.set()
             self.moved.clear()
+
+    async def _beat(self) -> None:
+        for sequence in itertools.count(int(time.time() * 1000)):
+            await self.submit(pb.KIND_HEARTBEAT, pb.Heartbeat(sequence=sequence))
+            await asyncio.sleep(1)
 
     async def submit(self, kind: pb.Kind, body: object) -> services.SubmitReply:
         return await self.coordinator.submit(seal(self.identity, kind, self.run.run_id, body))

@@ -125,6 +125,50 @@ def test_killing_the_coordinator_stops_no_training_and_leaves_no_gap(swarm: Swar
     assert len(swarm.counted(before + 2)) >= 2
 
 
+def test_a_bit_that_rots_in_memory_is_found_by_replay_and_mended(swarm: Swarm):
+    victim = "node-1"
+    blobs = next((swarm.testnet.member(victim).home / "runs").iterdir()) / "blobs"
+    newest = sorted(blobs.glob("*"), key=lambda path: path.stat().st_mtime)
+    workers = [p for p in swarm.processes(victim) if "node.training.worker" in p.cmdline()]
+    for process in workers:
+        process.suspend()
+    try:
+        states = [path.read_bytes() for path in newest if path.suffix == "" and path.stat().st_size > 50_000]
+        patterns = [state[4096:4160] for state in states]  # inside Θ
+        flipped = sum(flip(process.pid, pattern) for process in workers for pattern in patterns)
+    except PermissionError as error:
+        pytest.skip(f"this machine does not let a test write to its child's memory: {error}")
+    finally:
+        for process in workers:
+            process.resume()
+    assert flipped, "the state was not found in the workers' memory"
+    wait_for(lambda: "differs from the run's" in swarm.log(victim), 60, "the divergence was noticed")
+    swarm.wait_until_counted(victim, swarm.open_round())
+    number = swarm.open_round()
+    wait_for(lambda: swarm.same_states(number), 30, "the node has the others' state again")
+
+
+def flip(pid: int, pattern: bytes) -> int:
+    """Flip a bit wherever `pattern` stands in the process's writable private memory; returns how often it was found."""
+    found = 0
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb+", buffering=0) as memory:
+        for line in maps:
+            span, flags, *_ = line.split()
+            start, end = (int(part, 16) for part in span.split("-"))
+            if not flags.startswith("rw-p"):
+                continue
+            try:
+                memory.seek(start)
+                at = memory.read(end - start).find(pattern)
+            except OSError:
+                continue
+            if at >= 0:
+                memory.seek(start + at + 2)  # the sign or exponent of a float32: a difference that no rounding hides
+                memory.write(bytes([pattern[2] ^ 0x40]))
+                found += 1
+    return found
+
+
 def test_hostile_peers_are_excluded_with_their_reasons(swarm: Swarm, tmp_path: Path):
     link = JoinLink.parse((swarm.testnet.folder / "link").read_text())
 
