@@ -128,8 +128,7 @@ class Exchange:
         """Digest was checked on arrival; here layout, finiteness and norm. Raises RemoteError."""
         if self._store.size(announced.digest) != announced.size:
             raise RemoteError(pb.REASON_SIZE_MISMATCH, "not the announced size")
-        with self._store.map(announced.digest) as mapped, memoryview(mapped) as view:
-            norm = wire.decoded_norm(wire.parse(view, self._layouts[announced.stage]))
+        norm = wire.decoded_norm(wire.parse(self._store.view(announced.digest), self._layouts[announced.stage]))
         if abs(norm - announced.norm) > NORM_TOLERANCE * max(norm, 1e-30):
             raise RemoteError(pb.REASON_NORM_MISMATCH, f"its norm is {norm:.4g}, announced {announced.norm:.4g}")
         bound = self._manifest.rounds.max_norm_ratio * median

@@ -56,9 +56,9 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
         if stage not in before or before[stage] not in store:
             fail(f"the state before round {round} is not on this disk", 2, "replay a newer round, or on another node")
         state = StageState(chain.manifest, stage)
-        state.load_state(memoryview(store.path(before[stage]).read_bytes()))
+        state.load_state(store.view(before[stage]))
         counted = commits[round].body.counted
-        payloads = [memoryview(store.path(item.payloads[stage].digest).read_bytes()) for item in counted]
+        payloads = [store.view(item.payloads[stage].digest) for item in counted]
         state.apply(payloads, [item.tokens for item in counted])
         digest = digest_of([state.state_bytes()])
         if digest != after[stage]:

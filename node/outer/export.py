@@ -24,8 +24,7 @@ def export_model(
     size = 0
     for stage, digest in enumerate(digests):
         state = StageState(manifest, stage)
-        with store.map(digest) as mapped, memoryview(mapped) as view:
-            state.load_state(view)
+        state.load_state(store.view(digest))
         shard = f"model-{stage + 1:05d}-of-{len(digests):05d}.safetensors"
         tensors = {spec.name: tensor.contiguous() for spec, tensor in state.views(state.parameters)}
         save_file(tensors, folder / shard, metadata={"format": "pt"})

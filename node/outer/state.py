@@ -14,7 +14,6 @@ The state blob is the bytes of `committed`, its digest the state hash. The apply
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,7 +68,7 @@ class StageState:
 
     def load_state(self, raw: memoryview) -> None:
         """`raw`: the bytes of a state blob. Copied."""
-        self.committed.copy_(torch.from_numpy(np.frombuffer(raw, dtype=np.float32).reshape(2, self.size).copy()))
+        self.state_bytes()[:] = raw
 
     def encode(self, median_norm: float | None) -> EncodedStage:
         """Encode the feedback and leave in it what the payload does not decode to."""

@@ -129,8 +129,7 @@ class Worker:
         else:
             wanted = {item.stage: item.digest for item in start.states}
             for state in self.trainer.states:
-                with self.store.map(wanted[state.stage]) as mapped, memoryview(mapped) as view:
-                    state.load_state(view)
+                state.load_state(self.store.view(wanted[state.stage]))
             self.digests = [item for item in start.states if item.stage in self.stages]
             self.trainer.reset_to_committed()
         self.phase = Phase(max(1, self.head.round))
@@ -166,8 +165,7 @@ class Worker:
         return self.settings.cluster in {item.cluster for item in body.counted}
 
     def _return_payload(self, state: StageState) -> None:
-        with self.store.map(self.pending[state.stage]) as mapped, memoryview(mapped) as view:
-            state.return_to_feedback(view)
+        state.return_to_feedback(self.store.view(self.pending[state.stage]))
 
     def _open(self, raw: bytes) -> Statement:
         return open_envelope(raw, self.manifest.run_id, (wire.KIND_COMMIT,))
@@ -346,15 +344,8 @@ class Worker:
         return Prepared(commit, digests)
 
     def _apply_to(self, state: StageState, body: wire.Commit) -> None:
-        mapped = [self.store.map(item.payloads[state.stage].digest) for item in body.counted]
-        views = [memoryview(item) for item in mapped]
-        try:
-            state.apply(views, [item.tokens for item in body.counted])
-        finally:
-            for view in views:
-                view.release()
-            for item in mapped:
-                item.close()
+        payloads = [self.store.view(item.payloads[state.stage].digest) for item in body.counted]
+        state.apply(payloads, [item.tokens for item in body.counted])
 
     def _may_apply(self) -> bool:
         """Delayed overlap holds a commit back until the phase beside which it travelled is over."""
@@ -396,10 +387,10 @@ class Worker:
         digests = []
         for stage, item in zip(self.stages, before, strict=True):
             replayed = StageState(self.manifest, stage)
-            with self.store.map(item.digest) as mapped, memoryview(mapped) as view:
-                if digest_of([view]) != item.digest:
-                    raise LocalError(f"the state before round {round - 1} rotted on disk")
-                replayed.load_state(view)
+            view = self.store.view(item.digest)
+            if digest_of([view]) != item.digest:
+                raise LocalError(f"the state before round {round - 1} rotted on disk")
+            replayed.load_state(view)
             self._apply_to(replayed, last.body)
             digests.append(wire.StageState(stage=stage, digest=digest_of([replayed.state_bytes()])))
         result = pb.Rechecked(round=round, states=digests, report_agrees=digests == reported)

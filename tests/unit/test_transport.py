@@ -288,3 +288,19 @@ def test_cutting_the_leash_ends_the_child_and_late_children_too(tmp_path: Path):
     assert child.wait(timeout=10) == 0
     child.stdout.close()
     leash.cut()
+
+
+def test_a_view_outlives_an_error_in_its_reader(tmp_path: Path):
+    """A parser that raises keeps the bytes referenced from its traceback; that must not become another error."""
+    import numpy as np
+
+    blobs = store(tmp_path, "a")
+    digest = blobs.put([b"x" * 100])
+
+    def parse(view: memoryview) -> None:
+        array = np.frombuffer(view, dtype=np.uint8)
+        raise RemoteError(pb.REASON_MALFORMED, f"{array.size} bytes of nonsense")
+
+    with pytest.raises(RemoteError, match="100 bytes"):
+        parse(blobs.view(digest))
+    assert bytes(blobs.view(blobs.put([]))) == b""
