@@ -119,6 +119,8 @@ class Participant:
         """Blobs that were once worth keeping: only these are ever removed while workers write."""
         self._avoid_boundaries = False
         self._failed_generations = 0
+        self._disputed = 0
+        """The round whose reports we last replayed for."""
         self._leaving = False
 
     # What people see
@@ -195,7 +197,8 @@ class Participant:
             self.emit(events.RunFinished(commit.body.round - 1))
 
     def _disagreement(self, disagreement: services.Disagreement) -> None:
-        if self.identity.peer in disagreement.peers:
+        if self.identity.peer in disagreement.peers and disagreement.round != self._disputed:
+            self._disputed = disagreement.round
             log.warning("state reports for round %d differ; replaying the commit before it", disagreement.round)
             self._pool.command(worker.WorkerCommand(recheck=worker.Recheck(round=disagreement.round)))
 

@@ -31,7 +31,7 @@ class Dataset:
         count = len(tokens) // self._width
         self._tokens = tokens[: count * self._width].reshape(count, self._width)
         self._every = data.held_out_every
-        self._held_out = count // self._every
+        self._held_out = -(-count // self._every)  # rows 0, every, 2·every, …
         self.sequences = count - self._held_out
         self._seed = data.seed
         self._evaluation = min(data.evaluation_sequences, self._held_out)

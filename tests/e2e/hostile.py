@@ -5,7 +5,10 @@ import itertools
 import os
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+
+import torch
 
 from node.coordinator_link import CoordinatorLink
 from node.outer.state import StageState
@@ -121,8 +124,10 @@ class HostilePeer:
         await self.submit(pb.KIND_CONTRIBUTION, body)
         return body.round
 
+    @cache  # noqa: B019
     def payload(self, stage: int, scale: float = 1e-3) -> tuple[bytes, float]:
         """A well-formed payload of this stage, and its norm."""
+        torch.set_num_threads(1)  # beside eight busy workers two threads would mostly wait for each other
         state = StageState(self.run, stage)
         state.feedback.normal_(std=scale)
         encoded = state.encode(None)
