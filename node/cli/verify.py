@@ -54,7 +54,8 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
     digests: dict[str, str] = {}
     for stage in sorted(after):
         if stage not in before or before[stage] not in store:
-            fail(f"the state before round {round} is not on this disk", 2, "replay a newer round, or on another node")
+            here = [c.body.round for c in commits[1:-1] if c.body.states and all(s.digest in store for s in c.body.states)]
+            fail(f"the state before round {round} is not on this disk", 2, f"it has those of rounds {here}")
         state = StageState(chain.manifest, stage)
         state.load_state(store.view(before[stage]))
         counted = commits[round].body.counted
