@@ -4,7 +4,8 @@ Two real nodes and a coordinator. The measured node's training thread has core 0
 other node and the coordinator share core 1. The nodes' uploads are limited so that moving a payload takes half, then 90%, of a
 phase. A window runs from one applied commit to the next: it holds one boundary, one encode, one exchange, one apply, one rebase.
 Between windows the swarm is stopped (nothing is in flight then) and a process that trains alone takes core 0 for as many steps; so
-the two windows of a pair follow each other, and a drift of the machine falls on both.
+the two windows of a pair follow each other, and a drift of the machine falls on both. The other node takes as many steps on a core
+that it shares, so its payload comes a little after ours; the column `commit applied at` shows what that makes of the exchange.
 """
 
 import os

@@ -45,6 +45,8 @@ HEARTBEAT_SHARE = 0.25
 HEARTBEAT_SECONDS = 2.0
 """… and never rarer than this, for the people who watch."""
 EVENTS_KEPT = 1000
+ROUNDS_SHOWN = 1000
+"""Rounds whose timings `status` still tells."""
 GENERATION_PAUSE_SECONDS = 1.0
 FAILED_GENERATIONS = 5
 """So many launches in a row without one phase: something here is broken, and a person should look."""
@@ -73,6 +75,12 @@ class Progress:
     inner_steps: dict[int, int] = field(default_factory=dict)
     """Inner steps of each phase."""
 
+    def forget(self, keep_states: int) -> None:
+        """Bound what is remembered, whatever the length of the run."""
+        for history, keep in ((self.states, keep_states), (self.applied_at, ROUNDS_SHOWN), (self.inner_steps, ROUNDS_SHOWN)):
+            for round in sorted(history)[:-keep]:
+                del history[round]
+
 
 class Participant:
     def __init__(
@@ -95,7 +103,6 @@ class Participant:
         self.presence = services.PresenceList()
         self.events: deque[events.Event] = deque(maxlen=EVENTS_KEPT)
         self.event_count = 0
-        self._said: asyncio.Condition = asyncio.Condition()
         self._grew = asyncio.Event()
         """Set when the chain has a commit more."""
         self._fed = 0
@@ -191,7 +198,7 @@ class Participant:
         for item in commit.body.excluded:
             if item.peer == self.identity.peer:
                 self.emit(events.NotCounted(commit.body.round, item.reason, item.detail))
-                if item.reason == pb.REASON_WRONG_BASE:
+                if item.reason == pb.REASON_WRONG_BASE and commit.body.round in self.progress.states:
                     self._resynchronise(commit.body.round, "the others counted each other and not us")
         if self.chain.head.finished:
             self.emit(events.RunFinished(commit.body.round - 1))
@@ -286,8 +293,7 @@ class Participant:
         del self._readies[ready.round]
         states = [state for _, part in sorted(parts.items()) for state in part.states]
         self.progress.states[ready.round] = {state.stage: state.digest for state in states}
-        for old in sorted(self.progress.states)[: -3 * self.manifest.rounds.snapshot_every]:
-            del self.progress.states[old]
+        self.progress.forget(keep_states=3 * self.manifest.rounds.snapshot_every)
         applied = self.chain.commit(ready.round - 1) if ready.round else None
         if applied is not None and applied.body.round:
             self.progress.applied_at[ready.round - 1] = ready.applied_at_step
@@ -405,7 +411,8 @@ class Participant:
 
     async def _choose_start(self) -> worker.Start:
         while True:
-            for start in self._starts.candidates(list(self._hellos.values()), self._avoid_boundaries):
+            hellos = list(self._hellos.values())
+            for start in await asyncio.to_thread(self._starts.candidates, hellos, self._avoid_boundaries):
                 try:
                     return await self._starts.complete(start, self._become)
                 except RemoteError as error:
