@@ -25,7 +25,7 @@ from protocol.transport.chain_file import ChainFile
 from protocol.transport.dht import Dht, DhtSettings
 from protocol.transport.home import Home
 from protocol.transport.http import add_run_routes, create_app, json_response, serve_http
-from protocol.transport.presence import Directory
+from protocol.transport.presence import Directory, cached_addresses
 from protocol.transport.rpc import create_server
 from protocol.transport.tasks import Tasks
 
@@ -45,7 +45,6 @@ class CoordinatorSettings:
     dht_port: int
     api: str
     """host:port of the HTTP API."""
-    bootstrap: tuple[str, ...] = ()
 
 
 async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[JoinLink], None]) -> None:
@@ -59,6 +58,7 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
     # A restart keeps its ports: the join link and the peers' records name them.
     kept = {key: port for key, port in home.remembered().items() if key in ("port", "dht_port")}
     server, port = await create_server(f"0.0.0.0:{settings.port or kept.get('port', 0)}", certificate)
+    known = folder / "dht-peers.json"
     dht = Dht(
         DhtSettings(
             run_id=manifest.run_id,
@@ -66,7 +66,8 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
             folder=home.folder,
             listen=[f"/ip4/0.0.0.0/tcp/{settings.dht_port or kept.get('dht_port', 0)}"],
             announce=[],
-            bootstrap=settings.bootstrap,
+            # A coordinator that restarts alone would be a DHT of its own: its peers have forgotten it meanwhile.
+            bootstrap=cached_addresses(known),
         )
     )
     directory = Directory(dht, home.identity, manifest.run_id)
@@ -94,6 +95,7 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
         tasks.start(service.run(), "rounds")
         tasks.start(directory.publish_forever(record), "publish")
         tasks.start(directory.refresh_forever(), "refresh")
+        tasks.start(directory.cache_forever(known), "cache")
         link = JoinLink(manifest.run_id, home.identity.peer, tuple(addresses))
         runner, url = await serve_http(_api(service, directory), settings.api)
         home.announce(role="coordinator", api=url, port=port, dht_port=dht_port, link=str(link), run_id=manifest.run_id.hex())

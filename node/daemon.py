@@ -1,7 +1,6 @@
 """`dilocox node`: composition root. Joins a run, supervises the stage workers, leaves cleanly."""
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -27,7 +26,7 @@ from protocol.transport.chain_file import ChainFile
 from protocol.transport.dht import Dht, DhtSettings
 from protocol.transport.home import Home
 from protocol.transport.http import serve_http
-from protocol.transport.presence import Directory
+from protocol.transport.presence import Directory, cached_addresses
 from protocol.transport.rpc import BlobService, ChannelPool, create_server
 from protocol.transport.tasks import Stopped, Tasks
 
@@ -37,8 +36,6 @@ log = logging.getLogger(__name__)
 
 GOODBYE_SECONDS = 3.0
 """How long a leaving node tries to tell the coordinator."""
-CACHE_SECONDS = 30.0
-"""How often the peers' DHT addresses are written down for the next start."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,6 @@ async def run_node(settings: NodeSettings) -> None:
     kept = {key: port for key, port in home.remembered().items() if key in ("port", "dht_port")}
     server, port = await create_server(f"0.0.0.0:{settings.port or kept.get('port', 0)}", certificate)
     known = folder / "dht-peers.json"
-    cached = json.loads(known.read_text()) if known.exists() else []
     dht = Dht(
         DhtSettings(
             run_id=link.run_id,
@@ -96,7 +92,7 @@ async def run_node(settings: NodeSettings) -> None:
             folder=home.folder,
             listen=[f"/ip4/0.0.0.0/tcp/{settings.dht_port or kept.get('dht_port', 0)}"],
             announce=[],
-            bootstrap=list(dict.fromkeys([*link.dht_addresses, *cached])),
+            bootstrap=list(dict.fromkeys([*link.dht_addresses, *cached_addresses(known)])),
         )
     )
     directory = Directory(dht, home.identity, link.run_id)
@@ -121,7 +117,7 @@ async def run_node(settings: NodeSettings) -> None:
 
         tasks.start(directory.publish_forever(record), "publish")
         tasks.start(directory.refresh_forever(), "refresh")
-        tasks.start(_cache_addresses(directory, known), "cache")
+        tasks.start(directory.cache_forever(known), "cache")
         coordinator = CoordinatorLink(link, directory, channels)
         manifest, canonical = await tasks.race(coordinator.manifest())
         write_atomically(folder / "manifest.json", canonical)
@@ -167,11 +163,3 @@ async def run_node(settings: NodeSettings) -> None:
             await pool.close()
         await channels.close()
         await server.stop(grace=0.5)
-
-
-async def _cache_addresses(directory: Directory, path: Path) -> None:
-    """A node that restarts while the coordinator is away finds the DHT through the peers it knew."""
-    while True:
-        await asyncio.sleep(CACHE_SECONDS)
-        addresses = [a for record in directory.records.values() for a in record.body.dht_addresses]
-        write_atomically(path, json.dumps(sorted(set(addresses))[:64]).encode())

@@ -4,7 +4,7 @@ Statements are judged ACCEPT, IGNORE (harmless and without effect: a repeat) or 
 
     kind          ACCEPT when                                         IGNORE                     REJECT
     claim         admitted, builds on the head, stages tile           repeat                     NOT_ADMITTED, WRONG_STAGES …
-    contribution  on the roster, builds on the head, counts possible  repeat, round just closed  NOT_ON_ROSTER, WRONG_HEAD …
+    contribution  on the roster, builds on the head, counts possible  repeat                     STALE_ROUND, WRONG_HEAD …
     receipt       sender contributed, ballot open                     repeat                     NOT_ON_ROSTER …
     state report  on the roster or claiming                           repeat, older round        WRONG_STAGES …
     leave         signed                                              sender is not here
@@ -101,7 +101,7 @@ def judge_contribution(
     """Everything about a contribution that can be known without its payloads."""
     body: pb.Contribution = statement.body
     if body.round < round:
-        return ignore(pb.REASON_STALE_ROUND, f"round {body.round} is closed; round {round} is open")
+        return reject(pb.REASON_STALE_ROUND, f"round {body.round} is closed; round {round} is open")
     if body.round > round:
         return reject(pb.REASON_FUTURE_ROUND, f"round {body.round} is not open; round {round} is")
     if body.head != head:

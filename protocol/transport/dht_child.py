@@ -67,6 +67,7 @@ async def run(settings: dict[str, Any]) -> None:
     try:
         node = await DHTNode.create(
             p2p=p2p,
+            node_id=DHTID.generate(source=str(p2p.peer_id)),  # a restart is the same node to the others
             initial_peers=settings["bootstrap"],
             record_validator=PeerRecordValidator(run_id, key),
             ensure_bootstrap_success=False,

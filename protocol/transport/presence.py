@@ -2,26 +2,36 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 from protocol.crypto import Identity
 from protocol.errors import DilocoxError
 from protocol.messages import Statement, seal
 from protocol.pb import messages_pb2 as pb
+from protocol.transport.blobs import write_atomically
 from protocol.transport.dht import Dht
 
-__all__ = ["Directory"]
+__all__ = ["Directory", "cached_addresses"]
 
 log = logging.getLogger(__name__)
 
 PUBLISH_SECONDS = 60.0
 """Records live 300 s: four republications may fail before a peer disappears."""
 REFRESH_SECONDS = 10.0
+CACHED_ADDRESSES = 64
 LOOKUP_SECONDS = 1.0
 """A missing record is looked up at most so often."""
+
+
+def cached_addresses(path: Path) -> list[str]:
+    """DHT addresses of peers known before: a daemon that restarts finds the swarm even when its first contact is gone."""
+    addresses: list[str] = json.loads(path.read_text()) if path.exists() else []
+    return addresses
 
 
 class Directory:
@@ -52,6 +62,17 @@ class Directory:
                 if await self._dht.publish(make()):
                     pause = PUBLISH_SECONDS
             await asyncio.sleep(pause)
+
+    async def cache_forever(self, path: Path) -> None:
+        """Write down where the peers' DHT nodes are, for `cached_addresses` after a restart."""
+        written: list[str] = []
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            records = [record for peer, record in self.records.items() if peer != self._identity.peer]
+            addresses = sorted({address for record in records for address in record.body.dht_addresses})[:CACHED_ADDRESSES]
+            if addresses and addresses != written:
+                write_atomically(path, json.dumps(addresses).encode())
+                written = addresses
 
     async def refresh_forever(self) -> None:
         while True:

@@ -87,12 +87,13 @@ def test_hostile_statements_are_rejected_with_their_reasons_and_recorded(desk: D
     assert desk.service._judge(large).reason == pb.REASON_OVERSIZE
     assert desk.service._judge(pb.Envelope()).reason == pb.REASON_MALFORMED
     assert desk.submit(desk.contribution(9)).reason == pb.REASON_NOT_ON_ROSTER
-    assert desk.submit(desk.contribution(0, round=0)).outcome is Outcome.IGNORE
+    assert desk.submit(desk.contribution(0, round=0)).reason == pb.REASON_STALE_ROUND
     desk.contribute().vote()
     commit = desk.service.chain.commit(1)
     assert commit is not None
     recorded = {item.reason for item in commit.body.refusals}
-    expected = {pb.REASON_BAD_SIGNATURE, pb.REASON_MALFORMED, pb.REASON_OVERSIZE, pb.REASON_NOT_ON_ROSTER}
+    expected = {pb.REASON_BAD_SIGNATURE, pb.REASON_MALFORMED, pb.REASON_OVERSIZE}
+    expected |= {pb.REASON_NOT_ON_ROSTER, pb.REASON_STALE_ROUND}
     assert expected <= recorded
     assert len(commit.body.counted) == 3
 

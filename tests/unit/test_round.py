@@ -144,7 +144,7 @@ def test_holders_are_the_acceptors():
 @pytest.mark.parametrize(
     ("spoil", "outcome", "reason"),
     [
-        (lambda b: setattr(b, "round", 0), Outcome.IGNORE, pb.REASON_STALE_ROUND),
+        (lambda b: setattr(b, "round", 0), Outcome.REJECT, pb.REASON_STALE_ROUND),
         (lambda b: setattr(b, "round", 2), Outcome.REJECT, pb.REASON_FUTURE_ROUND),
         (lambda b: setattr(b, "head", digest("fork")), Outcome.REJECT, pb.REASON_WRONG_HEAD),
         (lambda b: setattr(b, "cluster", "somebody"), Outcome.REJECT, pb.REASON_NOT_ON_ROSTER),
