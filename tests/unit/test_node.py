@@ -1,0 +1,81 @@
+"""Small decisions of the node, without processes."""
+
+from pathlib import Path
+
+import pytest
+
+from node.daemon import count_workers
+from node.outer.background import Background
+from node.worker_settings import WorkerSettings
+from protocol import chain, events, views
+from protocol.errors import ConfigError
+from protocol.pb import messages_pb2 as pb
+from protocol.pb import services_pb2 as services
+from protocol.transport.presence import cached_addresses
+from tests.helpers import COORDINATOR, Table, identity, manifest
+
+
+def test_workers_follow_devices_stages_and_microbatches():
+    run = manifest(model={"stages": 3}, training={"microbatches": 2})
+    assert count_workers(None, 0, run) == 1
+    assert count_workers(2, 0, run) == 2
+    assert count_workers(None, 8, run) == 2
+    assert count_workers(2, 0, manifest(model={"stages": 1})) == 1
+    with pytest.raises(ConfigError, match="microbatches"):
+        count_workers(3, 0, run)
+    with pytest.raises(ConfigError, match="CUDA devices"):
+        count_workers(2, 1, run)
+
+
+def test_worker_settings_survive_the_environment(monkeypatch: pytest.MonkeyPatch):
+    settings = WorkerSettings("/s", Path("/m"), Path("/b"), Path("/st"), "cluster", "cpu", 2, (1, 3))
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    assert WorkerSettings.from_environment() == settings
+
+
+def test_what_a_background_job_raises_is_not_swallowed():
+    background = Background()
+    assert background.idle
+    with pytest.raises(ZeroDivisionError):
+        background.submit(lambda: 1 / 0).result(timeout=10)
+    with pytest.raises(ZeroDivisionError):
+        _ = background.idle
+    assert background.idle
+
+
+def test_addresses_seen_before_are_a_way_back(tmp_path: Path):
+    assert cached_addresses(tmp_path / "none") == []
+    (tmp_path / "known").write_text('["/ip4/10.0.0.1/tcp/1"]')
+    assert cached_addresses(tmp_path / "known") == ["/ip4/10.0.0.1/tcp/1"]
+
+
+def test_every_event_has_a_sentence_and_a_view():
+    samples = [
+        events.StateChanged("training", "on the roster"),
+        events.PhaseEnded(3, 20, 2.5, 1000),
+        events.CommitApplied(3, True, 4, 7, "abcd"),
+        events.NotCounted(3, pb.REASON_LATE, "too slow"),
+        events.Diverged(3, "bits"),
+        events.WorkersEnded("a process died"),
+        events.RunFinished(12),
+    ]
+    for event in samples:
+        assert event.view()["line"] == event.line()
+        assert event.line() != event.kind
+    assert "late: too slow" in samples[3].line()
+
+
+def test_views_tell_who_counted_who_did_not_and_why():
+    table = Table(manifest()).genesis()
+    table.contribute().vote(reject={2: pb.REASON_NORM_TOO_LARGE})
+    detail = views.round_detail(table.commits[-1].body)
+    assert detail["counted"] == 2
+    assert detail["roster"] == 3
+    assert [(item["peer"], item["reason"]) for item in detail["excluded"]] == [(identity(2).peer, "norm-too-large")]
+    presence = services.PresenceList(peers=[services.Presence(peer=identity(0).peer, present=True, round=2, step=5)])
+    rows = views.peers(table.head, presence, {COORDINATOR.peer: pb.PeerRecord()}, COORDINATOR.peer)
+    assert [row["peer"] for row in rows] == sorted(identity(n).peer for n in range(3))
+    assert [row["step"] for row in rows if row["peer"] == identity(0).peer] == [5]
+    assert [row["replicas"] for row in views.stages(table.run, table.head)] == [3, 3]
+    assert views.stages(table.run, chain.initial_head())[0]["replicas"] == 0
