@@ -4,10 +4,9 @@ import asyncio
 import logging
 import os
 import signal
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-
-from aiohttp import web
 
 from node.api.server import create_node_app
 from node.coordinator_link import CoordinatorLink
@@ -79,11 +78,47 @@ def count_workers(wanted: int | None, cuda: int, manifest: Manifest) -> int:
 async def run_node(settings: NodeSettings) -> None:
     """Take part until SIGTERM or SIGINT, then leave. Raises LocalError when this node cannot take part."""
     home = Home(settings.home)
+    tasks = Tasks()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, tasks.stop)
+    async with AsyncExitStack() as closing:
+        network = await _open_network(settings, home, tasks, closing)
+        try:
+            await _take_part(settings, home, tasks, network, closing)
+            await tasks.wait()
+        except Stopped:
+            log.info("stopped before the run was known")
+
+
+@dataclass(frozen=True)
+class Network:
+    """What does not depend on the run's manifest."""
+
+    folder: Path
+    """Everything of this run."""
+    address: str
+    ports: dict[str, int]
+    """Kept over restarts: other peers' records name them."""
+    directory: Directory
+    channels: ChannelPool
+    store: BlobStore
+    blobs: BlobService
+
+
+async def _open_network(settings: NodeSettings, home: Home, tasks: Tasks, closing: AsyncExitStack) -> Network:
+    """Serve blobs, join the DHT, publish our record."""
     link = settings.join
     folder = home.run_folder(link.run_id)
+    store = BlobStore(folder / "blobs")
+    blobs = BlobService(store, settings.upload_bytes_per_second)
     certificate = tls.load_or_create(home.folder)
-    kept = {key: port for key, port in home.remembered().items() if key in ("port", "dht_port")}
+    kept = home.remembered()
     server, port = await create_server(f"0.0.0.0:{settings.port or kept.get('port', 0)}", certificate)
+    closing.push_async_callback(server.stop, 0.5)
+    rpc.add_PeerServicer_to_server(blobs, server)
+    await server.start()
+    channels = ChannelPool()
+    closing.push_async_callback(channels.close)
     known = folder / "dht-peers.json"
     dht = Dht(
         DhtSettings(
@@ -95,71 +130,63 @@ async def run_node(settings: NodeSettings) -> None:
             bootstrap=list(dict.fromkeys([*link.dht_addresses, *cached_addresses(known)])),
         )
     )
+    closing.push_async_callback(tasks.close)
+    tasks.start(dht.run(), "dht")
+    addresses = await dht.started()
+    address = f"{settings.host}:{port}"
     directory = Directory(dht, home.identity, link.run_id)
-    channels = ChannelPool()
-    store = BlobStore(folder / "blobs")
-    blobs = BlobService(store, settings.upload_bytes_per_second)
-    tasks = Tasks()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(name, tasks.stop)
-    participant: Participant | None = None
-    pool: WorkerPool | None = None
-    runner: web.AppRunner | None = None
-    try:
-        rpc.add_PeerServicer_to_server(blobs, server)
-        await server.start()
-        tasks.start(dht.run(), "dht")
-        addresses = await dht.started()
-        address = f"{settings.host}:{port}"
 
-        def record() -> Statement:
-            return directory.seal_record(address, certificate.certificate_der, settings.name, addresses)
+    def record() -> Statement:
+        return directory.seal_record(address, certificate.certificate_der, settings.name, addresses)
 
-        tasks.start(directory.publish_forever(record), "publish")
-        tasks.start(directory.refresh_forever(), "refresh")
-        tasks.start(directory.cache_forever(known), "cache")
-        coordinator = CoordinatorLink(link, directory, channels)
-        manifest, canonical = await tasks.race(coordinator.manifest())
-        write_atomically(folder / "manifest.json", canonical)
-        cuda = count_cuda_devices()
-        workers = count_workers(settings.devices, cuda, manifest)
-        threads = settings.threads or max(1, (os.cpu_count() or 1) // workers)
+    tasks.start(directory.publish_forever(record), "publish")
+    tasks.start(directory.refresh_forever(), "refresh")
+    tasks.start(directory.cache_forever(known), "cache")
+    ports = {"port": port, "dht_port": int(addresses[0].split("/")[4])}
+    return Network(folder, address, ports, directory, channels, store, blobs)
 
-        def environment(socket: str) -> dict[str, str]:
-            return WorkerSettings(
-                socket=socket,
-                manifest=folder / "manifest.json",
-                blobs=store.folder,
-                stages=folder / "stages",
-                cluster=home.identity.peer,
-                devices="cuda" if cuda else "cpu",
-                threads=threads,
-                codec_cpus=settings.codec_cpus,
-            ).environment()
 
-        pool = WorkerPool(home.folder, workers, environment)
-        await pool.open()
-        chain = ChainFile(folder / "chain.db", manifest, link.coordinator)
-        exchange = Exchange(manifest, range(manifest.model.stages), store, directory, channels, home.identity.peer)
-        participant = Participant(home.identity, manifest, store, chain, coordinator, exchange, pool, tasks)
-        app = create_node_app(participant, directory, blobs, settings.name, address, lambda: coordinator.connected)
-        runner, url = await serve_http(app, settings.api)
-        dht_port = int(addresses[0].split("/")[4])
-        home.announce(role="node", api=url, port=port, dht_port=dht_port, run_id=link.run_id.hex(), name=settings.name)
-        log.info("%s is %s, serving on %s, API %s", settings.name, home.identity.peer, address, url)
-        tasks.start(participant.watch(), "watch")
-        tasks.start(participant.run_workers(), "supervise")
-        tasks.start(participant.beat(), "beat")
-        await tasks.wait()
-    except Stopped:
-        pass
-    finally:
-        if participant is not None:
-            await participant.leave(GOODBYE_SECONDS)
-        await tasks.close()
-        if runner is not None:
-            await runner.cleanup()
-        if pool is not None:
-            await pool.close()
-        await channels.close()
-        await server.stop(grace=0.5)
+async def _take_part(settings: NodeSettings, home: Home, tasks: Tasks, network: Network, closing: AsyncExitStack) -> None:
+    """Learn the run from its coordinator, start the workers and the participant's loops."""
+    link, me = settings.join, home.identity
+    coordinator = CoordinatorLink(link, network.directory, network.channels)
+    manifest, canonical = await tasks.race(coordinator.manifest())
+    write_atomically(network.folder / "manifest.json", canonical)
+    pool = _worker_pool(settings, home, network, manifest)
+    closing.push_async_callback(pool.close)
+    await pool.open()
+    chain = ChainFile(network.folder / "chain.db", manifest, link.coordinator)
+    stages = range(manifest.model.stages)
+    exchange = Exchange(manifest, stages, network.store, network.directory, network.channels, me.peer)
+    participant = Participant(me, manifest, network.store, chain, coordinator, exchange, pool, tasks)
+    app = create_node_app(
+        participant, network.directory, network.blobs, settings.name, network.address, lambda: coordinator.connected
+    )
+    runner, url = await serve_http(app, settings.api)
+    closing.push_async_callback(runner.cleanup)
+    home.announce(role="node", api=url, run_id=link.run_id.hex(), name=settings.name, **network.ports)
+    log.info("%s is %s, serving on %s, API %s", settings.name, me.peer, network.address, url)
+    closing.push_async_callback(participant.leave, GOODBYE_SECONDS)
+    tasks.start(participant.watch(), "watch")
+    tasks.start(participant.run_workers(), "supervise")
+    tasks.start(participant.beat(), "beat")
+
+
+def _worker_pool(settings: NodeSettings, home: Home, network: Network, manifest: Manifest) -> WorkerPool:
+    cuda = count_cuda_devices()
+    workers = count_workers(settings.devices, cuda, manifest)
+    threads = settings.threads or max(1, (os.cpu_count() or 1) // workers)
+
+    def environment(socket: str) -> dict[str, str]:
+        return WorkerSettings(
+            socket=socket,
+            manifest=network.folder / "manifest.json",
+            blobs=network.store.folder,
+            stages=network.folder / "stages",
+            cluster=home.identity.peer,
+            devices="cuda" if cuda else "cpu",
+            threads=threads,
+            codec_cpus=settings.codec_cpus,
+        ).environment()
+
+    return WorkerPool(home.folder, workers, environment)

@@ -15,6 +15,7 @@ from node.cli.init import preset_names, render_preset
 from node.testnet import POLL_SECONDS, Member, Testnet
 from protocol.errors import LocalError
 from protocol.manifest import Manifest
+from protocol.tensors import parameter_count
 from protocol.transport.blobs import write_atomically
 from protocol.transport.home import load_identity
 
@@ -66,10 +67,10 @@ def up(
     try:
         errors.print(f"starting a coordinator and {nodes} nodes of {devices} stage workers in {folder} …", highlight=False)
         testnet.start_all()
-        identical = Watcher(testnet, manifest, kills).follow()
+        watched = Watcher(testnet, kills).follow()
     finally:
         testnet.stop()
-    _final(testnet, manifest, identical, baseline)
+    _final(testnet, manifest, watched, baseline)
 
 
 def _interrupt(number: int, frame: Any) -> None:
@@ -96,8 +97,10 @@ def _parse_kill(text: str) -> tuple[str, int]:
 class Watcher:
     """Follows a testnet through its members' HTTP APIs and prints a row per round."""
 
-    def __init__(self, testnet: Testnet, manifest: Manifest, kills: list[tuple[str, int]]) -> None:
-        self._testnet, self._manifest, self._kills = testnet, manifest, kills
+    def __init__(self, testnet: Testnet, kills: list[tuple[str, int]]) -> None:
+        self._testnet, self._kills = testnet, kills
+        self.rows: list[dict[str, Any]] = []
+        """As the coordinator's /v1/rounds gives them."""
         self._shown = 0
         self._seen_at: dict[int, float] = {}
         self._identical = True
@@ -105,18 +108,16 @@ class Watcher:
 
     def follow(self) -> "Watcher":
         """Until the closing commit. Raises LocalError when a member fails."""
-        rows: list[dict[str, Any]] = []
         while True:
             for member in self._testnet.failed():
                 raise LocalError(f"{member.name} failed:\n{self._testnet.last_words(member)}")
-            rows = self._testnet.coordinator.get("/v1/rounds") or rows
+            self.rows = rows = self._testnet.coordinator.get("/v1/rounds") or self.rows
             statuses = {m.name: s for m in self._testnet.nodes if (s := m.get("/v1/status"))}
             for name, status in statuses.items():
                 self.phase_steps[name] = status["phase_steps"]
             self._scripted_kills(len(rows))
             self._show(rows, statuses)
             if rows and rows[-1]["closing"] and self._shown >= len(rows) - 1:
-                self.rows = rows
                 return self
             time.sleep(POLL_SECONDS)
 
@@ -187,7 +188,7 @@ def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: boo
         fail("state hashes differ between nodes")
     rows = [row for row in watched.rows if row["counted"]]
     payload = sum(row["payload_bytes"] / row["counted"] for row in rows) / max(1, len(rows))
-    parameters = sum(stage["parameters"] for stage in _stages(manifest))
+    parameters = parameter_count(manifest.model)
     console.print(
         f"\nheld-out loss of the committed model after {watched.inner_steps} inner steps: "
         f"{number(watched.final_loss)} nats per token",
@@ -206,12 +207,6 @@ def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: boo
             f"held-out loss of one node alone after {watched.inner_steps} inner steps: {number(alone)}", highlight=False
         )
     console.print("every node has the same state hash after every round", highlight=False)
-
-
-def _stages(manifest: Manifest) -> list[dict[str, Any]]:
-    from protocol import chain, views
-
-    return views.stages(manifest, chain.initial_head())
 
 
 def _train_alone(testnet: Testnet, steps: int) -> float:
