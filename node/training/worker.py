@@ -257,13 +257,10 @@ class Worker:
 
     def _phase_over(self, ready: bool) -> bool:
         enough = self.phase.step >= self.manifest.inner_steps(self.phase.round) and not self._finished
-        if self._delayed and self.head.round == self.phase.round - 1 and ready:
+        travelled_beside = self.manifest.overlap(self.phase.round - 1) == "delayed"
+        if travelled_beside and self.head.round == self.phase.round - 1 and ready:
             return enough and self._counted(self._prepared_head())
         return enough and self.head.round == self.phase.round and self._counted(self.head)
-
-    @property
-    def _delayed(self) -> bool:
-        return self.manifest.overlap(self.phase.round) == "delayed"
 
     def _prepared_head(self) -> chain.Head:
         assert self._preparing is not None
@@ -273,9 +270,9 @@ class Worker:
         """Hand the phase's work to the codec and begin the next one without a pause."""
         phase = self.phase
         self.trainer.end_phase()
-        if self._delayed:
-            if self.head.round < phase.round:
-                self._apply(keep_lead=False)
+        if self.head.round < phase.round:  # only with delayed overlap: the commit that travelled beside this phase
+            self._apply(keep_lead=False)
+        if self.manifest.overlap(phase.round) == "delayed":
             self.trainer.rebase(keep_lead=False)
         lease = self._lease()
         meta = BoundaryMeta(
@@ -350,8 +347,9 @@ class Worker:
     def _may_apply(self) -> bool:
         """Delayed overlap holds a commit back until the phase beside which it travelled is over."""
         assert self._preparing is not None
-        held = self._delayed and self._preparing.result().commit.body.round < self.phase.round
-        return not held or not self._phase_work_counts()
+        number = self._preparing.result().commit.body.round
+        beside = self.manifest.overlap(number) == "delayed" and number < self.phase.round and not self._finished
+        return not (beside and self._phase_work_counts())
 
     def _phase_work_counts(self) -> bool:
         return self._counted(self._prepared_head())

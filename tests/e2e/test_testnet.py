@@ -18,10 +18,11 @@ from tests.e2e.conftest import RUN, wait_for
 pytestmark = pytest.mark.e2e
 
 
-def start(tmp_path: Path, count: int, *options: str) -> subprocess.Popen[str]:
+def start(tmp_path: Path, count: int, *options: str, overlap: str = "rebase") -> subprocess.Popen[str]:
     run_file = tmp_path / "run.toml"
     owner = load_identity(run_file.with_suffix(".key"))
-    run_file.write_text(RUN.replace("{owner}", owner.key.hex()).replace("{count}", str(count)))
+    text = RUN.replace("{owner}", owner.key.hex()).replace("{count}", str(count))
+    run_file.write_text(text.replace("[rounds]", f'[rounds]\noverlap = "{overlap}"'))
     arguments = ["testnet", "up", "--folder", str(tmp_path / "t"), "--run", str(run_file), *options]
     return subprocess.Popen(
         [sys.executable, "-m", "node.cli.main", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -53,6 +54,15 @@ def test_a_testnet_runs_to_its_end_and_the_model_exports(tmp_path: Path):
     reported = re.search(r"committed model after \d+ inner steps: ([0-9.]+)", output)
     assert reported is not None
     assert loss == pytest.approx(float(reported[1]), abs=2e-3)
+
+
+@pytest.mark.parametrize("overlap", ["none", "delayed"])
+def test_the_other_overlaps_train_to_one_state(tmp_path: Path, overlap: str):
+    process = start(tmp_path, 5, "--devices", "2", "--no-baseline", overlap=overlap)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "every node has the same state hash after every round" in output
+    assert output.count(" 3/3 ") == 5, output
 
 
 @pytest.mark.parametrize("after", ["at once", "training"])
