@@ -125,7 +125,7 @@ class Worker:
             self.head = chain.advance(self.manifest, self._open(start.opening_commit))
         if start.origin == pb.Start.ORIGIN_INITIAL:
             self.trainer.load_initial()
-            self._store_states()
+            self.digests = self._store_states()
         else:
             wanted = {item.stage: item.digest for item in start.states}
             for state in self.trainer.states:
@@ -170,8 +170,9 @@ class Worker:
     def _open(self, raw: bytes) -> Statement:
         return open_envelope(raw, self.manifest.run_id, (wire.KIND_COMMIT,))
 
-    def _store_states(self) -> None:
-        self.digests = [
+    def _store_states(self) -> list[wire.StageState]:
+        """Make Θ and momentum durable as blobs; their digests, per stage."""
+        return [
             wire.StageState(stage=state.stage, digest=self.store.put([state.state_bytes()])) for state in self.trainer.states
         ]
 
@@ -300,7 +301,6 @@ class Worker:
 
     def _encode(self, meta: BoundaryMeta, medians: dict[int, float], bases: dict[int, bytes]) -> None:
         """In the background: encode, make durable, announce."""
-        before = time.thread_time()
         metas = {}
         for state in self.trainer.states:
             encoded = state.encode(medians.get(state.stage))
@@ -317,9 +317,7 @@ class Worker:
             checkpoint.seal_boundary(self.settings.stages, state.stage, stage_meta)
             self.pending[state.stage] = digest
             metas[state.stage] = stage_meta
-        event = boundary_event(metas)
-        event.encode_seconds = time.thread_time() - before
-        self.link.send(pb.WorkerEvent(boundary=event))
+        self.link.send(pb.WorkerEvent(boundary=boundary_event(metas)))
 
     # Applying a commit
 
@@ -333,12 +331,7 @@ class Worker:
             if returned:
                 self._return_payload(state)
             self._apply_to(state, body)
-        if not body.counted:
-            return Prepared(commit, self.digests)
-        digests = [
-            wire.StageState(stage=state.stage, digest=self.store.put([state.state_bytes()])) for state in self.trainer.states
-        ]
-        return Prepared(commit, digests)
+        return Prepared(commit, self._store_states() if body.counted else self.digests)
 
     def _apply_to(self, state: StageState, body: wire.Commit) -> None:
         payloads = [self.store.view(item.payloads[state.stage].digest) for item in body.counted]

@@ -117,22 +117,20 @@ class Step(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., waiting: _Optional[bool] = ..., total_steps: _Optional[int] = ..., clock_seconds: _Optional[float] = ..., codec_cpu_seconds: _Optional[float] = ...) -> None: ...
 
 class Boundary(_message.Message):
-    __slots__ = ("round", "inner_steps", "tokens", "loss", "samples_read", "payloads", "encode_seconds")
+    __slots__ = ("round", "inner_steps", "tokens", "loss", "samples_read", "payloads")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_READ_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
-    ENCODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     round: int
     inner_steps: int
     tokens: int
     loss: float
     samples_read: int
     payloads: _containers.RepeatedCompositeFieldContainer[_messages_pb2.StagePayload]
-    encode_seconds: float
-    def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[_messages_pb2.StagePayload, _Mapping]]] = ..., encode_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[_messages_pb2.StagePayload, _Mapping]]] = ...) -> None: ...
 
 class Rechecked(_message.Message):
     __slots__ = ("round", "states", "report_agrees")
