@@ -24,10 +24,9 @@ import psutil
 
 from bench.report import table, write
 from node.cli.init import render_preset
+from node.outer.state import StageState
 from node.testnet import Testnet
-from protocol import payload
 from protocol.manifest import Manifest
-from protocol.tensors import stage_tensors
 from protocol.transport.home import load_identity
 
 __all__ = ["main"]
@@ -215,11 +214,8 @@ def run_file(folder: Path) -> Path:
 
 
 def payload_bytes(run: Manifest) -> int:
-    layouts = [
-        payload.tensor_layouts([spec.shape for spec in stage_tensors(run.model, stage)], run.compression.rank)
-        for stage in range(run.model.stages)
-    ]
-    return sum(payload.payload_size(stage) for stage in layouts)
+    """Most bytes of a cluster's payloads of a round."""
+    return sum(StageState(run, stage).layout().largest for stage in range(run.model.stages))
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ def payload_bytes(run: Manifest) -> tuple[int, str]:
     encode = parameter_count(run.model) <= ENCODE_BELOW
     for stage in range(run.model.stages):
         shapes = [spec.shape for spec in stage_tensors(run.model, stage)]
-        size = payload.payload_size(payload.tensor_layouts(shapes, run.compression.rank))
+        size = payload.stage_layout(shapes, run.compression, run.compression.keep).largest
         if encode:
             state = StageState(run, stage)
             state.feedback.normal_(generator=torch.Generator().manual_seed(stage))

@@ -57,10 +57,11 @@ class Exchange:
             me,
         )
         self._layouts = {
-            stage: wire.tensor_layouts([spec.shape for spec in stage_tensors(manifest.model, stage)], manifest.compression.rank)
+            stage: wire.stage_layout(
+                [spec.shape for spec in stage_tensors(manifest.model, stage)], manifest.compression, manifest.compression.keep
+            )
             for stage in stages
         }
-        self.payload_sizes = {stage: wire.payload_size(layouts) for stage, layouts in self._layouts.items()}
         self._fetching: dict[bytes, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
         self._counts: Counter[str] = Counter()
@@ -115,8 +116,7 @@ class Exchange:
             try:
                 if bases.get(announced.stage) != announced.base_state:
                     raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
-                if announced.size != self.payload_sizes[announced.stage]:
-                    raise RemoteError(pb.REASON_SIZE_MISMATCH, f"a payload has {self.payload_sizes[announced.stage]} bytes")
+                self._layouts[announced.stage].check_size(announced.size)
                 await self.fetch_forever(announced.digest, [contribution.peer], announced.size)
                 await asyncio.to_thread(self._check, announced, medians.get(announced.stage, 0.0))
             except RemoteError as error:

@@ -50,6 +50,9 @@ REFUSALS_PER_ROUND = 64
 RANK = 2048
 """Highest rank of a payload: the sum of so many products is exact in float64; it is also the paper's."""
 
+TOPK = 4096
+"""Most values that top-k keeps of a chunk: all of them."""
+
 STATEMENTS_PER_SECOND = 50
 """Statements one peer may submit per second: a round needs a handful, a heartbeat every two seconds one more."""
 

@@ -103,10 +103,32 @@ class Outer(_Section):
 
 
 class Compression(_Section):
-    codec: Literal["lowrank-int4"] = "lowrank-int4"
-    rank: Annotated[int, Field(gt=0, le=limits.RANK)]
+    codec: Literal["lowrank-int4", "int4", "int2", "topk-int2", "fp16", "fp32"] = "lowrank-int4"
+    rank: Annotated[int, Field(gt=0, le=limits.RANK)] | None = None
+    """Of lowrank-int4."""
+    k: Annotated[int, Field(gt=0, le=limits.TOPK)] | None = None
+    """Of topk-int2: values kept of every 4,096."""
+    scope: Literal["chunk", "stage"] = "stage"
+    """Where topk-int2's values compete: in each chunk of 4,096, or over the whole stage."""
     power_iterations: Annotated[int, Field(gt=0, le=8)] = 2
+    entropy_coding: bool = False
+    """Huffman coding of the payload, lossless."""
     error_feedback: bool = True
+    feedback_decay: Fraction = 1.0
+    """What is left in the feedback after encoding is multiplied by this."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Compression":
+        if self.codec == "lowrank-int4" and self.rank is None:
+            raise ValueError("lowrank-int4 needs a rank")
+        if self.codec == "topk-int2" and self.k is None:
+            raise ValueError("topk-int2 needs k")
+        return self
+
+    @property
+    def keep(self) -> int:
+        """What the codec keeps: rank or k; 0 where there is nothing to choose."""
+        return {"lowrank-int4": self.rank, "topk-int2": self.k}.get(self.codec) or 0
 
 
 class Rounds(_Section):

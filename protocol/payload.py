@@ -1,193 +1,230 @@
 """The payload: one stage's compressed pseudo-gradient as bytes. Parsed and validated here with numpy, without torch.
 
-    header   magic "DLX1" | u32 tensor count
-    tensor   u8 form (0 int4, 1 lowrank-int4) | u8 dimensions | u16 rank (0 for int4) | u32 rows | u32 columns, once per tensor
-    bodies   in the same order; a body is one array (int4) or two (lowrank-int4: P rows x rank, then Q columns x rank)
-    array    i8 base exponent | 4-bit exponent offsets, one per block | 4-bit codes
+    header     magic "DLX2" | u32 tensor count
+    tensor     u8 form | u8 reserved, 0 | u16 rank (0 where there is none) | u32 rows | u32 columns, once per tensor
+    section    u32 raw bytes | u32 stored bytes | the stored bytes; HEADS, CODES, GAPS, SIGNS, LEVELS, each always there
 
-Arrays are quantised along their last axis in blocks of BLOCK (the last block of a row may be shorter): value = code · 2^(base +
-offset), codes -7 … 7 in two's complement (-8 is invalid), offsets 0 … 15, so a factor spans 16 binades. An int4 tensor is one row
-of rows · columns. Nibbles are packed low half first; offsets and codes each end on a byte boundary, padding is 0.
-
-Exactness: with block scales along the rank axis a product of two codes is an integer times 2^(eP + eQ), the exponents span 2 · 15
-binades, and a sum of RANK_EXACT products fits float64's 53 bits, so P @ Qᵀ has the same bits in any summation order.
+A tensor's form says which arrays it is made of (protocol/arrays.py): INT4, INT2, SPARSE, FP16 and FP32 one, LOWRANK two (P rows x
+rank, then Q columns x rank, so that the tensor is P Qᵀ). Arrays follow each other inside each section in the order of the tensors.
+Without entropy coding a section is stored as it is; with it, as a raw deflate stream (RFC 1951) of Huffman blocks, which is
+lossless.
 """
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from protocol import limits
+from protocol.arrays import GROUP, Array, BlockInt4, Floats, Levels, Reader, Section, Sparse, Writer
 from protocol.errors import RemoteError
+from protocol.manifest import Compression
 from protocol.pb import messages_pb2 as pb
 
-__all__ = ["BLOCK", "Array", "Layout", "Tensor", "decoded_norm", "pack", "parse", "payload_size", "tensor_layouts"]
+__all__ = ["Form", "Layout", "StageLayout", "Tensor", "decoded_norm", "pack", "parse", "stage_layout"]
 
-MAGIC = b"DLX1"
-BLOCK = 16
-"""Codes that share a scale: 4.25 bits per value."""
-MAX_CODE = 7
-OFFSETS = 16
-"""Binades of one array."""
-MIN_BASE, MAX_BASE = -72, 40
-"""Exponents of an array stay in base … base + 15, so every decoded product and its sums are normal float32 numbers."""
-RANK_EXACT = limits.RANK
-"""Products whose sum is exact: 7 · 7 · 2048 · 2^30 < 2^53."""
-
+MAGIC = b"DLX2"
 _HEADER = struct.Struct("<4sI")
 _TENSOR = struct.Struct("<BBHII")
-INT4, LOWRANK = 0, 1
+_SECTION = struct.Struct("<II")
+_RAW_DEFLATE = -15
+
+
+class Form(IntEnum):
+    """How one tensor is written."""
+
+    INT4 = 0
+    LOWRANK = 1
+    INT2 = 2
+    SPARSE = 3
+    FP16 = 4
+    FP32 = 5
+
+
+_DENSE_FORMS = {"int4": Form.INT4, "int2": Form.INT2, "topk-int2": Form.SPARSE, "fp16": Form.FP16, "fp32": Form.FP32}
+_FLOATS = {Form.FP16: "<f2", Form.FP32: "<f4"}
 
 
 class Layout(NamedTuple):
     """What the manifest says a tensor's payload looks like."""
 
-    form: int
+    form: Form
     rows: int
     columns: int
-    rank: int
+    rank: int = 0
 
     @property
-    def arrays(self) -> tuple[tuple[int, int], ...]:
-        """(rows, columns) of each array."""
-        if self.form == LOWRANK:
-            return ((self.rows, self.rank), (self.columns, self.rank))
-        return ((1, self.rows * self.columns),)
+    def elements(self) -> int:
+        return self.rows * self.columns
 
+    def largest_sizes(self) -> Mapping[Section, int]:
+        """Most raw bytes per section; exact for all forms but SPARSE, which leaves out what grows with the values kept."""
+        match self.form:
+            case Form.LOWRANK:
+                p, q = BlockInt4.sizes(self.rows, self.rank), BlockInt4.sizes(self.columns, self.rank)
+                return {section: p[section] + q[section] for section in p}
+            case Form.INT4:
+                return BlockInt4.sizes(1, self.elements)
+            case Form.INT2:
+                return Levels.sizes(self.elements)
+            case Form.SPARSE:
+                return Sparse.largest_sizes(self.elements)
+            case _:
+                return Floats.sizes(self.elements, _FLOATS[self.form])
 
-@dataclass(frozen=True)
-class Array:
-    """Packed codes and offsets; `rows x columns` values."""
-
-    rows: int
-    columns: int
-    base: int
-    offsets: npt.NDArray[np.uint8]
-    """(rows, blocks), 0 … 15."""
-    codes: npt.NDArray[np.int8]
-    """(rows, columns), -7 … 7."""
-
-    def exponents(self) -> npt.NDArray[np.int16]:
-        """(rows, blocks): the power of two of each block."""
-        return self.offsets.astype(np.int16) + np.int16(self.base)
-
-    def values(self) -> npt.NDArray[np.float64]:
-        """(rows, columns) decoded, exact."""
-        scales = np.ldexp(1.0, self.exponents().astype(np.int32))
-        return self.codes.astype(np.float64) * np.repeat(scales, BLOCK, axis=1)[:, : self.columns]
+    def read(self, reader: Reader) -> tuple[Array, ...]:
+        match self.form:
+            case Form.LOWRANK:
+                return BlockInt4.read(reader, self.rows, self.rank), BlockInt4.read(reader, self.columns, self.rank)
+            case Form.INT4:
+                return (BlockInt4.read(reader, 1, self.elements),)
+            case Form.INT2:
+                return (Levels.read(reader, self.elements),)
+            case Form.SPARSE:
+                return (Sparse.read(reader, self.elements),)
+            case _:
+                return (Floats.read(reader, self.elements, _FLOATS[self.form]),)
 
 
 Tensor = tuple[Layout, tuple[Array, ...]]
 
 
-def tensor_layouts(shapes: Sequence[Sequence[int]], rank: int) -> list[Layout]:
-    """The layout of a stage's payload: low rank where it makes a matrix smaller, else int4."""
-    layouts = []
-    for shape in shapes:
-        rows, columns = (shape[0], shape[1]) if len(shape) == 2 else (1, int(np.prod(shape)))
-        low_rank = Layout(LOWRANK, rows, columns, rank)
-        dense = Layout(INT4, rows, columns, 0)
-        smaller = len(shape) == 2 and rank < min(rows, columns) and _body_bytes(low_rank) < _body_bytes(dense)
-        layouts.append(low_rank if smaller else dense)
-    return layouts
+class StageLayout(NamedTuple):
+    """What a stage's payload looks like in a round."""
+
+    tensors: tuple[Layout, ...]
+    kept: int
+    """Most values that all SPARSE tensors keep together."""
+    entropy: bool
+
+    def section_limits(self) -> dict[Section, int]:
+        """Most raw bytes of each section."""
+        totals = dict.fromkeys(Section, 0)
+        for layout in self.tensors:
+            for section, size in layout.largest_sizes().items():
+                totals[section] += size
+        totals[Section.GAPS] += self.kept
+        totals[Section.SIGNS] += self.kept // 8
+        totals[Section.LEVELS] += self.kept // 8
+        return totals
+
+    @property
+    def exact(self) -> bool:
+        """Whether every payload has the same size."""
+        return not self.entropy and not self.kept
+
+    @property
+    def largest(self) -> int:
+        """Most bytes of a payload, headers and scales included."""
+        limits = self.section_limits().values()
+        stored = sum(_most_stored(size) for size in limits) if self.entropy else sum(limits)
+        return _HEADER.size + _TENSOR.size * len(self.tensors) + _SECTION.size * len(Section) + stored
+
+    def check_size(self, size: int) -> None:
+        """Raises RemoteError when no payload of this layout has `size` bytes."""
+        if size > self.largest or (self.exact and size != self.largest):
+            bound = "has" if self.exact else "has at most"
+            raise RemoteError(pb.REASON_SIZE_MISMATCH, f"{size} bytes; this stage's payload {bound} {self.largest}")
 
 
-def _array_bytes(rows: int, columns: int) -> tuple[int, int]:
-    """Bytes of offsets and of codes."""
-    return (rows * _blocks(columns) + 1) // 2, (rows * columns + 1) // 2
+def _most_stored(size: int) -> int:
+    """Deflate stores what it cannot shrink, with 5 bytes for each block."""
+    return size + size // 512 + 64
 
 
-def _blocks(columns: int) -> int:
-    return -(-columns // BLOCK)
+def stage_layout(shapes: Sequence[Sequence[int]], compression: Compression, keep: int) -> StageLayout:
+    """The layout of a stage's payload; `keep`: the round's rank, or values kept per GROUP."""
+    layouts = [_tensor_layout(shape, compression.codec, keep) for shape in shapes]
+    sparse = sum(layout.elements for layout in layouts if layout.form == Form.SPARSE)
+    kept = -(-sparse * keep // GROUP) if sparse else 0
+    return StageLayout(tuple(layouts), kept, compression.entropy_coding)
 
 
-def _body_bytes(layout: Layout) -> int:
-    return sum(1 + sum(_array_bytes(*shape)) for shape in layout.arrays)
+def _tensor_layout(shape: Sequence[int], codec: str, keep: int) -> Layout:
+    rows, columns = (shape[0], shape[1]) if len(shape) == 2 else (1, int(np.prod(shape)))
+    if codec != "lowrank-int4":
+        return Layout(_DENSE_FORMS[codec], rows, columns)
+    low_rank, dense = Layout(Form.LOWRANK, rows, columns, keep), Layout(Form.INT4, rows, columns)
+    smaller = sum(low_rank.largest_sizes().values()) < sum(dense.largest_sizes().values())
+    return low_rank if len(shape) == 2 and keep < min(rows, columns) and smaller else dense
 
 
-def payload_size(layouts: Sequence[Layout]) -> int:
-    """Bytes of a payload with these layouts: the size on the wire, headers and scales included."""
-    return _HEADER.size + sum(_TENSOR.size + _body_bytes(layout) for layout in layouts)
-
-
-def pack(tensors: Sequence[Tensor]) -> bytes:
+def pack(tensors: Sequence[Tensor], entropy: bool) -> bytes:
     """The payload's bytes."""
-    parts = [_HEADER.pack(MAGIC, len(tensors))]
-    parts += [_TENSOR.pack(lay.form, 2, lay.rank, lay.rows, lay.columns) for lay, _ in tensors]
+    writer = Writer()
     for _, arrays in tensors:
         for array in arrays:
-            parts.append(struct.pack("<b", array.base))
-            parts.append(_pack_nibbles(array.offsets.ravel()))
-            parts.append(_pack_nibbles(array.codes.ravel().view(np.uint8)))
+            array.write(writer)
+    parts = [_HEADER.pack(MAGIC, len(tensors))]
+    parts += [_TENSOR.pack(layout.form, 0, layout.rank, layout.rows, layout.columns) for layout, _ in tensors]
+    for section in Section:
+        raw = writer.bytes_of(section)
+        stored = _deflate(raw) if entropy else raw
+        parts += [_SECTION.pack(len(raw), len(stored)), stored]
     return b"".join(parts)
 
 
-def parse(raw: bytes | memoryview, layouts: Sequence[Layout]) -> list[Tensor]:
+def _deflate(raw: bytes) -> bytes:
+    coder = zlib.compressobj(1, zlib.DEFLATED, _RAW_DEFLATE, 9, zlib.Z_HUFFMAN_ONLY)
+    return coder.compress(raw) + coder.flush()
+
+
+def parse(raw: bytes | memoryview, layout: StageLayout) -> list[Tensor]:
     """Validate a payload against the layout that the manifest demands. Raises RemoteError, whatever the bytes."""
-    expected = payload_size(layouts)
-    if len(raw) != expected:
-        raise RemoteError(pb.REASON_SIZE_MISMATCH, f"{len(raw)} bytes; this stage's payload has {expected}")
+    layout.check_size(len(raw))
     view = memoryview(raw)
-    magic, count = _HEADER.unpack_from(view)
-    if magic != MAGIC or count != len(layouts):
-        raise RemoteError(pb.REASON_MALFORMED, "not a payload, or another tensor count")
-    offset = _HEADER.size
-    for layout in layouts:
-        if _TENSOR.unpack_from(view, offset) != (layout.form, 2, layout.rank, layout.rows, layout.columns):
-            raise RemoteError(pb.REASON_MALFORMED, "a tensor's header differs from the manifest's layout")
-        offset += _TENSOR.size
-    tensors: list[Tensor] = []
-    for layout in layouts:
-        arrays = []
-        for rows, columns in layout.arrays:
-            array, offset = _parse_array(view, offset, rows, columns)
-            arrays.append(array)
-        tensors.append((layout, tuple(arrays)))
+    header = _HEADER.pack(MAGIC, len(layout.tensors)) + b"".join(
+        _TENSOR.pack(tensor.form, 0, tensor.rank, tensor.rows, tensor.columns) for tensor in layout.tensors
+    )
+    if view[: len(header)] != header:
+        raise RemoteError(pb.REASON_MALFORMED, "not a payload, or its tensors differ from the manifest's layout")
+    reader = Reader(_read_sections(view[len(header) :], layout))
+    tensors = [(tensor, tensor.read(reader)) for tensor in layout.tensors]
+    if not reader.exhausted:
+        raise RemoteError(pb.REASON_MALFORMED, "bytes follow the last array of a section")
+    kept = sum(array.positions.size for _, arrays in tensors for array in arrays if isinstance(array, Sparse))
+    if kept > layout.kept:
+        raise RemoteError(pb.REASON_OVERSIZE, f"{kept} values kept; at most {layout.kept} are allowed")
     return tensors
 
 
-def _parse_array(view: memoryview, offset: int, rows: int, columns: int) -> tuple[Array, int]:
-    (base,) = struct.unpack_from("<b", view, offset)
-    if not MIN_BASE <= base <= MAX_BASE:
-        raise RemoteError(pb.REASON_NON_FINITE, f"base exponent {base} is outside {MIN_BASE} … {MAX_BASE}")
-    offset += 1
-    scale_bytes, code_bytes = _array_bytes(rows, columns)
-    offsets = _unpack_nibbles(view[offset : offset + scale_bytes], rows * _blocks(columns))
-    offset += scale_bytes
-    nibbles = _unpack_nibbles(view[offset : offset + code_bytes], rows * columns)
-    codes = (nibbles ^ 8).astype(np.int8) - np.int8(8)
-    if codes.size and codes.min() < -MAX_CODE:
-        raise RemoteError(pb.REASON_MALFORMED, "a code is -8")
-    return Array(rows, columns, base, offsets.reshape(rows, -1), codes.reshape(rows, columns)), offset + code_bytes
+def _read_sections(view: memoryview, layout: StageLayout) -> dict[Section, memoryview]:
+    sections: dict[Section, memoryview] = {}
+    for section, limit in layout.section_limits().items():
+        if len(view) < _SECTION.size:
+            raise RemoteError(pb.REASON_MALFORMED, f"section {section.name} is missing")
+        size, stored = _SECTION.unpack_from(view)
+        view = view[_SECTION.size :]
+        if size > limit or stored > len(view):
+            raise RemoteError(pb.REASON_MALFORMED, f"section {section.name} is larger than its layout or than the payload")
+        sections[section] = _inflate(view[:stored], size) if layout.entropy else view[:stored]
+        if len(sections[section]) != size:
+            raise RemoteError(pb.REASON_MALFORMED, f"section {section.name} does not have the size it names")
+        view = view[stored:]
+    if len(view):
+        raise RemoteError(pb.REASON_MALFORMED, "bytes follow the last section")
+    return sections
 
 
-def _pack_nibbles(values: npt.NDArray[np.uint8]) -> bytes:
-    nibbles = values & np.uint8(15)
-    if nibbles.size % 2:
-        nibbles = np.append(nibbles, np.uint8(0))
-    return (nibbles[0::2] | (nibbles[1::2] << 4)).tobytes()
-
-
-def _unpack_nibbles(raw: memoryview, count: int) -> npt.NDArray[np.uint8]:
-    packed = np.frombuffer(raw, dtype=np.uint8)
-    nibbles = np.empty(2 * packed.size, dtype=np.uint8)
-    nibbles[0::2] = packed & 15
-    nibbles[1::2] = packed >> 4
-    if count % 2 and nibbles[-1]:
-        raise RemoteError(pb.REASON_MALFORMED, "padding is not zero")
-    return nibbles[:count]
+def _inflate(stored: memoryview, size: int) -> memoryview:
+    decoder = zlib.decompressobj(_RAW_DEFLATE)
+    try:
+        raw = decoder.decompress(stored, size + 1)  # one more than allowed shows a stream that is too long
+    except zlib.error as error:
+        raise RemoteError(pb.REASON_MALFORMED, f"not a deflate stream: {error}") from error
+    if len(raw) > size or not decoder.eof or decoder.unused_data:
+        raise RemoteError(pb.REASON_MALFORMED, "a deflate stream is longer or shorter than it says")
+    return memoryview(raw)
 
 
 def decoded_norm(tensors: Sequence[Tensor]) -> float:
-    """Frobenius norm of what the payload decodes to, without decoding it: ‖P Qᵀ‖² = ⟨PᵀP, QᵀQ⟩."""
+    """Frobenius norm of what the payload decodes to, without multiplying factors out: ‖P Qᵀ‖² = ⟨PᵀP, QᵀQ⟩."""
     total = 0.0
     for layout, arrays in tensors:
         values = [array.values() for array in arrays]
-        if layout.form == LOWRANK:
+        if layout.form == Form.LOWRANK:
             total += float(np.sum((values[0].T @ values[0]) * (values[1].T @ values[1])))
         else:
             total += float(np.sum(np.square(values[0])))

@@ -1,93 +1,164 @@
-"""`lowrank-int4`: a matrix as two Int4 factors, a vector as Int4 codes (layout: protocol/payload.py).
+"""The codecs: a stage's pseudo-gradient to payload arrays and back, as the manifest chooses (layouts: protocol/payload.py).
 
-Encoding is warm-started power iteration (PowerSGD, arXiv 1905.13727), made kinder to the grid in two exact ways that change the
-factors but not their product: singular values are split evenly between both factors, and the columns of each scale block are turned
-by one orthogonal matrix, which evens their sizes. Encoding may differ between machines; decoding is bit-exact on all of them.
+    lowrank-int4   a matrix as two Int4 factors (node/outer/lowrank.py), what low rank does not shrink as Int4
+    int4           Int4 codes with power-of-two block scales
+    int2           two magnitudes with a sign, bin means per group of 4,096 values
+    topk-int2      the largest values, as int2; the others are 0. They compete per group, or over the whole stage: then each byte
+                   goes where the energy is, whatever the tensor
+    fp16, fp32     uncompressed
+
+Encoding may differ between machines; decoding is bit-exact on all of them.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from node.outer import lowrank
+from protocol.arrays import (
+    BLOCK,
+    GROUP,
+    LARGEST,
+    MAX_BASE,
+    MAX_CODE,
+    MIN_BASE,
+    OFFSETS,
+    Array,
+    BlockInt4,
+    Floats,
+    Levels,
+    Sparse,
+)
 from protocol.errors import LocalError
-from protocol.payload import BLOCK, LOWRANK, MAX_BASE, MAX_CODE, MIN_BASE, OFFSETS, Array, Layout
+from protocol.manifest import Compression
+from protocol.payload import Form, Layout, StageLayout
 from protocol.payload import Tensor as PackedTensor
 
-__all__ = ["Encoded", "decode_rows", "encode", "quantize"]
+__all__ = ["Encoded", "StageEncoder", "decode_rows", "quantize"]
 
 ROW_ELEMENTS = 1 << 22
 """Elements decoded at a time: 32 MiB of float64, far below one tensor of a large model."""
+LLOYD_STEPS = 3
+"""Rounds of Lloyd's algorithm (least squares, 1-D k-means) that place the two magnitudes of a group."""
+SAMPLE = 1 << 22
+"""Values from which a stage-wide threshold is estimated."""
 
 
 @dataclass(frozen=True)
 class Encoded:
     packed: PackedTensor
     warm: Tensor | None
-    """(columns, rank) float32: where the next power iteration starts; None for int4 tensors."""
+    """(columns, rank) float32: where the next power iteration starts; None for other forms."""
     effective_rank: float
-    """exp(entropy of the squared singular values' shares); 0 for int4 tensors."""
+    """exp(entropy of the squared singular values' shares); 0 for other forms."""
 
 
-def encode(matrix: Tensor, layout: Layout, warm: Tensor | None, power_iterations: int) -> Encoded:
-    """Compress `matrix` (any shape with layout.rows · layout.columns elements, float32). Raises LocalError when not finite."""
-    if not bool(torch.isfinite(matrix).all()):
-        raise LocalError("a pseudo-gradient is not finite: training diverged on this node. Lower training.learning_rate.")
-    if layout.form != LOWRANK:
-        return Encoded((layout, (quantize(matrix.reshape(1, -1)),)), None, 0.0)
-    x = matrix.reshape(layout.rows, layout.columns)
-    q = _start(layout, x.device) if warm is None else warm.to(x.device)
-    for _ in range(power_iterations):
-        p = torch.linalg.qr(x @ q).Q
-        q = x.T @ p
-    squares, turn = torch.linalg.eigh(q.T @ q)
-    squares, turn = squares.flip(0).clamp_min(0), turn.flip(1)  # the largest first: columns of a block are alike
-    p, q = p @ turn, q @ turn
-    even = squares.pow(0.25)
-    inverse = torch.where(even > 0, 1 / even, torch.zeros_like(even))
-    rotation = _block_rotation(layout.rank).to(x.device)
-    factors = (quantize(p * even @ rotation), quantize(q * inverse @ rotation))
-    return Encoded((layout, factors), q, _effective_rank(squares))
+class StageEncoder:
+    """Encodes the tensors of one stage in their order, with what they share: the threshold of a stage-wide top-k."""
+
+    def __init__(self, feedback: Tensor, layout: StageLayout, compression: Compression, keep: int) -> None:
+        """`feedback`: the stage, flat. Raises LocalError when it is not finite."""
+        if not bool(torch.isfinite(feedback).all()):
+            raise LocalError("a pseudo-gradient is not finite: training diverged on this node. Lower training.learning_rate.")
+        self._compression = compression
+        self._chunk_k = keep if compression.scope == "chunk" else 0
+        self._threshold = 0.0
+        if layout.kept and not self._chunk_k:
+            self._threshold = stage_threshold(feedback, layout.kept)
+
+    def encode(self, matrix: Tensor, layout: Layout, warm: Tensor | None) -> Encoded:
+        """Compress `matrix`: any shape with layout.elements elements, float32."""
+        flat = matrix.reshape(-1)
+        array: Array
+        match layout.form:
+            case Form.LOWRANK:
+                factors = lowrank.factorize(
+                    matrix.reshape(layout.rows, layout.columns), layout.rank, warm, self._compression.power_iterations
+                )
+                arrays = quantize(factors.p), quantize(factors.q)
+                return Encoded((layout, arrays), factors.warm, factors.effective_rank)
+            case Form.INT4:
+                array = quantize(flat[None])
+            case Form.INT2:
+                array = _encode_levels(flat)
+            case Form.SPARSE:
+                array = self._encode_sparse(flat)
+            case Form.FP16:
+                array = Floats(flat.clamp(-65504, 65504).half().cpu().numpy())
+            case Form.FP32:
+                array = Floats(flat.clamp(-LARGEST, LARGEST).cpu().numpy().copy())
+        return Encoded((layout, (array,)), None, 0.0)
+
+    def _encode_sparse(self, flat: Tensor) -> Sparse:
+        size = _grouped(flat.abs())
+        if self._chunk_k:
+            mask = torch.zeros_like(size, dtype=torch.bool).scatter_(1, size.topk(self._chunk_k, dim=1).indices, True)
+            last = flat.numel() - GROUP * (len(size) - 1)  # this group may be shorter: it keeps its share
+            mask[-1] = False
+            mask[-1, size[-1].topk(self._chunk_k * last // GROUP).indices] = True
+            mask &= size > 0
+        else:
+            mask = size > self._threshold
+        magnitudes, levels = _place_levels(size, mask)
+        kept = mask.view(-1)[: flat.numel()]
+        positions = kept.nonzero().view(-1)
+        return Sparse(
+            flat.numel(),
+            magnitudes.cpu().numpy(),
+            positions.cpu().numpy(),
+            (flat[positions] < 0).cpu().numpy(),
+            levels.view(-1)[positions].cpu().numpy(),
+        )
 
 
-def _effective_rank(squares: Tensor) -> float:
-    total = float(squares.sum())
-    if total <= 0:
-        return 0.0
-    share = squares / total
-    return math.exp(float(-(share * share.clamp_min(1e-30).log()).sum()))
+def stage_threshold(feedback: Tensor, kept: int) -> float:
+    """The magnitude that at most `kept` values exceed; estimated from a sample where the stage is large, then made sure of."""
+    size = feedback.abs()
+    stride = max(1, size.numel() // SAMPLE)
+    sample = size[::stride].contiguous()
+    wanted = min(sample.numel() - 1, kept // stride)
+    threshold = float(sample.topk(wanted + 1).values[-1])
+    while int((size > threshold).sum()) > kept:
+        threshold = threshold * 1.01 + 1e-30
+    return threshold
 
 
-def _start(layout: Layout, device: torch.device) -> Tensor:
-    """A cold start: random columns, the same on every run so that tests and restarts agree."""
-    generator = torch.Generator().manual_seed(layout.rows * 1_000_003 + layout.columns)
-    return torch.randn(layout.columns, layout.rank, generator=generator).to(device)
+def _grouped(flat: Tensor) -> Tensor:
+    """(groups, GROUP), the last padded with zeros."""
+    padding = -flat.numel() % GROUP
+    return torch.nn.functional.pad(flat, (0, padding)).view(-1, GROUP)
 
 
-@lru_cache
-def _block_rotation(rank: int) -> Tensor:
-    """(rank, rank) block-diagonal orthogonal matrix: Hadamard where the block is a power of two, else a DCT."""
-    blocks = [_rotation(min(BLOCK, rank - start)) for start in range(0, rank, BLOCK)]
-    return torch.block_diag(*blocks)
+def _place_levels(size: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the masked magnitudes in each group: two levels at the means of what they stand for, and which value takes the second."""
+    count = mask.sum(1).clamp_min(1)
+    kept = size * mask
+    mean = kept.sum(1) / count
+    low, high = mean, mean
+    boundary = 1.3 * mean
+    for _ in range(LLOYD_STEPS):
+        above = mask & (size > boundary[:, None])
+        number = above.sum(1)
+        above_sum = (size * above).sum(1)
+        high = torch.where(number > 0, above_sum / number.clamp_min(1), boundary)
+        low = torch.where(number < count, (kept.sum(1) - above_sum) / (count - number).clamp_min(1), boundary)
+        boundary = (low + high) / 2
+    magnitudes = torch.stack([low, high], 1).bfloat16().float().clamp(max=LARGEST)
+    magnitudes[magnitudes < 2.0**MIN_BASE] = 0
+    return magnitudes, mask & (size > boundary[:, None])
 
 
-def _rotation(size: int) -> Tensor:
-    if size & (size - 1) == 0:
-        matrix = torch.ones(1, 1)
-        while len(matrix) < size:
-            matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-        return matrix / math.sqrt(size)
-    index = torch.arange(size, dtype=torch.float64)
-    dct = torch.cos(math.pi / size * (index[:, None] + 0.5) * index[None, :]) * math.sqrt(2 / size)
-    dct[:, 0] /= math.sqrt(2)
-    return dct.float()
+def _encode_levels(flat: Tensor) -> Levels:
+    size = _grouped(flat.abs())
+    inside = _grouped(torch.ones_like(flat)).bool()
+    magnitudes, levels = _place_levels(size, inside)
+    return Levels(magnitudes.cpu().numpy(), (flat < 0).cpu().numpy(), levels.view(-1)[: flat.numel()].cpu().numpy())
 
 
-def quantize(values: Tensor) -> Array:
+def quantize(values: Tensor) -> BlockInt4:
     """Round (rows, columns) float32 to Int4 codes with power-of-two block scales; of two candidate scales the better one."""
     rows, columns = values.shape
     blocks = -(-columns // BLOCK)
@@ -104,7 +175,7 @@ def quantize(values: Tensor) -> Array:
     codes = torch.where(better[:, :, None], fine_codes, coarse_codes)
     offsets = torch.where(better, finer, exponent) - base
     flat = codes.view(rows, blocks * BLOCK)[:, :columns]
-    return Array(rows, columns, base, offsets.to(torch.uint8).cpu().numpy(), flat.to(torch.int8).cpu().numpy())
+    return BlockInt4(rows, columns, base, offsets.to(torch.uint8).cpu().numpy(), flat.to(torch.int8).cpu().numpy())
 
 
 def _round(padded: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,6 +187,8 @@ def _round(padded: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize(array: Array, device: torch.device) -> Tensor:
     """(rows, columns) float64, exact."""
+    if not isinstance(array, BlockInt4):
+        return torch.from_numpy(array.values()).to(device)
     codes = torch.from_numpy(np.ascontiguousarray(array.codes)).to(device)
     exponents = torch.from_numpy(array.exponents().astype(np.float64)).to(device)
     scales = torch.exp2(exponents).repeat_interleave(BLOCK, dim=1)[:, : array.columns]
@@ -130,7 +203,7 @@ def decode_rows(packed: Sequence[PackedTensor], combine: Callable[[int, list[Ten
     """
     layout = packed[0][0]
     factors = [[dequantize(array, device) for array in arrays] for _, arrays in packed]
-    if layout.form != LOWRANK:
+    if layout.form != Form.LOWRANK:
         combine(0, [factor[0].view(-1) for factor in factors])
         return
     step = max(1, ROW_ELEMENTS // layout.columns)

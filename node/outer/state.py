@@ -35,7 +35,11 @@ excluded, because its backlog exceeds the voters' bound)."""
 class EncodedStage:
     raw: bytes
     norm: float
+    """Of what the payload decodes to."""
     effective_rank: float
+    """Mean over the low-rank tensors; 0 where there are none."""
+    error: float
+    """Norm of what the payload does not decode to, relative to what was to be sent."""
 
 
 class StageState:
@@ -45,7 +49,6 @@ class StageState:
         """`specs`: only these of the stage's tensors; default all."""
         self.manifest, self.stage = manifest, stage
         self.specs = tuple(stage_tensors(manifest.model, stage) if specs is None else specs)
-        self.layouts = wire.tensor_layouts([spec.shape for spec in self.specs], manifest.compression.rank)
         self.size = sum(spec.elements for spec in self.specs)
         self.committed = torch.zeros(2, self.size)
         self.feedback = torch.zeros(self.size)
@@ -70,29 +73,39 @@ class StageState:
         """`raw`: the bytes of a state blob. Copied."""
         self.state_bytes()[:] = raw
 
-    def encode(self, median_norm: float | None) -> EncodedStage:
+    def layout(self, keep: int | None = None) -> wire.StageLayout:
+        """Of a round whose codec keeps so much (rank or k); default the manifest's."""
+        compression = self.manifest.compression
+        return wire.stage_layout([spec.shape for spec in self.specs], compression, compression.keep if keep is None else keep)
+
+    def encode(self, median_norm: float | None, keep: int | None = None) -> EncodedStage:
         """Encode the feedback and leave in it what the payload does not decode to."""
+        compression = self.manifest.compression
         limit = None if not median_norm else SENDER_NORM_RATIO * median_norm
-        norm = float(torch.linalg.vector_norm(self.feedback, dtype=torch.float64))
+        norm = _norm(self.feedback)
         if limit is not None and norm > limit:
             self.feedback.mul_(limit / norm)
+            norm = limit
+        keep = compression.keep if keep is None else keep
+        layout = self.layout(keep)
+        encoder = codec.StageEncoder(self.feedback, layout, compression, keep)
         packed, ranks = [], []
-        for (spec, view), layout in zip(self.views(self.feedback), self.layouts, strict=True):
-            encoded = codec.encode(view, layout, self.warm.get(spec.name), self.manifest.compression.power_iterations)
+        for (spec, view), tensor_layout in zip(self.views(self.feedback), layout.tensors, strict=True):
+            encoded = encoder.encode(view, tensor_layout, self.warm.get(spec.name))
             packed.append(encoded.packed)
             if encoded.warm is not None:
                 self.warm[spec.name] = encoded.warm
                 ranks.append(encoded.effective_rank)
-        if self.manifest.compression.error_feedback:
-            self._add_decoded([packed], self.feedback, _subtract)
-        else:
-            self.feedback.zero_()
-        return EncodedStage(wire.pack(packed), wire.decoded_norm(packed), sum(ranks) / max(1, len(ranks)))
+        self._add_decoded([packed], self.feedback, _subtract)
+        error = _norm(self.feedback) / norm if norm else 0.0
+        self.feedback.mul_(compression.feedback_decay if compression.error_feedback else 0.0)
+        raw = wire.pack(packed, compression.entropy_coding)
+        return EncodedStage(raw, wire.decoded_norm(packed), sum(ranks) / max(1, len(ranks)), error)
 
-    def return_to_feedback(self, raw: memoryview) -> None:
+    def return_to_feedback(self, raw: memoryview, keep: int | None = None) -> None:
         """A payload of ours that no commit counted: what it decodes to is unsent again."""
         if self.manifest.compression.error_feedback:
-            self._add_decoded([wire.parse(raw, self.layouts)], self.feedback, _add)
+            self._add_decoded([wire.parse(raw, self.layout(keep))], self.feedback, _add)
 
     def _add_decoded(self, payloads: Sequence[Sequence[wire.Tensor]], flat: Tensor, fold: "Fold") -> None:
         offset = 0
@@ -102,14 +115,15 @@ class StageState:
             codec.decode_rows([packed[index] for packed in payloads], combine, flat.device)
             offset += spec.elements
 
-    def apply(self, payloads: Sequence[memoryview], tokens: Sequence[int]) -> None:
+    def apply(self, payloads: Sequence[memoryview], tokens: Sequence[int], keep: int | None = None) -> None:
         """Θ, momentum ← Outer(Θ, momentum, mean of payloads weighted by tokens), in place.
 
         `payloads` in the order of their clusters' ids. Raises RemoteError before anything changed when one does not parse.
         """
         if not payloads:
             return
-        parsed = [wire.parse(raw, self.layouts) for raw in payloads]
+        layout = self.layout(keep)
+        parsed = [wire.parse(raw, layout) for raw in payloads]
         total = sum(tokens)
         weights = [count / total for count in tokens]
         outer = self.manifest.outer
@@ -120,6 +134,10 @@ class StageState:
             combine = _outer_step(theta, momentum, weights, outer)
             codec.decode_rows([packed[index] for packed in parsed], combine, theta.device)
             offset += spec.elements
+
+
+def _norm(flat: Tensor) -> float:
+    return float(torch.linalg.vector_norm(flat, dtype=torch.float64))
 
 
 Fold = Callable[[Tensor, list[Tensor]], None]

@@ -133,8 +133,8 @@ class HostilePeer:
         encoded = state.encode(None)
         return encoded.raw, encoded.norm
 
-    def layouts(self, stage: int) -> list[Layout]:
-        return StageState(self.run, stage).layouts
+    def layouts(self, stage: int) -> tuple[Layout, ...]:
+        return StageState(self.run, stage).layout().tensors
 
     def contribution(self, bases: list[bytes]) -> pb.Contribution:
         head = self.chain.head

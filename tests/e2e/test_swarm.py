@@ -177,7 +177,7 @@ def test_hostile_peers_are_excluded_with_their_reasons(swarm: Swarm, tmp_path: P
 
     def not_finite(peer: HostilePeer, body: pb.Contribution) -> None:
         raw = bytearray(peer.payload(0)[0])
-        raw[8 + 12 * len(peer.layouts(0))] = 127  # the first base exponent
+        raw[8 + 12 * len(peer.layouts(0)) + 8] = 127  # HEADS' first byte: the first base exponent
         peer.serve(body, 0, bytes(raw), 1.0)
 
     def loud(peer: HostilePeer, body: pb.Contribution) -> None:

@@ -25,7 +25,11 @@ def start(tmp_path: Path, count: int, *options: str, overlap: str = "rebase") ->
     run_file.write_text(text.replace("[rounds]", f'[rounds]\noverlap = "{overlap}"'))
     arguments = ["testnet", "up", "--folder", str(tmp_path / "t"), "--run", str(run_file), *options]
     return subprocess.Popen(
-        [sys.executable, "-m", "node.cli.main", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-m", "node.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background job ignores Ctrl-C
     )
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.lab import Lab
 from node.outer.state import StageState, rebase, start_phase
 from node.training.trainer import initial_state
 from protocol import payload as wire
 from protocol.manifest import Manifest
-from tests.golden.lab import Lab
 from tests.helpers import manifest
 
 GOLDEN = Path(__file__).parent / "trajectories.json"
@@ -96,9 +96,9 @@ def test_in_place_copies_match_an_out_of_place_reference():
 def dense(raw: bytes, state: StageState) -> torch.Tensor:
     """What a payload decodes to, by numpy alone: float64, flat."""
     parts = []
-    for layout, arrays in wire.parse(raw, state.layouts):
+    for layout, arrays in wire.parse(raw, state.layout()):
         values = [torch.from_numpy(array.values()) for array in arrays]
-        parts.append((values[0] @ values[1].T if layout.form == wire.LOWRANK else values[0]).flatten())
+        parts.append((values[0] @ values[1].T if layout.form == wire.Form.LOWRANK else values[0]).flatten())
     return torch.cat(parts)
 
 

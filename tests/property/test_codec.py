@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from node.outer import codec
 from node.outer.state import StageState
 from protocol import payload as wire
+from protocol.arrays import RANK_EXACT
 from protocol.errors import LocalError
+from protocol.manifest import Compression
 from tests.helpers import manifest
-from tests.property.test_payload import random_payload
+from tests.property.test_payload import random_tensor
 
 CPU = torch.device("cpu")
 
@@ -27,11 +29,17 @@ def decoded(tensor: wire.Tensor) -> torch.Tensor:
     return out.view(layout.rows, layout.columns)
 
 
+def encode(x: torch.Tensor, layout: wire.Layout, warm: torch.Tensor | None = None) -> codec.Encoded:
+    compression = Compression(rank=layout.rank or 1)
+    stage = wire.StageLayout((layout,), 0, False)
+    return codec.StageEncoder(x.flatten(), stage, compression, compression.keep).encode(x, layout, warm)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 60), st.integers(2, 60), st.integers(1, 40), st.integers(0, 2**32))
 def test_decoding_is_exact_in_any_summation_order(rows, columns, rank, seed):
-    layout = wire.Layout(wire.LOWRANK, rows, columns, rank)
-    (tensor,) = random_payload([layout], seed)
+    layout = wire.Layout(wire.Form.LOWRANK, rows, columns, rank)
+    tensor = random_tensor(np.random.default_rng(seed), layout, 0)
     p, q = (array.values() for array in tensor[1])
     order = np.random.default_rng(seed).permutation(rank)
     one_by_one = np.zeros((rows, columns))
@@ -44,8 +52,8 @@ def test_decoding_is_exact_in_any_summation_order(rows, columns, rank, seed):
 
 
 def test_decoding_at_the_highest_rank_is_exact():
-    layout = wire.Layout(wire.LOWRANK, 4, 5, wire.RANK_EXACT)
-    (tensor,) = random_payload([layout], 3)
+    layout = wire.Layout(wire.Form.LOWRANK, 4, 5, RANK_EXACT)
+    tensor = random_tensor(np.random.default_rng(3), layout, 0)
     p, q = (array.values() for array in tensor[1])
     from fractions import Fraction
 
@@ -67,16 +75,28 @@ def test_decoding_and_applying_do_not_depend_on_the_thread_count():
     assert torch.equal(states[0][0], states[1][0])
 
 
+CODECS = [
+    {"codec": "lowrank-int4", "rank": 16},
+    {"codec": "lowrank-int4", "rank": 20, "entropy_coding": True},
+    {"codec": "int4"},
+    {"codec": "int2"},
+    {"codec": "topk-int2", "k": 300, "scope": "chunk"},
+    {"codec": "topk-int2", "k": 300, "scope": "stage", "entropy_coding": True},
+    {"codec": "fp16"},
+    {"codec": "fp32", "entropy_coding": True},
+]
+
+
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from([16, 20, 32]))
-def test_what_is_encoded_parses_and_leaves_the_rest_in_the_feedback(seed, rank):
-    run = manifest(model={"hidden_size": 64, "intermediate_size": 128}, compression={"rank": rank})
+@given(st.integers(0, 2**32), st.sampled_from(CODECS))
+def test_what_is_encoded_parses_and_leaves_the_rest_in_the_feedback(seed, compression):
+    run = manifest(model={"hidden_size": 64, "intermediate_size": 128}, compression=compression)
     state = StageState(run, 1)
     state.feedback.copy_(torch.randn(state.size, generator=torch.Generator().manual_seed(seed)))
     before = state.feedback.clone()
     encoded = state.encode(None)
-    assert len(encoded.raw) == wire.payload_size(state.layouts)
-    tensors = wire.parse(encoded.raw, state.layouts)
+    state.layout().check_size(len(encoded.raw))
+    tensors = wire.parse(encoded.raw, state.layout())
     assert encoded.norm == pytest.approx(wire.decoded_norm(tensors))
     state.return_to_feedback(memoryview(encoded.raw))
     assert torch.allclose(state.feedback, before, atol=1e-5)
@@ -86,8 +106,8 @@ def test_low_rank_plus_int4_error_is_near_the_truncation_error():
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(128, 16, generator=generator) @ torch.randn(16, 96, generator=generator)
     x += 0.02 * x.std() * torch.randn(128, 96, generator=generator)
-    layout = wire.Layout(wire.LOWRANK, 128, 96, 16)
-    encoded = codec.encode(x, layout, None, power_iterations=2)
+    layout = wire.Layout(wire.Form.LOWRANK, 128, 96, 16)
+    encoded = encode(x, layout)
     error = float((decoded(encoded.packed).float() - x).norm() / x.norm())
     assert error < 0.16
 
@@ -96,13 +116,13 @@ def test_the_even_rotated_grid_beats_the_plain_one():
     generator = torch.Generator().manual_seed(2)
     left, right = (torch.linalg.qr(torch.randn(256, 256, generator=generator)).Q for _ in range(2))
     x = left / torch.arange(1, 257) @ right.T  # singular values 1, 1/2, 1/3, …
-    layout = wire.Layout(wire.LOWRANK, 256, 256, 32)
+    layout = wire.Layout(wire.Form.LOWRANK, 256, 256, 32)
     start = q = torch.randn(256, 32, generator=generator)
     for _ in range(2):
         p = torch.linalg.qr(x @ q).Q
         q = x.T @ p
     plain = decoded((layout, (codec.quantize(p), codec.quantize(q)))).float()
-    ours = decoded(codec.encode(x, layout, start, 2).packed).float()
+    ours = decoded(encode(x, layout, start).packed).float()
     best = p @ q.T
     assert float((ours - best).norm()) < 0.6 * float((plain - best).norm())
 
@@ -110,8 +130,8 @@ def test_the_even_rotated_grid_beats_the_plain_one():
 def test_zeros_and_tiny_and_huge_values_survive():
     for scale in (0.0, 1e-30, 1e-12, 1.0, 1e9):
         x = scale * torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
-        for layout in (wire.Layout(wire.LOWRANK, 40, 40, 8), wire.Layout(wire.INT4, 40, 40, 0)):
-            encoded = codec.encode(x, layout, None, 2)
+        for layout in (wire.Layout(wire.Form.LOWRANK, 40, 40, 8), wire.Layout(wire.Form.INT4, 40, 40)):
+            encoded = encode(x, layout)
             result = decoded(encoded.packed)
             assert torch.isfinite(result).all()
             assert float(result.norm()) <= 1.3 * scale * 40 + 1e-12
@@ -120,7 +140,7 @@ def test_zeros_and_tiny_and_huge_values_survive():
 def test_what_is_not_finite_is_our_own_fault():
     x = torch.full((20, 20), float("nan"))
     with pytest.raises(LocalError, match="not finite"):
-        codec.encode(x, wire.Layout(wire.INT4, 20, 20, 0), None, 2)
+        encode(x, wire.Layout(wire.Form.INT4, 20, 20))
 
 
 def test_a_backlog_is_scaled_to_twice_the_median():

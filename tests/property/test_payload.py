@@ -1,85 +1,146 @@
 """The payload: its size is what the layout says, and any bytes parse or raise the remote-fault error, nothing else."""
 
+import struct
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol import arrays
 from protocol import payload as wire
 from protocol.errors import RemoteError
+from protocol.manifest import Compression
 
 SHAPES = st.lists(
-    st.one_of(st.tuples(st.integers(1, 40)), st.tuples(st.integers(1, 40), st.integers(1, 40))), min_size=1, max_size=4
+    st.one_of(st.tuples(st.integers(1, 40)), st.tuples(st.integers(1, 90), st.integers(1, 90))), min_size=1, max_size=4
+)
+COMPRESSIONS = st.builds(
+    Compression,
+    codec=st.sampled_from(["lowrank-int4", "int4", "int2", "topk-int2", "fp16", "fp32"]),
+    rank=st.integers(1, 12),
+    k=st.integers(1, 4096),
+    entropy_coding=st.booleans(),
 )
 
 
-def random_array(rng: np.random.Generator, rows: int, columns: int) -> wire.Array:
-    blocks = -(-columns // wire.BLOCK)
-    return wire.Array(
+def random_int4(rng: np.random.Generator, rows: int, columns: int) -> arrays.BlockInt4:
+    return arrays.BlockInt4(
         rows,
         columns,
-        int(rng.integers(wire.MIN_BASE, wire.MAX_BASE + 1)),
-        rng.integers(0, 16, (rows, blocks)).astype(np.uint8),
+        int(rng.integers(arrays.MIN_BASE, arrays.MAX_BASE + 1)),
+        rng.integers(0, 16, (rows, arrays.blocks(columns))).astype(np.uint8),
         rng.integers(-7, 8, (rows, columns)).astype(np.int8),
     )
 
 
-def random_payload(layouts: list[wire.Layout], seed: int) -> list[wire.Tensor]:
+def random_magnitudes(rng: np.random.Generator, elements: int) -> npt.NDArray[np.float32]:
+    drawn = rng.lognormal(size=(arrays.groups(elements), 2)).astype(np.float32)
+    return (drawn.view(np.uint32) >> 16 << 16).view(np.float32)
+
+
+def random_bits(rng: np.random.Generator, count: int) -> npt.NDArray[np.bool_]:
+    return rng.integers(0, 2, count).astype(bool)
+
+
+def random_tensor(rng: np.random.Generator, layout: wire.Layout, keep: int) -> wire.Tensor:
+    size = layout.elements
+    match layout.form:
+        case wire.Form.LOWRANK:
+            return layout, (random_int4(rng, layout.rows, layout.rank), random_int4(rng, layout.columns, layout.rank))
+        case wire.Form.INT4:
+            return layout, (random_int4(rng, 1, size),)
+        case wire.Form.INT2:
+            return layout, (arrays.Levels(random_magnitudes(rng, size), random_bits(rng, size), random_bits(rng, size)),)
+        case wire.Form.SPARSE:
+            kept = size * keep // arrays.GROUP
+            positions = np.sort(rng.choice(size, kept, replace=False)).astype(np.int64)
+            drawn = random_magnitudes(rng, size)
+            return layout, (arrays.Sparse(size, drawn, positions, random_bits(rng, kept), random_bits(rng, kept)),)
+    kind = np.float16 if layout.form == wire.Form.FP16 else np.float32
+    return layout, (arrays.Floats(rng.normal(size=size).astype(kind)),)
+
+
+def random_payload(layout: wire.StageLayout, seed: int, keep: int = 100) -> list[wire.Tensor]:
     rng = np.random.default_rng(seed)
-    return [(layout, tuple(random_array(rng, *shape) for shape in layout.arrays)) for layout in layouts]
+    return [random_tensor(rng, tensor, keep) for tensor in layout.tensors]
 
 
-@given(SHAPES, st.integers(1, 12), st.integers(0, 2**32))
-def test_round_trip_and_size(shapes, rank, seed):
-    layouts = wire.tensor_layouts(shapes, rank)
-    tensors = random_payload(layouts, seed)
-    raw = wire.pack(tensors)
-    assert len(raw) == wire.payload_size(layouts)
-    for (layout, arrays), (expected_layout, expected) in zip(wire.parse(raw, layouts), tensors, strict=True):
-        assert layout == expected_layout
-        for array, other in zip(arrays, expected, strict=True):
-            assert array.base == other.base
-            assert np.array_equal(array.codes, other.codes)
-            assert np.array_equal(array.offsets, other.offsets)
+def same(left: wire.Tensor, right: wire.Tensor) -> bool:
+    pairs = zip(left[1], right[1], strict=True)
+    return left[0] == right[0] and all(np.array_equal(a.values(), b.values()) for a, b in pairs)
 
 
-@given(st.binary(max_size=400))
-def test_any_bytes_parse_or_raise_the_remote_fault(raw):
-    layouts = wire.tensor_layouts([(20, 12), (5,)], 2)
+@settings(deadline=None)
+@given(SHAPES, COMPRESSIONS, st.integers(0, 2**32))
+def test_round_trip_and_size(shapes, compression, seed):
+    layout = wire.stage_layout(shapes, compression, compression.keep)
+    tensors = random_payload(layout, seed, compression.keep)
+    raw = wire.pack(tensors, compression.entropy_coding)
+    assert len(raw) == layout.largest if layout.exact else len(raw) <= layout.largest
+    parsed = wire.parse(raw, layout)
+    assert all(same(left, right) for left, right in zip(parsed, tensors, strict=True))
+    dense = np.concatenate([(a[0].values() @ a[1].values().T if len(a) == 2 else a[0].values()).ravel() for _, a in parsed])
+    assert wire.decoded_norm(parsed) == pytest.approx(float(np.linalg.norm(dense)), rel=1e-6)
+
+
+@given(COMPRESSIONS, st.binary(max_size=400))
+def test_any_bytes_parse_or_raise_the_remote_fault(compression, raw):
     with pytest.raises(RemoteError):
-        wire.parse(raw, layouts)
+        wire.parse(raw, wire.stage_layout([(20, 12), (5,)], compression, compression.keep))
 
 
-@settings(max_examples=300)
-@given(st.integers(0, 2**32), st.data())
-def test_mutated_payloads_parse_or_raise_and_stay_finite(seed, data):
-    layouts = wire.tensor_layouts([(20, 12), (5,)], 2)
-    raw = bytearray(wire.pack(random_payload(layouts, seed)))
+@settings(max_examples=500, deadline=None)
+@given(COMPRESSIONS, st.integers(0, 2**32), st.data())
+def test_mutated_payloads_parse_or_raise_and_stay_finite(compression, seed, data):
+    layout = wire.stage_layout([(20, 12), (5,)], compression, compression.keep)
+    raw = bytearray(wire.pack(random_payload(layout, seed, compression.keep), compression.entropy_coding))
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, 3))
     try:
-        tensors = wire.parse(bytes(raw), layouts)
+        tensors = wire.parse(bytes(raw[: len(raw) - cut]), layout)
     except RemoteError:
         return
     assert np.isfinite(wire.decoded_norm(tensors))
-    for _, arrays in tensors:
+    for _, parts in tensors:
         with np.errstate(over="raise"):
-            assert all(np.isfinite(array.values().astype(np.float32)).all() for array in arrays)
+            assert all(np.isfinite(array.values().astype(np.float32)).all() for array in parts)
 
 
 def test_the_layout_is_low_rank_only_where_that_is_smaller():
-    forms = [layout.form for layout in wire.tensor_layouts([(128, 128), (128,), (8, 8), (4, 512)], 16)]
-    assert forms == [wire.LOWRANK, wire.INT4, wire.INT4, wire.INT4]
+    layout = wire.stage_layout([(128, 128), (128,), (8, 8), (4, 512)], Compression(rank=16), 16)
+    assert [tensor.form for tensor in layout.tensors] == [wire.Form.LOWRANK, wire.Form.INT4, wire.Form.INT4, wire.Form.INT4]
 
 
 def test_invalid_codes_and_exponents_are_refused():
-    layouts = wire.tensor_layouts([(3,)], 1)
-    (tensor,) = random_payload(layouts, 1)
-    raw = wire.pack([tensor])
-    start = len(raw) - 4
-    assert len(wire.parse(raw, layouts)) == 1
-    for position, value in ((start, 127), (start + 2, 0x88), (start + 3, 0xF0)):
+    layout = wire.stage_layout([(3,)], Compression(codec="int4"), 0)
+    (tensor,) = random_payload(layout, 1)
+    raw = wire.pack([tensor], entropy=False)
+    heads = 8 + 12 + 8  # header, one tensor, the first section's sizes
+    codes = heads + 2 + 8
+    assert len(wire.parse(raw, layout)) == 1
+    for position, value in ((heads, 127), (codes, 0x88), (codes + 1, 0xF0)):
         spoiled = bytearray(raw)
         spoiled[position] = value
         with pytest.raises(RemoteError):
-            wire.parse(bytes(spoiled), layouts)
+            wire.parse(bytes(spoiled), layout)
+
+
+def test_more_values_than_allowed_are_refused():
+    compression = Compression(codec="topk-int2", k=64)
+    generous = wire.stage_layout([(64, 64)], compression, 128)
+    raw = wire.pack(random_payload(generous, 0, 128), entropy=False)
+    assert wire.parse(raw, generous)
+    with pytest.raises(RemoteError):
+        wire.parse(raw, wire.stage_layout([(64, 64)], compression, 64))
+
+
+def test_a_small_stream_that_inflates_to_much_is_refused_before_it_does():
+    compression = Compression(codec="int4", entropy_coding=True)
+    layout = wire.stage_layout([(64, 64)], compression, 0)
+    raw = bytearray(wire.pack(random_payload(layout, 0), entropy=True))
+    struct.pack_into("<I", raw, 8 + 12, 1 << 31)  # HEADS claims 2 GiB
+    with pytest.raises(RemoteError):
+        wire.parse(bytes(raw), layout)

@@ -1,0 +1,309 @@
+"""The arrays that payloads are made of, and their bytes. Everything decodes exactly; numpy only.
+
+An array writes into up to four sections of its payload (protocol/payload.py), so that like bytes lie together and code well:
+
+    BlockInt4   HEADS i8 base exponent, 4-bit exponent offsets, one per block    CODES 4-bit codes
+    Levels      HEADS two bfloat16 magnitudes per group                          CODES 2-bit codes (sign, level); dense
+    Sparse      HEADS u32 gap bytes, two bfloat16 magnitudes per group           GAPS, SIGNS, LEVELS: one entry per value kept
+    Floats      HEADS nothing                                                    CODES float16 or float32
+
+BlockInt4: quantised along the last axis in blocks of BLOCK (the last block of a row may be shorter): value = code · 2^(base +
+offset), codes -7 … 7 in two's complement (-8 is invalid), offsets 0 … 15, so an array spans 16 binades. Nibbles are packed low
+half first. With scales along the rank axis a product of two codes is an integer times 2^(eP + eQ), the exponents span 2 · 15
+binades, and a sum of RANK_EXACT products fits float64's 53 bits, so P @ Qᵀ has the same bits in any summation order.
+
+Levels and Sparse: value = ± magnitude[group][level]; a group is GROUP consecutive elements, its magnitudes are the means of the
+values they stand for ("bin means"). A gap byte below 255 skips so many zeros and then a value follows; 255 skips 255 zeros and no
+value follows; zeros after the last value are not written. Bits are packed low bit first. Padding is 0.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol import limits
+from protocol.errors import RemoteError
+from protocol.pb import messages_pb2 as pb
+
+__all__ = ["BLOCK", "GROUP", "Array", "BlockInt4", "Floats", "Levels", "Reader", "Section", "Sparse", "Writer"]
+
+BLOCK = 16
+"""Codes that share a scale: 4.25 bits per value."""
+MAX_CODE = 7
+OFFSETS = 16
+"""Binades of one BlockInt4."""
+MIN_BASE, MAX_BASE = -72, 40
+"""Exponents of an array stay in base … base + 15, so every decoded product and its sums are normal float32 numbers."""
+RANK_EXACT = limits.RANK
+"""Products whose sum is exact: 7 · 7 · 2048 · 2^30 < 2^53."""
+
+GROUP = 4096
+"""Elements that share magnitudes, and top-k's chunk: 2 · 16 bits on 4,096 values are nothing, and a position fits 12 bits."""
+LARGEST = 2.0**40
+"""Bound on every decoded value's magnitude: far above a useful pseudo-gradient, far below float32's overflow."""
+SKIP = 255
+"""The gap byte that skips without a value."""
+
+
+class Section(IntEnum):
+    """The streams of a payload, in their order."""
+
+    HEADS = 0
+    CODES = 1
+    GAPS = 2
+    SIGNS = 3
+    LEVELS = 4
+
+
+class Writer:
+    """Collects each section's bytes."""
+
+    def __init__(self) -> None:
+        self.parts: dict[Section, list[bytes]] = {section: [] for section in Section}
+
+    def put(self, section: Section, raw: bytes) -> None:
+        self.parts[section].append(raw)
+
+    def bytes_of(self, section: Section) -> bytes:
+        return b"".join(self.parts[section])
+
+
+class Reader:
+    """Takes bytes from each section in turn. Raises RemoteError where one ends too early."""
+
+    def __init__(self, sections: dict[Section, memoryview]) -> None:
+        self._sections = sections
+
+    def take(self, section: Section, size: int) -> memoryview:
+        view = self._sections[section]
+        if len(view) < size:
+            raise RemoteError(pb.REASON_MALFORMED, f"section {section.name} ends too early")
+        self._sections[section] = view[size:]
+        return view[:size]
+
+    @property
+    def exhausted(self) -> bool:
+        return not any(len(view) for view in self._sections.values())
+
+
+class Array(Protocol):
+    def write(self, writer: Writer) -> None: ...
+    def values(self) -> npt.NDArray[np.float64]: ...
+
+
+def blocks(columns: int) -> int:
+    return -(-columns // BLOCK)
+
+
+def groups(elements: int) -> int:
+    return -(-elements // GROUP)
+
+
+@dataclass(frozen=True)
+class BlockInt4:
+    """`rows x columns` values."""
+
+    rows: int
+    columns: int
+    base: int
+    offsets: npt.NDArray[np.uint8]
+    """(rows, blocks), 0 … 15."""
+    codes: npt.NDArray[np.int8]
+    """(rows, columns), -7 … 7."""
+
+    def exponents(self) -> npt.NDArray[np.int16]:
+        """(rows, blocks): the power of two of each block."""
+        return self.offsets.astype(np.int16) + np.int16(self.base)
+
+    def values(self) -> npt.NDArray[np.float64]:
+        """(rows, columns) decoded, exact."""
+        scales = np.ldexp(1.0, self.exponents().astype(np.int32))
+        return self.codes.astype(np.float64) * np.repeat(scales, BLOCK, axis=1)[:, : self.columns]
+
+    def write(self, writer: Writer) -> None:
+        writer.put(Section.HEADS, struct.pack("<b", self.base))
+        writer.put(Section.HEADS, _pack(self.offsets, 4))
+        writer.put(Section.CODES, _pack(self.codes.view(np.uint8) & np.uint8(15), 4))
+
+    @staticmethod
+    def sizes(rows: int, columns: int) -> dict[Section, int]:
+        return {Section.HEADS: 1 + (rows * blocks(columns) + 1) // 2, Section.CODES: (rows * columns + 1) // 2}
+
+    @classmethod
+    def read(cls, reader: Reader, rows: int, columns: int) -> "BlockInt4":
+        sizes = cls.sizes(rows, columns)
+        heads = reader.take(Section.HEADS, sizes[Section.HEADS])
+        (base,) = struct.unpack_from("<b", heads)
+        if not MIN_BASE <= base <= MAX_BASE:
+            raise RemoteError(pb.REASON_NON_FINITE, f"base exponent {base} is outside {MIN_BASE} … {MAX_BASE}")
+        offsets = _unpack(heads[1:], rows * blocks(columns), 4)
+        nibbles = _unpack(reader.take(Section.CODES, sizes[Section.CODES]), rows * columns, 4)
+        codes = (nibbles ^ 8).astype(np.int8) - np.int8(8)
+        if codes.size and codes.min() < -MAX_CODE:
+            raise RemoteError(pb.REASON_MALFORMED, "a code is -8")
+        return cls(rows, columns, base, offsets.reshape(rows, -1), codes.reshape(rows, columns))
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Every value is one of two magnitudes of its group, with a sign: 2 bits a value."""
+
+    magnitudes: npt.NDArray[np.float32]
+    """(groups, 2), each a bfloat16."""
+    signs: npt.NDArray[np.bool_]
+    """(elements,): negative."""
+    levels: npt.NDArray[np.bool_]
+    """(elements,): the second magnitude."""
+
+    def values(self) -> npt.NDArray[np.float64]:
+        """(1, elements) decoded, exact."""
+        group = np.arange(self.signs.size) // GROUP
+        return _signed(self.magnitudes, group, self.signs, self.levels)[None]
+
+    def write(self, writer: Writer) -> None:
+        writer.put(Section.HEADS, _pack_magnitudes(self.magnitudes))
+        writer.put(Section.CODES, _pack(self.signs.astype(np.uint8) | self.levels.astype(np.uint8) << 1, 2))
+
+    @staticmethod
+    def sizes(elements: int) -> dict[Section, int]:
+        return {Section.HEADS: 4 * groups(elements), Section.CODES: (elements + 3) // 4}
+
+    @classmethod
+    def read(cls, reader: Reader, elements: int) -> "Levels":
+        sizes = cls.sizes(elements)
+        magnitudes = _read_magnitudes(reader, elements)
+        codes = _unpack(reader.take(Section.CODES, sizes[Section.CODES]), elements, 2)
+        return cls(magnitudes, (codes & 1).astype(bool), (codes >> 1).astype(bool))
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Most values are 0; the others are one of two magnitudes of their group, with a sign."""
+
+    elements: int
+    magnitudes: npt.NDArray[np.float32]
+    """(groups, 2), each a bfloat16."""
+    positions: npt.NDArray[np.int64]
+    """(kept,) ascending."""
+    signs: npt.NDArray[np.bool_]
+    """(kept,): negative."""
+    levels: npt.NDArray[np.bool_]
+    """(kept,): the second magnitude."""
+
+    def values(self) -> npt.NDArray[np.float64]:
+        """(1, elements) decoded, exact."""
+        out = np.zeros((1, self.elements))
+        out[0, self.positions] = _signed(self.magnitudes, self.positions // GROUP, self.signs, self.levels)
+        return out
+
+    def write(self, writer: Writer) -> None:
+        gaps = np.diff(self.positions, prepend=-1) - 1
+        skips = gaps // SKIP
+        stream = np.full(int(gaps.size + skips.sum()), SKIP, dtype=np.uint8)
+        stream[np.cumsum(skips + 1) - 1] = gaps % SKIP
+        writer.put(Section.HEADS, struct.pack("<I", stream.size))
+        writer.put(Section.HEADS, _pack_magnitudes(self.magnitudes))
+        writer.put(Section.GAPS, stream.tobytes())
+        writer.put(Section.SIGNS, _pack(self.signs, 1))
+        writer.put(Section.LEVELS, _pack(self.levels, 1))
+
+    @staticmethod
+    def largest_sizes(elements: int) -> dict[Section, int]:
+        """Without the sections that grow with the values kept."""
+        return {Section.HEADS: 4 + 4 * groups(elements), Section.GAPS: elements // SKIP, Section.SIGNS: 1, Section.LEVELS: 1}
+
+    @classmethod
+    def read(cls, reader: Reader, elements: int) -> "Sparse":
+        (size,) = struct.unpack("<I", reader.take(Section.HEADS, 4))
+        magnitudes = _read_magnitudes(reader, elements)
+        stream = np.frombuffer(reader.take(Section.GAPS, size), dtype=np.uint8)
+        value = stream != SKIP
+        if stream.size and not value[-1]:
+            raise RemoteError(pb.REASON_MALFORMED, "gaps end without a value")
+        steps = stream.astype(np.int64) + value
+        positions = np.cumsum(steps)[value] - 1
+        if positions.size and positions[-1] >= elements:
+            raise RemoteError(pb.REASON_MALFORMED, "a position is outside its tensor")
+        packed = (positions.size + 7) // 8
+        signs = _unpack(reader.take(Section.SIGNS, packed), positions.size, 1).astype(bool)
+        levels = _unpack(reader.take(Section.LEVELS, packed), positions.size, 1).astype(bool)
+        return cls(elements, magnitudes, positions, signs, levels)
+
+
+@dataclass(frozen=True)
+class Floats:
+    """Uncompressed values."""
+
+    numbers: npt.NDArray[Any]
+    """(elements,) float16 or float32."""
+
+    def values(self) -> npt.NDArray[np.float64]:
+        return self.numbers.astype(np.float64)[None]
+
+    def write(self, writer: Writer) -> None:
+        writer.put(Section.CODES, self.numbers.tobytes())
+
+    @staticmethod
+    def sizes(elements: int, kind: npt.DTypeLike) -> dict[Section, int]:
+        return {Section.CODES: elements * np.dtype(kind).itemsize}
+
+    @classmethod
+    def read(cls, reader: Reader, elements: int, kind: npt.DTypeLike) -> "Floats":
+        numbers = np.frombuffer(reader.take(Section.CODES, cls.sizes(elements, kind)[Section.CODES]), dtype=kind)
+        if not bool((np.abs(numbers.astype(np.float32)) <= LARGEST).all()):  # also false for NaN
+            raise RemoteError(pb.REASON_NON_FINITE, "a value is not finite or absurdly large")
+        return cls(numbers)
+
+
+def _signed(
+    magnitudes: npt.NDArray[np.float32],
+    group: npt.NDArray[np.int64],
+    signs: npt.NDArray[np.bool_],
+    levels: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.float64]:
+    chosen = magnitudes[group, levels.astype(np.int64)].astype(np.float64)
+    return np.where(signs, -chosen, chosen)
+
+
+def _pack_magnitudes(magnitudes: npt.NDArray[np.float32]) -> bytes:
+    return (np.ascontiguousarray(magnitudes).view(np.uint32) >> 16).astype("<u2").tobytes()
+
+
+def _read_magnitudes(reader: Reader, elements: int) -> npt.NDArray[np.float32]:
+    raw = np.frombuffer(reader.take(Section.HEADS, 4 * groups(elements)), dtype="<u2")
+    magnitudes = (raw.astype(np.uint32) << 16).view(np.float32)
+    smallest = 2.0**MIN_BASE
+    if not bool(((magnitudes == 0) | ((magnitudes >= smallest) & (magnitudes <= LARGEST))).all()):
+        raise RemoteError(pb.REASON_NON_FINITE, "a magnitude is not finite, negative, tiny or absurdly large")
+    return magnitudes.reshape(-1, 2)
+
+
+def _pack(values: npt.NDArray[Any], bits: int) -> bytes:
+    """Values of 1, 2 or 4 bits into bytes, low bits first."""
+    flat = values.reshape(-1).astype(np.uint8)
+    per_byte = 8 // bits
+    if flat.size % per_byte:
+        flat = np.concatenate([flat, np.zeros(per_byte - flat.size % per_byte, dtype=np.uint8)])
+    packed = flat[0::per_byte].copy()
+    for index in range(1, per_byte):
+        packed |= flat[index::per_byte] << np.uint8(bits * index)
+    return packed.tobytes()
+
+
+def _unpack(raw: memoryview, count: int, bits: int) -> npt.NDArray[np.uint8]:
+    packed = np.frombuffer(raw, dtype=np.uint8)
+    per_byte, mask = 8 // bits, np.uint8((1 << bits) - 1)
+    values = np.empty(per_byte * packed.size, dtype=np.uint8)
+    for index in range(per_byte):
+        values[index::per_byte] = packed >> np.uint8(bits * index) & mask
+    if values[count:].any():
+        raise RemoteError(pb.REASON_MALFORMED, "padding is not zero")
+    return values[:count]
+
+
+ReadArray = Callable[[Reader], Array]
