@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from node.cli import coordinator, export, init, node, show, testnet, verify
+from node.cli import coordinator, export, init, node, plan, show, testnet, verify
 from node.cli.common import fail
 from protocol.errors import ConfigError, LocalError, RemoteError
 
@@ -24,6 +24,7 @@ app.command("status")(show.status)
 app.command("peers")(show.peers)
 app.command("stages")(show.stages)
 app.command("rounds")(show.rounds)
+app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
 app.add_typer(testnet.app, name="testnet")

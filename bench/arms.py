@@ -1,0 +1,160 @@
+"""The arms of the convergence bench: each algorithm as a run file's settings, and the four settings it may choose from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bench.report import load_preset
+from protocol.manifest import Manifest
+
+__all__ = ["ARMS", "CLUSTERS", "HORIZON", "RANK", "Arm", "Lengths"]
+
+CLUSTERS = 4
+HORIZON = 20
+"""Inner steps of a round, for all that have rounds and are not told otherwise."""
+RANK = 16
+"""Of DiLoCoX as published: with Int4 it sets the bytes that the others may use."""
+
+Settings = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long a run is: inner steps of each cluster."""
+
+    steps: int = 600
+    sweep_steps: int = 200
+
+
+@dataclass(frozen=True)
+class Arm:
+    name: str
+    describe: str
+    settings: Settings
+    choices: Sequence[Settings]
+    """Tried with one seed and Lengths.sweep_steps; every arm has equally many."""
+    runner: Literal["lab", "allreduce", "cocktail"] = "lab"
+    share: float = 0.0
+    """Of CocktailSGD."""
+    horizon: int = HORIZON
+    ramp: Sequence[int] = field(default=())
+    """(synchronous rounds, inner steps of the first)."""
+
+    def manifest(self, choice: Settings, steps: int, seed: int, source: str) -> Manifest:
+        """The toy: byte-level, 0.87M parameters, one stage, sequences of 64."""
+        merged = {name: dict(section) for name, section in load_preset("tiny").model_dump().items()}
+        toy: Settings = {
+            "model": {"family": "llama", "sequence_length": 64, "stages": 1, "seed": seed},
+            "data": {"source": source, "seed": seed, "evaluation_sequences": 512},
+            "training": {"optimizer": "adamw", "microbatches": 1, "total_steps": steps, "warmup_steps": 30},
+            "outer": {"learning_rate": 1.0, "momentum": 0.0},
+            "rounds": self._rounds(steps),
+        }
+        for settings in (toy, self.settings, choice):
+            for name, section in settings.items():
+                merged[name].update(section)
+        return Manifest.model_validate(merged)
+
+    def _rounds(self, steps: int) -> Mapping[str, Any]:
+        horizon = min(self.horizon, steps // 2)
+        limits = {"inner_steps": horizon, "max_inner_steps": 1000 * horizon}
+        if not self.ramp:
+            return {**limits, "count": steps // horizon, "synchronous_rounds": 0, "first_inner_steps": None}
+        rounds, first = self.ramp
+        ramped = sum(first + (horizon - first) * index // rounds for index in range(rounds))
+        count = rounds + max(1, (steps - ramped) // horizon)
+        return {**limits, "count": count, "synchronous_rounds": rounds, "first_inner_steps": first}
+
+
+def _adamw(*rates: float) -> list[Settings]:
+    return [{"training": {"learning_rate": rate}} for rate in rates]
+
+
+def _muon(*pairs: tuple[float, float]) -> list[Settings]:
+    return [{"training": {"learning_rate": rate, "muon_learning_rate": muon}} for rate, muon in pairs]
+
+
+def _outer(*choices: tuple[float, float, float]) -> list[Settings]:
+    """(inner learning rate, outer learning rate, outer momentum)."""
+    return [
+        {"training": {"learning_rate": inner}, "outer": {"learning_rate": outer, "momentum": momentum}}
+        for inner, outer, momentum in choices
+    ]
+
+
+MUON = {"optimizer": "muon"}
+MUON_RATES = _muon((3e-3, 0.02), (3e-3, 0.04), (6e-3, 0.02), (6e-3, 0.04))
+SYNCHRONOUS_RATES = _outer((3e-3, 1.0, 0.0), (6e-3, 1.0, 0.0), (3e-3, 0.7, 0.4), (3e-3, 0.7, 0.9))
+DELAYED_RATES = _outer((3e-3, 0.5, 0.0), (6e-3, 0.5, 0.0), (3e-3, 0.5, 0.5), (3e-3, 0.7, 0.9))
+OURS = {"codec": "topk-int2", "k": 256, "scope": "stage", "entropy_coding": True}
+
+ARMS = [
+    Arm("AllReduce", "AdamW on the mean gradient, every step", {}, _adamw(1.5e-3, 3e-3, 6e-3, 1.2e-2), runner="allreduce"),
+    Arm("AllReduce, Muon", "the same with Muon for hidden matrices", {"training": MUON}, MUON_RATES, runner="allreduce"),
+    Arm(
+        "DiLoCo fp32",
+        "synchronous, uncompressed",
+        {"compression": {"codec": "fp32"}, "rounds": {"overlap": "none"}},
+        SYNCHRONOUS_RATES,
+    ),
+    Arm(
+        "OpenDiLoCo",
+        "synchronous, fp16; rounds as long as equal bytes allow",
+        {"compression": {"codec": "fp16"}, "rounds": {"overlap": "none"}},
+        SYNCHRONOUS_RATES,
+        horizon=300,
+    ),
+    Arm(
+        "DiLoCoX",
+        "as published: low rank + Int4, Nesterov, one round late",
+        {"compression": {"codec": "lowrank-int4", "rank": RANK}, "rounds": {"overlap": "delayed"}},
+        DELAYED_RATES,
+    ),
+    Arm(
+        "DiLoCoX without overlap",
+        "the paper's ablation",
+        {"compression": {"codec": "lowrank-int4", "rank": RANK}, "rounds": {"overlap": "none"}},
+        SYNCHRONOUS_RATES,
+    ),
+    Arm(
+        "DiLoCoX without compression",
+        "the paper's ablation",
+        {"compression": {"codec": "fp32"}, "rounds": {"overlap": "delayed"}},
+        DELAYED_RATES,
+    ),
+    Arm(
+        "CocktailSGD",
+        "a random tenth, its largest 4%, Int4, every step: equal bytes",
+        {},
+        _adamw(7.5e-4, 1.5e-3, 3e-3, 6e-3),
+        runner="cocktail",
+        share=0.04,
+    ),
+    Arm(
+        "SparseLoCo",
+        "top-k of 4,096 in 2 bits, synchronous, feedback x 0.95: k as equal bytes allow",
+        {
+            "compression": {"codec": "topk-int2", "k": 540, "scope": "chunk", "entropy_coding": True, "feedback_decay": 0.95},
+            "rounds": {"overlap": "none"},
+        },
+        SYNCHRONOUS_RATES,
+    ),
+    Arm(
+        "ours",
+        "Muon, stage-wide top-k in 2 bits with Huffman coding, rebase",
+        {"training": MUON, "compression": OURS, "rounds": {"overlap": "rebase"}},
+        MUON_RATES,
+    ),
+    Arm(
+        "ours without overlap",
+        "ablation",
+        {"training": MUON, "compression": OURS, "rounds": {"overlap": "none"}},
+        MUON_RATES,
+    ),
+    Arm(
+        "ours with AdamW",
+        "ablation",
+        {"compression": OURS, "rounds": {"overlap": "rebase"}},
+        SYNCHRONOUS_RATES,
+    ),
+]

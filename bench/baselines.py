@@ -1,0 +1,122 @@
+"""What the swarm is compared with: one optimizer step on the mean gradient of all clusters, whole or compressed."""
+
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.lab import CPU, Point
+from node.outer import codec
+from node.training.data import load_dataset
+from node.training.trainer import Trainer
+from protocol.arrays import GROUP, BlockInt4, Sparse, Writer, groups
+from protocol.manifest import Manifest
+
+__all__ = ["AllReduce", "CocktailSGD"]
+
+
+class AllReduce:
+    """Data parallelism with an exchange at every step: `clusters` batches, one update. Exchanges fp32 gradients."""
+
+    def __init__(self, run: Manifest, clusters: int, evaluate_every: int = 20, device: torch.device = CPU) -> None:
+        self.run, self.clusters, self.evaluate_every = run, clusters, evaluate_every
+        self.trainer = Trainer(run, range(run.model.stages), 0, 1, device)
+        self.trainer.load_initial()
+        self.dataset = load_dataset(run)
+        self.parameters = [p for _, stage in self.trainer.pairs() for p in stage.tensors()]
+        self.wire_bytes = 0
+        self.points: list[Point] = []
+
+    def train(self) -> "AllReduce":
+        """The run's total steps."""
+        batch, position = self.run.training.batch_size, 0
+        for step in range(1, self.run.training.total_steps + 1):
+            for cluster in range(self.clusters):
+                self.trainer.pipeline.step(*self.dataset.batch(list(range(position, position + batch))))
+                position += batch
+                self.take(cluster)
+            self.wire_bytes += self.exchange()
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.run.training.gradient_clip)
+            self.trainer.optimizer.step()
+            if step % self.evaluate_every == 0 or step == self.run.training.total_steps:
+                self.points.append(self.measure(step, position))
+        return self
+
+    def take(self, cluster: int) -> None:
+        """A cluster's gradient stands in the parameters: here it stays there and the next one is added."""
+
+    def exchange(self) -> int:
+        """The mean gradient into the parameters; bytes that one cluster sent."""
+        for parameter in self.parameters:
+            assert parameter.grad is not None
+            parameter.grad.div_(self.clusters)
+        return sum(4 * parameter.numel() for parameter in self.parameters)
+
+    def measure(self, step: int, position: int) -> Point:
+        self.trainer.end_phase()
+        for state in self.trainer.states:
+            state.parameters.copy_(state.anchor)
+        loss = self.trainer.evaluate_committed(self.dataset)
+        return Point(step, position * self.run.model.sequence_length, self.wire_bytes, loss, 0.0)
+
+
+class CocktailSGD(AllReduce):
+    """CocktailSGD (ICML 2023): of a tenth of the gradient, drawn anew each step by a shared seed, the largest values in Int4, with
+    error feedback. Positions are entropy coded as in our payloads. The published one-step delay is left out, which favours it."""
+
+    DRAWN = 0.1
+
+    def __init__(
+        self, run: Manifest, clusters: int, share: float, evaluate_every: int = 20, device: torch.device = CPU
+    ) -> None:
+        """`share`: of the drawn values, how many are sent."""
+        super().__init__(run, clusters, evaluate_every, device)
+        size = sum(parameter.numel() for parameter in self.parameters)
+        self.share = share
+        self.feedback = [torch.zeros(size, device=device) for _ in range(clusters)]
+        self.sum = torch.zeros(size, device=device)
+        self.generator = torch.Generator().manual_seed(run.model.seed)
+        self.drawn = self.draw()
+        self.sent = 0
+
+    def draw(self) -> Tensor:
+        size = len(self.sum)
+        return torch.randperm(size, generator=self.generator)[: int(size * self.DRAWN)].sort().values.to(self.sum.device)
+
+    def take(self, cluster: int) -> None:
+        feedback, offset = self.feedback[cluster], 0
+        for parameter in self.parameters:
+            assert parameter.grad is not None
+            feedback[offset : offset + parameter.numel()] += parameter.grad.view(-1)
+            parameter.grad.zero_()
+            offset += parameter.numel()
+        candidates = feedback[self.drawn]
+        chosen = candidates.abs().topk(int(len(candidates) * self.share)).indices.sort().values
+        values = codec.quantize(candidates[chosen][None])
+        decoded = torch.from_numpy(values.values()[0]).to(feedback)
+        positions = self.drawn[chosen]
+        feedback[positions] -= decoded
+        self.sum[positions] += decoded
+        self.sent = max(self.sent, encoded_bytes(len(candidates), chosen.cpu().numpy(), values))
+
+    def exchange(self) -> int:
+        offset = 0
+        for parameter in self.parameters:
+            assert parameter.grad is not None
+            parameter.grad.copy_(self.sum[offset : offset + parameter.numel()].view_as(parameter)).div_(self.clusters)
+            offset += parameter.numel()
+        self.sum.zero_()
+        self.drawn = self.draw()
+        sent, self.sent = self.sent, 0
+        return sent
+
+
+def encoded_bytes(size: int, positions: "np.ndarray[tuple[int], np.dtype[np.int64]]", values: BlockInt4) -> int:
+    """Bytes of `values` at `positions` of `size`: gaps as in a payload, Int4 codes, both Huffman coded."""
+    writer = Writer()
+    nothing = np.zeros(0, dtype=bool)
+    Sparse(size, np.zeros((groups(GROUP), 2), dtype=np.float32), positions, nothing, nothing).write(writer)
+    values.write(writer)
+    streams = [b"".join(parts) for parts in writer.parts.values()]
+    return sum(len(zlib.compress(stream, 1)) for stream in streams)

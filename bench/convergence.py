@@ -1,0 +1,247 @@
+"""Which algorithm reaches the best loss at the same tokens and wire bytes: every arm with its own tuned learning rates.
+
+`python -m bench.convergence` prints a table and writes bench/results/convergence.json with two plots. Finished runs are kept in
+bench/results/runs, so an interrupted bench goes on where it was. A commit arrives at the step that its bytes earn: `--ratio` is the
+exchange of DiLoCoX's payload over the computing of its round; the default is what the published 40% without overlap implies.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.arms import ARMS, CLUSTERS, HORIZON, RANK, Arm, Lengths, Settings
+from bench.report import RESULTS, table, write
+from node.plan import PAPER_RATIO
+from protocol.crypto import sha256
+from protocol.manifest import Compression
+from protocol.payload import stage_layout
+from protocol.tensors import parameter_count, stage_tensors
+from protocol.transport.blobs import write_atomically
+
+__all__ = ["main"]
+
+RUNS = RESULTS / "runs"
+QUICK = ("AllReduce", "ours")
+BASELINE = "AllReduce"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run; its place on disk is the hash of what it depends on."""
+
+    arm: str
+    choice: int
+    seed: int
+    steps: int
+    source: str
+    ratio: float
+
+    @property
+    def definition(self) -> Arm:
+        return next(arm for arm in ARMS if arm.name == self.arm)
+
+    @property
+    def path(self) -> Path:
+        arm = self.definition
+        run = arm.manifest(arm.choices[self.choice], self.steps, self.seed, self.source)
+        key = json.dumps([arm.runner, arm.share, CLUSTERS, RANK, self.ratio]).encode() + run.canonical_bytes()
+        return RUNS / f"{sha256(key).hex()[:24]}.json"
+
+    def result(self) -> dict[str, Any] | None:
+        return json.loads(self.path.read_text()) if self.path.exists() else None
+
+
+def arrival_steps(arm: Arm, run_shapes: Sequence[Sequence[int]], ratio: float, payload_bytes: int) -> int:
+    """Steps that moving a payload takes on the link on which DiLoCoX's takes `ratio` of its round."""
+    reference = stage_layout(run_shapes, Compression(rank=RANK), RANK).largest
+    return math.ceil(ratio * HORIZON * payload_bytes / reference)
+
+
+def run_job(job: Job) -> None:
+    """In a worker process: train and keep the result."""
+    import torch
+    import torch.distributed as dist
+
+    from bench.baselines import AllReduce, CocktailSGD
+    from bench.lab import Lab
+
+    if not dist.is_initialized():
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    arm, started = job.definition, time.monotonic()
+    run = arm.manifest(arm.choices[job.choice], job.steps, job.seed, job.source)
+    every = max(1, job.steps // 30)
+    if arm.runner == "lab":
+        shapes = [spec.shape for stage in range(run.model.stages) for spec in stage_tensors(run.model, stage)]
+        lab = Lab(
+            run,
+            CLUSTERS,
+            arrive_at=lambda size, steps: min(steps, arrival_steps(arm, shapes, job.ratio, size)),
+            device=device,
+            evaluate_every=max(1, every // arm.horizon),
+        ).rounds()
+        points = lab.points
+    elif arm.runner == "allreduce":
+        points = AllReduce(run, CLUSTERS, every, device).train().points
+    else:
+        points = CocktailSGD(run, CLUSTERS, arm.share, every, device).train().points
+    result = {
+        "job": asdict(job),
+        "points": [asdict(point) for point in points],
+        "parameters": parameter_count(run.model),
+        "seconds": time.monotonic() - started,
+    }
+    RUNS.mkdir(parents=True, exist_ok=True)
+    write_atomically(job.path, json.dumps(result).encode())
+
+
+def run_all(jobs: Iterable[Job], processes: int) -> None:
+    waiting = [job for job in jobs if job.result() is None]
+    if not waiting:
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes) as pool:
+        for done, job in enumerate(pool.imap_unordered(_run_and_return, waiting), 1):
+            result = job.result()
+            assert result is not None
+            loss = result["points"][-1]["loss"]
+            line = f"{done}/{len(waiting)}  {job.arm}, choice {job.choice}, seed {job.seed}, {job.steps} steps: {loss:.4f}"
+            print(f"{line}  ({result['seconds']:.0f} s)", flush=True)
+
+
+def _run_and_return(job: Job) -> Job:
+    run_job(job)
+    return job
+
+
+def last_loss(job: Job) -> float:
+    result = job.result()
+    assert result is not None
+    loss = result["points"][-1]["loss"]
+    return loss if math.isfinite(loss) else math.inf
+
+
+def summarize(arm: Arm, choice: int, jobs: Sequence[Job]) -> dict[str, Any]:
+    results = [result for job in jobs if (result := job.result()) is not None]
+    losses = [result["points"][-1]["loss"] for result in results]
+    last = results[0]["points"][-1]
+    return {
+        "arm": arm.name,
+        "describe": arm.describe,
+        "settings": arm.settings,
+        "choice": arm.choices[choice],
+        "horizon": arm.horizon if arm.runner == "lab" else 1,
+        "loss": statistics.fmean(losses),
+        "spread": max(losses) - min(losses),
+        "losses": losses,
+        "tokens": last["tokens"],
+        "wire_bytes": last["wire_bytes"],
+        "bits_per_parameter": 8 * last["wire_bytes"] / results[0]["parameters"],
+        "curves": [result["points"] for result in results],
+    }
+
+
+def compare(
+    arms: Sequence[Arm], seeds: int, lengths: Lengths, source: str, ratio: float, processes: int
+) -> list[dict[str, Any]]:
+    """Sweep, choose, run: a summary for each arm."""
+    sweeps = {
+        arm.name: [Job(arm.name, choice, 0, lengths.sweep_steps, source, ratio) for choice in range(len(arm.choices))]
+        for arm in arms
+    }
+    run_all((job for jobs in sweeps.values() for job in jobs), processes)
+    best = {name: min(jobs, key=last_loss).choice for name, jobs in sweeps.items()}
+    finals = {
+        arm.name: [Job(arm.name, best[arm.name], seed, lengths.steps, source, ratio) for seed in range(seeds)] for arm in arms
+    }
+    run_all((job for jobs in finals.values() for job in jobs), processes)
+    return [summarize(arm, best[arm.name], finals[arm.name]) for arm in arms]
+
+
+def print_summary(summaries: Sequence[dict[str, Any]]) -> None:
+    base = next((item["loss"] for item in summaries if item["arm"] == BASELINE), None)
+    rows = [
+        [
+            item["arm"],
+            f"{item['loss']:.4f}",
+            f"{item['spread']:.4f}",
+            "–" if base is None else f"{item['loss'] / base - 1:+.1%}",
+            str(item["horizon"]),
+            f"{item['bits_per_parameter']:.1f}",
+            f"{item['wire_bytes']:,}",
+            f"{item['tokens']:,}",
+            _choice_text(item["choice"]),
+        ]
+        for item in summaries
+    ]
+    columns = ["arm", "loss", "spread", f"over {BASELINE}", "H", "bits/parameter", "wire bytes", "tokens", "tuned"]
+    table(columns, rows)
+
+
+def _choice_text(choice: Settings) -> str:
+    return " ".join(f"{name}.{key}={value:g}" for name, section in choice.items() for key, value in section.items())
+
+
+def plot(summaries: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Loss over tokens and over wire bytes: the mean of the seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    paths = []
+    for key, label, scale in (("tokens", "tokens", "linear"), ("wire_bytes", "bytes that one cluster sent", "log")):
+        figure, axes = pyplot.subplots(figsize=(9, 5.5))
+        for item in summaries:
+            curves = list(zip(*item["curves"], strict=True))
+            across = [statistics.fmean(point[key] for point in points) for points in curves]
+            axes.plot(across, [statistics.fmean(point["loss"] for point in points) for points in curves], label=item["arm"])
+        axes.set(xlabel=label, ylabel="held-out loss, nats per byte", xscale=scale, ylim=(None, 3.0))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+        figure.tight_layout()
+        paths.append(folder / f"convergence-{key.replace('_', '-')}.png")
+        figure.savefig(paths[-1], dpi=110)
+        pyplot.close(figure)
+    return paths
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.convergence", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two arms, one seed, few steps: minutes")
+    parser.add_argument("--arms", help="names separated by commas; default all")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=Lengths().steps, help="inner steps of a run")
+    parser.add_argument("--source", default="stdlib", help="stdlib, or text:GLOB")
+    parser.add_argument(
+        "--ratio", type=float, default=PAPER_RATIO, help="exchange of DiLoCoX's payload / computing of its round"
+    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at a time")
+    options = parser.parse_args()
+    names = options.arms.split(",") if options.arms else QUICK if options.quick else [arm.name for arm in ARMS]
+    unknown = set(names) - {arm.name for arm in ARMS}
+    if unknown:
+        parser.error(f"no arm {', '.join(sorted(unknown))}; arms: {', '.join(arm.name for arm in ARMS)}")
+    arms = [arm for arm in ARMS if arm.name in names]
+    lengths = Lengths(60, 20) if options.quick else Lengths(options.steps, options.steps // 3)
+    seeds = 1 if options.quick else options.seeds
+    summaries = compare(arms, seeds, lengths, options.source, options.ratio, options.processes)
+    print_summary(summaries)
+    name = "convergence-quick" if options.quick else "convergence"
+    facts = {"steps": lengths.steps, "seeds": seeds, "clusters": CLUSTERS, "source": options.source, "ratio": options.ratio}
+    write(name, {**facts, "arms": summaries})
+    for path in plot(summaries, RESULTS):
+        print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
