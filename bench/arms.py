@@ -1,7 +1,7 @@
 """The arms of the convergence bench: each algorithm as a run file's settings, and the four settings it may choose from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from bench.report import load_preset
@@ -37,15 +37,13 @@ class Arm:
     share: float = 0.0
     """Of CocktailSGD."""
     horizon: int = HORIZON
-    ramp: Sequence[int] = field(default=())
-    """(synchronous rounds, inner steps of the first)."""
 
     def manifest(self, choice: Settings, steps: int, seed: int, source: str) -> Manifest:
         """The toy: byte-level, 0.87M parameters, one stage, sequences of 64."""
         merged = {name: dict(section) for name, section in load_preset("tiny").model_dump().items()}
         toy: Settings = {
             "model": {"family": "llama", "sequence_length": 64, "stages": 1, "seed": seed},
-            "data": {"source": source, "seed": seed, "evaluation_sequences": 512},
+            "data": {"source": source, "seed": seed, "evaluation_sequences": 256},
             "training": {"optimizer": "adamw", "microbatches": 1, "total_steps": steps, "warmup_steps": 30},
             "outer": {"learning_rate": 1.0, "momentum": 0.0},
             "rounds": self._rounds(steps),
@@ -57,13 +55,13 @@ class Arm:
 
     def _rounds(self, steps: int) -> Mapping[str, Any]:
         horizon = min(self.horizon, steps // 2)
-        limits = {"inner_steps": horizon, "max_inner_steps": 1000 * horizon}
-        if not self.ramp:
-            return {**limits, "count": steps // horizon, "synchronous_rounds": 0, "first_inner_steps": None}
-        rounds, first = self.ramp
-        ramped = sum(first + (horizon - first) * index // rounds for index in range(rounds))
-        count = rounds + max(1, (steps - ramped) // horizon)
-        return {**limits, "count": count, "synchronous_rounds": rounds, "first_inner_steps": first}
+        return {
+            "inner_steps": horizon,
+            "max_inner_steps": 1000 * horizon,
+            "count": steps // horizon,
+            "synchronous_rounds": 0,
+            "first_inner_steps": None,
+        }
 
 
 def _adamw(*rates: float) -> list[Settings]:
@@ -86,7 +84,10 @@ MUON = {"optimizer": "muon"}
 MUON_RATES = _muon((3e-3, 0.02), (3e-3, 0.04), (6e-3, 0.02), (6e-3, 0.04))
 SYNCHRONOUS_RATES = _outer((3e-3, 1.0, 0.0), (6e-3, 1.0, 0.0), (3e-3, 0.7, 0.4), (3e-3, 0.7, 0.9))
 DELAYED_RATES = _outer((3e-3, 0.5, 0.0), (6e-3, 0.5, 0.0), (3e-3, 0.5, 0.5), (3e-3, 0.7, 0.9))
-OURS = {"codec": "topk-int2", "k": 256, "scope": "stage", "entropy_coding": True}
+OURS = {"codec": "topk-int2", "k": 230, "scope": "stage", "entropy_coding": True}
+"""At half the round length half the bytes of a round."""
+OURS_HORIZON = 10
+SHORTER = {**OURS, "k": 95}
 
 ARMS = [
     Arm("AllReduce", "AdamW on the mean gradient, every step", {}, _adamw(1.5e-3, 3e-3, 6e-3, 1.2e-2), runner="allreduce"),
@@ -141,20 +142,30 @@ ARMS = [
     ),
     Arm(
         "ours",
-        "Muon, stage-wide top-k in 2 bits with Huffman coding, rebase",
+        "Muon, stage-wide top-k in 2 bits with Huffman coding, rebase, short rounds",
         {"training": MUON, "compression": OURS, "rounds": {"overlap": "rebase"}},
         MUON_RATES,
+        horizon=OURS_HORIZON,
     ),
     Arm(
         "ours without overlap",
         "ablation",
         {"training": MUON, "compression": OURS, "rounds": {"overlap": "none"}},
         MUON_RATES,
+        horizon=OURS_HORIZON,
     ),
     Arm(
         "ours with AdamW",
         "ablation",
         {"compression": OURS, "rounds": {"overlap": "rebase"}},
         SYNCHRONOUS_RATES,
+        horizon=OURS_HORIZON,
+    ),
+    Arm(
+        "ours, H = 5",
+        "half the round again, half the bytes of a round again",
+        {"training": MUON, "compression": SHORTER, "rounds": {"overlap": "rebase"}},
+        MUON_RATES,
+        horizon=5,
     ),
 ]

@@ -31,6 +31,8 @@ __all__ = ["main"]
 RUNS = RESULTS / "runs"
 QUICK = ("AllReduce", "ours")
 BASELINE = "AllReduce"
+POINTS = 15
+"""Held-out losses measured per run."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def run_job(job: Job) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     arm, started = job.definition, time.monotonic()
     run = arm.manifest(arm.choices[job.choice], job.steps, job.seed, job.source)
-    every = max(1, job.steps // 30)
+    every = max(1, job.steps // POINTS)
     if arm.runner == "lab":
         shapes = [spec.shape for stage in range(run.model.stages) for spec in stage_tensors(run.model, stage)]
         lab = Lab(

@@ -62,6 +62,26 @@ STATEMENTS_BURST = 200
 FETCH_STREAMS = 16
 """Blob streams a peer serves at once; further ones wait, so a join storm cannot starve a round."""
 
+EVIDENCE_BLOB_BYTES = 32 << 10
+"""Largest quote or report: TDX quotes are about 5 KiB, GPU reports 4 KiB."""
+
+EVIDENCE_CERTIFICATE_BYTES = 16 << 10
+"""Largest certificate of evidence, or PEM file of several."""
+
+EVIDENCE_CERTIFICATES = 8
+"""Most certificates of one piece of evidence: the longest vendor chain has five."""
+
+COLLATERAL_BYTES = 128 << 10
+"""Largest collateral; Intel's is about 24 KiB."""
+
+EVIDENCE_GPUS = 8
+"""Most GPUs of one peer's evidence: a box has eight."""
+
+CHALLENGES = 4096
+"""Challenges remembered at once; the oldest go first."""
+
+CHALLENGES_PER_PEER = 4
+"""Open challenges of one peer."""
 
 KNOWN_PEERS = 10_000
 """Peers whose signs of life a coordinator remembers; anybody can make identities."""

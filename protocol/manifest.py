@@ -171,6 +171,40 @@ class Admission(_Section):
     """Peer ids, for allow-list."""
 
 
+Registers = Annotated[str, Field(pattern=r"^([0-9a-fA-F]{64,128}|[*])(:([0-9a-fA-F]{64,128}|[*]))*$")]
+
+
+class Attestation(_Section):
+    """What evidence admits a peer. Without kinds none is asked for."""
+
+    kinds: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")], ...] = ()
+    """`tdx`, `sev-snp`, `simulated` (testnets only), or a kind that a plug-in adds."""
+    measurements: dict[str, tuple[Registers, ...]] = {}
+    """By kind; an empty list denies. Registers joined by colons; `*` admits any value of one."""
+    tcb_statuses: tuple[str, ...] = ("UpToDate",)
+    """Of TDX."""
+    minimum_tcb: dict[str, dict[str, int]] = {}
+    """By kind, then component: `evaluation` for tdx; `bl`, `tee`, `snp`, `ucode`, `fmc` for sev-snp."""
+    vmpl: Annotated[int, Field(ge=0, le=3)] = 0
+    """Highest admitted virtual machine privilege level number of sev-snp."""
+    allow_debug: bool = False
+    allow_migration: bool = False
+    require_gpu: bool = False
+    gpu_measurements: dict[str, dict[str, tuple[str, ...]]] = {}
+    """By "driver/VBIOS", then index: the SHA-384 values that the operator allows."""
+    lifetime_seconds: Positive = 3600
+    """A verdict lasts at most this long, then the peer is challenged again."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Attestation":
+        for kind in (*self.measurements, *self.minimum_tcb):
+            if kind not in self.kinds:
+                raise ValueError(f"{kind} has measurements or a minimum TCB, but is not among kinds")
+        if set(self.kinds) & {"nvidia"}:
+            raise ValueError("GPU evidence never admits alone: name a CPU kind, and set require_gpu")
+        return self
+
+
 class Manifest(_Section):
     run: Run
     model: Model
@@ -180,6 +214,7 @@ class Manifest(_Section):
     compression: Compression
     rounds: Rounds
     admission: Admission = Admission()
+    attestation: Attestation = Attestation()
 
     @classmethod
     def from_toml(cls, text: str) -> "Manifest":

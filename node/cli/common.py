@@ -60,7 +60,12 @@ def known_homes(home: Path | None) -> list[Path]:
     if home is not None:
         return [home]
     base, testnet = base_folder(), testnet_folder()
-    return [base / "node", *sorted(testnet.glob("node-*")), base / "coordinator", testnet / "coordinator"]
+    return [
+        base / "node",
+        *sorted(path for path in testnet.glob("node-*") if path.is_dir()),
+        base / "coordinator",
+        testnet / "coordinator",
+    ]
 
 
 def find_daemon(home: Path | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from node.cli import coordinator, export, init, node, plan, show, testnet, verify
+from node.cli import attest, coordinator, export, init, node, plan, show, testnet, verify
 from node.cli.common import fail
 from protocol.errors import ConfigError, LocalError, RemoteError
 
@@ -28,6 +28,7 @@ app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
 app.add_typer(testnet.app, name="testnet")
+app.add_typer(attest.app, name="attest")
 
 
 def main() -> None:

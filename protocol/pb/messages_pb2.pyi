@@ -20,6 +20,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_STATE_REPORT: _ClassVar[Kind]
     KIND_LEAVE: _ClassVar[Kind]
     KIND_HEARTBEAT: _ClassVar[Kind]
+    KIND_EVIDENCE: _ClassVar[Kind]
 
 class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -49,6 +50,9 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_TOO_FEW_CLUSTERS: _ClassVar[Reason]
     REASON_RATE: _ClassVar[Reason]
     REASON_RUN_FINISHED: _ClassVar[Reason]
+    REASON_NOT_ATTESTED: _ClassVar[Reason]
+    REASON_ATTESTATION: _ClassVar[Reason]
+    REASON_ATTESTATION_EXPIRED: _ClassVar[Reason]
 KIND_UNSPECIFIED: Kind
 KIND_MANIFEST: Kind
 KIND_PEER_RECORD: Kind
@@ -60,6 +64,7 @@ KIND_COMMIT: Kind
 KIND_STATE_REPORT: Kind
 KIND_LEAVE: Kind
 KIND_HEARTBEAT: Kind
+KIND_EVIDENCE: Kind
 REASON_UNSPECIFIED: Reason
 REASON_BAD_SIGNATURE: Reason
 REASON_WRONG_RUN: Reason
@@ -86,6 +91,9 @@ REASON_TOO_FEW_ACCEPTS: Reason
 REASON_TOO_FEW_CLUSTERS: Reason
 REASON_RATE: Reason
 REASON_RUN_FINISHED: Reason
+REASON_NOT_ATTESTED: Reason
+REASON_ATTESTATION: Reason
+REASON_ATTESTATION_EXPIRED: Reason
 
 class Envelope(_message.Message):
     __slots__ = ("kind", "key", "body", "signature")
@@ -114,6 +122,50 @@ class PeerRecord(_message.Message):
     name: str
     version: str
     def __init__(self, address: _Optional[str] = ..., certificate: _Optional[bytes] = ..., dht_addresses: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class Evidence(_message.Message):
+    __slots__ = ("kind", "blob", "certificates", "collateral", "gpus")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
+    COLLATERAL_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    blob: bytes
+    certificates: _containers.RepeatedScalarFieldContainer[bytes]
+    collateral: bytes
+    gpus: _containers.RepeatedCompositeFieldContainer[Evidence]
+    def __init__(self, kind: _Optional[str] = ..., blob: _Optional[bytes] = ..., certificates: _Optional[_Iterable[bytes]] = ..., collateral: _Optional[bytes] = ..., gpus: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ...) -> None: ...
+
+class BoundEvidence(_message.Message):
+    __slots__ = ("key", "run", "nonce", "evidence")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    run: bytes
+    nonce: bytes
+    evidence: Evidence
+    def __init__(self, key: _Optional[bytes] = ..., run: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
+
+class Attestation(_message.Message):
+    __slots__ = ("peer", "nonce", "kind", "measurement", "tcb_status", "gpus", "valid_until_ms")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MEASUREMENT_FIELD_NUMBER: _ClassVar[int]
+    TCB_STATUS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    VALID_UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    nonce: bytes
+    kind: str
+    measurement: str
+    tcb_status: str
+    gpus: int
+    valid_until_ms: int
+    def __init__(self, peer: _Optional[str] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[str] = ..., measurement: _Optional[str] = ..., tcb_status: _Optional[str] = ..., gpus: _Optional[int] = ..., valid_until_ms: _Optional[int] = ...) -> None: ...
 
 class StageState(_message.Message):
     __slots__ = ("stage", "digest")
@@ -164,7 +216,7 @@ class StagePayload(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., base_state: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., norm: _Optional[float] = ..., effective_rank: _Optional[float] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("round", "head", "cluster", "inner_steps", "tokens", "loss", "samples_read", "payloads")
+    __slots__ = ("round", "head", "cluster", "inner_steps", "tokens", "loss", "samples_read", "payloads", "attestation")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +225,7 @@ class Contribution(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_READ_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     round: int
     head: bytes
     cluster: str
@@ -181,7 +234,8 @@ class Contribution(_message.Message):
     loss: float
     samples_read: int
     payloads: _containers.RepeatedCompositeFieldContainer[StagePayload]
-    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., cluster: _Optional[str] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ...) -> None: ...
+    attestation: bytes
+    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., cluster: _Optional[str] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ..., attestation: _Optional[bytes] = ...) -> None: ...
 
 class Ballot(_message.Message):
     __slots__ = ("round", "head", "contributions")
@@ -268,14 +322,16 @@ class Member(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[Host, _Mapping]]] = ..., joined: _Optional[int] = ..., missed: _Optional[int] = ..., samples_counted: _Optional[int] = ..., lease: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class Host(_message.Message):
-    __slots__ = ("peer", "first_stage", "stage_count")
+    __slots__ = ("peer", "first_stage", "stage_count", "attestation")
     PEER_FIELD_NUMBER: _ClassVar[int]
     FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
     STAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     peer: str
     first_stage: int
     stage_count: int
-    def __init__(self, peer: _Optional[str] = ..., first_stage: _Optional[int] = ..., stage_count: _Optional[int] = ...) -> None: ...
+    attestation: Attestation
+    def __init__(self, peer: _Optional[str] = ..., first_stage: _Optional[int] = ..., stage_count: _Optional[int] = ..., attestation: _Optional[_Union[Attestation, _Mapping]] = ...) -> None: ...
 
 class Counted(_message.Message):
     __slots__ = ("cluster", "tokens", "payloads", "holders")
@@ -308,7 +364,7 @@ class StageNorm(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., norm: _Optional[float] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("round", "previous", "closing", "opened_at_ms", "closed_at_ms", "ballot_at_ms", "claims", "leaves", "contributions", "receipts", "reports", "refusals", "roster", "counted", "excluded", "states", "median_norms", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans")
+    __slots__ = ("round", "previous", "closing", "opened_at_ms", "closed_at_ms", "ballot_at_ms", "claims", "leaves", "contributions", "receipts", "reports", "refusals", "roster", "counted", "excluded", "states", "median_norms", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans", "attested")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +387,7 @@ class Commit(_message.Message):
     EVALUATION_LOSS_FIELD_NUMBER: _ClassVar[int]
     DATA_CURSOR_FIELD_NUMBER: _ClassVar[int]
     FREE_SPANS_FIELD_NUMBER: _ClassVar[int]
+    ATTESTED_FIELD_NUMBER: _ClassVar[int]
     round: int
     previous: bytes
     closing: bool
@@ -353,4 +410,5 @@ class Commit(_message.Message):
     evaluation_loss: float
     data_cursor: int
     free_spans: _containers.RepeatedCompositeFieldContainer[Span]
-    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closing: _Optional[bool] = ..., opened_at_ms: _Optional[int] = ..., closed_at_ms: _Optional[int] = ..., ballot_at_ms: _Optional[int] = ..., claims: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., median_norms: _Optional[_Iterable[_Union[StageNorm, _Mapping]]] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+    attested: _containers.RepeatedCompositeFieldContainer[Attestation]
+    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closing: _Optional[bool] = ..., opened_at_ms: _Optional[int] = ..., closed_at_ms: _Optional[int] = ..., ballot_at_ms: _Optional[int] = ..., claims: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., median_norms: _Optional[_Iterable[_Union[StageNorm, _Mapping]]] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ...) -> None: ...

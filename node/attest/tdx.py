@@ -1,0 +1,94 @@
+"""Intel TDX: DCAP quotes, verified by dcap-qvl with its policy; every field is read from the verified result.
+
+Quote and collateral formats: Intel TDX DCAP Quoting Library API; statuses are Intel's words (UpToDate, OutOfDate, …). Peers may
+relay old collateral that is still in its validity, so a policy should set a minimum `evaluation` number (the TCB evaluation data
+number).
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import dcap_qvl
+
+from protocol.attestation import AttestationError, Claims, Code, Evidence
+
+__all__ = ["KIND", "verify"]
+
+KIND = "tdx"
+TDX_TEE_TYPE = 0x81
+DEBUG_ATTRIBUTES = 0xFF
+"""TD attributes, the byte of untrusted debugging: none may be set."""
+MIGRATABLE_ATTRIBUTE = 1 << 29
+"""TD attributes, bit 29."""
+REGISTERS = ("mr_td", "rt_mr0", "rt_mr1", "rt_mr2", "rt_mr3")
+_MESSAGES = {
+    "expired": Code.EXPIRED,
+    "revoked": Code.REVOKED,
+    "not yet valid": Code.NOT_YET_VALID,
+    "status": Code.TCB_STATUS,
+    "tcb": Code.TCB,
+    "decode": Code.MALFORMED,
+    "parse": Code.MALFORMED,
+    "signature": Code.SIGNATURE,
+    "mismatch": Code.SIGNATURE,
+    "cert": Code.CHAIN,
+}
+"""What dcap-qvl's sentences speak of, in the order in which they are tried."""
+
+
+def verify(evidence: Evidence, now: int, statuses: Sequence[str] = ("UpToDate",), root: bytes | None = None) -> Claims:
+    """Raises AttestationError. `statuses`: TCB statuses that pass; `root`: another root (DER) than Intel's, for tests."""
+    try:
+        collateral = dcap_qvl.QuoteCollateralV3.from_json(evidence.collateral.decode())
+    except Exception as error:
+        raise AttestationError(Code.MALFORMED, f"collateral does not parse: {error}") from error
+    policy = dcap_qvl.QuotePolicy.strict(now).allow_dynamic_platform(True).allow_cached_keys(True).allow_smt(True)
+    for status in statuses:
+        if status != "UpToDate":
+            policy = policy.allow_status(status)
+    try:
+        verifier = dcap_qvl.QuoteVerifier(root) if root else dcap_qvl.QuoteVerifier()
+        result = verifier.verify_with_policy(evidence.blob, collateral, now, policy)
+        return _claims(json.loads(result.to_json()))
+    except AttestationError:
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in the library is no Exception
+        sentence = str(error).removeprefix("Verification failed: ")
+        raise AttestationError(_code(sentence), sentence) from error
+
+
+def _code(sentence: str) -> Code:
+    lower = sentence.lower()
+    return next((code for words, code in _MESSAGES.items() if words in lower), Code.MALFORMED)
+
+
+def _claims(verified: dict[str, Any]) -> Claims:
+    if verified["tee_type"] != TDX_TEE_TYPE:
+        raise AttestationError(Code.KIND, "an SGX quote, not a TDX one")
+    body = _innermost(next(iter(verified["report"].values())))
+    attributes = int.from_bytes(bytes.fromhex(body["td_attributes"]), "little")
+    ends = min(verified["earliest_expiration_date"], verified["qe_iden_earliest_expiration_date"])
+    advisories = verified["tcb"]["advisory_ids"]
+    return Claims(
+        kind=KIND,
+        measurement=tuple(body[register].lower() for register in REGISTERS),
+        report_data=bytes.fromhex(body["report_data"]),
+        valid_until=int(ends),
+        tcb_status=verified["tcb"]["status"],
+        tcb={"evaluation": int(verified["tcb"]["eval_data_number"])},
+        debug=bool(attributes & DEBUG_ATTRIBUTES),
+        migratable=bool(attributes & MIGRATABLE_ATTRIBUTE),
+        product="TDX",
+        version=int(verified["header"]["version"]),
+        notes=(f"advisories: {', '.join(advisories)}",) if advisories else (),
+    )
+
+
+def _innermost(report: dict[str, Any]) -> dict[str, Any]:
+    """TD 1.5 reports wrap the 1.0 body."""
+    while "base" in report:
+        report = report["base"]
+    return report

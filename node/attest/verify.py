@@ -1,0 +1,62 @@
+"""All verifiers behind one function. A plug-in adds a kind through the entry-point group `dilocox.attestation`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from importlib.metadata import entry_points
+
+from node.attest import nvidia, simulated, snp, tdx
+from protocol.attestation import NVIDIA, SIMULATED, AttestationError, Claims, Code, Evidence, Policy, Verdict, gpu_nonce
+
+__all__ = ["GROUP", "appraise", "verifiers", "verify_evidence"]
+
+GROUP = "dilocox.attestation"
+"""Each entry point's name is a kind and its value a `Verifier`."""
+
+Verifier = Callable[[Evidence, int], Claims]
+"""(evidence, Unix seconds) -> claims; raises AttestationError."""
+
+
+@cache
+def plug_ins() -> dict[str, Verifier]:
+    return {point.name: point.load() for point in entry_points(group=GROUP)}
+
+
+def verifiers(tcb_statuses: Sequence[str] = ("UpToDate",)) -> dict[str, Verifier]:
+    """By kind. Ours cannot be replaced by a plug-in."""
+    ours: dict[str, Verifier] = {
+        tdx.KIND: partial(tdx.verify, statuses=tcb_statuses),
+        snp.KIND: snp.verify,
+        SIMULATED: simulated.verify,
+    }
+    return {**plug_ins(), **ours}
+
+
+def verify_evidence(evidence: Evidence, now: int, tcb_statuses: Sequence[str] = ("UpToDate",)) -> Claims:
+    """Claims of a CPU's evidence and of the GPUs with it. Raises AttestationError, nothing else: an unexpected failure denies."""
+    try:
+        if evidence.kind == NVIDIA:
+            raise AttestationError(Code.KIND, "GPU evidence never admits without a CPU's")
+        verifier = verifiers(tcb_statuses).get(evidence.kind)
+        if verifier is None:
+            raise AttestationError(Code.UNKNOWN_KIND, f"no verifier for kind {evidence.kind[:32]!r}")
+        claims = verifier(evidence, now)
+        if claims.kind != evidence.kind:
+            raise AttestationError(Code.INTERNAL, "the verifier speaks of another kind")
+        nonce = gpu_nonce(claims.report_data)
+        return replace(claims, gpus=tuple(nvidia.verify(item, now, nonce) for item in evidence.gpu))
+    except AttestationError:
+        raise
+    except Exception as error:
+        raise AttestationError(Code.INTERNAL, f"{type(error).__name__}: {error}") from error
+
+
+def appraise(policy: Policy, evidence: Evidence, expected: bytes, now: int) -> tuple[Verdict, Claims | None]:
+    """Verify, then apply the run's policy. Never raises."""
+    try:
+        if evidence.kind not in policy.settings.kinds:
+            raise AttestationError(Code.KIND, f"the run does not admit {evidence.kind[:32]!r}")
+        claims = verify_evidence(evidence, now, policy.settings.tcb_statuses)
+    except AttestationError as error:
+        return Verdict(False, error.code, error.cause, 0), None
+    return policy.appraise(claims, expected, now), claims

@@ -1,0 +1,297 @@
+"""Attestation, the pure part: what evidence is, what it is bound to, and what a run's policy makes of verified claims.
+
+A verifier (node/attest) turns Evidence into Claims or raises AttestationError; `Policy.appraise` turns Claims into a Verdict.
+Evidence is bound to one peer, one run and one challenge through the 64 bytes that the hardware signs:
+
+    report_data = SHA-512("dilocox-attest-v1\\0" ‖ lp(kind) ‖ lp(Ed25519 key) ‖ lp(run id) ‖ lp(nonce)),  lp = u32 length prefix
+    gpu_nonce   = SHA-256("dilocox-gpu-v1\\0" ‖ report_data)
+
+Evidence raises the cost of cheating; it does not prove training. Quotes are malleable (trailing bytes, ECDSA's n - s), so nothing
+is ever remembered by a quote's hash: a verdict belongs to (key, run, nonce).
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from protocol import limits
+from protocol.crypto import length_prefixed
+from protocol.errors import RemoteError
+from protocol.manifest import Attestation as Settings
+from protocol.pb import messages_pb2 as pb
+
+__all__ = [
+    "AttestationError",
+    "Claims",
+    "Code",
+    "Evidence",
+    "GpuClaims",
+    "Policy",
+    "Verdict",
+    "check_binding",
+    "gpu_nonce",
+    "report_data",
+]
+
+REPORT_DATA_BYTES = 64
+NONCE_BYTES = 32
+SIMULATED = "simulated"
+NVIDIA = "nvidia"
+"""GPU evidence: never admits without a CPU TEE's."""
+
+
+class Code(StrEnum):
+    """Why evidence does not hold. Every failure has one."""
+
+    OK = "ok"
+    MALFORMED = "malformed"
+    OVERSIZE = "oversize"
+    UNKNOWN_KIND = "unknown-kind"
+    """Nobody here can verify this kind."""
+    KIND = "kind"
+    """The policy does not name this kind."""
+    VERSION = "version"
+    SIGNATURE = "signature"
+    CHAIN = "chain"
+    """A certificate is not signed by the next one."""
+    ROOT = "root"
+    """The chain does not end at the vendor's root."""
+    NAMES = "names"
+    """A certificate's issuer is not the next one's subject, or the names are not the vendor's."""
+    NOT_YET_VALID = "not-yet-valid"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+    PRODUCT = "product"
+    """Certificate, CPUID and root name different products."""
+    CHIP = "chip"
+    """The report is of another chip than the certificate."""
+    TCB = "tcb"
+    """The report's security versions differ from the certificate's, or are below the policy's minimum."""
+    TCB_STATUS = "tcb-status"
+    RESERVED = "reserved"
+    """Bits that must be zero are not."""
+    PEER = "peer"
+    """Made for another peer."""
+    RUN = "run"
+    """Made for another run."""
+    NONCE = "nonce"
+    """Not this verifier's challenge, or one used before."""
+    REPORT_DATA = "report-data"
+    """The hardware signed something else than this peer, run and nonce."""
+    MEASUREMENT = "measurement"
+    DEBUG = "debug"
+    MIGRATABLE = "migratable"
+    VMPL = "vmpl"
+    FIRMWARE = "firmware"
+    """A GPU's report and certificate name different firmware."""
+    GPU = "gpu"
+    """The policy asks for GPU evidence, or a GPU's measurements are not on its list."""
+    UNAVAILABLE = "unavailable"
+    """This machine has no such hardware, or the peer gave no evidence."""
+    INTERNAL = "internal"
+    """A verifier failed unexpectedly, which denies."""
+
+
+class AttestationError(RemoteError):
+    """Evidence that does not hold, with its code."""
+
+    def __init__(self, code: Code, detail: str) -> None:
+        super().__init__(pb.REASON_ATTESTATION, f"{code}: {detail}")
+        self.code = code
+        self.cause = detail
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What hardware signed, with what it takes to check it offline. Raises AttestationError when larger than its caps."""
+
+    kind: str
+    blob: bytes
+    """Quote or report."""
+    certs: tuple[bytes, ...] = ()
+    """PEM or DER, any order."""
+    collateral: bytes = b""
+    """TDX: JSON of CRLs, TCB info and QE identity."""
+    gpu: tuple["Evidence", ...] = ()
+    """One per GPU, of kind `nvidia`."""
+
+    def __post_init__(self) -> None:
+        sizes = [
+            (len(self.blob), limits.EVIDENCE_BLOB_BYTES, "blob"),
+            (len(self.collateral), limits.COLLATERAL_BYTES, "collateral"),
+        ]
+        sizes += [(len(cert), limits.EVIDENCE_CERTIFICATE_BYTES, "certificate") for cert in self.certs]
+        for size, limit, what in sizes:
+            if size > limit:
+                raise AttestationError(Code.OVERSIZE, f"{what} of {size} bytes; at most {limit}")
+        if len(self.certs) > limits.EVIDENCE_CERTIFICATES or len(self.gpu) > limits.EVIDENCE_GPUS:
+            raise AttestationError(Code.OVERSIZE, "too many certificates or GPUs")
+        if len(self.kind) > limits.TEXT_CHARACTERS or any(item.gpu or item.kind != NVIDIA for item in self.gpu):
+            raise AttestationError(Code.MALFORMED, "GPU evidence inside GPU evidence, or of another kind")
+
+    def message(self) -> pb.Evidence:
+        return pb.Evidence(
+            kind=self.kind,
+            blob=self.blob,
+            certificates=self.certs,
+            collateral=self.collateral,
+            gpus=[item.message() for item in self.gpu],
+        )
+
+    @classmethod
+    def from_message(cls, message: pb.Evidence, depth: int = 1) -> "Evidence":
+        if depth < 0 or len(message.gpus) > limits.EVIDENCE_GPUS:
+            raise AttestationError(Code.MALFORMED, "GPU evidence inside GPU evidence, or too many GPUs")
+        gpus = tuple(cls.from_message(item, depth - 1) for item in message.gpus)
+        return cls(message.kind, message.blob, tuple(message.certificates), message.collateral, gpus)
+
+
+@dataclass(frozen=True)
+class GpuClaims:
+    """What a GPU's verified report says."""
+
+    architecture: str
+    driver: str
+    vbios: str
+    nonce: bytes
+    """32 bytes, chosen by whoever asked for the report."""
+    measurements: Mapping[int, str]
+    """Hexadecimal SHA-384 by index."""
+    valid_until: int
+    """Unix seconds."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What verified evidence says; every field comes from what the hardware signed."""
+
+    kind: str
+    measurement: tuple[str, ...]
+    """Hexadecimal. TDX: MRTD, RTMR0 … RTMR3; SEV-SNP: the launch measurement."""
+    report_data: bytes
+    """64 bytes."""
+    valid_until: int
+    """Unix seconds: the earliest expiry of certificates and collateral."""
+    tcb_status: str = ""
+    """Intel's word for TDX; empty where the vendor has none."""
+    tcb: Mapping[str, int] = field(default_factory=dict)
+    """Security versions by component; TDX: `evaluation`, the number of the TCB info used."""
+    debug: bool = False
+    migratable: bool = False
+    vmpl: int = 0
+    product: str = ""
+    version: int = 0
+    """Of the report format."""
+    gpus: tuple[GpuClaims, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What this evidence does not show, for people."""
+
+    @property
+    def simulated(self) -> bool:
+        return self.kind == SIMULATED
+
+
+@dataclass(frozen=True)
+class Verdict:
+    ok: bool
+    code: Code
+    reason: str
+    valid_until: int
+    """Unix seconds; 0 when not ok."""
+
+
+def report_data(kind: str, key: bytes, run_id: bytes, nonce: bytes) -> bytes:
+    """The 64 bytes that evidence for this peer, run and challenge carries."""
+    parts = (kind.encode(), key, run_id, nonce)
+    return hashlib.sha512(b"dilocox-attest-v1\0" + b"".join(length_prefixed(part) for part in parts)).digest()
+
+
+def gpu_nonce(data: bytes) -> bytes:
+    """The 32 bytes that the GPUs' reports carry, from the CPU's report data."""
+    return hashlib.sha256(b"dilocox-gpu-v1\0" + data).digest()
+
+
+def check_binding(bound: pb.BoundEvidence, key: bytes, run_id: bytes, nonce: bytes) -> None:
+    """What the sender says the evidence was made for, before any hardware signature is looked at. Raises AttestationError."""
+    if bound.key != key:
+        raise AttestationError(Code.PEER, "this evidence was made for another peer")
+    if bound.run != run_id:
+        raise AttestationError(Code.RUN, "this evidence was made for another run")
+    if not hmac.compare_digest(bound.nonce, nonce):
+        raise AttestationError(Code.NONCE, "this evidence answers another challenge")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The manifest's [attestation] section, applied."""
+
+    settings: Settings
+
+    @property
+    def required(self) -> bool:
+        return bool(self.settings.kinds)
+
+    def appraise(self, claims: Claims, expected_report_data: bytes, now: int) -> Verdict:
+        """Never raises. `now`: Unix seconds."""
+        try:
+            self._check(claims, expected_report_data, now)
+        except AttestationError as error:
+            return Verdict(False, error.code, error.cause, 0)
+        except Exception as error:  # any exception denies
+            return Verdict(False, Code.INTERNAL, f"{type(error).__name__}: {error}", 0)
+        ends = [now + self.settings.lifetime_seconds, claims.valid_until, *(gpu.valid_until for gpu in claims.gpus)]
+        return Verdict(True, Code.OK, "", min(ends))
+
+    def _check(self, claims: Claims, expected: bytes, now: int) -> None:
+        settings, kind = self.settings, claims.kind
+        _require(kind in settings.kinds, Code.KIND, f"the run admits {', '.join(settings.kinds) or 'no kind'}, not {kind}")
+        same = len(expected) == REPORT_DATA_BYTES and hmac.compare_digest(claims.report_data, expected)
+        _require(same, Code.REPORT_DATA, "the hardware signed another peer, run or nonce")
+        _require(settings.allow_debug or not claims.debug, Code.DEBUG, "the guest can be debugged by its host")
+        _require(settings.allow_migration or not claims.migratable, Code.MIGRATABLE, "the guest can be migrated")
+        _require(claims.vmpl <= settings.vmpl, Code.VMPL, f"VMPL {claims.vmpl}; at most {settings.vmpl}")
+        allowed = settings.measurements.get(kind, ())
+        _require(
+            any(_matches(entry, claims.measurement) for entry in allowed),
+            Code.MEASUREMENT,
+            f"{':'.join(claims.measurement)[:64]}… is not among the {len(allowed)} measurements that the run admits for {kind}",
+        )
+        if claims.tcb_status:
+            _require(
+                claims.tcb_status in settings.tcb_statuses,
+                Code.TCB_STATUS,
+                f"TCB status {claims.tcb_status}; the run admits {', '.join(settings.tcb_statuses)}",
+            )
+        for component, least in settings.minimum_tcb.get(kind, {}).items():
+            found = claims.tcb.get(component, -1)
+            _require(found >= least, Code.TCB, f"TCB component {component} is {found}; at least {least}")
+        _require(claims.valid_until > now, Code.EXPIRED, "its certificates or collateral have expired")
+        self._check_gpus(claims, now)
+
+    def _check_gpus(self, claims: Claims, now: int) -> None:
+        _require(bool(claims.gpus) or not self.settings.require_gpu, Code.GPU, "the run asks for GPU evidence")
+        nonce = gpu_nonce(claims.report_data)
+        for gpu in claims.gpus:
+            _require(hmac.compare_digest(gpu.nonce, nonce), Code.NONCE, "a GPU's report answers another challenge")
+            _require(gpu.valid_until > now, Code.EXPIRED, "a GPU's certificate has expired")
+            name = f"{gpu.driver}/{gpu.vbios}"
+            allowed = self.settings.gpu_measurements.get(name)
+            _require(allowed is not None, Code.GPU, f"no measurements are listed for driver/VBIOS {name}")
+            for index, values in (allowed or {}).items():
+                found = gpu.measurements.get(int(index), "")
+                _require(found in values, Code.GPU, f"GPU measurement {index} is not on the list for {name}")
+
+
+def _require(condition: bool, code: Code, reason: str) -> None:
+    if not condition:
+        raise AttestationError(code, reason)
+
+
+def _matches(entry: str, measurement: tuple[str, ...]) -> bool:
+    """An entry names every register, joined by colons; `*` admits any value of one."""
+    registers = entry.lower().split(":")
+    pairs = zip(registers, measurement, strict=False)
+    return len(registers) == len(measurement) and all(wanted in ("*", found) for wanted, found in pairs)
