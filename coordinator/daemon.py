@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from coordinator.log import InputLog
 from coordinator.service import CoordinatorService
 from protocol import views
+from protocol.attestation import Appraiser
 from protocol.crypto import Identity
 from protocol.errors import ConfigError
 from protocol.ids import JoinLink
@@ -47,8 +48,8 @@ class CoordinatorSettings:
     """host:port of the HTTP API."""
 
 
-async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[JoinLink], None]) -> None:
-    """Serve the run until SIGTERM or SIGINT. `announce` gets the join link once others can use it."""
+async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[JoinLink], None], appraise: Appraiser) -> None:
+    """Serve the run until SIGTERM or SIGINT. `announce` gets the join link once others can use it; `appraise` judges evidence."""
     home = Home(settings.home)
     manifest = settings.manifest
     if settings.owner.key.hex() != manifest.run.owner:
@@ -73,7 +74,7 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
     directory = Directory(dht, home.identity, manifest.run_id)
     chain = ChainFile(folder / "chain.db", manifest, home.identity.peer)
     signed = seal(settings.owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes())
-    service = CoordinatorService(home.identity, chain, InputLog(folder / "inputs.db", manifest), signed.envelope)
+    service = CoordinatorService(home.identity, chain, InputLog(folder / "inputs.db", manifest), signed.envelope, appraise)
     tasks = Tasks()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, tasks.stop)

@@ -7,7 +7,7 @@ from pathlib import Path
 from protocol.manifest import Manifest
 from protocol.messages import open_envelope
 from protocol.pb import messages_pb2 as pb
-from protocol.round import RECEIVED_KINDS, Absent, Input, Present, Received, Refused, Resumed, Tick
+from protocol.round import RECEIVED_KINDS, Absent, Attested, Input, Present, Received, Refused, Resumed, Tick
 from protocol.transport.chain_file import open_database
 
 __all__ = ["InputLog"]
@@ -36,6 +36,8 @@ class InputLog:
                 row = ("present", peer, None, None, None)
             case Resumed():
                 row = ("resumed", None, None, None, None)
+            case Attested(attestation):
+                row = ("attested", attestation.peer, None, None, attestation.SerializeToString(deterministic=True))
             case Tick():
                 row = ("tick", None, None, None, None)
         self._database.execute(
@@ -59,6 +61,8 @@ class InputLog:
                 return Present(peer)
             case "resumed":
                 return Resumed()
+            case "attested":
+                return Attested(pb.Attestation.FromString(envelope))
             case _:
                 return Tick()
 

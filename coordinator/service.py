@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from coordinator.challenges import Challenges
 from coordinator.log import InputLog
 from protocol import limits, round, rules
+from protocol.attestation import Appraiser, AttestationError, Evidence, Policy, check_binding, report_data, summary
 from protocol.crypto import Identity
 from protocol.errors import RemoteError, reason_name
 from protocol.ids import peer_id, short
@@ -19,6 +21,7 @@ from protocol.pb import services_pb2 as services
 from protocol.pb import services_pb2_grpc as rpc
 from protocol.round import (
     Absent,
+    Attested,
     Differ,
     Input,
     Present,
@@ -47,7 +50,7 @@ _OUTCOMES = {
     Outcome.IGNORE: services.SubmitReply.OUTCOME_IGNORE,
     Outcome.REJECT: services.SubmitReply.OUTCOME_REJECT,
 }
-_KINDS = (*round.RECEIVED_KINDS, pb.KIND_HEARTBEAT)
+_KINDS = (*round.RECEIVED_KINDS, pb.KIND_HEARTBEAT, pb.KIND_EVIDENCE)
 
 
 @dataclass
@@ -70,11 +73,14 @@ class CoordinatorService(rpc.CoordinatorServicer):
         chain: ChainFile,
         log_: InputLog,
         manifest: pb.Envelope,
+        appraise: Appraiser,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.identity, self.chain, self._log, self._clock = identity, chain, log_, clock
         self._run_id = chain.manifest.run_id
         self._manifest_envelope = manifest
+        self._appraise, self._policy = appraise, Policy(chain.manifest.attestation)
+        self._challenges = Challenges(clock)
         self.record: Statement | None = None
         """Our signed peer record; set before the server starts."""
         self.signs: dict[str, Sign] = {}
@@ -181,35 +187,70 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return services.Run(manifest=self._manifest_envelope, coordinator=self.record.envelope)
 
     async def Submit(self, request: pb.Envelope, context: grpc.aio.ServicerContext) -> services.SubmitReply:
-        judgement = self._judge(request)
+        evidence = request.kind == pb.KIND_EVIDENCE
+        judgement = await self._judge_evidence(request) if evidence else self._judge(request)
         if judgement.outcome is Outcome.REJECT:
             sender = short(peer_id(request.key)) if len(request.key) == 32 else "?"
             log.warning("rejected a statement of %s: %s: %s", sender, reason_name(judgement.reason), judgement.detail)
         return services.SubmitReply(outcome=_OUTCOMES[judgement.outcome], reason=judgement.reason, detail=judgement.detail)
 
+    async def GetChallenge(self, request: services.ChallengeRequest, context: grpc.aio.ServicerContext) -> services.Challenge:
+        return services.Challenge(nonce=self._challenges.give(request.peer[: limits.TEXT_CHARACTERS]))
+
     def _judge(self, request: pb.Envelope) -> Judgement:
-        try:
-            statement = open_envelope(request, self._run_id, _KINDS)
-        except RemoteError as error:
-            sender = peer_id(request.key) if len(request.key) == 32 else "unknown"
-            if len(self.state.refusals) < limits.REFUSALS_PER_ROUND:
-                self._feed(Refused(sender, error.reason, error.detail))
-            return reject(error.reason, error.detail)
-        sign = self._sign_of_life(statement)
-        if sign.tokens < 1:
-            return reject(pb.REASON_RATE, f"more than {limits.STATEMENTS_PER_SECOND} statements a second")
-        sign.tokens -= 1
+        statement, sign = self._admit(request)
+        if isinstance(statement, Judgement):
+            return statement
+        assert sign is not None
         if statement.kind == pb.KIND_HEARTBEAT:
             return self._heartbeat(statement, sign)
         if statement.kind != pb.KIND_CLAIM and not self._known(statement.peer):
             # A stranger's statement changes nothing; it is refused without a place in the log.
-            refusal = Refused(statement.peer, pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
-            if len(self.state.refusals) < limits.REFUSALS_PER_ROUND:
-                self._feed(refusal)
-            return reject(refusal.reason, refusal.detail)
+            return self._refuse(statement.peer, pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
         judgement = self._feed(Received(statement))
         assert judgement is not None
         return judgement
+
+    def _admit(self, request: pb.Envelope) -> tuple[Statement, Sign] | tuple[Judgement, None]:
+        """The statement with a valid signature and within its sender's rate, or the answer to what is not."""
+        try:
+            statement = open_envelope(request, self._run_id, _KINDS)
+        except RemoteError as error:
+            sender = peer_id(request.key) if len(request.key) == 32 else "unknown"
+            return self._refuse(sender, error.reason, error.detail), None
+        sign = self._sign_of_life(statement)
+        if sign.tokens < 1:
+            return reject(pb.REASON_RATE, f"more than {limits.STATEMENTS_PER_SECOND} statements a second"), None
+        sign.tokens -= 1
+        return statement, sign
+
+    def _refuse(self, peer: str, reason: pb.Reason, detail: str) -> Judgement:
+        """Reject, and keep it for the commit while there is room."""
+        if len(self.state.refusals) < limits.REFUSALS_PER_ROUND:
+            self._feed(Refused(peer, reason, detail))
+        return reject(reason, detail)
+
+    async def _judge_evidence(self, request: pb.Envelope) -> Judgement:
+        """A peer's answer to our challenge: verified in a thread, its verdict an input of the round machine."""
+        statement, _ = self._admit(request)
+        if isinstance(statement, Judgement):
+            return statement
+        bound: pb.BoundEvidence = statement.body
+        key, run, now = request.key, self._run_id, int(self._clock())
+        try:
+            check_binding(bound, key, run, bound.nonce)
+            self._challenges.redeem(statement.peer, bound.nonce)
+            evidence = Evidence.from_message(bound.evidence)
+            expected = report_data(evidence.kind, key, run, bound.nonce)
+            verdict, claims = await asyncio.to_thread(self._appraise, self._policy, evidence, expected, now)
+            if not verdict.ok or claims is None:
+                raise AttestationError(verdict.code, verdict.reason)
+        except AttestationError as error:
+            return self._refuse(statement.peer, error.reason, error.detail)
+        attestation = summary(claims, statement.peer, bound.nonce, verdict.valid_until)
+        log.info("%s attested: %s, %s…", short(statement.peer), claims.kind, attestation.measurement[:16])
+        self._feed(Attested(attestation))
+        return Judgement(Outcome.ACCEPT, pb.REASON_UNSPECIFIED, str(verdict.valid_until))
 
     def _known(self, peer: str) -> bool:
         return peer in self.state.claims or rules.cluster_of(self.state.head.roster, peer) is not None

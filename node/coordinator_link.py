@@ -96,6 +96,17 @@ class CoordinatorLink:
             await backoff.wait()
             await self._directory.refresh()
 
+    async def challenge(self, peer: str) -> bytes:
+        """A nonce to answer with evidence; trying until the coordinator has given one."""
+        backoff = Backoff()
+        while True:
+            try:
+                request = services.ChallengeRequest(peer=peer)
+                reply: services.Challenge = await (await self._stub()).GetChallenge(request, timeout=CALL_SECONDS)
+                return reply.nonce
+            except (RemoteError, grpc.aio.AioRpcError):
+                await backoff.wait()
+
     async def submit(self, statement: Statement) -> services.SubmitReply:
         """Deliver a statement, trying again until the coordinator has answered. Cancel to give up."""
         backoff = Backoff()

@@ -6,15 +6,21 @@ import os
 import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
+import grpc.aio
+
 from node.api.server import create_node_app
+from node.attest.attesters import choose_attester, no_attester
+from node.attest.prover import Challenger, Prover
 from node.coordinator_link import CoordinatorLink
 from node.exchange import Exchange
 from node.participant import Participant
 from node.worker_settings import WorkerSettings
 from node.workers import WorkerPool
-from protocol.errors import ConfigError
+from protocol.attestation import SIMULATED, AttestationError
+from protocol.errors import ConfigError, LocalError
 from protocol.ids import JoinLink
 from protocol.manifest import Manifest
 from protocol.messages import Statement
@@ -53,6 +59,10 @@ class NodeSettings:
     threads: int | None
     """CPU threads per worker; None: cores divided by workers."""
     codec_cpus: tuple[int, ...]
+    simulated_measurement: Path | None
+    """File with the measurement that simulated evidence names, in hexadecimal."""
+    collateral: Path | None
+    """File with the collateral that verifiers of this machine's TDX quotes need."""
     upload_bytes_per_second: float | None
 
 
@@ -103,6 +113,8 @@ class Network:
     channels: ChannelPool
     store: BlobStore
     blobs: BlobService
+    server: grpc.aio.Server
+    """Not started: what depends on the run may be added first."""
 
 
 async def _open_network(settings: NodeSettings, home: Home, tasks: Tasks, closing: AsyncExitStack) -> Network:
@@ -116,7 +128,6 @@ async def _open_network(settings: NodeSettings, home: Home, tasks: Tasks, closin
     server, port = await create_server(f"0.0.0.0:{settings.port or kept.get('port', 0)}", certificate)
     closing.push_async_callback(server.stop, 0.5)
     rpc.add_PeerServicer_to_server(blobs, server)
-    await server.start()
     channels = ChannelPool()
     closing.push_async_callback(channels.close)
     known = folder / "dht-peers.json"
@@ -143,7 +154,7 @@ async def _open_network(settings: NodeSettings, home: Home, tasks: Tasks, closin
     tasks.start(directory.refresh_forever(), "refresh")
     tasks.start(directory.cache_forever(known), "cache")
     ports = {"port": port, "dht_port": int(addresses[0].split("/")[4])}
-    return Network(folder, address, ports, directory, channels, store, blobs)
+    return Network(folder, address, ports, directory, channels, store, blobs, server)
 
 
 async def _take_part(settings: NodeSettings, home: Home, tasks: Tasks, network: Network, closing: AsyncExitStack) -> None:
@@ -158,9 +169,20 @@ async def _take_part(settings: NodeSettings, home: Home, tasks: Tasks, network: 
     chain = ChainFile(network.folder / "chain.db", manifest, link.coordinator)
     stages = range(manifest.model.stages)
     exchange = Exchange(manifest, stages, network.store, network.directory, network.channels, me.peer)
-    participant = Participant(me, manifest, network.store, chain, coordinator, exchange, pool, tasks)
+    prover = _prover(settings, home, manifest)
+    if prover is not None:
+        rpc.add_AttestorServicer_to_server(prover, network.server)
+    await network.server.start()
+    participant = Participant(me, manifest, network.store, chain, coordinator, exchange, pool, tasks, prover)
+    challenger = Challenger(manifest, network.directory, network.channels)
     app = create_node_app(
-        participant, network.directory, network.blobs, settings.name, network.address, lambda: coordinator.connected
+        participant,
+        network.directory,
+        network.blobs,
+        challenger,
+        settings.name,
+        network.address,
+        lambda: coordinator.connected,
     )
     runner, url = await serve_http(app, settings.api)
     closing.push_async_callback(runner.cleanup)
@@ -170,6 +192,25 @@ async def _take_part(settings: NodeSettings, home: Home, tasks: Tasks, network: 
     tasks.start(participant.watch(), "watch")
     tasks.start(participant.run_workers(), "supervise")
     tasks.start(participant.beat(), "beat")
+    if prover is not None:
+        tasks.start(participant.prove(), "prove")
+
+
+def _prover(settings: NodeSettings, home: Home, manifest: Manifest) -> Prover | None:
+    """Where the run asks for evidence: what this machine can give. A machine without any is refused by the coordinator."""
+    kinds = manifest.attestation.kinds
+    if not kinds:
+        return None
+    version = metadata.version("dilocox")
+    try:
+        kind, attester = choose_attester(kinds, version, settings.simulated_measurement, settings.collateral)
+    except AttestationError as error:
+        return Prover(home.identity, manifest, kinds[0], no_attester(error))
+    if kind != SIMULATED and not home.identity_is_new:
+        raise LocalError(
+            "this run admits only keys made inside the measured process, and this folder's key is older. Use an empty --home."
+        )
+    return Prover(home.identity, manifest, kind, attester)
 
 
 def _worker_pool(settings: NodeSettings, home: Home, network: Network, manifest: Manifest) -> WorkerPool:

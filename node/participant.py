@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from node.attest.prover import Prover
 from node.coordinator_link import CoordinatorLink
 from node.exchange import Exchange, Verdict
 from node.starts import BOUNDARIES_KEPT, Starts
@@ -93,9 +94,12 @@ class Participant:
         exchange: Exchange,
         pool: WorkerPool,
         tasks: Tasks,
+        prover: Prover | None,
     ) -> None:
+        """`prover`: where the run asks for evidence."""
         self.identity, self.manifest, self.store, self.chain = identity, manifest, store, chain
         self._coordinator, self.exchange, self._pool, self._tasks = coordinator, exchange, pool, tasks
+        self.prover = prover
         self._starts = Starts(manifest, chain, store, exchange)
         self.state = "joining"
         self.why = "starting the stage workers"
@@ -128,6 +132,8 @@ class Participant:
         self._failed_generations = 0
         self._disputed = 0
         """The round whose reports we last replayed for."""
+        self._unclaimed: tuple[int, list[pb.StageState]] | None = None
+        """The state to claim a place with as soon as we are attested, and the round it starts."""
         self._leaving = False
 
     # What people see
@@ -316,7 +322,27 @@ class Participant:
             report.evaluated, report.evaluation_loss = True, evaluated[0].evaluation_loss
         self._send(pb.KIND_STATE_REPORT, report)
 
+    async def prove(self) -> None:
+        """Stay attested; claim a place as soon as we are."""
+        assert self.prover is not None
+        self._tasks.start(self.prover.stay_attested(self._coordinator), "attest")
+        said = ""
+        while True:
+            await self.prover.changed.wait()
+            self.prover.changed.clear()
+            standing = self.prover.standing
+            if standing.code and standing.code != said:
+                self.emit(events.AttestationRefused(standing.code, standing.reason))
+            said = standing.code
+            if standing.attested and self._unclaimed is not None and self._unclaimed[0] == self.chain.head.round:
+                self._claim(self._unclaimed[1])
+
     def _claim(self, states: list[pb.StageState]) -> None:
+        if self.prover is not None and not self.prover.standing.attested:
+            self._unclaimed = (self.chain.head.round, states)
+            self._become("refused", f"not attested: {self.prover.standing.reason}")
+            return
+        self._unclaimed = None
         claim = pb.Claim(
             round=max(1, self.chain.head.round),
             head=self.chain.head.digest,
@@ -368,6 +394,7 @@ class Participant:
             loss=boundary.loss,
             samples_read=boundary.samples_read,
             payloads=payloads,
+            attestation=attestation_of(opened_by.body, self.identity.peer),
         )
         self._own = self._send(pb.KIND_CONTRIBUTION, contribution)
 
@@ -519,6 +546,12 @@ class Participant:
         except TimeoutError:
             pass
         await self._pool.stop()
+
+
+def attestation_of(commit: pb.Commit, peer: str) -> bytes:
+    """Nonce of what admits the peer to the roster that the commit names; empty where the run asks for nothing."""
+    hosts = (host for member in commit.roster for host in member.hosts)
+    return next((host.attestation.nonce for host in hosts if host.peer == peer), b"")
 
 
 def blobs_of(boundaries: Iterable[worker.Boundary]) -> set[bytes]:

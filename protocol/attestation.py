@@ -12,7 +12,7 @@ is ever remembered by a quote's hash: a verdict belongs to (key, run, nonce).
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -23,6 +23,7 @@ from protocol.manifest import Attestation as Settings
 from protocol.pb import messages_pb2 as pb
 
 __all__ = [
+    "Appraiser",
     "AttestationError",
     "Claims",
     "Code",
@@ -33,6 +34,7 @@ __all__ = [
     "check_binding",
     "gpu_nonce",
     "report_data",
+    "summary",
 ]
 
 REPORT_DATA_BYTES = 64
@@ -224,6 +226,19 @@ def check_binding(bound: pb.BoundEvidence, key: bytes, run_id: bytes, nonce: byt
         raise AttestationError(Code.NONCE, "this evidence answers another challenge")
 
 
+def summary(claims: Claims, peer: str, nonce: bytes, valid_until: int) -> pb.Attestation:
+    """What a commit keeps of a verdict."""
+    return pb.Attestation(
+        peer=peer,
+        nonce=nonce,
+        kind=claims.kind,
+        measurement=":".join(claims.measurement),
+        tcb_status=claims.tcb_status,
+        gpus=len(claims.gpus),
+        valid_until_ms=1000 * valid_until,
+    )
+
+
 @dataclass(frozen=True)
 class Policy:
     """The manifest's [attestation] section, applied."""
@@ -283,6 +298,10 @@ class Policy:
             for index, values in (allowed or {}).items():
                 found = gpu.measurements.get(int(index), "")
                 _require(found in values, Code.GPU, f"GPU measurement {index} is not on the list for {name}")
+
+
+Appraiser = Callable[[Policy, Evidence, bytes, int], tuple[Verdict, Claims | None]]
+"""(policy, evidence, expected report data, Unix seconds): verify and appraise. Blocking; never raises."""
 
 
 def _require(condition: bool, code: Code, reason: str) -> None:

@@ -8,7 +8,7 @@ at most once (ledger.py).
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from protocol import rules
 from protocol.errors import RemoteError
@@ -35,6 +35,8 @@ class Head:
     closed_at_ms: int = 0
     finished: bool = False
     """The closing commit was made."""
+    attestations: Mapping[str, pb.Attestation] = field(default_factory=dict)
+    """By peer: what admits the roster, where the run asks for evidence."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Gathered:
     receipts: Sequence[Statement] = ()
     reports: Sequence[Statement] = ()
     refusals: Sequence[pb.Exclusion] = ()
+    attested: Sequence[pb.Attestation] = ()
+    """Verdicts since the last commit, by peer."""
     ballot_at_ms: int = 0
     closed_at_ms: int = 0
 
@@ -57,12 +61,18 @@ def initial_head() -> Head:
 
 def compose(manifest: Manifest, head: Head, gathered: Gathered) -> pb.Commit:
     """The commit that closes `head.round` on exactly these statements. Pure: equal inputs give equal commits."""
+    attestations = valid_attestations(head, gathered.attested, gathered.closed_at_ms)
+    received = gathered
+    if manifest.attestation.kinds:
+        gathered = replace(gathered, claims=[claim for claim in gathered.claims if claim.peer in attestations])
     closing = head.round > manifest.rounds.count
     absent = [item.peer for item in gathered.refusals if item.reason == pb.REASON_ABSENT]
     result = rules.tally(manifest, head.roster, gathered.contributions, gathered.receipts, absent)
     if closing or head.round == 0:
         result = rules.Tally((), (), (), {}, 0.0)
-    roster, ledger = _next_roster(manifest, head, gathered, result)
+    for item in result.counted:
+        item.attestations.extend(head.attestations[p] for p in head.roster[item.cluster].peers if p in head.attestations)
+    roster, ledger = _next_roster(manifest, head, gathered, result, attestations)
     commit = pb.Commit(
         round=head.round,
         previous=head.digest,
@@ -70,7 +80,7 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered) -> pb.Commit:
         opened_at_ms=head.closed_at_ms,
         closed_at_ms=gathered.closed_at_ms,
         ballot_at_ms=gathered.ballot_at_ms,
-        claims=[s.envelope for s in gathered.claims],
+        claims=[s.envelope for s in received.claims],
         leaves=[s.envelope for s in gathered.leaves],
         contributions=[s.envelope for s in gathered.contributions],
         receipts=[s.envelope for s in gathered.receipts],
@@ -83,12 +93,19 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered) -> pb.Commit:
         loss=result.loss,
         data_cursor=ledger.cursor,
         free_spans=[pb.Span(start=start, end=end) for start, end in ledger.free],
-        roster=[_member(roster[name], ledger.leases[name]) for name in sorted(roster)],
+        roster=[_member(roster[name], ledger.leases[name], attestations) for name in sorted(roster)],
+        attested=gathered.attested,
     )
     losses = [s.body.evaluation_loss for s in gathered.reports if s.body.evaluated]
     if losses:
         commit.evaluated, commit.evaluation_loss = True, statistics.median(losses)
     return commit
+
+
+def valid_attestations(head: Head, attested: Iterable[pb.Attestation], now_ms: int) -> dict[str, pb.Attestation]:
+    """By peer: the newest verdicts, without those that have expired."""
+    newest = {**head.attestations, **{item.peer: item for item in attested}}
+    return {peer: item for peer, item in newest.items() if item.valid_until_ms > now_ms}
 
 
 def genesis_groups(manifest: Manifest, claims: Iterable[Statement]) -> list[dict[str, Cluster]]:
@@ -116,7 +133,9 @@ def complete_claims(manifest: Manifest, claims: Iterable[Statement], round: int)
     }
 
 
-def _next_roster(manifest: Manifest, head: Head, gathered: Gathered, result: rules.Tally) -> tuple[dict[str, Cluster], Ledger]:
+def _next_roster(
+    manifest: Manifest, head: Head, gathered: Gathered, result: rules.Tally, attestations: Mapping[str, pb.Attestation]
+) -> tuple[dict[str, Cluster], Ledger]:
     """Who is on the roster of the next round, and the ledger after this one."""
     ledger, counted = head.ledger, {item.cluster for item in result.counted}
     leaving = {statement.peer for statement in gathered.leaves}
@@ -125,7 +144,8 @@ def _next_roster(manifest: Manifest, head: Head, gathered: Gathered, result: rul
     roster: dict[str, Cluster] = {}
     for name, cluster in sorted(head.roster.items()):
         missed = 0 if name in counted else cluster.missed + 1
-        if missed < rules.MISSED_COMMITS and leaving.isdisjoint(cluster.peers):
+        admitted = not manifest.attestation.kinds or all(peer in attestations for peer in cluster.peers)
+        if missed < rules.MISSED_COMMITS and leaving.isdisjoint(cluster.peers) and admitted:
             roster[name] = Cluster(name, cluster.hosts, cluster.joined, missed)
     if head.round == 0:
         joining = (genesis_groups(manifest, gathered.claims) or [{}])[0]
@@ -160,10 +180,13 @@ def _reported_states(manifest: Manifest, head: Head, gathered: Gathered) -> list
     return [pb.StageState(stage=s, digest=next(iter(digests[s]))) for s in sorted(digests) if len(digests[s]) == 1]
 
 
-def _member(cluster: Cluster, lease: Lease) -> pb.Member:
+def _member(cluster: Cluster, lease: Lease, attestations: Mapping[str, pb.Attestation]) -> pb.Member:
     return pb.Member(
         cluster=cluster.cluster,
-        hosts=[pb.Host(peer=peer, first_stage=first, stage_count=count) for peer, first, count in cluster.hosts],
+        hosts=[
+            pb.Host(peer=peer, first_stage=first, stage_count=count, attestation=attestations.get(peer))
+            for peer, first, count in cluster.hosts
+        ],
         joined=cluster.joined,
         missed=cluster.missed,
         samples_counted=lease.counted,
@@ -188,6 +211,7 @@ def advance(manifest: Manifest, commit: Statement) -> Head:
         median_norms=tuple(body.median_norms),
         closed_at_ms=body.closed_at_ms,
         finished=body.closing,
+        attestations={h.peer: h.attestation for m in body.roster for h in m.hosts if h.HasField("attestation")},
     )
 
 
@@ -211,11 +235,14 @@ def extend(manifest: Manifest, coordinator: str, head: Head, envelope: pb.Envelo
         receipts=reopen(body.receipts, pb.KIND_RECEIPT),
         reports=reopen(body.reports, pb.KIND_STATE_REPORT),
         refusals=list(body.refusals),
+        attested=list(body.attested),
         ballot_at_ms=body.ballot_at_ms,
         closed_at_ms=body.closed_at_ms,
     )
     for statement in gathered.contributions:
-        judgement = rules.judge_contribution(statement, manifest, head.round, head.digest, head.roster, head.ledger)
+        judgement = rules.judge_contribution(
+            statement, manifest, head.round, head.digest, head.roster, head.ledger, head.attestations
+        )
         if judgement.outcome is not rules.Outcome.ACCEPT:
             raise RemoteError(judgement.reason, f"commit {body.round} holds a contribution it may not: {judgement.detail}")
     expected = compose(manifest, head, gathered)

@@ -7,6 +7,7 @@ from protocol.errors import reason_name
 from protocol.pb import messages_pb2 as pb
 
 __all__ = [
+    "AttestationRefused",
     "CommitApplied",
     "Diverged",
     "Event",
@@ -87,6 +88,16 @@ class Diverged(Event):
 
     def line(self) -> str:
         return f"state before round {self.round} differs from the run's: {self.detail}; resynchronising"
+
+
+@dataclass(frozen=True)
+class AttestationRefused(Event):
+    kind = "attestation-refused"
+    code: str
+    reason: str
+
+    def line(self) -> str:
+        return f"this node's attestation does not hold: {self.code}: {self.reason}"
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,9 @@ COLLATERAL_BYTES = 128 << 10
 EVIDENCE_GPUS = 8
 """Most GPUs of one peer's evidence: a box has eight."""
 
+ATTESTATIONS = 2 * CLUSTERS
+"""Most verdicts that one commit records: the roster's and as many of peers that wait."""
+
 CHALLENGES = 4096
 """Challenges remembered at once; the oldest go first."""
 

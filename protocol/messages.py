@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from protocol import limits
+from protocol.attestation import Evidence
 from protocol.crypto import Identity, sha256, verify
 from protocol.errors import RemoteError
 from protocol.ids import peer_id
@@ -46,6 +47,7 @@ _BODIES: dict[int, type[Any]] = {
     pb.KIND_STATE_REPORT: pb.StateReport,
     pb.KIND_LEAVE: pb.Leave,
     pb.KIND_HEARTBEAT: pb.Heartbeat,
+    pb.KIND_EVIDENCE: pb.BoundEvidence,
 }
 _FROM_COORDINATOR = {pb.KIND_COMMIT: limits.MESSAGE_BYTES, pb.KIND_BALLOT: limits.STATEMENT_BYTES}
 _SIZES = {pb.KIND_PEER_RECORD: limits.RECORD_BYTES, **_FROM_COORDINATOR}
@@ -141,6 +143,7 @@ def _check_contribution(body: pb.Contribution) -> None:
     _check_text(body.cluster, "cluster")
     _check_number(body.loss, "loss")
     _require(body.loss >= 0, "loss is negative")
+    _check_digest(body.attestation, "attestation", optional=True)
     stages = [payload.stage for payload in body.payloads]
     _require(0 < len(stages) <= limits.STAGES and stages == sorted(set(stages)), "stages are not distinct and in order")
     for payload in body.payloads:
@@ -179,6 +182,7 @@ def _check_commit(body: pb.Commit) -> None:
     _require(body.round < limits.ROUNDS, "round number out of range")
     _check_digest(body.previous, "previous commit", optional=body.round == 0)
     _require(len(body.roster) <= limits.CLUSTERS, "roster too large", pb.REASON_OVERSIZE)
+    _require(len(body.attested) <= limits.ATTESTATIONS, "too many attestations", pb.REASON_OVERSIZE)
 
 
 def _check_leave(body: pb.Leave) -> None:
@@ -191,6 +195,12 @@ def _check_heartbeat(body: pb.Heartbeat) -> None:
     _check_number(body.tokens_per_second, "tokens per second")
 
 
+def _check_evidence(body: pb.BoundEvidence) -> None:
+    for value, what in ((body.key, "key"), (body.run, "run id"), (body.nonce, "nonce")):
+        _check_digest(value, what)
+    Evidence.from_message(body.evidence)
+
+
 _CHECKS: dict[int, Callable[[Any], None]] = {
     pb.KIND_PEER_RECORD: _check_peer_record,
     pb.KIND_CLAIM: _check_claim,
@@ -201,4 +211,5 @@ _CHECKS: dict[int, Callable[[Any], None]] = {
     pb.KIND_STATE_REPORT: _check_state_report,
     pb.KIND_LEAVE: _check_leave,
     pb.KIND_HEARTBEAT: _check_heartbeat,
+    pb.KIND_EVIDENCE: _check_evidence,
 }

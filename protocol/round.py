@@ -25,6 +25,7 @@ from protocol.rules import ACCEPT, Judgement, Outcome, ignore, reject
 
 __all__ = [
     "Absent",
+    "Attested",
     "Differ",
     "Effect",
     "Input",
@@ -73,6 +74,13 @@ class Present:
 
 
 @dataclass(frozen=True)
+class Attested:
+    """A peer's evidence holds, by the coordinator's verdict."""
+
+    attestation: pb.Attestation
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed."""
 
@@ -118,7 +126,7 @@ class Differ:
     peers: tuple[str, ...]
 
 
-Input = Received | Refused | Absent | Present | Resumed | Tick
+Input = Received | Refused | Absent | Present | Resumed | Attested | Tick
 Effect = Reply | Relay | SealBallot | SealCommit | Differ
 
 
@@ -140,6 +148,8 @@ class RoundState:
     reports: Mapping[tuple[str, bool], Statement] = field(default_factory=dict)
     """By peer and whether replayed."""
     refusals: tuple[pb.Exclusion, ...] = ()
+    attested: Mapping[str, pb.Attestation] = field(default_factory=dict)
+    """By peer: verdicts since the last commit, and of peers that still wait for a place."""
     absent: frozenset[str] = frozenset()
     ballot_at: float | None = None
     """When voting began; None while collecting."""
@@ -168,6 +178,8 @@ def step(state: RoundState, event: Input, now: float) -> tuple[RoundState, list[
         case Resumed():
             ballot_at = None if state.ballot_at is None else now
             state = replace(state, opened_at=now, ballot_at=ballot_at, absent=frozenset())
+        case Attested(attestation):
+            state = _attest(state, attestation)
         case Tick():
             pass
     state, more = _progress(state, now)
@@ -209,11 +221,20 @@ def _refuse(state: RoundState, peer: str, reason: pb.Reason, detail: str) -> Rou
     return replace(state, refusals=(*state.refusals, entry))
 
 
+def _attest(state: RoundState, attestation: pb.Attestation) -> RoundState:
+    if len(state.attested) >= limits.ATTESTATIONS and attestation.peer not in state.attested:
+        return state
+    return replace(state, attested={**state.attested, attestation.peer: attestation})
+
+
 def _receive_claim(state: RoundState, statement: Statement) -> Received_:
     body: pb.Claim = statement.body
     admission, stages = state.manifest.admission, state.manifest.model.stages
     if admission.policy == "allow-list" and statement.peer not in admission.allow:
         return state, reject(pb.REASON_NOT_ADMITTED, f"{short(statement.peer)} is not on the run's allow-list"), []
+    known_evidence = {*state.attested, *state.head.attestations}
+    if state.manifest.attestation.kinds and statement.peer not in known_evidence:
+        return state, reject(pb.REASON_NOT_ATTESTED, "the run asks for evidence; none of this peer holds"), []
     if state.head.round > state.manifest.rounds.count:
         return state, ignore(pb.REASON_RUN_FINISHED, "the run has closed its last round"), []
     expected = (max(1, state.head.round), state.head.digest)
@@ -247,7 +268,9 @@ def _receive_contribution(state: RoundState, statement: Statement) -> Received_:
     head = state.head
     if statement.digest in state.contributions:
         return state, ignore(pb.REASON_UNSPECIFIED, "already received"), []
-    judgement = rules.judge_contribution(statement, state.manifest, head.round, head.digest, head.roster, head.ledger)
+    judgement = rules.judge_contribution(
+        statement, state.manifest, head.round, head.digest, head.roster, head.ledger, head.attestations
+    )
     if judgement.outcome is not Outcome.ACCEPT:
         return state, judgement, []
     mine = [digest for digest, other in state.contributions.items() if other.peer == statement.peer]
@@ -316,7 +339,7 @@ def _progress(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
     if state.head.finished:
         return state, []
     if state.head.round == 0:
-        groups = chain.genesis_groups(state.manifest, state.claims.values())
+        groups = chain.genesis_groups(state.manifest, _admitted_claims(state, now))
         return _close(state, now) if groups and len(groups[0]) >= state.manifest.start_clusters else (state, [])
     deadline = next_deadline(state)
     late = deadline is not None and now >= deadline
@@ -327,6 +350,27 @@ def _progress(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
         return _open_ballot(state, now) if late or _all_contributed(state) else (state, [])
     voters = {statement.peer for statement in state.contributions.values()} - state.absent - set(state.leaves)
     return _close(state, now) if late or voters <= {*state.receipts, *state.voided} else (state, [])
+
+
+def _admitted_claims(state: RoundState, now: float) -> list[Statement]:
+    """Claims of peers whose attestation is valid, where the run asks for one."""
+    if not state.manifest.attestation.kinds:
+        return list(state.claims.values())
+    valid = chain.valid_attestations(state.head, state.attested.values(), int(1000 * now))
+    return [claim for claim in state.claims.values() if claim.peer in valid]
+
+
+def _expired(state: RoundState, peers: Iterable[str], now: float) -> list[pb.Exclusion]:
+    """Roster peers whose attestation ran out: off the next roster, with the reason."""
+    if not state.manifest.attestation.kinds:
+        return []
+    valid = chain.valid_attestations(state.head, state.attested.values(), int(1000 * now))
+    detail = "its attestation expired and was not renewed"
+    return [
+        pb.Exclusion(peer=peer, reason=pb.REASON_ATTESTATION_EXPIRED, detail=detail)
+        for peer in sorted(peers)
+        if peer not in valid
+    ]
 
 
 def _waiting(state: RoundState, done: Iterable[str]) -> set[str]:
@@ -365,7 +409,8 @@ def _close(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
         contributions=_by_digest(state.contributions.values()),
         receipts=_by_digest(state.receipts.values()),
         reports=_by_digest(state.reports.values()),
-        refusals=[*state.refusals, *missing],
+        refusals=[*state.refusals, *missing, *_expired(state, peers, now)],
+        attested=[state.attested[peer] for peer in sorted(state.attested)],
         ballot_at_ms=int(1000 * (state.ballot_at or 0)),
         closed_at_ms=int(1000 * now),
     )
@@ -379,10 +424,17 @@ def _close(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
         head,
         opened_at=now,
         absent=state.absent,
+        attested=_still_waiting(state, head, now),
         collect_history=state.collect_history,
         vote_history=votes,
     )
     return fresh, [SealCommit(commit)]
+
+
+def _still_waiting(state: RoundState, head: Head, now: float) -> dict[str, pb.Attestation]:
+    """Valid verdicts of peers that the new roster does not name: they may claim a place in the next round."""
+    valid = chain.valid_attestations(state.head, state.attested.values(), int(1000 * now))
+    return {peer: item for peer, item in valid.items() if peer not in head.attestations}
 
 
 def _by_digest(statements: Iterable[Statement]) -> list[Statement]:

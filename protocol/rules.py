@@ -96,7 +96,13 @@ def tiles(hosts: Sequence[tuple[str, int, int]], stages: int) -> bool:
 
 
 def judge_contribution(
-    statement: Statement, manifest: Manifest, round: int, head: bytes, roster: Mapping[str, Cluster], ledger: Ledger
+    statement: Statement,
+    manifest: Manifest,
+    round: int,
+    head: bytes,
+    roster: Mapping[str, Cluster],
+    ledger: Ledger,
+    attestations: Mapping[str, pb.Attestation],
 ) -> Judgement:
     """Everything about a contribution that can be known without its payloads."""
     body: pb.Contribution = statement.body
@@ -111,6 +117,9 @@ def judge_contribution(
         return reject(pb.REASON_NOT_ON_ROSTER, f"{short(statement.peer)} is not on the roster of round {round}")
     if [payload.stage for payload in body.payloads] != cluster.stages_of(statement.peer):
         return reject(pb.REASON_WRONG_STAGES, "its stages are not the ones it claimed")
+    resting_on = attestations[statement.peer].nonce if statement.peer in attestations else b""
+    if body.attestation != resting_on:
+        return reject(pb.REASON_NOT_ATTESTED, "it does not name the attestation that admits its sender")
     lease = ledger.leases[cluster.cluster]
     if not 0 < body.inner_steps <= manifest.rounds.max_inner_steps:
         return reject(pb.REASON_IMPOSSIBLE_TOKENS, f"{body.inner_steps} inner steps")

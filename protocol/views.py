@@ -1,8 +1,9 @@
 """What people see of a run, as JSON-able values: node, coordinator, command line and tests all read these."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
+from protocol.attestation import SIMULATED
 from protocol.chain import Head
 from protocol.errors import reason_name
 from protocol.manifest import Manifest
@@ -54,7 +55,7 @@ def round_detail(commit: pb.Commit) -> View:
     return {
         **round_row(commit),
         "previous": commit.previous.hex(),
-        "clusters": [_counted(item) for item in commit.counted],
+        "clusters": [_counted(item, _named(commit)) for item in commit.counted],
         "excluded": exclusions(commit.excluded),
         "refused": exclusions(commit.refusals),
         "next_roster": [member.cluster for member in commit.roster],
@@ -62,11 +63,30 @@ def round_detail(commit: pb.Commit) -> View:
     }
 
 
-def _counted(item: pb.Counted) -> View:
+def _named(commit: pb.Commit) -> set[bytes]:
+    """Nonces of the attestations that the round's contributions name."""
+    return {pb.Contribution.FromString(envelope.body).attestation for envelope in commit.contributions}
+
+
+def attestation(item: pb.Attestation) -> View:
+    """What admits a peer. Simulated evidence is called that wherever it shows."""
+    return {
+        "peer": item.peer,
+        "kind": item.kind,
+        "simulated": item.kind == SIMULATED,
+        "measurement": item.measurement,
+        "tcb_status": item.tcb_status,
+        "gpus": item.gpus,
+        "valid_until": item.valid_until_ms / 1000,
+    }
+
+
+def _counted(item: pb.Counted, named: Container[bytes]) -> View:
     return {
         "cluster": item.cluster,
         "tokens": item.tokens,
         "holders": list(item.holders),
+        "attestations": [{**attestation(each), "bound": each.nonce in named} for each in item.attestations],
         "payloads": [
             {
                 "stage": payload.stage,
@@ -100,6 +120,7 @@ def peers(head: Head, presence: services.PresenceList, records: Mapping[str, pb.
                 "on_roster": cluster is not None,
                 "present": beat.present if beat else None,
                 "missed": cluster.missed if cluster else 0,
+                "attestation": attestation(head.attestations[peer]) if peer in head.attestations else None,
                 "round": beat.round if beat else None,
                 "step": beat.step if beat else None,
                 "loss": beat.loss if beat and beat.loss else None,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
@@ -10,10 +11,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from node.attest.prover import Challenger
 from node.participant import Participant
 from protocol import views
 from protocol.errors import reason_name
-from protocol.transport.http import add_run_routes, create_app, json_response
+from protocol.transport.http import Problem, add_run_routes, create_app, json_response
 from protocol.transport.presence import Directory
 from protocol.transport.rpc import BlobService
 
@@ -38,6 +40,7 @@ def node_status(participant: Participant, blobs: BlobService, name: str, address
         "name": name,
         "address": address,
         "coordinator_connected": connected,
+        "attestation": asdict(participant.prover.standing) if participant.prover else None,
         "state": participant.state,
         "why": participant.why,
         "finished": head.finished,
@@ -83,13 +86,22 @@ class _Metrics(Collector):
         current = GaugeMetricFamily("dilocox_round_current", "The open round", value=chain.head.round)
         present = sum(entry.present for entry in self._participant.presence.peers)
         peers = GaugeMetricFamily("dilocox_peers_present", "Peers the coordinator hears from", value=present)
-        return [traffic, loss, step, tokens, current, peers]
+        return [traffic, loss, step, tokens, current, peers, *self._attestations()]
+
+    def _attestations(self) -> list[Metric]:
+        until = GaugeMetricFamily(
+            "dilocox_attestation_valid_until", "Unix time until which a roster peer is attested", labels=["peer", "kind"]
+        )
+        for peer, item in sorted(self._participant.chain.head.attestations.items()):
+            until.add_metric([peer, item.kind], item.valid_until_ms / 1000)
+        return [until] if until.samples else []
 
 
 def create_node_app(
     participant: Participant,
     directory: Directory,
     blobs: BlobService,
+    challenger: Challenger,
     name: str,
     address: str,
     connected: Callable[[], bool],
@@ -124,7 +136,15 @@ def create_node_app(
                     sent = number
             await asyncio.sleep(EVENT_POLL_SECONDS)
 
+    async def attest(request: web.Request) -> web.Response:
+        """Challenge a peer now."""
+        peer = request.match_info["peer"]
+        if not participant.manifest.attestation.kinds:
+            raise Problem(404, "no-attestation", "this run asks for no evidence")
+        return json_response(await challenger.report(peer))
+
     add_run_routes(app, participant.chain, peers)
+    app.router.add_get("/v1/attest/{peer}", attest)
     app.router.add_get("/v1/status", status)
     app.router.add_get("/v1/events", events)
     return app

@@ -155,6 +155,15 @@ def simulated_measurement(path: Path | None, version: str) -> bytes:
     return measurement
 
 
+def no_attester(error: AttestationError) -> Attester:
+    """Of a machine that has nothing to show."""
+
+    def refuse(report_data: bytes) -> Evidence:
+        raise error
+
+    return refuse
+
+
 def choose_attester(
     kinds: tuple[str, ...], version: str, simulated_file: Path | None, collateral: Path | None
 ) -> tuple[str, Attester]:

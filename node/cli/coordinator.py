@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from coordinator.daemon import CoordinatorSettings, run_coordinator
+from node.attest.verify import appraise
 from node.cli.common import HomeOption, base_folder, fail, set_up_logging
 from protocol.ids import JoinLink
 from protocol.manifest import Manifest
@@ -56,4 +57,4 @@ def coordinator(
         dht_port=dht_port,
         api=api,
     )
-    asyncio.run(run_coordinator(settings, announce))
+    asyncio.run(run_coordinator(settings, announce, appraise))

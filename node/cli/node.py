@@ -34,6 +34,15 @@ def node(
     upload_limit: Annotated[
         float | None, typer.Option(help="Serve at most so many megabits per second (default: no limit).")
     ] = None,
+    simulated_measurement: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="DILOCOX_SIMULATED_MEASUREMENT", help="File with the measurement of simulated evidence (testnets)."
+        ),
+    ] = None,
+    collateral: Annotated[
+        Path | None, typer.Option(help="File with this machine's TDX collateral, kept fresh by the operator.")
+    ] = None,
     codec_cpus: Annotated[str, typer.Option(help="CPUs for encoding and applying, such as 1,3 (default: any).")] = "",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
 ) -> None:
@@ -56,6 +65,8 @@ def node(
         devices=devices,
         threads=threads,
         codec_cpus=cpus,
+        simulated_measurement=simulated_measurement,
+        collateral=collateral,
         upload_bytes_per_second=None if upload_limit is None else upload_limit * 1e6 / 8,
     )
     asyncio.run(run_node(settings))

@@ -1,5 +1,6 @@
 """`dilocox status | peers | stages | rounds`: what the running daemon knows."""
 
+import time
 from typing import Annotated, Any
 
 import typer
@@ -35,6 +36,10 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
             f"   loss {number(value['loss'])}",
         ),
     ]
+    if (standing := value["attestation"]) is not None:
+        label = "SIMULATED" if standing["kind"] == "simulated" else standing["kind"]
+        text = f"until {_until(standing)}" if standing["attested"] else f"refused: {standing['code']}: {standing['reason']}"
+        lines.append(("attested", f"{label}, {text}"))
     lines += [("warning", f"not counted: {item['reason']}: {item['detail']}") for item in value["excluded"]]
     return lines
 
@@ -64,7 +69,7 @@ def peers(
     if as_json:
         print_json(rows)
         return
-    columns = ["peer", "name", "address", "stages", "roster", "present", "round", "step", "loss", "tok/s"]
+    columns = ["peer", "name", "address", "stages", "roster", "present", "round", "step", "loss", "tok/s", "attested"]
     print_table(columns, [_peer_row(row) for row in rows])
 
 
@@ -81,7 +86,16 @@ def _peer_row(row: dict[str, Any]) -> list[str]:
         "–" if row["step"] is None else str(row["step"]),
         number(row["loss"]),
         number(row["tokens_per_second"], 0),
+        _kind(row["attestation"]) if row["attestation"] else "–",
     ]
+
+
+def _kind(attestation: dict[str, Any]) -> str:
+    return "SIMULATED" if attestation["simulated"] else attestation["kind"]
+
+
+def _until(attestation: dict[str, Any]) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(attestation["valid_until"]))
 
 
 def stages(home: HomeOption = None, as_json: JsonOption = False) -> None:
@@ -145,6 +159,22 @@ def _print_round(value: dict[str, Any]) -> None:
     ]
     console.print()
     print_table(["counted", "tokens", "bytes", "norms", "effective ranks", "payloads"], rows)
+    attested = [
+        [
+            item["peer"],
+            _kind(item),
+            item["measurement"][:32],
+            item["tcb_status"] or "–",
+            str(item["gpus"]),
+            _until(item),
+            "yes" if item["bound"] else "no",
+        ]
+        for cluster in value["clusters"]
+        for item in cluster["attestations"]
+    ]
+    if attested:
+        console.print()
+        print_table(["attested", "kind", "measurement", "TCB status", "GPUs", "valid until", "bound"], attested)
     for title in ("excluded", "refused"):
         if value[title]:
             console.print()

@@ -334,16 +334,18 @@ class Host(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., first_stage: _Optional[int] = ..., stage_count: _Optional[int] = ..., attestation: _Optional[_Union[Attestation, _Mapping]] = ...) -> None: ...
 
 class Counted(_message.Message):
-    __slots__ = ("cluster", "tokens", "payloads", "holders")
+    __slots__ = ("cluster", "tokens", "payloads", "holders", "attestations")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATIONS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     tokens: int
     payloads: _containers.RepeatedCompositeFieldContainer[StagePayload]
     holders: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, cluster: _Optional[str] = ..., tokens: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
+    attestations: _containers.RepeatedCompositeFieldContainer[Attestation]
+    def __init__(self, cluster: _Optional[str] = ..., tokens: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., attestations: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ...) -> None: ...
 
 class Exclusion(_message.Message):
     __slots__ = ("peer", "reason", "detail")

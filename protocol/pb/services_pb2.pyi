@@ -86,6 +86,18 @@ class Disagreement(_message.Message):
     peers: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, round: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ChallengeRequest(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    def __init__(self, peer: _Optional[str] = ...) -> None: ...
+
+class Challenge(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
+
 class FetchRequest(_message.Message):
     __slots__ = ("digest", "first_chunk")
     DIGEST_FIELD_NUMBER: _ClassVar[int]

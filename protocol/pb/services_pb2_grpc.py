@@ -51,6 +51,11 @@ class CoordinatorStub:
                 request_serializer=dilocox_dot_v1_dot_messages__pb2.Envelope.SerializeToString,
                 response_deserializer=dilocox_dot_v1_dot_services__pb2.SubmitReply.FromString,
                 _registered_method=True)
+        self.GetChallenge = channel.unary_unary(
+                '/dilocox.v1.Coordinator/GetChallenge',
+                request_serializer=dilocox_dot_v1_dot_services__pb2.ChallengeRequest.SerializeToString,
+                response_deserializer=dilocox_dot_v1_dot_services__pb2.Challenge.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -78,6 +83,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetChallenge(self, request, context):
+        """A nonce for evidence, good once, for this peer and for a short time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +107,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Submit,
                     request_deserializer=dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
                     response_serializer=dilocox_dot_v1_dot_services__pb2.SubmitReply.SerializeToString,
+            ),
+            'GetChallenge': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetChallenge,
+                    request_deserializer=dilocox_dot_v1_dot_services__pb2.ChallengeRequest.FromString,
+                    response_serializer=dilocox_dot_v1_dot_services__pb2.Challenge.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +196,109 @@ class Coordinator:
             '/dilocox.v1.Coordinator/Submit',
             dilocox_dot_v1_dot_messages__pb2.Envelope.SerializeToString,
             dilocox_dot_v1_dot_services__pb2.SubmitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetChallenge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dilocox.v1.Coordinator/GetChallenge',
+            dilocox_dot_v1_dot_services__pb2.ChallengeRequest.SerializeToString,
+            dilocox_dot_v1_dot_services__pb2.Challenge.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class AttestorStub:
+    """Answers challenges with evidence of this machine; FAILED_PRECONDITION where it has none.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Attest = channel.unary_unary(
+                '/dilocox.v1.Attestor/Attest',
+                request_serializer=dilocox_dot_v1_dot_services__pb2.Challenge.SerializeToString,
+                response_deserializer=dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
+                _registered_method=True)
+
+
+class AttestorServicer:
+    """Answers challenges with evidence of this machine; FAILED_PRECONDITION where it has none.
+    """
+
+    def Attest(self, request, context):
+        """An envelope of kind KIND_EVIDENCE, bound to the nonce.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AttestorServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Attest': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attest,
+                    request_deserializer=dilocox_dot_v1_dot_services__pb2.Challenge.FromString,
+                    response_serializer=dilocox_dot_v1_dot_messages__pb2.Envelope.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'dilocox.v1.Attestor', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('dilocox.v1.Attestor', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Attestor:
+    """Answers challenges with evidence of this machine; FAILED_PRECONDITION where it has none.
+    """
+
+    @staticmethod
+    def Attest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dilocox.v1.Attestor/Attest',
+            dilocox_dot_v1_dot_services__pb2.Challenge.SerializeToString,
+            dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,7 +39,10 @@ class Home:
         except BlockingIOError as error:
             self._lock.close()
             raise LocalError(f"another daemon runs on {folder}. Stop it, or use another --home.") from error
-        self.identity = load_identity(self.folder / "identity.key")
+        key = self.folder / "identity.key"
+        self.identity_is_new = not key.exists()
+        """Whether this process made the identity: what attested software may vouch for."""
+        self.identity = load_identity(key)
         for leftover in self.folder.glob("leash-*"):
             leftover.unlink()
 

@@ -6,6 +6,7 @@ import pytest
 
 from coordinator.log import InputLog
 from coordinator.service import CoordinatorService
+from node.attest.verify import appraise
 from protocol.messages import Statement, seal
 from protocol.pb import messages_pb2 as pb
 from protocol.rules import Outcome
@@ -33,7 +34,7 @@ class Desk(Table):
     def open(self) -> None:
         chain = ChainFile(self.folder / "chain.db", self.run, COORDINATOR.peer)
         log = InputLog(self.folder / "inputs.db", self.run)
-        self.service = CoordinatorService(COORDINATOR, chain, log, pb.Envelope(), self.clock)
+        self.service = CoordinatorService(COORDINATOR, chain, log, pb.Envelope(), appraise, self.clock)
 
     @property
     def state(self):

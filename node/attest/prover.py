@@ -1,0 +1,157 @@
+"""This node's side of attestation: answer challenges, stay attested with the coordinator, challenge other peers."""
+
+import asyncio
+import logging
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from node.attest.attesters import Attester
+from node.attest.verify import appraise
+from node.coordinator_link import CoordinatorLink
+from protocol.attestation import (
+    NONCE_BYTES,
+    AttestationError,
+    Claims,
+    Code,
+    Evidence,
+    Policy,
+    Verdict,
+    check_binding,
+    report_data,
+)
+from protocol.crypto import Identity
+from protocol.errors import RemoteError
+from protocol.manifest import Manifest
+from protocol.messages import Statement, open_envelope, seal
+from protocol.pb import messages_pb2 as pb
+from protocol.pb import services_pb2 as services
+from protocol.pb import services_pb2_grpc as rpc
+from protocol.transport.presence import Directory
+from protocol.transport.rpc import ChannelPool
+
+__all__ = ["Prover", "Standing"]
+
+log = logging.getLogger(__name__)
+
+RENEW_SHARE = 0.5
+"""Of a verdict's time, after which the peer asks to be challenged again."""
+RETRY_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
+"""How long a peer may take to answer a challenge."""
+ANSWERS_AT_ONCE = 1
+"""Quotes are made one at a time: hardware is slow, and strangers may ask."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How this node stands with the coordinator's policy."""
+
+    attested: bool
+    kind: str = ""
+    code: str = ""
+    reason: str = ""
+    valid_until: int = 0
+    """Unix seconds."""
+
+
+class Prover(rpc.AttestorServicer):
+    def __init__(self, identity: Identity, manifest: Manifest, kind: str, attester: Attester) -> None:
+        self._identity, self._manifest = identity, manifest
+        self._kind, self._attester = kind, attester
+        self._turn = asyncio.Semaphore(ANSWERS_AT_ONCE)
+        self.standing = Standing(False, kind, reason="not challenged yet")
+        self.changed = asyncio.Event()
+        """Set when the standing changed."""
+
+    async def answer(self, nonce: bytes) -> Statement:
+        """Evidence bound to our key, the run and the nonce. Raises AttestationError."""
+        key, run = self._identity.key, self._manifest.run_id
+        data = report_data(self._kind, key, run, nonce)
+        async with self._turn:
+            evidence = await asyncio.to_thread(self._attester, data)
+        body = pb.BoundEvidence(key=key, run=run, nonce=nonce, evidence=evidence.message())
+        return seal(self._identity, pb.KIND_EVIDENCE, run, body)
+
+    async def Attest(self, request: services.Challenge, context: grpc.aio.ServicerContext) -> pb.Envelope:
+        if len(request.nonce) != NONCE_BYTES:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {NONCE_BYTES} bytes")
+        try:
+            return (await self.answer(request.nonce)).envelope
+        except AttestationError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.detail)
+            raise  # abort raises; this tells the type checker
+
+    async def stay_attested(self, coordinator: CoordinatorLink) -> None:
+        """Be challenged, answer, and again before the verdict runs out; for ever."""
+        while True:
+            try:
+                statement = await self.answer(await coordinator.challenge(self._identity.peer))
+                reply = await coordinator.submit(statement)
+                self._note(reply)
+            except AttestationError as error:
+                self._become(Standing(False, self._kind, error.code, error.cause))
+            left = self.standing.valid_until - time.time()
+            await asyncio.sleep(max(1.0, RENEW_SHARE * left) if self.standing.attested else RETRY_SECONDS)
+
+    def _note(self, reply: services.SubmitReply) -> None:
+        if reply.outcome == services.SubmitReply.OUTCOME_ACCEPT:
+            self._become(Standing(True, self._kind, valid_until=int(reply.detail)))
+        else:
+            code, _, reason = reply.detail.partition(": ")
+            self._become(Standing(False, self._kind, code, reason))
+
+    def _become(self, standing: Standing) -> None:
+        before, self.standing = self.standing, standing
+        if (before.attested, before.code) != (standing.attested, standing.code):
+            what = "attested" if standing.attested else f"attestation refused: {standing.code}: {standing.reason}"
+            label = " (simulated)" if standing.kind == "simulated" else ""
+            log.log(logging.INFO if standing.attested else logging.WARNING, "%s, kind %s%s", what, standing.kind, label)
+        self.changed.set()
+
+
+class Challenger:
+    """Asks any peer for evidence and judges the answer by the run's policy."""
+
+    def __init__(self, manifest: Manifest, directory: Directory, channels: ChannelPool) -> None:
+        self._manifest, self._directory, self._channels = manifest, directory, channels
+        self._policy = Policy(manifest.attestation)
+
+    async def challenge(self, peer: str) -> tuple[Verdict, Claims | None]:
+        """Raises RemoteError when the peer cannot be reached or its answer is not its own."""
+        record = await self._directory.find(peer)
+        if record is None:
+            raise RemoteError(pb.REASON_UNAVAILABLE, "its record is not in the DHT")
+        nonce, run = os.urandom(NONCE_BYTES), self._manifest.run_id
+        stub = rpc.AttestorStub(self._channels.channel(record))
+        try:
+            envelope = await stub.Attest(services.Challenge(nonce=nonce), timeout=ANSWER_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise AttestationError(Code.UNAVAILABLE, error.details() or str(error.code())) from error
+        statement = open_envelope(envelope, run, (pb.KIND_EVIDENCE,))
+        if statement.peer != peer:
+            raise AttestationError(Code.PEER, f"{statement.peer} answered instead")
+        bound: pb.BoundEvidence = statement.body
+        check_binding(bound, envelope.key, run, nonce)
+        evidence = Evidence.from_message(bound.evidence)
+        expected = report_data(evidence.kind, envelope.key, run, nonce)
+        return await asyncio.to_thread(appraise, self._policy, evidence, expected, int(time.time()))
+
+    async def report(self, peer: str) -> dict[str, Any]:
+        """The verdict for people. Never raises."""
+        try:
+            verdict, claims = await self.challenge(peer)
+        except AttestationError as error:
+            return {"peer": peer, "ok": False, "code": error.code, "reason": error.cause}
+        except RemoteError as error:
+            return {"peer": peer, "ok": False, "code": Code.UNAVAILABLE, "reason": error.detail}
+        facts: dict[str, Any] = {"peer": peer, **asdict(verdict)}
+        if claims is not None:
+            facts |= {"kind": claims.kind, "measurement": ":".join(claims.measurement), "tcb_status": claims.tcb_status}
+            facts |= {"product": claims.product, "tcb": dict(claims.tcb), "gpus": len(claims.gpus), "notes": list(claims.notes)}
+            facts |= {"bound": verdict.code != Code.REPORT_DATA}
+        return facts
