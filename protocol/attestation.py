@@ -10,11 +10,13 @@ Evidence raises the cost of cheating; it does not prove training. Quotes are mal
 is ever remembered by a quote's hash: a verdict belongs to (key, run, nonce).
 """
 
+import functools
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, TypeVar, cast
 
 from protocol import limits
 from protocol.crypto import length_prefixed
@@ -32,6 +34,7 @@ __all__ = [
     "Policy",
     "Verdict",
     "check_binding",
+    "deny_unexpected",
     "gpu_nonce",
     "report_data",
     "summary",
@@ -103,6 +106,24 @@ class AttestationError(RemoteError):
         super().__init__(pb.REASON_ATTESTATION, f"{code}: {detail}")
         self.code = code
         self.cause = detail
+
+
+Checked = TypeVar("Checked", bound=Callable[..., Any])
+
+
+def deny_unexpected(verify: Checked) -> Checked:
+    """A verifier that raises anything but AttestationError has failed, and that denies."""
+
+    @functools.wraps(verify)
+    def guarded(*arguments: Any, **options: Any) -> Any:
+        try:
+            return verify(*arguments, **options)
+        except AttestationError:
+            raise
+        except Exception as error:
+            raise AttestationError(Code.INTERNAL, f"{type(error).__name__}: {error}") from error
+
+    return cast(Checked, guarded)
 
 
 @dataclass(frozen=True)

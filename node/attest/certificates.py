@@ -29,9 +29,11 @@ def _load(blob: bytes) -> list[x509.Certificate]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # AMD's chip certificates have serial number 0
         try:
-            if b"-----BEGIN" in blob:
-                return x509.load_pem_x509_certificates(blob)
-            return [x509.load_der_x509_certificate(blob)]
+            pem = b"-----BEGIN" in blob
+            found = x509.load_pem_x509_certificates(blob) if pem else [x509.load_der_x509_certificate(blob)]
+            for certificate in found:  # parsed when first asked for: better here than later
+                _ = certificate.public_key(), certificate.subject, certificate.issuer, list(certificate.extensions)
+            return found
         except Exception as error:
             raise AttestationError(Code.MALFORMED, f"a certificate does not parse: {error}") from error
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from node.attest.certificates import check_chain, common_name, expiry, load_certificates
-from protocol.attestation import NVIDIA, AttestationError, Code, Evidence, GpuClaims
+from protocol.attestation import NVIDIA, AttestationError, Code, Evidence, GpuClaims, deny_unexpected
 
 __all__ = ["verify"]
 
@@ -50,6 +50,7 @@ class _Cursor:
         return int.from_bytes(self.take(count), "little")
 
 
+@deny_unexpected
 def verify(evidence: Evidence, now: int, nonce: bytes | None = None, root: str = ROOT) -> GpuClaims:
     """Raises AttestationError. `nonce`: what the request must carry, 32 bytes; None: whatever it is, the claims name it."""
     if evidence.kind != NVIDIA:

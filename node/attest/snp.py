@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from node.attest.certificates import check_chain, common_name, expiry, fingerprint, load_certificates
-from protocol.attestation import AttestationError, Claims, Code, Evidence
+from protocol.attestation import AttestationError, Claims, Code, Evidence, deny_unexpected
 
 __all__ = ["KIND", "verify"]
 
@@ -123,6 +123,7 @@ def parse(raw: bytes) -> Report:
     )
 
 
+@deny_unexpected
 def verify(evidence: Evidence, now: int, accept_version_2: bool = True, roots: Mapping[str, str] | None = None) -> Claims:
     """Raises AttestationError. `roots`: product -> SHA-256 of another ARK than AMD's, for tests."""
     report = parse(evidence.blob)

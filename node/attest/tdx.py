@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import dcap_qvl
+from cryptography import x509
 
-from protocol.attestation import AttestationError, Claims, Code, Evidence
+from node.attest.certificates import load_certificates
+from protocol.attestation import AttestationError, Claims, Code, Evidence, deny_unexpected
 
 __all__ = ["KIND", "verify"]
 
@@ -23,6 +25,8 @@ MIGRATABLE_ATTRIBUTE = 1 << 29
 """TD attributes, bit 29."""
 REGISTERS = ("mr_td", "rt_mr0", "rt_mr1", "rt_mr2", "rt_mr3")
 _MESSAGES = {
+    "debug": Code.DEBUG,
+    "migration": Code.MIGRATABLE,
     "expired": Code.EXPIRED,
     "revoked": Code.REVOKED,
     "not yet valid": Code.NOT_YET_VALID,
@@ -37,6 +41,7 @@ _MESSAGES = {
 """What dcap-qvl's sentences speak of, in the order in which they are tried."""
 
 
+@deny_unexpected
 def verify(evidence: Evidence, now: int, statuses: Sequence[str] = ("UpToDate",), root: bytes | None = None) -> Claims:
     """Raises AttestationError. `statuses`: TCB statuses that pass; `root`: another root (DER) than Intel's, for tests."""
     try:
@@ -57,7 +62,19 @@ def verify(evidence: Evidence, now: int, statuses: Sequence[str] = ("UpToDate",)
         raise
     except BaseException as error:  # a panic in the library is no Exception
         sentence = str(error).removeprefix("Verification failed: ")
+        if _code(sentence) == Code.CHAIN and _listed_as_revoked(evidence.blob, collateral):
+            raise AttestationError(Code.REVOKED, "a certificate of the quote's chain is on its revocation list") from error
         raise AttestationError(_code(sentence), sentence) from error
+
+
+def _listed_as_revoked(blob: bytes, collateral: Any) -> bool:
+    """Why a chain failed, for the code alone: the library says no more than that it did."""
+    try:
+        serials = {c.serial_number for c in load_certificates([dcap_qvl.Quote.parse(blob).cert_chain_pem_bytes() or b""])}
+        lists = [x509.load_der_x509_crl(raw) for raw in (collateral.pck_crl, collateral.root_ca_crl)]
+    except (AttestationError, ValueError):
+        return False
+    return any(entry.serial_number in serials for crl in lists for entry in crl)
 
 
 def _code(sentence: str) -> Code:

@@ -6,7 +6,18 @@ from functools import cache, partial
 from importlib.metadata import entry_points
 
 from node.attest import nvidia, simulated, snp, tdx
-from protocol.attestation import NVIDIA, SIMULATED, AttestationError, Claims, Code, Evidence, Policy, Verdict, gpu_nonce
+from protocol.attestation import (
+    NVIDIA,
+    SIMULATED,
+    AttestationError,
+    Claims,
+    Code,
+    Evidence,
+    Policy,
+    Verdict,
+    deny_unexpected,
+    gpu_nonce,
+)
 
 __all__ = ["GROUP", "appraise", "verifiers", "verify_evidence"]
 
@@ -32,23 +43,19 @@ def verifiers(tcb_statuses: Sequence[str] = ("UpToDate",)) -> dict[str, Verifier
     return {**plug_ins(), **ours}
 
 
+@deny_unexpected
 def verify_evidence(evidence: Evidence, now: int, tcb_statuses: Sequence[str] = ("UpToDate",)) -> Claims:
     """Claims of a CPU's evidence and of the GPUs with it. Raises AttestationError, nothing else: an unexpected failure denies."""
-    try:
-        if evidence.kind == NVIDIA:
-            raise AttestationError(Code.KIND, "GPU evidence never admits without a CPU's")
-        verifier = verifiers(tcb_statuses).get(evidence.kind)
-        if verifier is None:
-            raise AttestationError(Code.UNKNOWN_KIND, f"no verifier for kind {evidence.kind[:32]!r}")
-        claims = verifier(evidence, now)
-        if claims.kind != evidence.kind:
-            raise AttestationError(Code.INTERNAL, "the verifier speaks of another kind")
-        nonce = gpu_nonce(claims.report_data)
-        return replace(claims, gpus=tuple(nvidia.verify(item, now, nonce) for item in evidence.gpu))
-    except AttestationError:
-        raise
-    except Exception as error:
-        raise AttestationError(Code.INTERNAL, f"{type(error).__name__}: {error}") from error
+    if evidence.kind == NVIDIA:
+        raise AttestationError(Code.KIND, "GPU evidence never admits without a CPU's")
+    verifier = verifiers(tcb_statuses).get(evidence.kind)
+    if verifier is None:
+        raise AttestationError(Code.UNKNOWN_KIND, f"no verifier for kind {evidence.kind[:32]!r}")
+    claims = verifier(evidence, now)
+    if claims.kind != evidence.kind:
+        raise AttestationError(Code.INTERNAL, "the verifier speaks of another kind")
+    nonce = gpu_nonce(claims.report_data)
+    return replace(claims, gpus=tuple(nvidia.verify(item, now, nonce) for item in evidence.gpu))
 
 
 def appraise(policy: Policy, evidence: Evidence, expected: bytes, now: int) -> tuple[Verdict, Claims | None]:
