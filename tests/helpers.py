@@ -88,6 +88,18 @@ class Table:
 
     # Statements of peer number n that would be accepted now; keywords spoil them.
 
+    def attest(self, number: int, seconds: float = 1000.0, label: str = "") -> pb.Attestation:
+        """The coordinator's verdict on this peer's evidence."""
+        attestation = pb.Attestation(
+            peer=identity(number).peer,
+            nonce=digest("nonce", number, label),
+            kind="sev-snp",
+            measurement="ab" * 48,
+            valid_until_ms=int(1000 * (self.now + seconds)),
+        )
+        self.feed(round.Attested(attestation))
+        return attestation
+
     def claim(self, number: int, **changes: Any) -> Statement:
         stages = self.run.model.stages
         body = pb.Claim(
@@ -107,6 +119,7 @@ class Table:
     def contribution(self, number: int, spoil: Any = None, **changes: Any) -> Statement:
         lease = self.head.ledger.leases.get(identity(number).peer)
         steps = self.run.rounds.inner_steps
+        attestation = self.head.attestations.get(identity(number).peer, pb.Attestation())
         body = pb.Contribution(
             round=self.head.round,
             head=self.head.digest,
@@ -126,6 +139,7 @@ class Table:
                 )
                 for stage in range(self.run.model.stages)
             ],
+            attestation=attestation.nonce,
         )
         if spoil is not None:
             spoil(body)

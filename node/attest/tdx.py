@@ -23,6 +23,8 @@ DEBUG_ATTRIBUTES = 0xFF
 """TD attributes, the byte of untrusted debugging: none may be set."""
 MIGRATABLE_ATTRIBUTE = 1 << 29
 """TD attributes, bit 29."""
+GRACE_SECONDS = 100 * 365 * 86400
+"""A status that the run admits is admitted whatever its age: `evaluation` and the status itself are the policy's."""
 REGISTERS = ("mr_td", "rt_mr0", "rt_mr1", "rt_mr2", "rt_mr3")
 _MESSAGES = {
     "debug": Code.DEBUG,
@@ -49,9 +51,8 @@ def verify(evidence: Evidence, now: int, statuses: Sequence[str] = ("UpToDate",)
     except Exception as error:
         raise AttestationError(Code.MALFORMED, f"collateral does not parse: {error}") from error
     policy = dcap_qvl.QuotePolicy.strict(now).allow_dynamic_platform(True).allow_cached_keys(True).allow_smt(True)
-    for status in statuses:
-        if status != "UpToDate":
-            policy = policy.allow_status(status)
+    for status in set(statuses) - {"UpToDate"}:
+        policy = policy.allow_status(status).platform_grace_period(GRACE_SECONDS).qe_grace_period(GRACE_SECONDS)
     try:
         verifier = dcap_qvl.QuoteVerifier(root) if root else dcap_qvl.QuoteVerifier()
         result = verifier.verify_with_policy(evidence.blob, collateral, now, policy)

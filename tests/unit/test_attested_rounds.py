@@ -1,0 +1,186 @@
+"""Rounds of a run that asks for evidence: who is admitted, what a contribution rests on, and how an expiry ends it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from coordinator.log import InputLog
+from coordinator.service import CoordinatorService
+from node.attest import simulated
+from node.attest.verify import appraise
+from protocol import chain, views
+from protocol.attestation import Evidence, report_data
+from protocol.errors import RemoteError
+from protocol.messages import Statement, open_envelope, seal
+from protocol.pb import messages_pb2 as pb
+from protocol.pb import services_pb2 as services
+from protocol.rules import Judgement, Outcome
+from protocol.transport.chain_file import ChainFile
+from tests.helpers import COORDINATOR, Table, identity, manifest
+
+MEASUREMENT = b"\x09" * 48
+RUN = manifest(
+    rounds={"count": 9},
+    attestation={"kinds": ["simulated"], "measurements": {"simulated": [MEASUREMENT.hex()]}, "lifetime_seconds": 100},
+)
+
+
+def attested_table() -> Table:
+    table = Table(RUN)
+    for number in range(3):
+        table.attest(number)
+    return table.genesis()
+
+
+def test_only_the_attested_are_admitted():
+    table = Table(RUN)
+    judgement = table.submit(table.claim(0))
+    assert (judgement.outcome, judgement.reason) == (Outcome.REJECT, pb.REASON_NOT_ATTESTED)
+    table = attested_table()
+    assert table.head.round == 1
+    assert set(table.head.attestations) == {identity(n).peer for n in range(3)}
+    table.submit(table.claim(7))
+    table.contribute().vote()
+    assert identity(7).peer not in table.head.roster
+    assert pb.REASON_NOT_ATTESTED in {item.reason for item in table.commits[-1].body.refusals}
+    table.verify()
+
+
+def test_a_contribution_names_what_it_rests_on_and_the_commit_says_it():
+    table = attested_table()
+    for spoiled in (b"", b"\x01" * 32):
+        judgement = table.submit(table.contribution(0, attestation=spoiled))
+        assert judgement.reason == pb.REASON_NOT_ATTESTED
+    table.contribute().vote()
+    detail = views.round_detail(table.commits[-1].body)
+    shown = [item for cluster in detail["clusters"] for item in cluster["attestations"]]
+    assert [(item["kind"], item["bound"], item["measurement"]) for item in shown] == [("sev-snp", True, "ab" * 48)] * 3
+    table.verify()
+
+
+def test_a_commit_cannot_hide_what_a_payload_rests_on():
+    table = attested_table().contribute().vote()
+    head, _ = chain.extend(RUN, COORDINATOR.peer, chain.initial_head(), table.commits[0].envelope)
+    body = pb.Commit.FromString(table.commits[1].envelope.body)
+    body.counted[0].attestations[0].measurement = "cd" * 48
+    forged = seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, body)
+    with pytest.raises(RemoteError, match="counted"):
+        chain.extend(RUN, COORDINATOR.peer, head, forged.envelope)
+
+
+def test_an_expired_attestation_takes_the_peer_off_the_roster_with_its_reason():
+    table = attested_table()
+    table.attest(1, label="renewed", seconds=5000)
+    table.attest(2, label="renewed", seconds=5000)
+    table.now += 2000
+    table.contribute().vote()
+    assert set(table.head.roster) == {identity(1).peer, identity(2).peer}
+    expired = [item.peer for item in table.commits[-1].body.refusals if item.reason == pb.REASON_ATTESTATION_EXPIRED]
+    assert expired == [identity(0).peer]
+    judgement = table.submit(table.contribution(0))
+    assert judgement.reason == pb.REASON_NOT_ON_ROSTER
+    table.attest(0, label="again")
+    assert table.submit(table.claim(0)).outcome is Outcome.ACCEPT
+    table.contribute([1, 2]).vote([1, 2])
+    assert identity(0).peer in table.head.roster
+    table.verify()
+
+
+def test_a_verdict_before_the_claims_round_is_not_forgotten():
+    table = attested_table()
+    table.attest(5)
+    table.contribute().vote()
+    assert table.submit(table.claim(5)).outcome is Outcome.ACCEPT
+    table.contribute().vote()
+    assert identity(5).peer in table.head.roster
+    table.verify()
+
+
+class Desk:
+    """A real coordinator service on disk, and peers that answer its challenges."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now = folder, 1000.0
+        self.open()
+
+    def open(self) -> None:
+        self.log = InputLog(self.folder / "inputs.db", RUN)
+        chain_file = ChainFile(self.folder / "chain.db", RUN, COORDINATOR.peer)
+        self.service = CoordinatorService(COORDINATOR, chain_file, self.log, pb.Envelope(), appraise, lambda: self.now)
+
+    def challenge(self, number: int) -> bytes:
+        request = services.ChallengeRequest(peer=identity(number).peer)
+        return asyncio.run(self.service.GetChallenge(request, None)).nonce  # type: ignore[arg-type]
+
+    def evidence(
+        self, number: int, nonce: bytes, run: bytes = RUN.run_id, measurement: bytes = MEASUREMENT
+    ) -> pb.BoundEvidence:
+        data = report_data("simulated", identity(number).key, run, nonce)
+        quote = simulated.make(data, measurement).message()
+        return pb.BoundEvidence(key=identity(number).key, run=run, nonce=nonce, evidence=quote)
+
+    def answer(self, number: int, body: pb.BoundEvidence) -> Judgement:
+        statement = seal(identity(number), pb.KIND_EVIDENCE, RUN.run_id, body)
+        return asyncio.run(self.service._judge_evidence(statement.envelope))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def code(judgement: Judgement) -> str:
+    assert judgement.outcome is Outcome.REJECT
+    assert judgement.reason == pb.REASON_ATTESTATION
+    return judgement.detail.partition(":")[0]
+
+
+def test_good_evidence_is_accepted_and_survives_a_restart(desk: Desk):
+    judgement = desk.answer(0, desk.evidence(0, desk.challenge(0)))
+    assert (judgement.outcome, judgement.detail) == (Outcome.ACCEPT, "1100")
+    before = desk.service.state.attested
+    assert before[identity(0).peer].valid_until_ms == 1_100_000
+    desk.open()
+    assert desk.service.state.attested == before
+
+
+def test_every_way_to_borrow_evidence_has_its_own_reason(desk: Desk):
+    nonce = desk.challenge(0)
+    others = desk.evidence(1, desk.challenge(1))
+    assert code(desk.answer(0, others)) == "peer"
+    lying = desk.evidence(1, nonce)
+    lying.key = identity(0).key
+    assert code(desk.answer(0, lying)) == "report-data"
+    assert code(desk.answer(0, desk.evidence(0, desk.challenge(1)))) == "nonce"
+    assert code(desk.answer(0, desk.evidence(0, desk.challenge(0), run=b"\x07" * 32))) == "run"
+    other_run = desk.evidence(0, (fresh := desk.challenge(0)), run=b"\x07" * 32)
+    other_run.run = RUN.run_id
+    assert fresh == other_run.nonce
+    assert code(desk.answer(0, other_run)) == "report-data"
+    good = desk.evidence(0, desk.challenge(0))
+    assert desk.answer(0, good).outcome is Outcome.ACCEPT
+    assert code(desk.answer(0, good)) == "nonce"
+    assert code(desk.answer(0, desk.evidence(0, b"\x01" * 32))) == "nonce"
+    assert code(desk.answer(0, desk.evidence(0, desk.challenge(0), measurement=b"\x08" * 48))) == "measurement"
+    refused = {item.detail.partition(":")[0] for item in desk.service.state.refusals}
+    assert refused == {"peer", "report-data", "nonce", "run", "measurement"}
+
+
+def test_evidence_that_is_not_evidence_is_refused(desk: Desk):
+    body = desk.evidence(0, desk.challenge(0))
+    body.evidence.blob = b"x" * 100_000
+    assert code(desk.answer(0, body)) == "oversize"
+    body = desk.evidence(0, desk.challenge(0))
+    body.evidence.kind = "tdx"
+    assert code(desk.answer(0, body)) == "kind"
+    body.evidence.CopyFrom(Evidence("simulated", b"").message())
+    body.nonce = desk.challenge(0)
+    assert code(desk.answer(0, body)) == "malformed"
+
+
+def test_an_evidence_statement_is_bounded():
+    bad = pb.BoundEvidence(key=b"1", run=RUN.run_id, nonce=bytes(32))
+    statement: Statement = seal(identity(0), pb.KIND_EVIDENCE, RUN.run_id, bad)
+    with pytest.raises(RemoteError):
+        open_envelope(statement.envelope, RUN.run_id, (pb.KIND_EVIDENCE,))
