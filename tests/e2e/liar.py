@@ -1,0 +1,51 @@
+"""`python -m tests.e2e.liar LIE node …`: a real node whose evidence is not what it should be."""
+
+import sys
+from collections.abc import Awaitable, Callable
+
+from node.attest.prover import Prover
+from node.cli.main import main
+from protocol.attestation import AttestationError, Code
+from protocol.messages import Statement, seal
+from protocol.pb import messages_pb2 as pb
+
+Answer = Callable[[Prover, bytes], Awaitable[Statement]]
+honest: Answer = Prover.answer
+said: list[Statement] = []
+
+
+async def without(prover: Prover, nonce: bytes) -> Statement:
+    raise AttestationError(Code.UNAVAILABLE, "no hardware here")
+
+
+async def borrowed(prover: Prover, nonce: bytes) -> Statement:
+    """Evidence that was made for another peer's key."""
+    statement = await honest(prover, nonce)
+    statement.body.key = b"\x01" * 32
+    return seal(prover._identity, pb.KIND_EVIDENCE, prover._manifest.run_id, statement.body)
+
+
+async def replayed(prover: Prover, nonce: bytes) -> Statement:
+    """The first answer is good; every later one is the same again."""
+    said.append(await honest(prover, nonce))
+    return said[0]
+
+
+async def elsewhere(prover: Prover, nonce: bytes) -> Statement:
+    """Evidence that was made for another run."""
+    statement = await honest(prover, nonce)
+    statement.body.run = b"\x02" * 32
+    return seal(prover._identity, pb.KIND_EVIDENCE, prover._manifest.run_id, statement.body)
+
+
+async def lying(prover: Prover, nonce: bytes) -> Statement:
+    """Evidence whose report data is another peer's, whatever it says."""
+    statement = await honest(prover, nonce)
+    other = await honest(prover, b"\x03" * 32)
+    statement.body.evidence.CopyFrom(other.body.evidence)
+    return seal(prover._identity, pb.KIND_EVIDENCE, prover._manifest.run_id, statement.body)
+
+
+if __name__ == "__main__":
+    Prover.answer = globals()[sys.argv.pop(1)]  # type: ignore[method-assign]
+    main()

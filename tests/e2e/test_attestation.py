@@ -1,0 +1,146 @@
+"""A swarm that asks for (simulated) evidence: who is admitted, who is refused and told why, and what an expiry does."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from node.testnet import Member, Testnet
+from protocol.transport.home import load_identity
+from tests.e2e.conftest import RUN, Swarm, wait_for
+
+pytestmark = pytest.mark.e2e
+
+GOOD, BAD = "0a" * 48, "0b" * 48
+LIFETIME_SECONDS = 20
+SECTION = f"""
+[attestation]
+kinds = ["simulated"]
+lifetime_seconds = {LIFETIME_SECONDS}
+[attestation.measurements]
+simulated = ["{GOOD}"]
+"""
+OPTIONS = ["--devices", "1", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """Three nodes with good evidence; a fourth is laid out, not started."""
+    folder = tmp_path_factory.mktemp("attested")
+    run_file = folder / "run.toml"
+    owner = load_identity(run_file.with_suffix(".key"))
+    text = RUN.replace("{owner}", owner.key.hex()).replace("{count}", "100000").replace("stages = 3", "stages = 1")
+    run_file.write_text(text + SECTION)
+    testnet = Testnet.create(folder / "t", run_file, 4, OPTIONS)
+    for member in testnet.nodes:
+        file = measurement(testnet, member)
+        file.write_text(GOOD)
+        member.arguments.extend(["--simulated-measurement", str(file)])
+    spare = testnet.members.pop()
+    testnet.start_all()
+    testnet.members.append(spare)
+    running = Swarm(testnet)
+    try:
+        wait_for(lambda: running.open_round() > 1, 180, "the swarm trained a round")
+        yield running
+    finally:
+        everything = [p for m in testnet.running() for p in running.processes(m.name)]
+        testnet.stop()
+        _, alive = psutil.wait_procs(everything, timeout=20)
+        assert not alive, f"orphans: {alive}"
+
+
+def measurement(testnet: Testnet, member: Member) -> Path:
+    return testnet.folder / f"{member.name}.measurement"
+
+
+def dilocox(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "node.cli.main", *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_the_attested_are_counted_and_a_commit_says_by_what(swarm: Swarm):
+    number = swarm.open_round() - 1
+    attestations = [item for cluster in swarm.round(number)["clusters"] for item in cluster["attestations"]]
+    assert {item["peer"] for item in attestations} == {swarm.peer(f"node-{n}") for n in (1, 2, 3)}
+    for item in attestations:
+        assert (item["kind"], item["simulated"], item["bound"], item["measurement"]) == ("simulated", True, True, GOOD)
+    home = str(swarm.testnet.member("node-1").home)
+    shown = dilocox("rounds", str(number), "--home", home).stdout
+    assert "SIMULATED" in shown
+    assert GOOD[:32] in shown
+    assert "SIMULATED" in dilocox("status", "--home", home).stdout
+    assert "SIMULATED" in dilocox("peers", "--home", home).stdout
+
+
+def test_any_peer_can_challenge_any_other(swarm: Swarm):
+    home = str(swarm.testnet.member("node-1").home)
+    done = dilocox("attest", swarm.peer("node-2"), "--home", home, "--json")
+    facts = json.loads(done.stdout)
+    assert (done.returncode, facts["ok"], facts["kind"], facts["bound"]) == (0, True, "simulated", True)
+    unknown = dilocox("attest", "12D3KooWnobody", "--home", home, "--json")
+    assert (unknown.returncode, json.loads(unknown.stdout)["code"]) == (1, "unavailable")
+
+
+@pytest.mark.parametrize(
+    ("lie", "code"),
+    [("without", "unavailable"), ("borrowed", "peer"), ("elsewhere", "run"), ("lying", "report-data"), ("replayed", "nonce")],
+)
+def test_each_lie_is_refused_with_its_reason_in_the_liars_own_status(swarm: Swarm, tmp_path: Path, lie: str, code: str):
+    (tmp_path / "measurement").write_text(GOOD)
+    link = swarm.testnet.folder / "link"
+    home = ["--home", str(tmp_path / "home"), "--simulated-measurement", str(tmp_path / "measurement"), *OPTIONS]
+    liar = Member(lie, tmp_path / "home", [])
+    command = [sys.executable, "-m", "tests.e2e.liar", lie, "node", "--join", f"@{link}", *home]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+
+        def told() -> bool:
+            standing = (liar.get("/v1/status") or {}).get("attestation") or {}
+            return standing.get("code") == code and not standing["attested"]
+
+        wait_for(told, 60, f"the liar was told {code}")
+        assert code in dilocox("status", "--home", str(liar.home)).stdout
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def test_a_wrong_measurement_is_refused_until_it_is_right(swarm: Swarm):
+    spare = swarm.testnet.members[-1]
+    measurement(swarm.testnet, spare).write_text(BAD)
+    swarm.testnet.start(spare)
+    wait_for(
+        lambda: ((swarm.status(spare.name) or {}).get("attestation") or {}).get("code") == "measurement",
+        60,
+        "the wrong measurement was refused",
+    )
+    since = swarm.open_round()
+    assert all(swarm.peer(spare.name) not in swarm.counted(n) for n in range(1, since))
+    measurement(swarm.testnet, spare).write_text(GOOD)
+    swarm.wait_until_counted(spare.name, since)
+
+
+def test_an_expired_attestation_expels_and_a_renewed_one_readmits(swarm: Swarm):
+    spare = swarm.testnet.members[-1]
+    peer = swarm.peer(spare.name)
+    measurement(swarm.testnet, spare).unlink()
+    since = swarm.open_round()
+
+    def expelled() -> bool:
+        return any(
+            item["peer"] == peer and item["reason"] == "attestation-expired"
+            for number in range(since, swarm.open_round())
+            for item in swarm.round(number)["refused"]
+        )
+
+    wait_for(expelled, 4 * LIFETIME_SECONDS, "the expired attestation took the peer off the roster")
+    assert not swarm.status(spare.name)["on_roster"]
+    measurement(swarm.testnet, spare).write_text(GOOD)
+    swarm.wait_until_counted(spare.name, swarm.open_round())
+    home = str(swarm.testnet.coordinator.home)
+    assert dilocox("verify", "--home", home).returncode == 0
