@@ -181,4 +181,4 @@ def choose_attester(
     if SIMULATED in kinds:
         return SIMULATED, lambda data: simulated_attester(simulated_measurement(simulated_file, version))(data)
     found = f"this guest is {provider}" if provider else "this machine is no confidential guest"
-    raise unavailable(f"the run admits {', '.join(kinds)}; {found}")
+    raise unavailable(f"{' or '.join(kinds)} is asked for; {found}")

@@ -15,7 +15,7 @@ from cryptography import x509
 from node.attest.certificates import load_certificates
 from protocol.attestation import AttestationError, Claims, Code, Evidence, deny_unexpected
 
-__all__ = ["KIND", "verify"]
+__all__ = ["KIND", "registers", "verify"]
 
 KIND = "tdx"
 TDX_TEE_TYPE = 0x81
@@ -103,6 +103,15 @@ def _claims(verified: dict[str, Any]) -> Claims:
         version=int(verified["header"]["version"]),
         notes=(f"advisories: {', '.join(advisories)}",) if advisories else (),
     )
+
+
+def registers(blob: bytes) -> tuple[str, ...]:
+    """MRTD and RTMRs of a quote, not verified: for the operator who writes a policy. Raises AttestationError."""
+    try:
+        report = dcap_qvl.Quote.parse(blob).report
+        return tuple(getattr(report, register).hex() for register in REGISTERS)
+    except (AttributeError, ValueError) as error:
+        raise AttestationError(Code.MALFORMED, f"not a TDX quote: {error}") from error
 
 
 def _innermost(report: dict[str, Any]) -> dict[str, Any]:

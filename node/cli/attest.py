@@ -5,16 +5,30 @@ import binascii
 import json
 import time
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from node.attest import nvidia
+from node.attest import nvidia, snp, tdx
+from node.attest import simulated as simulated_kind
+from node.attest.attesters import PROVIDERS, choose_attester
 from node.attest.verify import verifiers, verify_evidence
 from node.cli.common import EXIT_UNEXPECTED, HomeOption, JsonOption, api_get, console, fail, print_json
-from protocol.attestation import NVIDIA, AttestationError, Claims, Code, Evidence, GpuClaims, Policy, Verdict
+from protocol.attestation import (
+    NVIDIA,
+    REPORT_DATA_BYTES,
+    SIMULATED,
+    AttestationError,
+    Claims,
+    Code,
+    Evidence,
+    GpuClaims,
+    Policy,
+    Verdict,
+)
 from protocol.manifest import Manifest
 
 __all__ = ["app"]
@@ -50,6 +64,36 @@ def peer(
         _print_facts(value)
     if not value["ok"]:
         raise typer.Exit(EXIT_UNEXPECTED)
+
+
+@app.command("self")
+def self_(
+    simulated: Annotated[bool, typer.Option("--simulated", help="The simulated kind, whatever the hardware.")] = False,
+    simulated_measurement: Annotated[Path | None, typer.Option(help="As `dilocox node` takes it.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What this machine would show: its kind and measurement, for a run's policy. Unverified: it needs no certificates."""
+    kinds = (SIMULATED,) if simulated else tuple(PROVIDERS.values())
+    try:
+        kind, attester = choose_attester(kinds, metadata.version("dilocox"), simulated_measurement, None)
+        evidence = attester(bytes(REPORT_DATA_BYTES))
+        measured = measurement_of(evidence)
+    except AttestationError as error:
+        fail(f"{error.code}: {error.cause}")
+    facts = {"ok": True, "kind": kind, "measurement": ":".join(measured), "gpus": len(evidence.gpu)}
+    if as_json:
+        print_json(facts)
+    else:
+        _print_facts(facts)
+
+
+def measurement_of(evidence: Evidence) -> tuple[str, ...]:
+    """Read off the evidence without checking it."""
+    if evidence.kind == SIMULATED:
+        return simulated_kind.verify(evidence, 0).measurement
+    if evidence.kind == snp.KIND:
+        return (snp.parse(evidence.blob).measurement.hex(),)
+    return tdx.registers(evidence.blob)
 
 
 @app.command("verify")
