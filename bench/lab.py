@@ -8,7 +8,9 @@ import torch
 
 from node.training.data import Dataset, load_dataset
 from node.training.trainer import Trainer
+from protocol.adaptive import next_keep
 from protocol.manifest import Manifest
+from protocol.pb import messages_pb2 as pb
 
 __all__ = ["Lab", "Point"]
 
@@ -29,6 +31,8 @@ class Point:
     """Held-out loss of the committed model, nats per token."""
     error: float
     """Mean relative error of the payloads in the commit."""
+    keep: int = 0
+    """What their codec kept: rank or k."""
 
 
 Arrival = Callable[[int, int], int]
@@ -58,6 +62,8 @@ class Lab:
         self.phase_tokens = [0] * self.clusters
         self.weights: list[int] = []
         self.errors: list[float] = []
+        self.keep = self.run.compression.keep
+        self.measured: list[pb.Counted] = []
 
     @property
     def losses(self) -> list[float]:
@@ -82,8 +88,12 @@ class Lab:
             trainer.end_phase()
         self.weights, self.phase_tokens = self.phase_tokens, [0] * self.clusters
 
-    def encode(self, keep: int | None = None) -> None:
-        encoded = [[state.encode(None, keep) for state in trainer.states] for trainer in self.trainers]
+    def encode(self) -> None:
+        encoded = [[state.encode(None, self.keep) for state in trainer.states] for trainer in self.trainers]
+        self.measured = [
+            pb.Counted(payloads=[pb.StagePayload(effective_rank=s.effective_rank, error=s.error) for s in stages])
+            for stages in encoded
+        ]
         self.in_flight = [[stage.raw for stage in stages] for stages in encoded]
         self.errors = [stage.error for stages in encoded for stage in stages]
         self.wire_bytes += self.payload_bytes
@@ -93,23 +103,25 @@ class Lab:
         """Of the largest cluster's payloads in flight."""
         return max(sum(len(raw) for raw in stages) for stages in self.in_flight or [[]])
 
-    def commit(self, keep_lead: bool = True, keep: int | None = None) -> None:
+    def commit(self, keep_lead: bool = True) -> None:
+        """Apply the payloads in flight everywhere; decide what the codec keeps next."""
         assert self.in_flight is not None
         for trainer in self.trainers:
             for index, state in enumerate(trainer.states):
                 payloads = [memoryview(payload[index]) for payload in self.in_flight]
-                state.apply(payloads, self.weights, keep)
+                state.apply(payloads, self.weights, self.commits + 1, self.keep)
             trainer.rebase(keep_lead)
         self.in_flight = None
         self.commits += 1
+        keep, self.keep = self.keep, next_keep(self.run, self.keep, self.measured)
         if self.commits % self.evaluate_every == 0:
-            self.measure()
+            self.measure(keep)
 
-    def measure(self) -> None:
+    def measure(self, keep: int = 0) -> None:
         loss = self.trainers[0].evaluate_committed(self.dataset)
         tokens = self.position * self.run.model.sequence_length
         error = sum(self.errors) / max(1, len(self.errors))
-        self.points.append(Point(self.steps, tokens, self.wire_bytes, loss, error))
+        self.points.append(Point(self.steps, tokens, self.wire_bytes, loss, error, keep))
 
     def rounds(self) -> "Lab":
         """The whole run under the manifest's overlap rules."""

@@ -56,12 +56,7 @@ class Exchange:
             channels,
             me,
         )
-        self._layouts = {
-            stage: wire.stage_layout(
-                [spec.shape for spec in stage_tensors(manifest.model, stage)], manifest.compression, manifest.compression.keep
-            )
-            for stage in stages
-        }
+        self._shapes = {stage: [spec.shape for spec in stage_tensors(manifest.model, stage)] for stage in stages}
         self._fetching: dict[bytes, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
         self._counts: Counter[str] = Counter()
@@ -108,27 +103,30 @@ class Exchange:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def judge(self, contribution: Statement, bases: Mapping[int, bytes], medians: Mapping[int, float]) -> Verdict:
-        """Fetch and check every payload of our stages. Fetches until cancelled."""
+    async def judge(
+        self, contribution: Statement, bases: Mapping[int, bytes], medians: Mapping[int, float], keep: int
+    ) -> Verdict:
+        """Fetch and check every payload of our stages; `keep`: the round's rank or k. Fetches until cancelled."""
         for announced in contribution.body.payloads:
-            if announced.stage not in self._layouts:
+            if announced.stage not in self._shapes:
                 continue
+            layout = wire.stage_layout(self._shapes[announced.stage], self._manifest.compression, keep)
             try:
                 if bases.get(announced.stage) != announced.base_state:
                     raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
-                self._layouts[announced.stage].check_size(announced.size)
+                layout.check_size(announced.size)
                 await self.fetch_forever(announced.digest, [contribution.peer], announced.size)
-                await asyncio.to_thread(self._check, announced, medians.get(announced.stage, 0.0))
+                await asyncio.to_thread(self._check, announced, layout, medians.get(announced.stage, 0.0))
             except RemoteError as error:
                 log.info("payload of %s, stage %d: %s", short(contribution.peer), announced.stage, error)
                 return error.reason, announced.stage
         return pb.REASON_UNSPECIFIED, 0
 
-    def _check(self, announced: pb.StagePayload, median: float) -> None:
+    def _check(self, announced: pb.StagePayload, layout: wire.StageLayout, median: float) -> None:
         """Digest was checked on arrival; here layout, finiteness and norm. Raises RemoteError."""
         if self._store.size(announced.digest) != announced.size:
             raise RemoteError(pb.REASON_SIZE_MISMATCH, "not the announced size")
-        norm = wire.decoded_norm(wire.parse(self._store.view(announced.digest), self._layouts[announced.stage]))
+        norm = wire.decoded_norm(wire.parse(self._store.view(announced.digest), layout))
         if abs(norm - announced.norm) > NORM_TOLERANCE * max(norm, 1e-30):
             raise RemoteError(pb.REASON_NORM_MISMATCH, f"its norm is {norm:.4g}, announced {announced.norm:.4g}")
         bound = self._manifest.rounds.max_norm_ratio * median

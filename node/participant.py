@@ -473,7 +473,7 @@ class Participant:
         medians = {item.stage: item.norm for item in head.median_norms}
         for digest, contribution in self._seen.items():
             if contribution.peer != self.identity.peer and digest not in self._judgements:
-                judging = self.exchange.judge(contribution, bases, medians)
+                judging = self.exchange.judge(contribution, bases, medians, head.keep)
                 self._judgements[digest] = self._tasks.start(judging, f"judge {short(contribution.peer)}")
         if ballot is None or self._voted or ballot.body.head != head.digest:
             return

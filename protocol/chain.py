@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from protocol import rules
+from protocol import adaptive, rules
 from protocol.errors import RemoteError
 from protocol.ledger import Lease, Ledger
 from protocol.manifest import Manifest
@@ -35,6 +35,10 @@ class Head:
     closed_at_ms: int = 0
     finished: bool = False
     """The closing commit was made."""
+    keep: int = 0
+    """What the codec keeps in the open round: rank or k."""
+    inner_steps: int = 0
+    """H of the open round."""
     attestations: Mapping[str, pb.Attestation] = field(default_factory=dict)
     """By peer: what admits the roster, where the run asks for evidence."""
 
@@ -73,6 +77,7 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered) -> pb.Commit:
     for item in result.counted:
         item.attestations.extend(head.attestations[p] for p in head.roster[item.cluster].peers if p in head.attestations)
     roster, ledger = _next_roster(manifest, head, gathered, result, attestations)
+    keep = adaptive.next_keep(manifest, head.keep, result.counted) if head.round else manifest.compression.keep
     commit = pb.Commit(
         round=head.round,
         previous=head.digest,
@@ -95,6 +100,8 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered) -> pb.Commit:
         free_spans=[pb.Span(start=start, end=end) for start, end in ledger.free],
         roster=[_member(roster[name], ledger.leases[name], attestations) for name in sorted(roster)],
         attested=gathered.attested,
+        keep=keep,
+        inner_steps=adaptive.next_inner_steps(manifest, head.round + 1, keep),
     )
     losses = [s.body.evaluation_loss for s in gathered.reports if s.body.evaluated]
     if losses:
@@ -211,6 +218,8 @@ def advance(manifest: Manifest, commit: Statement) -> Head:
         median_norms=tuple(body.median_norms),
         closed_at_ms=body.closed_at_ms,
         finished=body.closing,
+        keep=body.keep,
+        inner_steps=body.inner_steps,
         attestations={h.peer: h.attestation for m in body.roster for h in m.hosts if h.HasField("attestation")},
     )
 

@@ -100,6 +100,8 @@ class Outer(_Section):
 
     learning_rate: Rate = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum_warmup_rounds: Count = 0
+    """Momentum rises evenly to its value over so many rounds."""
 
 
 class Compression(_Section):
@@ -116,6 +118,15 @@ class Compression(_Section):
     error_feedback: bool = True
     feedback_decay: Fraction = 1.0
     """What is left in the feedback after encoding is multiplied by this."""
+    adapt: Literal["fixed", "effective-rank", "error-budget"] = "fixed"
+    """How rank or k follow what the contributions measure (protocol/adaptive.py), decided once a round in the commit."""
+    min_keep: Annotated[int, Field(gt=0, le=limits.TOPK)] = 1
+    max_keep: Annotated[int, Field(gt=0, le=limits.TOPK)] | None = None
+    """Bounds of rank or k when it adapts; default max: the limit of the codec."""
+    rank_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """effective-rank: the effective rank is held at this share of the rank."""
+    error_budget: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """error-budget: the relative error is held here."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Compression":
@@ -123,7 +134,16 @@ class Compression(_Section):
             raise ValueError("lowrank-int4 needs a rank")
         if self.codec == "topk-int2" and self.k is None:
             raise ValueError("topk-int2 needs k")
+        if self.adapt != "fixed" and not self.min_keep <= self.keep <= self.largest_keep:
+            raise ValueError("min_keep <= rank or k <= max_keep does not hold, or the codec has neither")
+        if self.adapt == "effective-rank" and self.codec != "lowrank-int4":
+            raise ValueError("only lowrank-int4 measures an effective rank")
         return self
+
+    @property
+    def largest_keep(self) -> int:
+        limit = limits.RANK if self.codec == "lowrank-int4" else limits.TOPK
+        return min(self.max_keep or limit, limit)
 
     @property
     def keep(self) -> int:
@@ -136,6 +156,10 @@ class Rounds(_Section):
     inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)]
     max_inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)]
     """While a commit is late a peer goes on to this many steps, then waits."""
+    round_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] | None = None
+    """Time-boxed rounds: a phase lasts so long instead of inner_steps, and each cluster takes the steps that fit."""
+    min_inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)] | None = None
+    """H follows rank or k in proportion, not below this, so that the exchange stays as hidden as it is; default: H is fixed."""
     overlap: Literal["none", "delayed", "rebase"] = "rebase"
     synchronous_rounds: Count = 0
     """The first rounds wait for their commit (overlap none), and lengthen evenly from first_inner_steps to inner_steps."""
@@ -160,6 +184,8 @@ class Rounds(_Section):
     def _consistent(self) -> "Rounds":
         if self.max_inner_steps < self.inner_steps or (self.first_inner_steps or 1) > self.inner_steps:
             raise ValueError("first_inner_steps <= inner_steps <= max_inner_steps does not hold")
+        if self.min_inner_steps is not None and self.min_inner_steps > self.inner_steps:
+            raise ValueError("min_inner_steps is above inner_steps")
         if self.start_clusters is not None and self.start_clusters < self.min_clusters:
             raise ValueError("start_clusters must be at least min_clusters")
         return self
@@ -259,6 +285,15 @@ class Manifest(_Section):
             return rounds.inner_steps
         span = rounds.inner_steps - rounds.first_inner_steps
         return rounds.first_inner_steps + span * (round - 1) // max(1, rounds.synchronous_rounds)
+
+    def nominal_steps(self, round: int) -> int:
+        """Inner steps before a round, were every round to take its H: where a time-boxed round stands in the schedule."""
+        ramp = min(round - 1, self.rounds.synchronous_rounds)
+        return sum(self.inner_steps(n) for n in range(1, ramp + 1)) + (round - 1 - ramp) * self.rounds.inner_steps
+
+    def momentum(self, round: int) -> float:
+        """Of the outer optimizer in a round."""
+        return self.outer.momentum * min(1.0, round / max(1, self.outer.momentum_warmup_rounds))
 
     def overlap(self, round: int) -> str:
         return "none" if round <= self.rounds.synchronous_rounds else self.rounds.overlap

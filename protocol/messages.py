@@ -152,7 +152,9 @@ def _check_contribution(body: pb.Contribution) -> None:
         _require(0 < payload.size <= limits.BLOB_BYTES, "payload size out of bounds", pb.REASON_OVERSIZE)
         _check_number(payload.norm, "norm")
         _check_number(payload.effective_rank, "effective rank")
-        _require(payload.norm >= 0 and payload.effective_rank >= 0, "norm or effective rank is negative")
+        _check_number(payload.error, "relative error")
+        measured = min(payload.norm, payload.effective_rank, payload.error)
+        _require(measured >= 0, "norm, effective rank or relative error is negative")
 
 
 def _check_ballot(body: pb.Ballot) -> None:

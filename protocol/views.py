@@ -59,6 +59,8 @@ def round_detail(commit: pb.Commit) -> View:
         "excluded": exclusions(commit.excluded),
         "refused": exclusions(commit.refusals),
         "next_roster": [member.cluster for member in commit.roster],
+        "next_keep": commit.keep,
+        "next_inner_steps": commit.inner_steps,
         "median_norms": [{"stage": item.stage, "norm": item.norm} for item in commit.median_norms],
     }
 
@@ -94,6 +96,7 @@ def _counted(item: pb.Counted, named: Container[bytes]) -> View:
                 "bytes": payload.size,
                 "norm": payload.norm,
                 "effective_rank": payload.effective_rank,
+                "error": payload.error,
                 "base_state": payload.base_state.hex(),
             }
             for payload in item.payloads

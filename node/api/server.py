@@ -47,7 +47,9 @@ def node_status(participant: Participant, blobs: BlobService, name: str, address
         "round": head.round,
         "phase_round": progress.round,
         "inner_step": progress.step,
-        "inner_steps": participant.manifest.inner_steps(max(1, progress.round)),
+        "inner_steps": head.inner_steps
+        if head.round == progress.round
+        else participant.manifest.inner_steps(max(1, progress.round)),
         "on_roster": participant.identity.peer in head.roster,
         "counted": history,
         "excluded": [{"reason": reason_name(item.reason), "detail": item.detail} for item in mine],

@@ -60,7 +60,7 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
         state.load_state(store.view(before[stage]))
         counted = commits[round].body.counted
         payloads = [store.view(item.payloads[stage].digest) for item in counted]
-        state.apply(payloads, [item.tokens for item in counted])
+        state.apply(payloads, [item.tokens for item in counted], round, commits[round - 1].body.keep)
         digest = digest_of([state.state_bytes()])
         if digest != after[stage]:
             fail(f"round {round}, stage {stage}: replay gives {digest.hex()[:16]}…, the chain says {after[stage].hex()[:16]}…")

@@ -53,6 +53,9 @@ class BoundaryMeta:
     payload_size: int
     norm: float
     effective_rank: float
+    error: float
+    keep: int
+    """What the codec kept: rank or k."""
 
 
 def _folder(root: Path, stage: int, round: int) -> Path:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from node.outer import codec
 from protocol import payload as wire
-from protocol.manifest import Manifest, Outer
+from protocol.manifest import Manifest
 from protocol.tensors import TensorSpec, stage_tensors
 
 __all__ = ["EncodedStage", "StageState", "rebase", "start_phase"]
@@ -115,7 +115,7 @@ class StageState:
             codec.decode_rows([packed[index] for packed in payloads], combine, flat.device)
             offset += spec.elements
 
-    def apply(self, payloads: Sequence[memoryview], tokens: Sequence[int], keep: int | None = None) -> None:
+    def apply(self, payloads: Sequence[memoryview], tokens: Sequence[int], round: int = 1, keep: int | None = None) -> None:
         """Θ, momentum ← Outer(Θ, momentum, mean of payloads weighted by tokens), in place.
 
         `payloads` in the order of their clusters' ids. Raises RemoteError before anything changed when one does not parse.
@@ -126,12 +126,12 @@ class StageState:
         parsed = [wire.parse(raw, layout) for raw in payloads]
         total = sum(tokens)
         weights = [count / total for count in tokens]
-        outer = self.manifest.outer
+        rate, decay = self.manifest.outer.learning_rate, self.manifest.momentum(round)
         offset = 0
         for index, spec in enumerate(self.specs):
             theta = self.committed[0, offset : offset + spec.elements]
             momentum = self.committed[1, offset : offset + spec.elements]
-            combine = _outer_step(theta, momentum, weights, outer)
+            combine = _outer_step(theta, momentum, weights, rate, decay)
             codec.decode_rows([packed[index] for packed in parsed], combine, theta.device)
             offset += spec.elements
 
@@ -162,7 +162,9 @@ def _flush(values: Tensor) -> Tensor:
     return values.masked_fill_(values.abs() < SMALLEST_NORMAL, 0.0)
 
 
-def _outer_step(theta: Tensor, momentum: Tensor, weights: Sequence[float], outer: Outer) -> Callable[[int, list[Tensor]], None]:
+def _outer_step(
+    theta: Tensor, momentum: Tensor, weights: Sequence[float], rate: float, decay: float
+) -> Callable[[int, list[Tensor]], None]:
     """Nesterov: m ← μ·m + g; Θ ← Θ − lr·(g + μ·m). Each line below is one IEEE operation per element."""
 
     def combine(offset: int, parts: list[Tensor]) -> None:
@@ -171,12 +173,12 @@ def _outer_step(theta: Tensor, momentum: Tensor, weights: Sequence[float], outer
             mean = mean.add_(part.mul_(weight))
         gradient = _flush(mean.float())
         m = momentum[offset : offset + gradient.numel()]
-        m.mul_(outer.momentum)
+        m.mul_(decay)
         m.add_(gradient)
         _flush(m)
-        update = m * outer.momentum
+        update = m * decay
         update.add_(gradient)
-        update.mul_(outer.learning_rate)
+        update.mul_(rate)
         target = theta[offset : offset + gradient.numel()]
         target.sub_(update)
         _flush(target)

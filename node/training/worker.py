@@ -67,6 +67,8 @@ class Phase:
     step: int = 0
     loss: float = 0.0
     """Sum over steps."""
+    began_at: float = 0.0
+    """Monotonic clock at its first step."""
 
 
 class Worker:
@@ -85,15 +87,19 @@ class Worker:
         self.pending: dict[int, bytes] = {}
         """Digests of our payloads in flight, by stage; empty when none is."""
         self.pending_round = 0
+        self.pending_keep = 0
+        """What the codec kept in them."""
         self.phase = Phase(round=1)
         self.samples_read = 0
         self.joined = 0
         """The `joined` of the lease that samples_read counts in."""
         self._commits: deque[Statement] = deque()
         self._preparing: Future[Prepared] | None = None
-        self._last: tuple[list[wire.StageState], Statement] | None = None
-        """The state before the last commit, and that commit: what a recheck replays."""
+        self._last: tuple[list[wire.StageState], Statement, int] | None = None
+        """The state before the last commit, that commit, and what the codec kept: what a recheck replays."""
         self._stopping = False
+        self._time_is_up = False
+        """The first worker's clock says that a time-boxed phase is over; all workers know it from the last step."""
         self._reported_at = 0.0
         self._total_steps = 0
         self._warm_samples = int.from_bytes(sha256(settings.cluster.encode())[:6], "big")
@@ -146,7 +152,7 @@ class Worker:
             self.trainer.load_private(state, stage, tensors)
             checkpoint.load_feedback(self.settings.stages, state, boundary)
             self.pending[state.stage] = bytes.fromhex(meta.payload)
-            self.pending_round = boundary
+            self.pending_round, self.pending_keep = boundary, meta.keep
             self.trainer.optimizer.steps = meta.optimizer_steps
             self.samples_read, self.joined = meta.samples_read, meta.joined
         self.phase = Phase(boundary + 1)
@@ -165,7 +171,7 @@ class Worker:
         return self.settings.cluster in {item.cluster for item in body.counted}
 
     def _return_payload(self, state: StageState) -> None:
-        state.return_to_feedback(self.store.view(self.pending[state.stage]))
+        state.return_to_feedback(self.store.view(self.pending[state.stage]), self.pending_keep)
 
     def _open(self, raw: bytes) -> Statement:
         return open_envelope(raw, self.manifest.run_id, (wire.KIND_COMMIT,))
@@ -228,10 +234,17 @@ class Worker:
 
     def _flags(self) -> list[float]:
         ready = self._preparing is not None and self._preparing.done()
-        return [float(ready), float(self.background.idle), float(self._stopping)]
+        return [float(ready), float(self.background.idle), float(self._stopping), float(self._time_ran_out())]
+
+    def _time_ran_out(self) -> bool:
+        seconds = self.manifest.rounds.round_seconds
+        if seconds is None or self.rank or not self.phase.step:
+            return False
+        return time.monotonic() - self.phase.began_at >= seconds
 
     def _agree(self, sums: Sequence[float]) -> tuple[bool, bool, bool]:
         workers = self.trainer.workers
+        self._time_is_up = sums[3] > 0
         return sums[0] == workers, sums[1] == workers, sums[2] > 0
 
     def _wait_turn(self) -> tuple[bool, bool, bool]:
@@ -243,6 +256,8 @@ class Worker:
 
     def _train_step(self) -> tuple[bool, bool, bool]:
         started = time.monotonic()
+        if not self.phase.step:
+            self.phase.began_at = started
         positions = self._positions()
         assert positions is not None
         result = self.trainer.step(*self.dataset.batch(positions), flags=self._flags())
@@ -257,11 +272,17 @@ class Worker:
     # Ending a phase
 
     def _phase_over(self, ready: bool) -> bool:
-        enough = self.phase.step >= self.manifest.inner_steps(self.phase.round) and not self._finished
+        enough = self._enough_steps() and not self._finished
         travelled_beside = self.manifest.overlap(self.phase.round - 1) == "delayed"
         if travelled_beside and self.head.round == self.phase.round - 1 and ready:
             return enough and self._counted(self._prepared_head())
         return enough and self.head.round == self.phase.round and self._counted(self.head)
+
+    def _enough_steps(self) -> bool:
+        if self.manifest.rounds.round_seconds is not None:
+            return self._time_is_up and self.phase.step > 0
+        known = self.head.round == self.phase.round  # the commit that opened the round says its H
+        return self.phase.step >= (self.head.inner_steps if known else self.manifest.inner_steps(self.phase.round))
 
     def _prepared_head(self) -> chain.Head:
         assert self._preparing is not None
@@ -289,21 +310,25 @@ class Worker:
             payload_size=0,
             norm=0.0,
             effective_rank=0.0,
+            error=0.0,
+            keep=self.head.keep,
         )
         for state, stage in self.trainer.pairs():
             tensors = self.trainer.private_tensors(stage)
             checkpoint.save_private(self.settings.stages, state.stage, phase.round, tensors)
-        self.pending_round = phase.round
+        self.pending_round, self.pending_keep = phase.round, self.head.keep
         medians = {item.stage: item.norm for item in self.head.median_norms}
         bases = {item.stage: item.digest for item in self.digests}
         self.background.submit(lambda: self._encode(meta, medians, bases))
         self.phase = Phase(phase.round + 1)
+        if self.manifest.rounds.round_seconds is not None:  # slow and fast boxes follow one learning rate schedule
+            self.trainer.optimizer.steps = self.manifest.nominal_steps(self.phase.round)
 
     def _encode(self, meta: BoundaryMeta, medians: dict[int, float], bases: dict[int, bytes]) -> None:
         """In the background: encode, make durable, announce."""
         metas = {}
         for state in self.trainer.states:
-            encoded = state.encode(medians.get(state.stage))
+            encoded = state.encode(medians.get(state.stage), meta.keep)
             digest = self.store.put([encoded.raw])
             checkpoint.save_feedback(self.settings.stages, state, meta.round)
             stage_meta = replace(
@@ -313,6 +338,7 @@ class Worker:
                 payload_size=len(encoded.raw),
                 norm=encoded.norm,
                 effective_rank=encoded.effective_rank,
+                error=encoded.error,
             )
             checkpoint.seal_boundary(self.settings.stages, state.stage, stage_meta)
             self.pending[state.stage] = digest
@@ -330,12 +356,13 @@ class Worker:
         for state in self.trainer.states:
             if returned:
                 self._return_payload(state)
-            self._apply_to(state, body)
+            self._apply_to(state, body, self.head.keep)
         return Prepared(commit, self._store_states() if body.counted else self.digests)
 
-    def _apply_to(self, state: StageState, body: wire.Commit) -> None:
+    def _apply_to(self, state: StageState, body: wire.Commit, keep: int) -> None:
+        """`keep`: of the round that the commit closes."""
         payloads = [self.store.view(item.payloads[state.stage].digest) for item in body.counted]
-        state.apply(payloads, [item.tokens for item in body.counted])
+        state.apply(payloads, [item.tokens for item in body.counted], body.round, keep)
 
     def _may_apply(self) -> bool:
         """Delayed overlap holds a commit back until the phase beside which it travelled is over."""
@@ -357,7 +384,7 @@ class Worker:
         """Between two inner steps: the live parameters move onto the new Θ."""
         body: wire.Commit = prepared.commit.body
         warmed_up = not self._counted(self.head) and self.head.round == self.phase.round
-        self._last = (self.digests, prepared.commit)
+        self._last = (self.digests, prepared.commit, self.head.keep)
         self.head = chain.advance(self.manifest, prepared.commit)
         self.digests = prepared.digests
         self.trainer.rebase(keep_lead=keep_lead and not warmed_up)
@@ -373,7 +400,9 @@ class Worker:
             self.joined, self.samples_read = cluster.joined, self._lease().counted
         self.samples_read = max(self.samples_read, self._lease().counted)
 
-    def _recheck(self, round: int, reported: list[wire.StageState], before: list[wire.StageState], last: Statement) -> None:
+    def _recheck(
+        self, round: int, reported: list[wire.StageState], before: list[wire.StageState], last: Statement, keep: int
+    ) -> None:
         """In the background: what the last commit makes of the state on disk. Bits that rotted in memory show here."""
         digests = []
         for stage, item in zip(self.stages, before, strict=True):
@@ -382,7 +411,7 @@ class Worker:
             if digest_of([view]) != item.digest:
                 raise LocalError(f"the state before round {round - 1} rotted on disk")
             replayed.load_state(view)
-            self._apply_to(replayed, last.body)
+            self._apply_to(replayed, last.body, keep)
             digests.append(wire.StageState(stage=stage, digest=digest_of([replayed.state_bytes()])))
         result = pb.Rechecked(round=round, states=digests, report_agrees=digests == reported)
         self.link.send(pb.WorkerEvent(rechecked=result))
@@ -439,6 +468,7 @@ def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:
                 size=item.payload_size,
                 norm=item.norm,
                 effective_rank=item.effective_rank,
+                error=item.error,
             )
             for stage, item in sorted(metas.items())
         ],

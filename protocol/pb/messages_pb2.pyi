@@ -200,20 +200,22 @@ class Claim(_message.Message):
     def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., cluster: _Optional[str] = ..., first_stage: _Optional[int] = ..., stage_count: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ...) -> None: ...
 
 class StagePayload(_message.Message):
-    __slots__ = ("stage", "base_state", "digest", "size", "norm", "effective_rank")
+    __slots__ = ("stage", "base_state", "digest", "size", "norm", "effective_rank", "error")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     BASE_STATE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     NORM_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_RANK_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     stage: int
     base_state: bytes
     digest: bytes
     size: int
     norm: float
     effective_rank: float
-    def __init__(self, stage: _Optional[int] = ..., base_state: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., norm: _Optional[float] = ..., effective_rank: _Optional[float] = ...) -> None: ...
+    error: float
+    def __init__(self, stage: _Optional[int] = ..., base_state: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., norm: _Optional[float] = ..., effective_rank: _Optional[float] = ..., error: _Optional[float] = ...) -> None: ...
 
 class Contribution(_message.Message):
     __slots__ = ("round", "head", "cluster", "inner_steps", "tokens", "loss", "samples_read", "payloads", "attestation")
@@ -366,7 +368,7 @@ class StageNorm(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., norm: _Optional[float] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("round", "previous", "closing", "opened_at_ms", "closed_at_ms", "ballot_at_ms", "claims", "leaves", "contributions", "receipts", "reports", "refusals", "roster", "counted", "excluded", "states", "median_norms", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans", "attested")
+    __slots__ = ("round", "previous", "closing", "opened_at_ms", "closed_at_ms", "ballot_at_ms", "claims", "leaves", "contributions", "receipts", "reports", "refusals", "roster", "counted", "excluded", "states", "median_norms", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans", "attested", "keep", "inner_steps")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +392,8 @@ class Commit(_message.Message):
     DATA_CURSOR_FIELD_NUMBER: _ClassVar[int]
     FREE_SPANS_FIELD_NUMBER: _ClassVar[int]
     ATTESTED_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     round: int
     previous: bytes
     closing: bool
@@ -413,4 +417,6 @@ class Commit(_message.Message):
     data_cursor: int
     free_spans: _containers.RepeatedCompositeFieldContainer[Span]
     attested: _containers.RepeatedCompositeFieldContainer[Attestation]
-    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closing: _Optional[bool] = ..., opened_at_ms: _Optional[int] = ..., closed_at_ms: _Optional[int] = ..., ballot_at_ms: _Optional[int] = ..., claims: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., median_norms: _Optional[_Iterable[_Union[StageNorm, _Mapping]]] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ...) -> None: ...
+    keep: int
+    inner_steps: int
+    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closing: _Optional[bool] = ..., opened_at_ms: _Optional[int] = ..., closed_at_ms: _Optional[int] = ..., ballot_at_ms: _Optional[int] = ..., claims: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., median_norms: _Optional[_Iterable[_Union[StageNorm, _Mapping]]] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., keep: _Optional[int] = ..., inner_steps: _Optional[int] = ...) -> None: ...

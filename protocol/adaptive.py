@@ -1,0 +1,58 @@
+"""How compression and H follow what is measured: decided once a round, from signed contributions, the same for everybody.
+
+    effective-rank   the spectrum is flat (effective rank above rank_share of the rank): keep more; steep: keep less
+    error-budget     the relative error is above the budget: keep more; below: keep less
+
+Published summaries disagree on whether rank rises or falls in training, so both rules go either way. A step is at most STEP up or
+down; measurements that are missing or absurd hold everything where it is. H follows in proportion, so that the exchange stays as
+hidden as it was: half the rank earns half the steps.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from protocol.manifest import Manifest
+from protocol.pb import messages_pb2 as pb
+
+__all__ = ["next_inner_steps", "next_keep"]
+
+STEP = 1.25
+"""Largest change of rank or k from one round to the next, as a factor."""
+LARGEST_ERROR = 2.0
+"""Relative errors above this are absurd: sending nothing has 1."""
+
+
+def next_keep(manifest: Manifest, keep: int, counted: Sequence[pb.Counted]) -> int:
+    """Rank or k of the next round, from this round's and its counted contributions."""
+    settings = manifest.compression
+    payloads = [payload for item in counted for payload in item.payloads]
+    if settings.adapt == "fixed" or not payloads:
+        return keep
+    if settings.adapt == "effective-rank":
+        measured = _median((payload.effective_rank for payload in payloads), largest=float(keep))
+        wanted = None if measured is None else measured / (settings.rank_share * keep)
+    else:
+        measured = _median((payload.error for payload in payloads), largest=LARGEST_ERROR)
+        wanted = None if measured is None else (measured / settings.error_budget) ** 2
+    if wanted is None:
+        return keep
+    moved = keep * min(STEP, max(1 / STEP, wanted))
+    toward = math.ceil(moved) if moved > keep else math.floor(moved)  # a small rank must be able to move at all
+    return min(settings.largest_keep, max(settings.min_keep, toward))
+
+
+def _median(values: Iterable[float], largest: float) -> float | None:
+    """Of positive, plausible values; None when a majority is missing or absurd."""
+    found = list(values)
+    good = [value for value in found if 0 < value <= largest]
+    return statistics.median(good) if 2 * len(good) > len(found) else None
+
+
+def next_inner_steps(manifest: Manifest, round: int, keep: int) -> int:
+    """H of `round`, whose codec keeps `keep`."""
+    rounds, steps = manifest.rounds, manifest.inner_steps(round)
+    if rounds.min_inner_steps is None or not manifest.compression.keep or round <= rounds.synchronous_rounds:
+        return steps
+    wanted = steps * keep // manifest.compression.keep
+    return min(rounds.max_inner_steps, max(rounds.min_inner_steps, wanted))
