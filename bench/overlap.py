@@ -4,8 +4,8 @@ Two real nodes and a coordinator. The measured node's training thread has core 0
 other node and the coordinator share core 1. The nodes' uploads are limited so that moving a payload takes half, then 90%, of a
 phase. A window runs from one applied commit to the next: it holds one boundary, one encode, one exchange, one apply, one rebase.
 Between windows the swarm is stopped (nothing is in flight then) and a process that trains alone takes core 0 for as many steps; so
-the two windows of a pair follow each other, and a drift of the machine falls on both. The other node takes as many steps on a core
-that it shares, so its payload comes a little after ours; the column `commit applied at` shows what that makes of the exchange.
+the two windows of a pair follow each other, and a drift of the machine falls on both. Rounds are time-boxed: the other node takes
+the steps that fit on a core that it shares, so both payloads are ready together and the limits alone decide when the commit comes.
 """
 
 import os
@@ -190,7 +190,8 @@ class Pair:
         self._testnet.stop()
 
 
-def run_file(folder: Path) -> Path:
+def run_file(folder: Path, phase: float = 1e5) -> Path:
+    """`phase`: seconds of a time-boxed round."""
     path = folder / "run.toml"
     owner = load_identity(path.with_suffix(".key"))
     text = render_preset("tiny", "overlap", owner.key.hex())
@@ -198,7 +199,7 @@ def run_file(folder: Path) -> Path:
         "count = 12": "count = 100000",
         "total_steps = 200": "total_steps = 1000000",
         "inner_steps = 20\n": f"inner_steps = {INNER_STEPS}\n",
-        "max_inner_steps = 60": f"max_inner_steps = {20 * INNER_STEPS}",
+        "max_inner_steps = 60": f"max_inner_steps = {20 * INNER_STEPS}\nround_seconds = {phase}",
         "synchronous_rounds = 4": "synchronous_rounds = 0",
         "first_inner_steps = 4\n": "evaluate_every = 0\n",
         "start_clusters = 3": "start_clusters = 2",
@@ -228,6 +229,7 @@ def main() -> None:
         run = Manifest.from_toml(path.read_text())
         alone = Alone(path)
         phase = INNER_STEPS * alone.window(INNER_STEPS)
+        path = run_file(folder, phase)
         for share in SHARES:
             pair = Pair(folder, path, 8e-6 * payload_bytes(run) / (share * phase))
             ratios, windows = [], []

@@ -11,6 +11,7 @@ The main thread trains. A local phase belongs to a round; the committed state Θ
 All workers of a cluster act at the same inner step: what each is ready for rides as flags on the gradient-norm all-reduce.
 """
 
+import math
 import os
 import sys
 import time
@@ -47,6 +48,8 @@ __all__ = ["Worker"]
 
 REPORT_SECONDS = 0.5
 """Steps are reported at most this often."""
+SUSPENDED = 20.0
+"""A step that takes so many times the fastest was suspended (a lid, a stopped process): that is not training time."""
 WAIT_SECONDS = 0.02
 """How long a waiting worker sleeps between looking for commands; bounds the time a commit lies unapplied."""
 
@@ -67,8 +70,8 @@ class Phase:
     step: int = 0
     loss: float = 0.0
     """Sum over steps."""
-    began_at: float = 0.0
-    """Monotonic clock at its first step."""
+    seconds: float = 0.0
+    """Spent in its steps."""
 
 
 class Worker:
@@ -100,6 +103,7 @@ class Worker:
         self._stopping = False
         self._time_is_up = False
         """The first worker's clock says that a time-boxed phase is over; all workers know it from the last step."""
+        self._fastest_step = math.inf
         self._reported_at = 0.0
         self._total_steps = 0
         self._warm_samples = int.from_bytes(sha256(settings.cluster.encode())[:6], "big")
@@ -240,7 +244,7 @@ class Worker:
         seconds = self.manifest.rounds.round_seconds
         if seconds is None or self.rank or not self.phase.step:
             return False
-        return time.monotonic() - self.phase.began_at >= seconds
+        return self.phase.seconds >= seconds
 
     def _agree(self, sums: Sequence[float]) -> tuple[bool, bool, bool]:
         workers = self.trainer.workers
@@ -256,8 +260,6 @@ class Worker:
 
     def _train_step(self) -> tuple[bool, bool, bool]:
         started = time.monotonic()
-        if not self.phase.step:
-            self.phase.began_at = started
         positions = self._positions()
         assert positions is not None
         result = self.trainer.step(*self.dataset.batch(positions), flags=self._flags())
@@ -266,7 +268,10 @@ class Worker:
         self.phase.step += 1
         self._total_steps += 1
         self.phase.loss += result.loss
-        self._report_step(result.loss, time.monotonic() - started, waiting=False)
+        seconds = time.monotonic() - started
+        self._fastest_step = min(self._fastest_step, seconds)
+        self.phase.seconds += min(seconds, SUSPENDED * self._fastest_step)
+        self._report_step(result.loss, seconds, waiting=False)
         return self._agree(result.flags)
 
     # Ending a phase

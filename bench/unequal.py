@@ -1,0 +1,73 @@
+"""Unequal boxes: three clusters and one four times slower, for the same wall-clock time, by how a round ends.
+
+    waiting      fixed H, synchronous: everybody waits for the slow box
+    fixed H      rebase: the fast ones train on while the slow box finishes its H, up to max_inner_steps
+    time-boxed   rebase: a round lasts as long as a fast box needs for H; the slow one takes the steps that fit
+
+The mean is weighted by tokens. Time is counted in steps of a fast box. `python -m bench.unequal`.
+"""
+
+import statistics
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.arms import ARMS, CLUSTERS
+from bench.lab import Lab
+from bench.report import table, write
+
+__all__ = ["main"]
+
+SLOWDOWN = 4
+SPEEDS = (1.0, 1.0, 1.0, 1 / SLOWDOWN)
+STEPS = 240
+"""Of a fast box: the wall-clock time of every row."""
+SEEDS = 3
+HORIZON = 10
+ARRIVAL = 0.6
+"""Of a fast box's H that the exchange takes."""
+
+
+def run(rule: str, seed: int) -> tuple[float, int]:
+    """(held-out loss, tokens read)."""
+    arm = next(arm for arm in ARMS if arm.name == "ours")
+    waiting = rule == "waiting"
+    length = HORIZON if rule == "time-boxed" else SLOWDOWN * HORIZON  # of a round, in steps of a fast box
+    rounds = {"inner_steps": length, "count": STEPS // length, "overlap": "none" if waiting else "rebase"}
+    manifest = arm.manifest({"rounds": rounds, **arm.choices[0]}, STEPS, seed, "stdlib")
+    # Waiting, a fast box idles after its H; the slow one needs the whole round for it.
+    speeds = (1 / SLOWDOWN,) * CLUSTERS if waiting else SPEEDS
+    lab = Lab(manifest, CLUSTERS, arrive_at=int(ARRIVAL * HORIZON), speeds=speeds, evaluate_every=10**6).rounds()
+    return lab.losses[-1], lab.points[-1].tokens
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+    results: list[dict[str, Any]] = []
+    for rule in ("waiting", "fixed H", "time-boxed"):
+        found = [run(rule, seed) for seed in range(SEEDS)]
+        losses = [loss for loss, _ in found]
+        results.append(
+            {
+                "rule": rule,
+                "loss": statistics.fmean(losses),
+                "spread": max(losses) - min(losses),
+                "tokens": found[0][1],
+                "tokens_per_step_time": found[0][1] / STEPS,
+            }
+        )
+        print(f"{rule}: {losses}", flush=True)
+    base = results[0]["tokens"]
+    columns = ["round ends", "loss", "spread", "tokens", "tokens / time, waiting = 1"]
+    rows = [
+        [r["rule"], f"{r['loss']:.4f}", f"{r['spread']:.4f}", f"{r['tokens']:,}", f"{r['tokens'] / base:.2f}"] for r in results
+    ]
+    table(columns, rows)
+    write("unequal", {"steps": STEPS, "seeds": SEEDS, "slowdown": SLOWDOWN, "rows": results})
+
+
+if __name__ == "__main__":
+    main()
