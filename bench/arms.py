@@ -41,6 +41,7 @@ class Arm:
     def manifest(self, choice: Settings, steps: int, seed: int, source: str) -> Manifest:
         """The toy: byte-level, 0.87M parameters, one stage, sequences of 64."""
         merged = {name: dict(section) for name, section in load_preset("tiny").model_dump().items()}
+        merged["compression"] = {"codec": "fp32"}  # an arm's codec is its own, whatever the preset's
         toy: Settings = {
             "model": {"family": "llama", "sequence_length": 64, "stages": 1, "seed": seed},
             "data": {"source": source, "seed": seed, "evaluation_sequences": 256},

@@ -30,7 +30,7 @@ class Shape:
     name: str
     model: dict[str, Any]
     stage: int
-    rank: int
+    compression: dict[str, Any]
     inner_steps: int
     tokens: int
     """Per inner step, as a manifest of this size says."""
@@ -46,12 +46,16 @@ def model(hidden: int, middle: int, heads: int, kv_heads: int, layers: int, stag
     return {**shape, "layers": layers, "stages": stages, "vocabulary_size": 256}
 
 
+TOPK = {"codec": "topk-int2", "k": 230, "entropy_coding": True}
+TINY, LAYER_1B = model(128, 352, 4, 4, layers=4, stages=2), model(2048, 5504, 16, 16, layers=1, stages=3)
+LAYER_107B = model(8192, 49152, 64, 8, layers=1, stages=3)
 SHAPES = (
-    Shape("tiny stage", model(128, 352, 4, 4, layers=4, stages=2), 0, 16, 60, 8 * 128, 8 * 128),
-    Shape("1B-shaped layer", model(2048, 5504, 16, 16, layers=1, stages=3), 1, 128, 100, 8 * 2048, 1024, repeats=3),
-    Shape(
-        "107B-shaped layer", model(8192, 49152, 64, 8, layers=1, stages=3), 1, 2048, 125, 16 * 4096, 128, "down_proj", repeats=1
-    ),
+    Shape("tiny stage", TINY, 0, TOPK, 10, 8 * 128, 8 * 128),
+    Shape("tiny stage", TINY, 0, {"rank": 16}, 20, 8 * 128, 8 * 128),
+    Shape("1B-shaped layer", LAYER_1B, 1, TOPK, 100, 8 * 2048, 1024, repeats=3),
+    Shape("1B-shaped layer", LAYER_1B, 1, {"rank": 128}, 100, 8 * 2048, 1024, repeats=3),
+    Shape("107B-shaped layer", LAYER_107B, 1, TOPK, 125, 16 * 4096, 128, "down_proj", repeats=1),
+    Shape("107B-shaped layer", LAYER_107B, 1, {"rank": 2048}, 125, 16 * 4096, 128, "down_proj", repeats=1),
 )
 
 
@@ -60,7 +64,7 @@ def manifest(shape: Shape) -> Manifest:
         "run": {"name": "bench", "owner": "00" * 32},
         "model": {"family": "qwen2", "sequence_length": 128, **shape.model},
         "training": {"learning_rate": 1e-3, "total_steps": 1000, "batch_size": 2},
-        "compression": {"rank": shape.rank},
+        "compression": shape.compression,
         "rounds": {"count": 10, "inner_steps": shape.inner_steps, "max_inner_steps": shape.inner_steps},
     }
     return Manifest.model_validate(sections)
@@ -126,7 +130,7 @@ def measure(shape: Shape, device: torch.device) -> dict[str, Any]:
         "shape": shape.name,
         "device": device.type,
         "parameters": state.size,
-        "rank": shape.rank,
+        "codec": f"{run.compression.codec} {run.compression.keep}",
         "inner_steps": shape.inner_steps,
         "tokens_per_step": shape.tokens,
         "measured_tokens": shape.measured_tokens,
@@ -141,14 +145,14 @@ def measure(shape: Shape, device: torch.device) -> dict[str, Any]:
 def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results = [measure(shape, device) for shape in SHAPES]
-    columns = ["shape", "parameters", "device", "rank", "H", "tokens/step (measured)"]
+    columns = ["shape", "parameters", "device", "codec", "H", "tokens/step (measured)"]
     columns += ["step s", "encode s", "decode 3 + apply s", "of a step", "of H steps"]
     rows = [
         [
             r["shape"],
             f"{r['parameters']:,}",
             r["device"],
-            str(r["rank"]),
+            r["codec"],
             str(r["inner_steps"]),
             f"{r['tokens_per_step']:,} ({r['measured_tokens']:,})",
             f"{r['step_seconds']:.3f}",

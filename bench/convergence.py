@@ -26,7 +26,7 @@ from protocol.payload import stage_layout
 from protocol.tensors import parameter_count, stage_tensors
 from protocol.transport.blobs import write_atomically
 
-__all__ = ["main"]
+__all__ = ["choice_text", "main"]
 
 RUNS = RESULTS / "runs"
 QUICK = ("AllReduce", "ours")
@@ -181,7 +181,7 @@ def print_summary(summaries: Sequence[dict[str, Any]]) -> None:
             f"{item['bits_per_parameter']:.1f}",
             f"{item['wire_bytes']:,}",
             f"{item['tokens']:,}",
-            _choice_text(item["choice"]),
+            choice_text(item["choice"]),
         ]
         for item in summaries
     ]
@@ -189,7 +189,7 @@ def print_summary(summaries: Sequence[dict[str, Any]]) -> None:
     table(columns, rows)
 
 
-def _choice_text(choice: Settings) -> str:
+def choice_text(choice: Settings) -> str:
     return " ".join(f"{name}.{key}={value:g}" for name, section in choice.items() for key, value in section.items())
 
 

@@ -196,12 +196,11 @@ def run_file(folder: Path, phase: float = 1e5) -> Path:
     owner = load_identity(path.with_suffix(".key"))
     text = render_preset("tiny", "overlap", owner.key.hex())
     changes = {
-        "count = 12": "count = 100000",
+        "count = 20": "count = 100000",
         "total_steps = 200": "total_steps = 1000000",
-        "inner_steps = 20\n": f"inner_steps = {INNER_STEPS}\n",
-        "max_inner_steps = 60": f"max_inner_steps = {20 * INNER_STEPS}\nround_seconds = {phase}",
-        "synchronous_rounds = 4": "synchronous_rounds = 0",
-        "first_inner_steps = 4\n": "evaluate_every = 0\n",
+        "inner_steps = 10\n": f"inner_steps = {INNER_STEPS}\n",
+        "max_inner_steps = 40": f"max_inner_steps = {20 * INNER_STEPS}\nround_seconds = {phase}",
+        "synchronous_rounds = 4": "synchronous_rounds = 0\nevaluate_every = 0",
         "start_clusters = 3": "start_clusters = 2",
         "deadline_seconds = 300": "deadline_seconds = 100000",
         "vote_seconds = 60": "vote_seconds = 80000",

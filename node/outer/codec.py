@@ -10,6 +10,7 @@
 Encoding may differ between machines; decoding is bit-exact on all of them.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ from protocol.arrays import (
     Floats,
     Levels,
     Sparse,
+    groups,
 )
 from protocol.errors import LocalError
 from protocol.manifest import Compression
@@ -43,7 +45,7 @@ ROW_ELEMENTS = 1 << 22
 """Elements decoded at a time: 32 MiB of float64, far below one tensor of a large model."""
 LLOYD_STEPS = 3
 """Rounds of Lloyd's algorithm (least squares, 1-D k-means) that place the two magnitudes of a group."""
-SAMPLE = 1 << 22
+SAMPLE = 1 << 17
 """Values from which a stage-wide threshold is estimated."""
 
 
@@ -64,10 +66,7 @@ class StageEncoder:
         if not bool(torch.isfinite(feedback).all()):
             raise LocalError("a pseudo-gradient is not finite: training diverged on this node. Lower training.learning_rate.")
         self._compression = compression
-        self._chunk_k = keep if compression.scope == "chunk" else 0
-        self._threshold = 0.0
-        if layout.kept and not self._chunk_k:
-            self._threshold = stage_threshold(feedback, layout.kept)
+        self._sparse = iter(_encode_sparse(feedback, layout, keep if compression.scope == "chunk" else 0))
 
     def encode(self, matrix: Tensor, layout: Layout, warm: Tensor | None) -> Encoded:
         """Compress `matrix`: any shape with layout.elements elements, float32."""
@@ -85,77 +84,90 @@ class StageEncoder:
             case Form.INT2:
                 array = _encode_levels(flat)
             case Form.SPARSE:
-                array = self._encode_sparse(flat)
+                array = next(self._sparse)
             case Form.FP16:
                 array = Floats(flat.clamp(-65504, 65504).half().cpu().numpy())
             case Form.FP32:
                 array = Floats(flat.clamp(-LARGEST, LARGEST).cpu().numpy().copy())
         return Encoded((layout, (array,)), None, 0.0)
 
-    def _encode_sparse(self, flat: Tensor) -> Sparse:
-        size = _grouped(flat.abs())
-        if self._chunk_k:
-            mask = torch.zeros_like(size, dtype=torch.bool).scatter_(1, size.topk(self._chunk_k, dim=1).indices, True)
-            last = flat.numel() - GROUP * (len(size) - 1)  # this group may be shorter: it keeps its share
-            mask[-1] = False
-            mask[-1, size[-1].topk(self._chunk_k * last // GROUP).indices] = True
-            mask &= size > 0
-        else:
-            mask = size > self._threshold
-        magnitudes, levels = _place_levels(size, mask)
-        kept = mask.view(-1)[: flat.numel()]
-        positions = kept.nonzero().view(-1)
-        return Sparse(
-            flat.numel(),
-            magnitudes.cpu().numpy(),
-            positions.cpu().numpy(),
-            (flat[positions] < 0).cpu().numpy(),
-            levels.view(-1)[positions].cpu().numpy(),
+
+def _encode_sparse(feedback: Tensor, layout: StageLayout, chunk_k: int) -> list[Sparse]:
+    """The stage's tensors, in one pass over all of them: a stage has many small ones."""
+    if not layout.kept:
+        return []
+    sizes = [tensor.elements for tensor in layout.tensors]
+    magnitude = feedback.abs()
+    if chunk_k:
+        kept = torch.cat([_largest_of_chunks(part, chunk_k) for part in magnitude.split(sizes)])
+    else:
+        kept = magnitude > stage_threshold(magnitude, layout.kept)
+    positions = kept.nonzero().view(-1)
+    starts = torch.tensor([0, *itertools.accumulate(sizes)], device=feedback.device)
+    cuts = torch.searchsorted(positions, starts).tolist()
+    first_group = [0, *itertools.accumulate(groups(size) for size in sizes)]
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(cuts).diff()).to(feedback.device)
+    positions -= starts[owner]
+    group = positions // GROUP + torch.tensor(first_group, device=feedback.device)[owner]
+    values = feedback[kept]
+    magnitudes, levels = _place_levels(values.abs(), group, first_group[-1])
+    parts = [tensor.cpu().numpy() for tensor in (positions, values < 0, levels)]
+    return [
+        Sparse(
+            size,
+            magnitudes[first_group[index] : first_group[index + 1]].cpu().numpy(),
+            *(part[cuts[index] : cuts[index + 1]] for part in parts),
         )
+        for index, size in enumerate(sizes)
+    ]
 
 
-def stage_threshold(feedback: Tensor, kept: int) -> float:
-    """The magnitude that at most `kept` values exceed; estimated from a sample where the stage is large, then made sure of."""
-    size = feedback.abs()
+def _largest_of_chunks(magnitude: Tensor, k: int) -> Tensor:
+    """Mask of the k largest magnitudes of every GROUP; a shorter last group keeps its share. Zeros are never kept."""
+    padded = torch.nn.functional.pad(magnitude, (0, -len(magnitude) % GROUP)).view(-1, GROUP)
+    mask = torch.zeros_like(padded, dtype=torch.bool).scatter_(1, padded.topk(k, dim=1).indices, True)
+    last = len(magnitude) - GROUP * (len(padded) - 1)
+    mask[-1] = False
+    mask[-1, padded[-1].topk(k * last // GROUP).indices] = True
+    return (mask & (padded > 0)).view(-1)[: len(magnitude)]
+
+
+def stage_threshold(size: Tensor, kept: int) -> float:
+    """The magnitude that at most `kept` of these values exceed: estimated from a sample, then made sure of."""
     stride = max(1, size.numel() // SAMPLE)
     sample = size[::stride].contiguous()
     wanted = min(sample.numel() - 1, kept // stride)
-    threshold = float(sample.topk(wanted + 1).values[-1])
+    threshold = float(sample.kthvalue(sample.numel() - wanted).values)
     while int((size > threshold).sum()) > kept:
         threshold = threshold * 1.01 + 1e-30
     return threshold
 
 
-def _grouped(flat: Tensor) -> Tensor:
-    """(groups, GROUP), the last padded with zeros."""
-    padding = -flat.numel() % GROUP
-    return torch.nn.functional.pad(flat, (0, padding)).view(-1, GROUP)
+def _place_levels(values: Tensor, group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Two magnitudes for each group, at the means of the (positive) values they stand for, and which value takes the second.
 
-
-def _place_levels(size: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the masked magnitudes in each group: two levels at the means of what they stand for, and which value takes the second."""
-    count = mask.sum(1).clamp_min(1)
-    kept = size * mask
-    mean = kept.sum(1) / count
-    low, high = mean, mean
-    boundary = 1.3 * mean
+    `group`: the group of each value. Returns (groups, 2) float32 that are bfloat16s, and (len(values),) bool.
+    """
+    count = torch.bincount(group, minlength=groups)
+    total = torch.bincount(group, values, minlength=groups)
+    low = high = total / count.clamp_min(1)
+    boundary = 1.3 * low
     for _ in range(LLOYD_STEPS):
-        above = mask & (size > boundary[:, None])
-        number = above.sum(1)
-        above_sum = (size * above).sum(1)
-        high = torch.where(number > 0, above_sum / number.clamp_min(1), boundary)
-        low = torch.where(number < count, (kept.sum(1) - above_sum) / (count - number).clamp_min(1), boundary)
+        above = values > boundary[group]
+        number = torch.bincount(group[above], minlength=groups)
+        above_total = torch.bincount(group[above], values[above], minlength=groups)
+        high = torch.where(number > 0, above_total / number.clamp_min(1), boundary)
+        low = torch.where(number < count, (total - above_total) / (count - number).clamp_min(1), boundary)
         boundary = (low + high) / 2
     magnitudes = torch.stack([low, high], 1).bfloat16().float().clamp(max=LARGEST)
     magnitudes[magnitudes < 2.0**MIN_BASE] = 0
-    return magnitudes, mask & (size > boundary[:, None])
+    return magnitudes, values > boundary[group]
 
 
 def _encode_levels(flat: Tensor) -> Levels:
-    size = _grouped(flat.abs())
-    inside = _grouped(torch.ones_like(flat)).bool()
-    magnitudes, levels = _place_levels(size, inside)
-    return Levels(magnitudes.cpu().numpy(), (flat < 0).cpu().numpy(), levels.view(-1)[: flat.numel()].cpu().numpy())
+    group = torch.arange(flat.numel(), device=flat.device) // GROUP
+    magnitudes, levels = _place_levels(flat.abs(), group, groups(flat.numel()))
+    return Levels(magnitudes.cpu().numpy(), (flat < 0).cpu().numpy(), levels.cpu().numpy())
 
 
 def quantize(values: Tensor) -> BlockInt4:

@@ -1,0 +1,144 @@
+"""`python -m bench.docs`: docs/results.md and docs/results/ from what the benches wrote into bench/results/."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.arms import ARMS, HORIZON, RANK
+from bench.convergence import choice_text
+from bench.report import RESULTS
+from node.plan import PUBLISHED, paper_rows
+
+__all__ = ["main"]
+
+DOCS = Path(__file__).parents[1] / "docs"
+FOLDER = DOCS / "results"
+TEXT = DOCS / "results-notes.md"
+"""What people wrote: goes in front of the tables."""
+
+
+def load(name: str) -> dict[str, Any] | None:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def markdown(columns: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def machine(result: dict[str, Any]) -> str:
+    facts = result["machine"]
+    return f"{facts['cores']} cores, {facts['device']}, torch {facts['torch']}"
+
+
+def convergence(result: dict[str, Any], command: str, pictures: bool) -> str:
+    values = result["results"]
+    base = next(arm["loss"] for arm in values["arms"] if arm["arm"] == "AllReduce")
+    muon = next((arm["loss"] for arm in values["arms"] if arm["arm"] == "AllReduce, Muon"), None)
+    rows = [
+        [
+            f"**{arm['arm']}**" if arm["arm"].startswith("ours") else arm["arm"],
+            f"{arm['loss']:.4f}",
+            f"{arm['spread']:.4f}",
+            f"{arm['loss'] / base - 1:+.1%}",
+            "–" if muon is None else f"{arm['loss'] / muon - 1:+.1%}",
+            str(arm["horizon"]),
+            f"{arm['bits_per_parameter']:,.1f}",
+            choice_text(arm["choice"]),
+            arm["describe"],
+        ]
+        for arm in values["arms"]
+    ]
+    columns = [
+        "arm",
+        "loss",
+        "spread",
+        "over AllReduce",
+        "over AllReduce, Muon",
+        "H",
+        "bits/parameter sent",
+        "tuned",
+        "what it is",
+    ]
+    facts = f"{values['steps']} inner steps, {values['clusters']} clusters, {values['seeds']} seeds, data {values['source']}"
+    link = f"DiLoCoX's payload takes {values['ratio']:.2f} of its round"
+    text = f"`{command}` ({machine(result)}; {facts}; {link})\n\n{markdown(columns, rows)}\n"
+    if pictures:
+        text += (
+            "\n![loss over tokens](results/convergence-tokens.png)\n\n![loss over bytes](results/convergence-wire-bytes.png)\n"
+        )
+    return text
+
+
+def adaptive(result: dict[str, Any]) -> str:
+    rows = [
+        [
+            name,
+            str(row["round"]),
+            str(row["keep"]),
+            f"{row['error']:.3f}",
+            f"{row['loss']:.4f}",
+            f"{row['bits_per_parameter']:.1f}",
+        ]
+        for name, series in result["results"].items()
+        for row in series
+    ]
+    columns = ["rule", "round", "rank or k", "relative error", "loss", "bits/parameter so far"]
+    return f"`python -m bench.adaptive` ({machine(result)})\n\n{markdown(columns, rows)}\n"
+
+
+def unequal(result: dict[str, Any]) -> str:
+    values = result["results"]
+    base = values["rows"][0]["tokens"]
+    rows = [
+        [row["rule"], f"{row['loss']:.4f}", f"{row['spread']:.4f}", f"{row['tokens']:,}", f"{row['tokens'] / base:.2f}"]
+        for row in values["rows"]
+    ]
+    facts = f"one box of four is {values['slowdown']} times slower, the same time for all; {values['seeds']} seeds"
+    columns = ["a round ends", "loss", "spread", "tokens", "tokens / time"]
+    return f"`python -m bench.unequal` ({machine(result)}; {facts})\n\n{markdown(columns, rows)}\n"
+
+
+def plan() -> str:
+    rows = [
+        [row.method.name, f"{published:,.1f}", f"{row.tokens_per_second:,.1f}", f"{row.tokens_per_second / published - 1:+.1%}"]
+        for row, published in zip(paper_rows(), PUBLISHED.values(), strict=True)
+    ]
+    return (
+        "`dilocox plan --paper`\n\n" + markdown(["107B, 1 Gbps", "published tokens/s", "modelled", "difference"], rows) + "\n"
+    )
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    parts = [TEXT.read_text().rstrip() + "\n"]
+    sections: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
+        ("The arms", "convergence", lambda r: convergence(r, "python -m bench.convergence", True)),
+        (
+            "The arms on WikiText",
+            "convergence-text",
+            lambda r: convergence(r, "python -m bench.convergence --source text:…/wikitext-2/*.txt", False),
+        ),
+        ("Adaptive compression", "adaptive", adaptive),
+        ("Unequal boxes", "unequal", unequal),
+    ]
+    for title, name, render in sections:
+        if (result := load(name)) is not None:
+            parts.append(f"## {title}\n\n{render(result)}")
+            kept = json.loads(json.dumps(result))
+            for arm in kept["results"].get("arms", []) if isinstance(kept["results"], dict) else []:
+                arm.pop("curves", None)
+            (FOLDER / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    parts.append(f"## The cost model against the published rows\n\n{plan()}")
+    for picture in RESULTS.glob("convergence-*.png"):
+        shutil.copy(picture, FOLDER / picture.name)
+    (DOCS / "results.md").write_text("\n".join(parts))
+    print(f"wrote {DOCS / 'results.md'} ({len(ARMS)} arms are defined; reference rank {RANK}, H {HORIZON})")
+
+
+if __name__ == "__main__":
+    main()
