@@ -1,0 +1,51 @@
+"""The convergence bench: every kind of arm really trains, counts the bytes it sends, and sees the same tokens."""
+
+import pytest
+
+from bench import convergence
+from bench.arms import ARMS, CLUSTERS
+from bench.convergence import Job
+
+STEPS = 8
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(convergence, "RUNS", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["AllReduce", "CocktailSGD", "SparseLoCo", "DiLoCoX", "ours"])
+def test_an_arm_runs_and_its_result_is_kept(runs, name: str):
+    job = Job(name, 0, seed=1, steps=STEPS, source="stdlib", ratio=0.5)
+    assert job.result() is None
+    convergence.run_job(job)
+    result = job.result()
+    assert result is not None
+    last = result["points"][-1]
+    arm = job.definition
+    assert last["tokens"] == CLUSTERS * STEPS * 8 * 64
+    assert 2.0 < last["loss"] < 6.0
+    rounds = STEPS // min(arm.horizon, STEPS // 2)
+    bits = 8 * last["wire_bytes"] / result["parameters"]
+    low, high = {"allreduce": (32 * STEPS, 32 * STEPS + 1), "cocktail": (0.02 * STEPS, 0.2 * STEPS)}.get(
+        arm.runner, (0.3 * rounds, 1.0 * rounds)
+    )
+    assert low <= bits <= high
+
+
+def test_every_arm_has_equally_many_choices_and_a_valid_manifest():
+    assert len({len(arm.choices) for arm in ARMS}) == 1
+    for arm in ARMS:
+        for choice in arm.choices:
+            run = arm.manifest(choice, 600, 0, "stdlib")
+            assert sum(run.inner_steps(number) for number in range(1, run.rounds.count + 1)) == 600
+
+
+def test_a_commit_arrives_at_the_step_that_its_bytes_earn():
+    arm = next(arm for arm in ARMS if arm.name == "DiLoCoX")
+    shapes = [(128, 128)] * 8
+    reference = convergence.stage_layout(shapes, convergence.Compression(rank=16), 16).largest
+    assert convergence.arrival_steps(arm, shapes, 0.5, reference) == 10
+    assert convergence.arrival_steps(arm, shapes, 0.5, reference // 2) == 5

@@ -1,0 +1,88 @@
+"""The cost model: reproduces the published rows, follows the payload layouts, and recommends what it computes."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from node import plan
+from node.cli.init import render_preset
+from node.outer.state import StageState
+from node.plan import PAPER, PUBLISHED, Method, Site
+from protocol.manifest import Compression, Manifest
+from protocol.tensors import stage_tensors
+
+SITE = Site(parameters=10**9, step_seconds=1.0, tokens_per_step=1000, clusters=3, boxes=2, bits_per_second=1e8)
+
+
+def test_the_published_rows_are_within_a_quarter():
+    for row, published in zip(plan.paper_rows(), PUBLISHED.values(), strict=True):
+        assert row.tokens_per_second == pytest.approx(published, rel=0.25), row.method.name
+
+
+def test_a_box_moves_its_share_once_per_other_cluster():
+    found = plan.estimate(SITE, Method("x", 100e6, 50))
+    assert found.network_seconds == pytest.approx(8 * 100e6 / 2 * 2 / 1e8)
+    assert found.arrival_step == pytest.approx(8.0)
+    assert (found.utilisation, found.tokens_per_second) == (1.0, 1000.0)
+    waiting = plan.estimate(SITE, Method("x", 100e6, 50, overlap=False))
+    assert waiting.tokens_per_second == pytest.approx(1000 * 50 / 58)
+
+
+def test_a_link_that_is_too_slow_costs_throughput_even_with_overlap():
+    found = plan.estimate(SITE, Method("x", 1e9, 50))
+    assert found.arrival_step == pytest.approx(80.0)
+    assert found.utilisation == pytest.approx(50 / 80)
+
+
+def test_estimated_bytes_are_those_of_real_payloads():
+    tiny = Manifest.from_toml(render_preset("tiny", "x", "00" * 32))
+    for compression in (
+        Compression(rank=16),
+        Compression(codec="int4", entropy_coding=True),
+        Compression(codec="int2"),
+        Compression(codec="topk-int2", k=256, entropy_coding=True),
+        Compression(codec="topk-int2", k=760, entropy_coding=True),
+    ):
+        run = tiny.model_copy(update={"compression": compression})
+        shapes = [spec.shape for spec in stage_tensors(run.model, 0)]
+        state = StageState(run, 0)
+        state.feedback.normal_(std=1e-3)
+        real = len(state.encode(None).raw)
+        assert plan.payload_bytes(plan.layouts_of([shapes], compression)) == pytest.approx(real, rel=0.06)
+
+
+def test_it_recommends_waiting_where_waiting_is_sooner():
+    free = Method("x", 1e3, 50)
+    assert plan.recommend(SITE, replace(free, codec_seconds=10.0)) == "rebase"
+    beyond = plan.estimate(SITE, replace(free, codec_seconds=10.0))
+    cost = 1 + plan.DELAY_COST * beyond.arrival_step / 50
+    assert (
+        beyond.tokens_per_second / cost
+        > plan.estimate(SITE, replace(free, codec_seconds=10.0, overlap=False)).tokens_per_second
+    )
+    late = replace(free, inner_steps=1, codec_seconds=0.01)  # nothing to hide: the exchange takes a hundredth of a step
+    sooner = plan.estimate(SITE, replace(late, overlap=False)).tokens_per_second
+    beside = plan.estimate(SITE, late)
+    expected = "rebase" if beside.tokens_per_second / (1 + plan.DELAY_COST * beside.arrival_step) > sooner else "none"
+    assert plan.recommend(SITE, late) == expected
+
+
+def dilocox(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "node.cli.main", "plan", *arguments], capture_output=True, text=True)
+
+
+def test_the_command_compares_codecs_and_says_what_it_assumes():
+    report = json.loads(
+        dilocox("--preset", "tiny", "--bandwidth", "50mbit", "--boxes", "1", "--inner-steps", "10,20", "--json").stdout
+    )
+    rows = {(row["codec"], row["inner_steps"]): row for row in report["rows"]}
+    assert ("topk-int2 760", 10) in rows
+    assert rows[("fp16", 20)]["payload_bytes"] > 10 * rows[("topk-int2 256", 20)]["payload_bytes"]
+    assert len(report["assumptions"]) == 4
+    assert "11.6%" in dilocox("--paper").stdout
+    for wrong in (["--bandwidth", "fast"], ["--inner-steps", "0"], ["--preset", "none"], ["nowhere.toml"]):
+        assert dilocox(*wrong).returncode == 2
+    assert PAPER.clusters == 2
