@@ -5,11 +5,8 @@ The rules decide as they do in a commit (protocol/adaptive.py), from what the pa
 
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from bench.arms import ARMS, CLUSTERS
-from bench.lab import Lab
+from bench.lab import Lab, process_group_of_one
 from bench.report import table, write
 from protocol.manifest import Manifest
 from protocol.tensors import parameter_count
@@ -42,9 +39,7 @@ def manifest(compression: dict[str, Any]) -> Manifest:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+    process_group_of_one()
     results: dict[str, list[dict[str, float]]] = {}
     for name, compression in RULES.items():
         run = manifest(compression)

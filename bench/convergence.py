@@ -70,14 +70,11 @@ def arrival_steps(arm: Arm, run_shapes: Sequence[Sequence[int]], ratio: float, p
 def run_job(job: Job) -> None:
     """In a worker process: train and keep the result."""
     import torch
-    import torch.distributed as dist
 
     from bench.baselines import AllReduce, CocktailSGD
-    from bench.lab import Lab
+    from bench.lab import Lab, process_group_of_one
 
-    if not dist.is_initialized():
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+    process_group_of_one()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     arm, started = job.definition, time.monotonic()
     run = arm.manifest(arm.choices[job.choice], job.steps, job.seed, job.source)
@@ -132,7 +129,8 @@ def last_loss(job: Job) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def summarize(arm: Arm, choice: int, jobs: Sequence[Job]) -> dict[str, Any]:
+def summarize(arm: Arm, choice: int, jobs: Sequence[Job], sweep: Sequence[float]) -> dict[str, Any]:
+    """`sweep`: the loss of each choice after the short run."""
     results = [result for job in jobs if (result := job.result()) is not None]
     losses = [result["points"][-1]["loss"] for result in results]
     last = results[0]["points"][-1]
@@ -145,6 +143,7 @@ def summarize(arm: Arm, choice: int, jobs: Sequence[Job]) -> dict[str, Any]:
         "loss": statistics.fmean(losses),
         "spread": max(losses) - min(losses),
         "losses": losses,
+        "sweep": sweep,
         "tokens": last["tokens"],
         "wire_bytes": last["wire_bytes"],
         "bits_per_parameter": 8 * last["wire_bytes"] / results[0]["parameters"],
@@ -166,7 +165,7 @@ def compare(
         arm.name: [Job(arm.name, best[arm.name], seed, lengths.steps, source, ratio) for seed in range(seeds)] for arm in arms
     }
     run_all((job for jobs in finals.values() for job in jobs), processes)
-    return [summarize(arm, best[arm.name], finals[arm.name]) for arm in arms]
+    return [summarize(arm, best[arm.name], finals[arm.name], [last_loss(job) for job in sweeps[arm.name]]) for arm in arms]
 
 
 def print_summary(summaries: Sequence[dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 
 from node.training.data import Dataset, load_dataset
 from node.training.trainer import Trainer
@@ -12,7 +13,7 @@ from protocol.adaptive import next_keep
 from protocol.manifest import Manifest
 from protocol.pb import messages_pb2 as pb
 
-__all__ = ["Lab", "Point"]
+__all__ = ["Lab", "Point", "process_group_of_one"]
 
 CPU = torch.device("cpu")
 
@@ -33,6 +34,13 @@ class Point:
     """Mean relative error of the payloads in the commit."""
     keep: int = 0
     """What their codec kept: rank or k."""
+
+
+def process_group_of_one() -> None:
+    """What a pipeline of one worker needs, in a process that trains on one thread."""
+    torch.set_num_threads(1)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
 
 
 Arrival = Callable[[int, int], int]

@@ -10,11 +10,8 @@ The mean is weighted by tokens. Time is counted in steps of a fast box. `python 
 import statistics
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from bench.arms import ARMS, CLUSTERS
-from bench.lab import Lab
+from bench.lab import Lab, process_group_of_one
 from bench.report import table, write
 
 __all__ = ["main"]
@@ -43,9 +40,7 @@ def run(rule: str, seed: int) -> tuple[float, int]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+    process_group_of_one()
     results: list[dict[str, Any]] = []
     for rule in ("waiting", "fixed H", "time-boxed"):
         found = [run(rule, seed) for seed in range(SEEDS)]

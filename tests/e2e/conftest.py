@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,22 +129,29 @@ def build(folder: Path, count: int, nodes: int = 3) -> Testnet:
     return Testnet.create(folder / "t", run_file, nodes, ["--devices", "2", "--threads", "1"])
 
 
+@contextmanager
+def running(testnet: Testnet, rounds: int) -> Iterator[Swarm]:
+    """Everybody but the last member, which a test may start later; `rounds` closed. In the end no process is left."""
+    late = testnet.members.pop()
+    testnet.start_all()
+    testnet.members.append(late)
+    swarm = Swarm(testnet)
+    try:
+        wait_for(lambda: swarm.open_round() > rounds, 180, f"the swarm trained {rounds} rounds")
+        yield swarm
+    finally:
+        everything = [p for m in testnet.running() for p in swarm.processes(m.name)]
+        testnet.stop()
+        _, alive = psutil.wait_procs(everything, timeout=20)
+        assert not alive, f"orphans: {alive}"
+
+
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """Shared by the tests of a module, in order: starting one takes half a minute on two cores."""
     testnet = build(tmp_path_factory.mktemp("e2e"), count=100_000, nodes=4)
-    late = testnet.members.pop()  # laid out, started by the test that wants a late joiner
-    testnet.start_all()
-    testnet.members.append(late)
-    running = Swarm(testnet)
-    try:
-        wait_for(lambda: running.open_round() > 2, 180, "the swarm trained two rounds")
-        yield running
-    finally:
-        everything = [p for m in testnet.running() for p in running.processes(m.name)]
-        testnet.stop()
-        _, alive = psutil.wait_procs(everything, timeout=20)
-        assert not alive, f"orphans: {alive}"
+    with running(testnet, rounds=2) as swarm:
+        yield swarm
 
 
 def late_member(swarm: Swarm) -> Member:

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from node.testnet import Member, Testnet
 from protocol.transport.home import load_identity
-from tests.e2e.conftest import RUN, Swarm, wait_for
+from tests.e2e.conftest import RUN, Swarm, running, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -40,18 +39,8 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
         file = measurement(testnet, member)
         file.write_text(GOOD)
         member.arguments.extend(["--simulated-measurement", str(file)])
-    spare = testnet.members.pop()
-    testnet.start_all()
-    testnet.members.append(spare)
-    running = Swarm(testnet)
-    try:
-        wait_for(lambda: running.open_round() > 1, 180, "the swarm trained a round")
-        yield running
-    finally:
-        everything = [p for m in testnet.running() for p in running.processes(m.name)]
-        testnet.stop()
-        _, alive = psutil.wait_procs(everything, timeout=20)
-        assert not alive, f"orphans: {alive}"
+    with running(testnet, rounds=1) as swarm:
+        yield swarm
 
 
 def measurement(testnet: Testnet, member: Member) -> Path:
