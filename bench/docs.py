@@ -91,6 +91,12 @@ def adaptive(result: dict[str, Any]) -> str:
     return f"`python -m bench.adaptive` ({machine(result)})\n\n{markdown(columns, rows)}\n"
 
 
+def distortion(result: dict[str, Any]) -> str:
+    rows = [[r["codec"], f"{r['bits']:.2f}", f"{r['adamw']:.3f}", f"{r['muon']:.3f}"] for r in result["results"]]
+    columns = ["codec", "bits/parameter", "error, AdamW", "error, Muon"]
+    return f"`python -m bench.distortion` ({machine(result)})\n\n{markdown(columns, rows)}\n"
+
+
 def unequal(result: dict[str, Any]) -> str:
     values = result["results"]
     base = values["rows"][0]["tokens"]
@@ -123,6 +129,7 @@ def main() -> None:
             "convergence-text",
             lambda r: convergence(r, "python -m bench.convergence --source text:…/wikitext-2/*.txt", False),
         ),
+        ("What a codec loses of one pseudo-gradient", "distortion", distortion),
         ("Adaptive compression", "adaptive", adaptive),
         ("Unequal boxes", "unequal", unequal),
     ]

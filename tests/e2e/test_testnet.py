@@ -12,17 +12,26 @@ from pathlib import Path
 import psutil
 import pytest
 
+from protocol.manifest import Manifest
+from protocol.pb import messages_pb2 as pb
+from protocol.transport.chain_file import ChainFile
 from protocol.transport.home import load_identity
 from tests.e2e.conftest import RUN, wait_for
 
 pytestmark = pytest.mark.e2e
 
 
-def start(tmp_path: Path, count: int, *options: str, overlap: str = "rebase") -> subprocess.Popen[str]:
+def start(
+    tmp_path: Path, count: int, *options: str, overlap: str = "rebase", changes: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """`changes`: replacements in the run file."""
     run_file = tmp_path / "run.toml"
     owner = load_identity(run_file.with_suffix(".key"))
     text = RUN.replace("{owner}", owner.key.hex()).replace("{count}", str(count))
-    run_file.write_text(text.replace("[rounds]", f'[rounds]\noverlap = "{overlap}"'))
+    for old, new in {"[rounds]": f'[rounds]\noverlap = "{overlap}"', **(changes or {})}.items():
+        assert old in text
+        text = text.replace(old, new)
+    run_file.write_text(text)
     arguments = ["testnet", "up", "--folder", str(tmp_path / "t"), "--run", str(run_file), *options]
     return subprocess.Popen(
         [sys.executable, "-m", "node.cli.main", *arguments],
@@ -67,6 +76,23 @@ def test_the_other_overlaps_train_to_one_state(tmp_path: Path, overlap: str):
     assert process.returncode == 0, output
     assert "every node has the same state hash after every round" in output
     assert output.count(" 3/3 ") == 5, output
+
+
+def test_time_boxed_rounds_with_an_adaptive_codec_train_to_one_state(tmp_path: Path):
+    codec = '[compression]\ncodec = "topk-int2"\nk = 300\nentropy_coding = true\nadapt = "error-budget"\nerror_budget = 0.3'
+    changes = {"[compression]\nrank = 8": codec, "inner_steps = 40\n": "inner_steps = 40\nround_seconds = 1.5\n"}
+    process = start(tmp_path, 5, "--devices", "2", "--no-baseline", changes=changes)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "every node has the same state hash after every round" in output
+    run = Manifest.from_toml((tmp_path / "t" / "run.toml").read_text())
+    (folder,) = (tmp_path / "t" / "node-1" / "runs").iterdir()
+    with ChainFile.for_reading(folder / "chain.db") as chain:
+        commits = list(chain.verify())
+        assert [commit.body.keep for commit in commits[:3]] == [300, 375, 469]  # the error is above the budget: keep more
+        steps = {pb.Contribution.FromString(e.body).inner_steps for commit in commits for e in commit.body.contributions}
+        assert len(steps) > 1, "every cluster took exactly as many steps: the clock did not decide"
+        assert run.rounds.round_seconds == 1.5
 
 
 @pytest.mark.parametrize("after", ["at once", "training"])

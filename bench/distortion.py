@@ -1,0 +1,79 @@
+"""What each codec loses of a real pseudo-gradient, at which bytes: AdamW's and Muon's. `python -m bench.distortion`.
+
+One cluster trains, its work of one round is encoded once, without error feedback: error relative to the pseudo-gradient's norm. Low
+rank plus a sparse residual is not a codec of the product: it is encoded here one after the other, to see whether it should be.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from bench.arms import ARMS, Settings
+from bench.lab import Lab, process_group_of_one
+from bench.report import table, write
+from node.outer.state import StageState
+from protocol.manifest import Compression, Manifest
+
+__all__ = ["main"]
+
+WARM_STEPS, ROUND_STEPS = 60, 20
+CODECS: dict[str, tuple[dict[str, Any], ...]] = {
+    "lowrank-int4, rank 8": ({"codec": "lowrank-int4", "rank": 8},),
+    "lowrank-int4, rank 16": ({"codec": "lowrank-int4", "rank": 16},),
+    "lowrank-int4, rank 16, Huffman": ({"codec": "lowrank-int4", "rank": 16, "entropy_coding": True},),
+    "lowrank-int4, rank 8 + topk-int2, k 150": (
+        {"codec": "lowrank-int4", "rank": 8, "entropy_coding": True},
+        {"codec": "topk-int2", "k": 150, "entropy_coding": True},
+    ),
+    "topk-int2, k 540, per chunk": ({"codec": "topk-int2", "k": 540, "scope": "chunk", "entropy_coding": True},),
+    "topk-int2, k 230, per stage": ({"codec": "topk-int2", "k": 230, "entropy_coding": True},),
+    "topk-int2, k 540, per stage": ({"codec": "topk-int2", "k": 540, "entropy_coding": True},),
+    "topk-int2, k 760, per stage": ({"codec": "topk-int2", "k": 760, "entropy_coding": True},),
+    "int2": ({"codec": "int2"},),
+    "int4": ({"codec": "int4"},),
+    "int4, Huffman": ({"codec": "int4", "entropy_coding": True},),
+}
+
+
+def pseudo_gradient(optimizer: str) -> tuple[Manifest, Tensor]:
+    """The work of one cluster's round after a short training."""
+    arm = next(arm for arm in ARMS if arm.name == "DiLoCo fp32")
+    settings: Settings = {"training": {"optimizer": optimizer, "learning_rate": 3e-3}}
+    lab = Lab(arm.manifest(settings, WARM_STEPS + ROUND_STEPS, 0, "stdlib"), clusters=1)
+    lab.train(WARM_STEPS)
+    lab.end_phase()
+    lab.encode()
+    lab.commit()
+    lab.train(ROUND_STEPS)
+    lab.end_phase()
+    return lab.run, lab.trainers[0].states[0].feedback.clone()
+
+
+def lose(run: Manifest, work: Tensor, compressions: tuple[dict[str, Any], ...]) -> tuple[float, float]:
+    """(bits per parameter, relative error) of encoding what the one before left."""
+    left, size = work.clone(), 0
+    for values in compressions:
+        state = StageState(run.model_copy(update={"compression": Compression(**values)}), 0)
+        state.feedback.copy_(left)
+        size += len(state.encode(None).raw)
+        left = state.feedback.clone()
+    return 8 * size / len(work), float(left.norm() / work.norm())
+
+
+def main() -> None:
+    process_group_of_one()
+    results: list[dict[str, Any]] = []
+    work = {optimizer: pseudo_gradient(optimizer) for optimizer in ("adamw", "muon")}
+    for name, compressions in CODECS.items():
+        row: dict[str, Any] = {"codec": name}
+        for optimizer, (run, gradient) in work.items():
+            row["bits"], row[optimizer] = lose(run, gradient, compressions)
+        results.append(row)
+    columns = ["codec", "bits/parameter", "error, AdamW", "error, Muon"]
+    rows = [[r["codec"], f"{r['bits']:.2f}", f"{r['adamw']:.3f}", f"{r['muon']:.3f}"] for r in results]
+    table(columns, rows)
+    write("distortion", results)
+
+
+if __name__ == "__main__":
+    main()
