@@ -464,3 +464,50 @@ def test_attest_verify_appraises_by_a_run_file(tmp_path: Path):
             "--kind", "simulated", "--blob", str(tmp_path / "quote"), "--policy", str(tmp_path / "run.toml")
         )
         assert (code, facts["code"]) == expected
+
+
+# Plug-ins, and keys from elsewhere
+
+
+def test_a_plug_in_adds_a_kind_but_replaces_none_of_ours(monkeypatch: pytest.MonkeyPatch):
+    from importlib.metadata import EntryPoint
+
+    from node.attest import verify
+
+    named = [EntryPoint(kind, "tests.unit.test_attestation:toy_verifier", verify.GROUP) for kind in ("toy", "simulated")]
+    monkeypatch.setattr(verify, "entry_points", lambda group: [point for point in named if point.group == group])
+    verify.plug_ins.cache_clear()
+    try:
+        assert verify_evidence(Evidence("toy", b"good"), NOW).measurement == ("aa" * 48,)
+        rejected(lambda: verify_evidence(Evidence("toy", b"bad"), NOW), Code.INTERNAL)
+        rejected(lambda: verify_evidence(Evidence("simulated", b"good"), NOW), Code.MALFORMED)
+    finally:
+        verify.plug_ins.cache_clear()
+
+
+def toy_verifier(evidence: Evidence, now: int) -> Claims:
+    if evidence.blob != b"good":
+        raise RuntimeError("plug-ins may be careless: that denies")
+    return Claims(evidence.kind, ("aa" * 48,), bytes(64), now + 60)
+
+
+def test_hardware_kinds_refuse_a_key_that_this_process_did_not_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from types import SimpleNamespace
+
+    from node import daemon
+    from protocol.errors import LocalError
+    from protocol.transport.home import Home
+    from tests.helpers import manifest
+
+    run = manifest(attestation={"kinds": ["tdx"], "measurements": {"tdx": ["ab" * 48]}})
+    settings = SimpleNamespace(simulated_measurement=None, collateral=None)
+    monkeypatch.setattr(daemon, "choose_attester", lambda *arguments: ("tdx", lambda data: Evidence("tdx", b"")))
+    first = Home(tmp_path)
+    assert first.identity_is_new
+    assert daemon._prover(settings, first, run) is not None  # type: ignore[arg-type]
+    first.close()
+    second = Home(tmp_path)
+    with pytest.raises(LocalError, match="made inside the measured process"):
+        daemon._prover(settings, second, run)  # type: ignore[arg-type]
+    second.close()
+    assert daemon._prover(settings, first, manifest()) is None  # type: ignore[arg-type]
