@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,16 +19,14 @@ from protocol.crypto import Identity
 from protocol.errors import ConfigError
 from protocol.ids import JoinLink
 from protocol.manifest import Manifest
-from protocol.messages import Statement, seal
+from protocol.messages import seal
 from protocol.pb import messages_pb2 as pb
 from protocol.pb import services_pb2_grpc as rpc
-from protocol.transport import tls
 from protocol.transport.chain_file import ChainFile
-from protocol.transport.dht import Dht, DhtSettings
 from protocol.transport.home import Home
 from protocol.transport.http import add_run_routes, create_app, json_response, serve_http
-from protocol.transport.presence import Directory, cached_addresses
-from protocol.transport.rpc import create_server
+from protocol.transport.network import Listen, open_network
+from protocol.transport.presence import Directory
 from protocol.transport.tasks import Tasks
 
 __all__ = ["CoordinatorSettings", "run_coordinator"]
@@ -40,10 +39,7 @@ class CoordinatorSettings:
     manifest: Manifest
     owner: Identity
     home: Path
-    host: str
-    """Address other machines reach this one by."""
-    port: int
-    dht_port: int
+    listen: Listen
     api: str
     """host:port of the HTTP API."""
 
@@ -55,59 +51,34 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
     if settings.owner.key.hex() != manifest.run.owner:
         raise ConfigError("the owner key beside the run file is not the one that run.owner names")
     folder = home.run_folder(manifest.run_id)
-    certificate = tls.load_or_create(home.folder)
-    # A restart keeps its ports: the join link and the peers' records name them.
-    kept = {key: port for key, port in home.remembered().items() if key in ("port", "dht_port")}
-    server, port = await create_server(f"0.0.0.0:{settings.port or kept.get('port', 0)}", certificate)
-    known = folder / "dht-peers.json"
-    dht = Dht(
-        DhtSettings(
-            run_id=manifest.run_id,
-            identity=home.identity,
-            folder=home.folder,
-            listen=[f"/ip4/0.0.0.0/tcp/{settings.dht_port or kept.get('dht_port', 0)}"],
-            announce=[],
-            # A coordinator that restarts alone would be a DHT of its own: its peers have forgotten it meanwhile.
-            bootstrap=cached_addresses(known),
-        )
-    )
-    directory = Directory(dht, home.identity, manifest.run_id)
-    chain = ChainFile(folder / "chain.db", manifest, home.identity.peer)
     signed = seal(settings.owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes())
-    service = CoordinatorService(home.identity, chain, InputLog(folder / "inputs.db", manifest), signed.envelope, appraise)
     tasks = Tasks()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, tasks.stop)
-    runner: web.AppRunner | None = None
-    try:
-        tasks.start(dht.run(), "dht")
-        addresses = reachable(await dht.started(), settings.host)
-        dht_port = int(addresses[0].split("/")[4])
-
-        def record() -> Statement:
-            service.record = directory.seal_record(
-                f"{settings.host}:{port}", certificate.certificate_der, "coordinator", addresses
-            )
-            return service.record
-
-        record()
-        rpc.add_CoordinatorServicer_to_server(service, server)
-        await server.start()
+    async with AsyncExitStack() as closing:
+        chain = ChainFile(folder / "chain.db", manifest, home.identity.peer)
+        closing.callback(chain.close)
+        log_ = InputLog(folder / "inputs.db", manifest)
+        service = CoordinatorService(home.identity, chain, log_, signed.envelope, appraise)
+        network = await open_network(
+            home,
+            manifest.run_id,
+            settings.listen,
+            "coordinator",
+            tasks,
+            closing,
+            announced=lambda addresses: reachable(addresses, settings.listen.host),
+            on_record=service.learn_own_record,
+        )
+        rpc.add_CoordinatorServicer_to_server(service, network.server)
+        await network.server.start()
         tasks.start(service.run(), "rounds")
-        tasks.start(directory.publish_forever(record), "publish")
-        tasks.start(directory.refresh_forever(), "refresh")
-        tasks.start(directory.cache_forever(known), "cache")
-        link = JoinLink(manifest.run_id, home.identity.peer, tuple(addresses))
-        runner, url = await serve_http(_api(service, directory), settings.api)
-        home.announce(role="coordinator", api=url, port=port, dht_port=dht_port, link=str(link), run_id=manifest.run_id.hex())
+        link = JoinLink(manifest.run_id, home.identity.peer, network.dht_addresses)
+        runner, url = await serve_http(_api(service, network.directory), settings.api)
+        closing.push_async_callback(runner.cleanup)
+        home.announce(role="coordinator", api=url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
         announce(link)
         await tasks.wait()
-    finally:
-        if runner is not None:
-            await runner.cleanup()
-        await server.stop(grace=1.0)
-        await tasks.close()
-        chain.close()
 
 
 def reachable(addresses: list[str], host: str) -> list[str]:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import grpc.aio
-
 from node.api.server import create_node_app
 from node.attest.attesters import choose_attester, no_attester
 from node.attest.prover import Challenger, Prover
@@ -23,16 +21,13 @@ from protocol.attestation import SIMULATED, AttestationError
 from protocol.errors import ConfigError, LocalError
 from protocol.ids import JoinLink
 from protocol.manifest import Manifest
-from protocol.messages import Statement
 from protocol.pb import services_pb2_grpc as rpc
-from protocol.transport import tls
 from protocol.transport.blobs import BlobStore, write_atomically
 from protocol.transport.chain_file import ChainFile
-from protocol.transport.dht import Dht, DhtSettings
 from protocol.transport.home import Home
 from protocol.transport.http import serve_http
-from protocol.transport.presence import Directory, cached_addresses
-from protocol.transport.rpc import BlobService, ChannelPool, create_server
+from protocol.transport.network import Listen, Network, open_network
+from protocol.transport.rpc import BlobService, ChannelPool
 from protocol.transport.tasks import Stopped, Tasks
 
 __all__ = ["NodeSettings", "run_node"]
@@ -48,10 +43,7 @@ class NodeSettings:
     join: JoinLink
     home: Path
     name: str
-    host: str
-    """Address other peers reach this one by."""
-    port: int
-    dht_port: int
+    listen: Listen
     api: str
     """host:port of the HTTP API."""
     devices: int | None
@@ -92,93 +84,61 @@ async def run_node(settings: NodeSettings) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, tasks.stop)
     async with AsyncExitStack() as closing:
-        network = await _open_network(settings, home, tasks, closing)
+        place = await _join_network(settings, home, tasks, closing)
         try:
-            await _take_part(settings, home, tasks, network, closing)
+            await _take_part(settings, home, tasks, place, closing)
             await tasks.wait()
         except Stopped:
             log.info("stopped before the run was known")
 
 
 @dataclass(frozen=True)
-class Network:
+class Place:
     """What does not depend on the run's manifest."""
 
     folder: Path
     """Everything of this run."""
-    address: str
-    ports: dict[str, int]
-    """Kept over restarts: other peers' records name them."""
-    directory: Directory
+    network: Network
     channels: ChannelPool
     store: BlobStore
     blobs: BlobService
-    server: grpc.aio.Server
-    """Not started: what depends on the run may be added first."""
 
 
-async def _open_network(settings: NodeSettings, home: Home, tasks: Tasks, closing: AsyncExitStack) -> Network:
-    """Serve blobs, join the DHT, publish our record."""
+async def _join_network(settings: NodeSettings, home: Home, tasks: Tasks, closing: AsyncExitStack) -> Place:
+    """Join the DHT, publish our record, get ready to serve blobs."""
     link = settings.join
     folder = home.run_folder(link.run_id)
     store = BlobStore(folder / "blobs")
     blobs = BlobService(store, settings.upload_bytes_per_second)
-    certificate = tls.load_or_create(home.folder)
-    kept = home.remembered()
-    server, port = await create_server(f"0.0.0.0:{settings.port or kept.get('port', 0)}", certificate)
-    closing.push_async_callback(server.stop, 0.5)
-    rpc.add_PeerServicer_to_server(blobs, server)
     channels = ChannelPool()
     closing.push_async_callback(channels.close)
-    known = folder / "dht-peers.json"
-    dht = Dht(
-        DhtSettings(
-            run_id=link.run_id,
-            identity=home.identity,
-            folder=home.folder,
-            listen=[f"/ip4/0.0.0.0/tcp/{settings.dht_port or kept.get('dht_port', 0)}"],
-            announce=[],
-            bootstrap=list(dict.fromkeys([*link.dht_addresses, *cached_addresses(known)])),
-        )
-    )
-    closing.push_async_callback(tasks.close)
-    tasks.start(dht.run(), "dht")
-    addresses = await dht.started()
-    address = f"{settings.host}:{port}"
-    directory = Directory(dht, home.identity, link.run_id)
-
-    def record() -> Statement:
-        return directory.seal_record(address, certificate.certificate_der, settings.name, addresses)
-
-    tasks.start(directory.publish_forever(record), "publish")
-    tasks.start(directory.refresh_forever(), "refresh")
-    tasks.start(directory.cache_forever(known), "cache")
-    ports = {"port": port, "dht_port": int(addresses[0].split("/")[4])}
-    return Network(folder, address, ports, directory, channels, store, blobs, server)
+    network = await open_network(home, link.run_id, settings.listen, settings.name, tasks, closing, link.dht_addresses)
+    rpc.add_PeerServicer_to_server(blobs, network.server)
+    return Place(folder, network, channels, store, blobs)
 
 
-async def _take_part(settings: NodeSettings, home: Home, tasks: Tasks, network: Network, closing: AsyncExitStack) -> None:
+async def _take_part(settings: NodeSettings, home: Home, tasks: Tasks, place: Place, closing: AsyncExitStack) -> None:
     """Learn the run from its coordinator, start the workers and the participant's loops."""
-    link, me = settings.join, home.identity
-    coordinator = CoordinatorLink(link, network.directory, network.channels)
+    link, me, network = settings.join, home.identity, place.network
+    coordinator = CoordinatorLink(link, network.directory, place.channels)
     manifest, canonical = await tasks.race(coordinator.manifest())
-    write_atomically(network.folder / "manifest.json", canonical)
-    pool = _worker_pool(settings, home, network, manifest)
+    write_atomically(place.folder / "manifest.json", canonical)
+    pool = _worker_pool(settings, home, place, manifest)
     closing.push_async_callback(pool.close)
     await pool.open()
-    chain = ChainFile(network.folder / "chain.db", manifest, link.coordinator)
+    chain = ChainFile(place.folder / "chain.db", manifest, link.coordinator)
     stages = range(manifest.model.stages)
-    exchange = Exchange(manifest, stages, network.store, network.directory, network.channels, me.peer)
+    exchange = Exchange(manifest, stages, place.store, network.directory, place.channels, me.peer)
     prover = _prover(settings, home, manifest)
     if prover is not None:
         rpc.add_AttestorServicer_to_server(prover, network.server)
     await network.server.start()
-    participant = Participant(me, manifest, network.store, chain, coordinator, exchange, pool, tasks, prover)
-    challenger = Challenger(manifest, network.directory, network.channels)
+    participant = Participant(me, manifest, place.store, chain, coordinator, exchange, pool, tasks, prover)
+    challenger = Challenger(manifest, network.directory, place.channels)
     app = create_node_app(
         participant,
         network.directory,
-        network.blobs,
+        place.blobs,
         challenger,
         settings.name,
         network.address,
@@ -213,7 +173,7 @@ def _prover(settings: NodeSettings, home: Home, manifest: Manifest) -> Prover | 
     return Prover(home.identity, manifest, kind, attester)
 
 
-def _worker_pool(settings: NodeSettings, home: Home, network: Network, manifest: Manifest) -> WorkerPool:
+def _worker_pool(settings: NodeSettings, home: Home, place: Place, manifest: Manifest) -> WorkerPool:
     cuda = count_cuda_devices()
     workers = count_workers(settings.devices, cuda, manifest)
     threads = settings.threads or max(1, (os.cpu_count() or 1) // workers)
@@ -221,9 +181,9 @@ def _worker_pool(settings: NodeSettings, home: Home, network: Network, manifest:
     def environment(socket: str) -> dict[str, str]:
         return WorkerSettings(
             socket=socket,
-            manifest=network.folder / "manifest.json",
-            blobs=network.store.folder,
-            stages=network.folder / "stages",
+            manifest=place.folder / "manifest.json",
+            blobs=place.store.folder,
+            stages=place.folder / "stages",
             cluster=home.identity.peer,
             devices="cuda" if cuda else "cpu",
             threads=threads,

@@ -14,6 +14,7 @@ from protocol.ids import JoinLink
 from protocol.manifest import Manifest
 from protocol.transport.home import load_identity
 from protocol.transport.leash import hold_on
+from protocol.transport.network import Listen
 
 __all__ = ["coordinator"]
 
@@ -52,9 +53,7 @@ def coordinator(
         manifest=manifest,
         owner=load_identity(key),
         home=home or base_folder() / "coordinator",
-        host=host,
-        port=port,
-        dht_port=dht_port,
+        listen=Listen(host, port, dht_port),
         api=api,
     )
     asyncio.run(run_coordinator(settings, announce, appraise))

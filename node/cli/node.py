@@ -12,6 +12,7 @@ from node.daemon import NodeSettings, run_node
 from protocol.errors import ConfigError
 from protocol.ids import JoinLink
 from protocol.transport.leash import hold_on
+from protocol.transport.network import Listen
 
 __all__ = ["node"]
 
@@ -58,9 +59,7 @@ def node(
         join=JoinLink.parse(link),
         home=home or base_folder() / "node",
         name=name,
-        host=host,
-        port=port,
-        dht_port=dht_port,
+        listen=Listen(host, port, dht_port),
         api=api,
         devices=devices,
         threads=threads,
