@@ -6,6 +6,7 @@ exchange of DiLoCoX's payload over the computing of its round; the default is wh
 """
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -168,6 +169,28 @@ def compare(
     return [summarize(arm, best[arm.name], finals[arm.name], [last_loss(job) for job in sweeps[arm.name]]) for arm in arms]
 
 
+def mean_curve(summary: dict[str, Any]) -> list[tuple[float, float]]:
+    """(steps, loss) averaged over the seeds."""
+    columns = zip(*summary["curves"], strict=True)
+    return [(statistics.fmean(p["steps"] for p in c), statistics.fmean(p["loss"] for p in c)) for c in columns]
+
+
+def delay_cost(summaries: Sequence[dict[str, Any]], ratio: float) -> float | None:
+    """Extra tokens that overlap costs to reach the loss it ends at, as a share, for a commit a whole phase late (node/plan.py)."""
+    by_name = {summary["arm"]: summary for summary in summaries}
+    if not {"ours", "ours without overlap", "DiLoCoX"} <= by_name.keys():
+        return None
+    ours, horizon = by_name["ours"], by_name["ours"]["horizon"]
+    steps, loss = mean_curve(ours)[-1]
+    curve = mean_curve(by_name["ours without overlap"])
+    earlier, later = next(pair for pair in itertools.pairwise(curve) if pair[1][1] <= loss)
+    reached = earlier[0] + (later[0] - earlier[0]) * (earlier[1] - loss) / (earlier[1] - later[1])
+    rounds = {name: steps // by_name[name]["horizon"] for name in ("ours", "DiLoCoX")}
+    sizes = {name: by_name[name]["wire_bytes"] / count for name, count in rounds.items()}
+    late = math.ceil(ratio * HORIZON * sizes["ours"] / sizes["DiLoCoX"]) / horizon
+    return (steps / reached - 1) / late
+
+
 def print_summary(summaries: Sequence[dict[str, Any]]) -> None:
     base = next((item["loss"] for item in summaries if item["arm"] == BASELINE), None)
     rows = [
@@ -192,7 +215,7 @@ def choice_text(choice: Settings) -> str:
     return " ".join(f"{name}.{key}={value:g}" for name, section in choice.items() for key, value in section.items())
 
 
-def plot(summaries: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+def plot(summaries: Sequence[dict[str, Any]], folder: Path, name: str) -> list[Path]:
     """Loss over tokens and over wire bytes: the mean of the seeds."""
     import matplotlib
 
@@ -210,7 +233,7 @@ def plot(summaries: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
         figure.tight_layout()
-        paths.append(folder / f"convergence-{key.replace('_', '-')}.png")
+        paths.append(folder / f"{name}-{key.replace('_', '-')}.png")
         figure.savefig(paths[-1], dpi=110)
         pyplot.close(figure)
     return paths
@@ -237,10 +260,20 @@ def main() -> None:
     seeds = 1 if options.quick else options.seeds
     summaries = compare(arms, seeds, lengths, options.source, options.ratio, options.processes)
     print_summary(summaries)
-    name = "convergence-quick" if options.quick else "convergence"
-    facts = {"steps": lengths.steps, "seeds": seeds, "clusters": CLUSTERS, "source": options.source, "ratio": options.ratio}
+    name = "convergence" + ("-quick" if options.quick else "") + ("" if options.source == "stdlib" else "-text")
+    cost = delay_cost(summaries, options.ratio)
+    if cost is not None:
+        print(f"overlap: {cost:.3f} more tokens to the same loss for a commit a whole phase late")
+    facts = {
+        "delay_cost": cost,
+        "steps": lengths.steps,
+        "seeds": seeds,
+        "clusters": CLUSTERS,
+        "source": options.source,
+        "ratio": options.ratio,
+    }
     write(name, {**facts, "arms": summaries})
-    for path in plot(summaries, RESULTS):
+    for path in plot(summaries, RESULTS, name):
         print(f"wrote {path}")
 
 

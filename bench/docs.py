@@ -15,6 +15,7 @@ __all__ = ["main"]
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "results"
+WIKITEXT = "python -m bench.convergence --steps 150 --seeds 1 --arms AllReduce,DiLoCoX,ours --source text:…/wikitext-2/*.txt"
 TEXT = DOCS / "results-notes.md"
 """What people wrote: goes in front of the tables."""
 
@@ -64,7 +65,8 @@ def convergence(result: dict[str, Any], command: str, pictures: bool) -> str:
         "tuned",
         "what it is",
     ]
-    facts = f"{values['steps']} inner steps, {values['clusters']} clusters, {values['seeds']} seeds, data {values['source']}"
+    facts = f"{values['steps']} inner steps, {values['clusters']} clusters, {values['seeds']} seeds"
+    facts += f", data {Path(values['source']).name}"
     link = f"DiLoCoX's payload takes {values['ratio']:.2f} of its round"
     text = f"`{command}` ({machine(result)}; {facts}; {link})\n\n{markdown(columns, rows)}\n"
     if pictures:
@@ -127,7 +129,7 @@ def main() -> None:
         (
             "The arms on WikiText",
             "convergence-text",
-            lambda r: convergence(r, "python -m bench.convergence --source text:…/wikitext-2/*.txt", False),
+            lambda r: convergence(r, WIKITEXT, False),
         ),
         ("What a codec loses of one pseudo-gradient", "distortion", distortion),
         ("Adaptive compression", "adaptive", adaptive),
@@ -141,7 +143,7 @@ def main() -> None:
                 arm.pop("curves", None)
             (FOLDER / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
     parts.append(f"## The cost model against the published rows\n\n{plan()}")
-    for picture in RESULTS.glob("convergence-*.png"):
+    for picture in (RESULTS / f"convergence-{axis}.png" for axis in ("tokens", "wire-bytes")):
         shutil.copy(picture, FOLDER / picture.name)
     (DOCS / "results.md").write_text("\n".join(parts))
     print(f"wrote {DOCS / 'results.md'} ({len(ARMS)} arms are defined; reference rank {RANK}, H {HORIZON})")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from node.cli.init import preset_names, render_preset
+from node.plan import DELAY_COST
 from protocol.errors import ConfigError, RemoteError
 from protocol.manifest import Manifest
 from protocol.tensors import parameter_count, stage_tensors
@@ -27,6 +28,11 @@ def test_the_paper_s_preset_keeps_the_paper_s_algorithm():
     assert (paper.rounds.overlap, paper.compression.codec, paper.compression.rank) == ("delayed", "lowrank-int4", 2048)
     assert (paper.rounds.inner_steps, paper.model.stages) == (125, 80)
     assert 107e9 < parameter_count(paper.model) < 109e9
+
+
+def test_the_cost_model_takes_the_measured_cost_of_a_late_commit():
+    results = json.loads((Path(__file__).parents[2] / "docs/results/convergence.json").read_text())["results"]
+    assert pytest.approx(results["delay_cost"], abs=0.01) == DELAY_COST
 
 
 def test_other_presets_take_the_winning_arm_of_the_published_results():
