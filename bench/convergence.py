@@ -32,6 +32,8 @@ __all__ = ["choice_text", "main"]
 RUNS = RESULTS / "runs"
 QUICK = ("AllReduce", "ours")
 BASELINE = "AllReduce"
+COLOURS, LINES = 10, ("-", "--")
+"""Of a plot: colours repeat with another line."""
 POINTS = 15
 """Held-out losses measured per run."""
 
@@ -225,10 +227,11 @@ def plot(summaries: Sequence[dict[str, Any]], folder: Path, name: str) -> list[P
     paths = []
     for key, label, scale in (("tokens", "tokens", "linear"), ("wire_bytes", "bytes that one cluster sent", "log")):
         figure, axes = pyplot.subplots(figsize=(9, 5.5))
-        for item in summaries:
+        for index, item in enumerate(summaries):
             curves = list(zip(*item["curves"], strict=True))
             across = [statistics.fmean(point[key] for point in points) for points in curves]
-            axes.plot(across, [statistics.fmean(point["loss"] for point in points) for points in curves], label=item["arm"])
+            losses = [statistics.fmean(point["loss"] for point in points) for points in curves]
+            axes.plot(across, losses, LINES[index // COLOURS], label=item["arm"])
         axes.set(xlabel=label, ylabel="held-out loss, nats per byte", xscale=scale, ylim=(None, 3.0))
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
