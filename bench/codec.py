@@ -7,6 +7,7 @@ tokens; the optimizer is not scaled); the row says from how many. The 107B-shape
 times: its largest matrix stands for it, and attention is left out of its baseline.
 """
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from bench.report import table, write
 from node.outer.state import StageState
+from node.training.inner import InnerOptimizer
 from node.training.model import Stage, build_chain, initial_values
 from protocol.manifest import Manifest
 from protocol.tensors import TensorSpec, stage_tensors
@@ -36,6 +38,10 @@ class Shape:
     """Per inner step, as a manifest of this size says."""
     measured_tokens: int
     """Of a measured step."""
+    threads: int | None = None
+    """As a stage worker of this size has; None: all."""
+    optimizer: str = "adamw"
+    """The inner one."""
     only: str = ""
     """Measure only the tensors whose name contains this."""
     repeats: int = 5
@@ -50,12 +56,12 @@ TOPK = {"codec": "topk-int2", "k": 230, "entropy_coding": True}
 TINY, LAYER_1B = model(128, 352, 4, 4, layers=4, stages=2), model(2048, 5504, 16, 16, layers=1, stages=3)
 LAYER_107B = model(8192, 49152, 64, 8, layers=1, stages=3)
 SHAPES = (
-    Shape("tiny stage", TINY, 0, TOPK, 10, 8 * 128, 8 * 128),
-    Shape("tiny stage", TINY, 0, {"rank": 16}, 20, 8 * 128, 8 * 128),
+    Shape("tiny stage", TINY, 0, {**TOPK, "k": 760}, 10, 8 * 128, 8 * 128, threads=1, optimizer="muon"),
+    Shape("tiny stage", TINY, 0, {"rank": 16}, 20, 8 * 128, 8 * 128, threads=1),
     Shape("1B-shaped layer", LAYER_1B, 1, TOPK, 100, 8 * 2048, 1024, repeats=3),
     Shape("1B-shaped layer", LAYER_1B, 1, {"rank": 128}, 100, 8 * 2048, 1024, repeats=3),
-    Shape("107B-shaped layer", LAYER_107B, 1, TOPK, 125, 16 * 4096, 128, "down_proj", repeats=1),
-    Shape("107B-shaped layer", LAYER_107B, 1, {"rank": 2048}, 125, 16 * 4096, 128, "down_proj", repeats=1),
+    Shape("107B-shaped layer", LAYER_107B, 1, TOPK, 125, 16 * 4096, 128, only="down_proj", repeats=1),
+    Shape("107B-shaped layer", LAYER_107B, 1, {"rank": 2048}, 125, 16 * 4096, 128, only="down_proj", repeats=1),
 )
 
 
@@ -63,7 +69,7 @@ def manifest(shape: Shape) -> Manifest:
     sections = {
         "run": {"name": "bench", "owner": "00" * 32},
         "model": {"family": "qwen2", "sequence_length": 128, **shape.model},
-        "training": {"learning_rate": 1e-3, "total_steps": 1000, "batch_size": 2},
+        "training": {"optimizer": shape.optimizer, "learning_rate": 1e-3, "total_steps": 1000, "batch_size": 2},
         "compression": shape.compression,
         "rounds": {"count": 10, "inner_steps": shape.inner_steps, "max_inner_steps": shape.inner_steps},
     }
@@ -83,9 +89,12 @@ def seconds(action: Callable[[], Any], device: torch.device, repeats: int) -> fl
 
 
 def step_seconds(shape: Shape, specs: Sequence[TensorSpec], device: torch.device) -> float:
-    """One inner step at the manifest's tokens: forward and backward, scaled where fewer tokens were measured, and AdamW."""
+    """One inner step at the manifest's tokens: forward and backward, scaled where fewer tokens were measured, and the optimizer."""
     module, inputs = single(specs[0], shape, device) if shape.only else whole(shape, device)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, foreach=True)
+    if isinstance(module, Stage):
+        step = InnerOptimizer(manifest(shape), [module]).step
+    else:
+        step = torch.optim.AdamW(module.parameters(), lr=1e-3, foreach=True).step
 
     def pass_through() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -93,7 +102,7 @@ def step_seconds(shape: Shape, specs: Sequence[TensorSpec], device: torch.device
         out.float().square().mean().backward()
 
     passes = seconds(pass_through, device, shape.repeats) * shape.tokens / shape.measured_tokens
-    return passes + seconds(optimizer.step, device, shape.repeats)
+    return passes + seconds(step, device, shape.repeats)
 
 
 def whole(shape: Shape, device: torch.device) -> tuple[nn.Module, Tensor]:
@@ -117,6 +126,7 @@ def single(spec: TensorSpec, shape: Shape, device: torch.device) -> tuple[nn.Mod
 
 
 def measure(shape: Shape, device: torch.device) -> dict[str, Any]:
+    torch.set_num_threads(shape.threads or os.cpu_count() or 1)
     run = manifest(shape)
     specs = [spec for spec in stage_tensors(run.model, shape.stage) if shape.only in spec.name]
     step = step_seconds(shape, specs, device)
@@ -128,6 +138,8 @@ def measure(shape: Shape, device: torch.device) -> dict[str, Any]:
     apply = seconds(lambda: state.apply(views, [1, 1, 1]), device, shape.repeats)  # parse, decode three, mean, Nesterov
     return {
         "shape": shape.name,
+        "optimizer": shape.optimizer,
+        "threads": torch.get_num_threads(),
         "device": device.type,
         "parameters": state.size,
         "codec": f"{run.compression.codec} {run.compression.keep}",
@@ -145,13 +157,14 @@ def measure(shape: Shape, device: torch.device) -> dict[str, Any]:
 def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results = [measure(shape, device) for shape in SHAPES]
-    columns = ["shape", "parameters", "device", "codec", "H", "tokens/step (measured)"]
+    columns = ["shape", "parameters", "device", "optimizer", "codec", "H", "tokens/step (measured)"]
     columns += ["step s", "encode s", "decode 3 + apply s", "of a step", "of H steps"]
     rows = [
         [
             r["shape"],
             f"{r['parameters']:,}",
             r["device"],
+            r["optimizer"],
             r["codec"],
             str(r["inner_steps"]),
             f"{r['tokens_per_step']:,} ({r['measured_tokens']:,})",

@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 
 from bench.report import table, write
+from bench.wire import payload_bytes
 from node.cli.init import render_preset
-from node.outer.state import StageState
 from node.testnet import Testnet
 from protocol.manifest import Manifest
 from protocol.transport.home import load_identity
@@ -213,11 +213,6 @@ def run_file(folder: Path, phase: float = 1e5) -> Path:
     return path
 
 
-def payload_bytes(run: Manifest) -> int:
-    """Most bytes of a cluster's payloads of a round."""
-    return sum(StageState(run, stage).layout().largest for stage in range(run.model.stages))
-
-
 def main() -> None:
     if len(os.sched_getaffinity(0)) < 2:
         raise SystemExit("this bench needs two cores")
@@ -230,7 +225,7 @@ def main() -> None:
         phase = INNER_STEPS * alone.window(INNER_STEPS)
         path = run_file(folder, phase)
         for share in SHARES:
-            pair = Pair(folder, path, 8e-6 * payload_bytes(run) / (share * phase))
+            pair = Pair(folder, path, 8e-6 * payload_bytes(run)[0] / (share * phase))
             ratios, windows = [], []
             try:
                 for _ in range(PAIRS):

@@ -94,6 +94,7 @@ class Reader:
 class Array(Protocol):
     def write(self, writer: Writer) -> None: ...
     def values(self) -> npt.NDArray[np.float64]: ...
+    def square_sum(self) -> float: ...
 
 
 def blocks(columns: int) -> int:
@@ -124,6 +125,9 @@ class BlockInt4:
         """(rows, columns) decoded, exact."""
         scales = np.ldexp(1.0, self.exponents().astype(np.int32))
         return self.codes.astype(np.float64) * np.repeat(scales, BLOCK, axis=1)[:, : self.columns]
+
+    def square_sum(self) -> float:
+        return float(np.square(self.values()).sum())
 
     def write(self, writer: Writer) -> None:
         writer.put(Section.HEADS, struct.pack("<b", self.base))
@@ -165,6 +169,9 @@ class Levels:
         group = np.arange(self.signs.size) // GROUP
         return _signed(self.magnitudes, group, self.signs, self.levels)[None]
 
+    def square_sum(self) -> float:
+        return float(np.square(self.values()).sum())
+
     def write(self, writer: Writer) -> None:
         writer.put(Section.HEADS, _pack_magnitudes(self.magnitudes))
         writer.put(Section.CODES, _pack(self.signs.astype(np.uint8) | self.levels.astype(np.uint8) << 1, 2))
@@ -198,8 +205,15 @@ class Sparse:
     def values(self) -> npt.NDArray[np.float64]:
         """(1, elements) decoded, exact."""
         out = np.zeros((1, self.elements))
-        out[0, self.positions] = _signed(self.magnitudes, self.positions // GROUP, self.signs, self.levels)
+        out[0, self.positions] = self._kept()
         return out
+
+    def _kept(self) -> npt.NDArray[np.float64]:
+        return _signed(self.magnitudes, self.positions // GROUP, self.signs, self.levels)
+
+    def square_sum(self) -> float:
+        """Of what is kept: the rest is 0."""
+        return float(np.square(self._kept()).sum())
 
     def write(self, writer: Writer) -> None:
         gaps = np.diff(self.positions, prepend=-1) - 1
@@ -245,6 +259,9 @@ class Floats:
     def values(self) -> npt.NDArray[np.float64]:
         return self.numbers.astype(np.float64)[None]
 
+    def square_sum(self) -> float:
+        return float(np.square(self.values()).sum())
+
     def write(self, writer: Writer) -> None:
         writer.put(Section.CODES, self.numbers.tobytes())
 
@@ -266,8 +283,8 @@ def _signed(
     signs: npt.NDArray[np.bool_],
     levels: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.float64]:
-    chosen = magnitudes[group, levels.astype(np.int64)].astype(np.float64)
-    return np.where(signs, -chosen, chosen)
+    table = np.concatenate([magnitudes, -magnitudes], axis=1, dtype=np.float64).ravel()
+    return table[4 * group + 2 * signs + levels]
 
 
 def _pack_magnitudes(magnitudes: npt.NDArray[np.float32]) -> bytes:
@@ -285,6 +302,8 @@ def _read_magnitudes(reader: Reader, elements: int) -> npt.NDArray[np.float32]:
 
 def _pack(values: npt.NDArray[Any], bits: int) -> bytes:
     """Values of 1, 2 or 4 bits into bytes, low bits first."""
+    if bits == 1:
+        return np.packbits(values, bitorder="little").tobytes()
     flat = values.reshape(-1).astype(np.uint8)
     per_byte = 8 // bits
     if flat.size % per_byte:
@@ -297,10 +316,13 @@ def _pack(values: npt.NDArray[Any], bits: int) -> bytes:
 
 def _unpack(raw: memoryview, count: int, bits: int) -> npt.NDArray[np.uint8]:
     packed = np.frombuffer(raw, dtype=np.uint8)
-    per_byte, mask = 8 // bits, np.uint8((1 << bits) - 1)
-    values = np.empty(per_byte * packed.size, dtype=np.uint8)
-    for index in range(per_byte):
-        values[index::per_byte] = packed >> np.uint8(bits * index) & mask
+    if bits == 1:
+        values = np.unpackbits(packed, bitorder="little")
+    else:
+        per_byte, mask = 8 // bits, np.uint8((1 << bits) - 1)
+        values = np.empty(per_byte * packed.size, dtype=np.uint8)
+        for index in range(per_byte):
+            values[index::per_byte] = packed >> np.uint8(bits * index) & mask
     if values[count:].any():
         raise RemoteError(pb.REASON_MALFORMED, "padding is not zero")
     return values[:count]

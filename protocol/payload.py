@@ -223,9 +223,9 @@ def decoded_norm(tensors: Sequence[Tensor]) -> float:
     """Frobenius norm of what the payload decodes to, without multiplying factors out: ‖P Qᵀ‖² = ⟨PᵀP, QᵀQ⟩."""
     total = 0.0
     for layout, arrays in tensors:
-        values = [array.values() for array in arrays]
         if layout.form == Form.LOWRANK:
-            total += float(np.sum((values[0].T @ values[0]) * (values[1].T @ values[1])))
+            p, q = (array.values() for array in arrays)
+            total += float(np.sum((p.T @ p) * (q.T @ q)))
         else:
-            total += float(np.sum(np.square(values[0])))
+            total += arrays[0].square_sum()
     return float(np.sqrt(max(0.0, total)))

@@ -45,7 +45,7 @@ ROW_ELEMENTS = 1 << 22
 """Elements decoded at a time: 32 MiB of float64, far below one tensor of a large model."""
 LLOYD_STEPS = 3
 """Rounds of Lloyd's algorithm (least squares, 1-D k-means) that place the two magnitudes of a group."""
-SAMPLE = 1 << 17
+SAMPLE = 1 << 16
 """Values from which a stage-wide threshold is estimated."""
 
 
