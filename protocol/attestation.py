@@ -43,6 +43,7 @@ __all__ = [
 REPORT_DATA_BYTES = 64
 NONCE_BYTES = 32
 SIMULATED = "simulated"
+SEV_SNP = "sev-snp"
 NVIDIA = "nvidia"
 """GPU evidence: never admits without a CPU TEE's."""
 
@@ -286,6 +287,8 @@ class Policy:
         _require(kind in settings.kinds, Code.KIND, f"the run admits {', '.join(settings.kinds) or 'no kind'}, not {kind}")
         same = len(expected) == REPORT_DATA_BYTES and hmac.compare_digest(claims.report_data, expected)
         _require(same, Code.REPORT_DATA, "the hardware signed another peer, run or nonce")
+        nameless = kind == SEV_SNP and claims.version == 2
+        _require(settings.allow_snp_version_2 or not nameless, Code.VERSION, "a version 2 report does not name its CPU")
         _require(settings.allow_debug or not claims.debug, Code.DEBUG, "the guest can be debugged by its host")
         _require(settings.allow_migration or not claims.migratable, Code.MIGRATABLE, "the guest can be migrated")
         _require(claims.vmpl <= settings.vmpl, Code.VMPL, f"VMPL {claims.vmpl}; at most {settings.vmpl}")

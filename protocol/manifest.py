@@ -213,6 +213,8 @@ class Attestation(_Section):
     """By kind, then component: `evaluation` for tdx; `bl`, `tee`, `snp`, `ucode`, `fmc` for sev-snp."""
     vmpl: Annotated[int, Field(ge=0, le=3)] = 0
     """Highest admitted virtual machine privilege level number of sev-snp."""
+    allow_snp_version_2: bool = False
+    """Version 2 reports of sev-snp do not name their CPU: the product is the certificate's word."""
     allow_debug: bool = False
     allow_migration: bool = False
     require_gpu: bool = False

@@ -14,15 +14,15 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from node.attest.certificates import check_chain, common_name, expiry, fingerprint, load_certificates
-from protocol.attestation import AttestationError, Claims, Code, Evidence, deny_unexpected
+from protocol.attestation import SEV_SNP, AttestationError, Claims, Code, Evidence, deny_unexpected
 
 __all__ = ["KIND", "verify"]
 
-KIND = "sev-snp"
+KIND = SEV_SNP
 REPORT_BYTES = 1184
 SIGNED = slice(0, 0x2A0)
 VERSIONS = (3, 5)
-"""Reports that name the CPU; version 2 does not, and is accepted only by choice."""
+"""Reports that name the CPU; version 2 does not: the claims say so, and a run admits it only by choice."""
 ECDSA_P384_SHA384 = 1
 COORDINATE = 72
 """Bytes of a signature's R and S, little endian; P-384 uses 48."""
@@ -124,11 +124,9 @@ def parse(raw: bytes) -> Report:
 
 
 @deny_unexpected
-def verify(evidence: Evidence, now: int, accept_version_2: bool = True, roots: Mapping[str, str] | None = None) -> Claims:
+def verify(evidence: Evidence, now: int, roots: Mapping[str, str] | None = None) -> Claims:
     """Raises AttestationError. `roots`: product -> SHA-256 of another ARK than AMD's, for tests."""
     report = parse(evidence.blob)
-    if report.version == 2 and not accept_version_2:
-        raise AttestationError(Code.VERSION, "a report of version 2 does not name its CPU")
     chain = _order(load_certificates(evidence.certs), report)
     pinned = roots or {name: product.root for name, product in PRODUCTS.items()}
     check_chain(chain, pinned.values(), now)

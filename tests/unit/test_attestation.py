@@ -148,7 +148,6 @@ def test_amd_reports_of_the_wrong_length_or_chain_are_refused():
     other = Amd(leaf_key="another chip")
     rejected(verify(replace(good, certs=other.evidence().certs)), Code.SIGNATURE)
     rejected(verify(replace(good, certs=(good.certs[0], *Amd(product="Turin").evidence().certs[1:]))), Code.NAMES)
-    rejected(lambda: snp.verify(Amd(version=2).evidence(), NOW, accept_version_2=False, roots=amd.roots), Code.VERSION)
     shuffled = (pem(*reversed(amd.chain())),)
     assert snp.verify(replace(good, certs=shuffled), NOW, roots=amd.roots).product == "Genoa"
     rejected(lambda: snp.verify(good, NOW), Code.ROOT)
@@ -310,6 +309,8 @@ LISTED = {"1/2": {"1": ("aa", "bb")}}
         ({"debug": True}, {"allow_debug": True}, Code.OK),
         ({"migratable": True}, {}, Code.MIGRATABLE),
         ({"vmpl": 1}, {}, Code.VMPL),
+        ({"version": 2}, {}, Code.VERSION),
+        ({"version": 2}, {"allow_snp_version_2": True}, Code.OK),
         ({"tcb_status": "OutOfDate"}, {}, Code.TCB_STATUS),
         ({}, {"minimum_tcb": {"sev-snp": {"snp": 21}}}, Code.TCB),
         ({}, {"minimum_tcb": {"sev-snp": {"unheard-of": 0}}}, Code.TCB),
