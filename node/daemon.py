@@ -11,7 +11,7 @@ from pathlib import Path
 
 from node.api.server import create_node_app
 from node.attest.attesters import choose_attester, no_attester
-from node.attest.prover import Challenger, Prover
+from node.attest.prover import AttestorService, Challenger, Prover
 from node.coordinator_link import CoordinatorLink
 from node.exchange import Exchange
 from node.participant import Participant
@@ -102,10 +102,11 @@ class Place:
     channels: ChannelPool
     store: BlobStore
     blobs: BlobService
+    attestor: AttestorService
 
 
 async def _join_network(settings: NodeSettings, home: Home, tasks: Tasks, closing: AsyncExitStack) -> Place:
-    """Join the DHT, publish our record, get ready to serve blobs."""
+    """Join the DHT, publish our record, serve what is on disk: also while the coordinator is away."""
     link = settings.join
     folder = home.run_folder(link.run_id)
     store = BlobStore(folder / "blobs")
@@ -113,8 +114,11 @@ async def _join_network(settings: NodeSettings, home: Home, tasks: Tasks, closin
     channels = ChannelPool()
     closing.push_async_callback(channels.close)
     network = await open_network(home, link.run_id, settings.listen, settings.name, tasks, closing, link.dht_addresses)
+    attestor = AttestorService()
     rpc.add_PeerServicer_to_server(blobs, network.server)
-    return Place(folder, network, channels, store, blobs)
+    rpc.add_AttestorServicer_to_server(attestor, network.server)
+    await network.server.start()
+    return Place(folder, network, channels, store, blobs, attestor)
 
 
 async def _take_part(settings: NodeSettings, home: Home, tasks: Tasks, place: Place, closing: AsyncExitStack) -> None:
@@ -130,9 +134,7 @@ async def _take_part(settings: NodeSettings, home: Home, tasks: Tasks, place: Pl
     stages = range(manifest.model.stages)
     exchange = Exchange(manifest, stages, place.store, network.directory, place.channels, me.peer)
     prover = _prover(settings, home, manifest)
-    if prover is not None:
-        rpc.add_AttestorServicer_to_server(prover, network.server)
-    await network.server.start()
+    place.attestor.prover = prover
     participant = Participant(me, manifest, place.store, chain, coordinator, exchange, pool, tasks, prover)
     challenger = Challenger(manifest, network.directory, place.channels)
     app = create_node_app(

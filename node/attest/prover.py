@@ -34,7 +34,7 @@ from protocol.pb import services_pb2_grpc as rpc
 from protocol.transport.presence import Directory
 from protocol.transport.rpc import ChannelPool
 
-__all__ = ["Prover", "Standing"]
+__all__ = ["AttestorService", "Challenger", "Prover", "Standing"]
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ RETRY_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 """How long a peer may take to answer a challenge."""
 ANSWERS_AT_ONCE = 1
-"""Quotes are made one at a time: hardware is slow, and strangers may ask."""
+"""Quotes are made one at a time: hardware is slow."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Standing:
     """Unix seconds."""
 
 
-class Prover(rpc.AttestorServicer):
+class Prover:
     def __init__(self, identity: Identity, manifest: Manifest, kind: str, attester: Attester) -> None:
         self._identity, self._manifest = identity, manifest
         self._kind, self._attester = kind, attester
@@ -77,14 +77,10 @@ class Prover(rpc.AttestorServicer):
         body = pb.BoundEvidence(key=key, run=run, nonce=nonce, evidence=evidence.message())
         return seal(self._identity, pb.KIND_EVIDENCE, run, body)
 
-    async def Attest(self, request: services.Challenge, context: grpc.aio.ServicerContext) -> pb.Envelope:
-        if len(request.nonce) != NONCE_BYTES:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {NONCE_BYTES} bytes")
-        try:
-            return (await self.answer(request.nonce)).envelope
-        except AttestationError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.detail)
-            raise  # abort raises; this tells the type checker
+    @property
+    def busy(self) -> bool:
+        """A quote is being made."""
+        return self._turn.locked()
 
     async def stay_attested(self, coordinator: CoordinatorLink) -> None:
         """Be challenged, answer, and again before the verdict runs out; for ever."""
@@ -112,6 +108,28 @@ class Prover(rpc.AttestorServicer):
             label = " (simulated)" if standing.kind == "simulated" else ""
             log.log(logging.INFO if standing.attested else logging.WARNING, "%s, kind %s%s", what, standing.kind, label)
         self.changed.set()
+
+
+class AttestorService(rpc.AttestorServicer):
+    """Answers other peers' challenges: from the start of the server on, with evidence once the run is known."""
+
+    def __init__(self) -> None:
+        self.prover: Prover | None = None
+        """None where the run asks for no evidence, or is not known yet."""
+
+    async def Attest(self, request: services.Challenge, context: grpc.aio.ServicerContext) -> pb.Envelope:
+        if len(request.nonce) != NONCE_BYTES:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {NONCE_BYTES} bytes")
+        if self.prover is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer gives no evidence")
+            raise AssertionError  # abort raises; this tells the type checker
+        if self.prover.busy:  # strangers never queue: the node's own renewal would wait behind them and expire
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "another quote is being made; ask again")
+        try:
+            return (await self.prover.answer(request.nonce)).envelope
+        except AttestationError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.detail)
+            raise
 
 
 class Challenger:
