@@ -18,7 +18,6 @@ value follows; zeros after the last value are not written. Bits are packed low b
 """
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
@@ -94,6 +93,10 @@ class Reader:
 class Array(Protocol):
     def write(self, writer: Writer) -> None: ...
     def values(self) -> npt.NDArray[np.float64]: ...
+    def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
+        """Flat values start … stop, exact; start is a multiple of GROUP. For arrays of one row."""
+        ...
+
     def square_sum(self) -> float: ...
 
 
@@ -125,6 +128,10 @@ class BlockInt4:
         """(rows, columns) decoded, exact."""
         scales = np.ldexp(1.0, self.exponents().astype(np.int32))
         return self.codes.astype(np.float64) * np.repeat(scales, BLOCK, axis=1)[:, : self.columns]
+
+    def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
+        scales = np.ldexp(1.0, self.exponents()[0, start // BLOCK : blocks(stop)].astype(np.int32))
+        return self.codes[0, start:stop].astype(np.float64) * np.repeat(scales, BLOCK)[: stop - start]
 
     def square_sum(self) -> float:
         return float(np.square(self.values()).sum())
@@ -166,8 +173,10 @@ class Levels:
 
     def values(self) -> npt.NDArray[np.float64]:
         """(1, elements) decoded, exact."""
-        group = np.arange(self.signs.size) // GROUP
-        return _signed(self.magnitudes, group, self.signs, self.levels)[None]
+        return self.part(0, self.signs.size)[None]
+
+    def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
+        return _signed(self.magnitudes, np.arange(start, stop) // GROUP, self.signs[start:stop], self.levels[start:stop])
 
     def square_sum(self) -> float:
         return float(np.square(self.values()).sum())
@@ -204,16 +213,20 @@ class Sparse:
 
     def values(self) -> npt.NDArray[np.float64]:
         """(1, elements) decoded, exact."""
-        out = np.zeros((1, self.elements))
-        out[0, self.positions] = self._kept()
+        return self.part(0, self.elements)[None]
+
+    def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
+        first, last = np.searchsorted(self.positions, (start, stop))
+        out = np.zeros(stop - start)
+        out[self.positions[first:last] - start] = self._kept(slice(first, last))
         return out
 
-    def _kept(self) -> npt.NDArray[np.float64]:
-        return _signed(self.magnitudes, self.positions // GROUP, self.signs, self.levels)
+    def _kept(self, which: slice) -> npt.NDArray[np.float64]:
+        return _signed(self.magnitudes, self.positions[which] // GROUP, self.signs[which], self.levels[which])
 
     def square_sum(self) -> float:
         """Of what is kept: the rest is 0."""
-        return float(np.square(self._kept()).sum())
+        return float(np.square(self._kept(slice(None))).sum())
 
     def write(self, writer: Writer) -> None:
         gaps = np.diff(self.positions, prepend=-1) - 1
@@ -257,7 +270,10 @@ class Floats:
     """(elements,) float16 or float32."""
 
     def values(self) -> npt.NDArray[np.float64]:
-        return self.numbers.astype(np.float64)[None]
+        return self.part(0, self.numbers.size)[None]
+
+    def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
+        return self.numbers[start:stop].astype(np.float64)
 
     def square_sum(self) -> float:
         return float(np.square(self.values()).sum())
@@ -326,6 +342,3 @@ def _unpack(raw: memoryview, count: int, bits: int) -> npt.NDArray[np.uint8]:
     if values[count:].any():
         raise RemoteError(pb.REASON_MALFORMED, "padding is not zero")
     return values[:count]
-
-
-ReadArray = Callable[[Reader], Array]

@@ -42,7 +42,7 @@ from protocol.payload import Tensor as PackedTensor
 __all__ = ["Encoded", "StageEncoder", "decode_rows", "quantize"]
 
 ROW_ELEMENTS = 1 << 22
-"""Elements decoded at a time: 32 MiB of float64, far below one tensor of a large model."""
+"""Elements decoded at a time: 32 MiB of float64, far below one tensor of a large model. A multiple of GROUP."""
 LLOYD_STEPS = 3
 """Rounds of Lloyd's algorithm (least squares, 1-D k-means) that place the two magnitudes of a group."""
 SAMPLE = 1 << 16
@@ -59,7 +59,7 @@ class Encoded:
 
 
 class StageEncoder:
-    """Encodes the tensors of one stage in their order, with what they share: the threshold of a stage-wide top-k."""
+    """Encodes the tensors of one stage in their order; sparse ones together, because they compete and are many."""
 
     def __init__(self, feedback: Tensor, layout: StageLayout, compression: Compression, keep: int) -> None:
         """`feedback`: the stage, flat. Raises LocalError when it is not finite."""
@@ -197,10 +197,8 @@ def _round(padded: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor]:
     return codes, (codes * scale).sub_(padded).square_().sum(dim=2)
 
 
-def dequantize(array: Array, device: torch.device) -> Tensor:
+def dequantize(array: BlockInt4, device: torch.device) -> Tensor:
     """(rows, columns) float64, exact."""
-    if not isinstance(array, BlockInt4):
-        return torch.from_numpy(array.values()).to(device)
     codes = torch.from_numpy(np.ascontiguousarray(array.codes)).to(device)
     exponents = torch.from_numpy(array.exponents().astype(np.float64)).to(device)
     scales = torch.exp2(exponents).repeat_interleave(BLOCK, dim=1)[:, : array.columns]
@@ -208,16 +206,18 @@ def dequantize(array: Array, device: torch.device) -> Tensor:
 
 
 def decode_rows(packed: Sequence[PackedTensor], combine: Callable[[int, list[Tensor]], None], device: torch.device) -> None:
-    """Decode several payloads of one tensor side by side, some rows at a time.
+    """Decode several payloads of one tensor side by side, ROW_ELEMENTS at a time: many payloads of a large tensor need little memory.
 
-    `combine(offset, parts)` gets, for the elements from flat `offset` on, each payload's float64 values (rows · columns, flat).
-    Every value is exact, so neither the row split, the thread count nor the device changes a bit.
+    `combine(offset, parts)` gets, for the elements from flat `offset` on, each payload's float64 values, flat. Every value is
+    exact, so neither the split, the thread count nor the device changes a bit.
     """
     layout = packed[0][0]
-    factors = [[dequantize(array, device) for array in arrays] for _, arrays in packed]
     if layout.form != Form.LOWRANK:
-        combine(0, [factor[0].view(-1) for factor in factors])
+        for start in range(0, layout.elements, ROW_ELEMENTS):
+            stop = min(layout.elements, start + ROW_ELEMENTS)
+            combine(start, [torch.from_numpy(arrays[0].part(start, stop)).to(device) for _, arrays in packed])
         return
+    factors = [[dequantize(array, device) for array in arrays if isinstance(array, BlockInt4)] for _, arrays in packed]
     step = max(1, ROW_ELEMENTS // layout.columns)
     for row in range(0, layout.rows, step):
         parts = [(p[row : row + step] @ q.T).view(-1) for p, q in factors]

@@ -1,5 +1,6 @@
 """The payload: its size is what the layout says, and any bytes parse or raise the remote-fault error, nothing else."""
 
+import itertools
 import struct
 
 import numpy as np
@@ -81,6 +82,11 @@ def test_round_trip_and_size(shapes, compression, seed):
     assert len(raw) == layout.largest if layout.exact else len(raw) <= layout.largest
     parsed = wire.parse(raw, layout)
     assert all(same(left, right) for left, right in zip(parsed, tensors, strict=True))
+    for _, single in ((layout, found) for layout, found in parsed if len(found) == 1):
+        whole = single[0].values().ravel()
+        cuts = [*range(0, whole.size, arrays.GROUP), whole.size]
+        halves = [single[0].part(start, stop) for start, stop in itertools.pairwise(cuts)]
+        assert np.array_equal(np.concatenate(halves), whole)
     dense = np.concatenate([(a[0].values() @ a[1].values().T if len(a) == 2 else a[0].values()).ravel() for _, a in parsed])
     assert wire.decoded_norm(parsed) == pytest.approx(float(np.linalg.norm(dense)), rel=1e-6)
 
