@@ -267,10 +267,6 @@ class Policy:
 
     settings: Settings
 
-    @property
-    def required(self) -> bool:
-        return bool(self.settings.kinds)
-
     def appraise(self, claims: Claims, expected_report_data: bytes, now: int) -> Verdict:
         """Never raises. `now`: Unix seconds."""
         try:

@@ -138,10 +138,6 @@ def _nvml(status: int, what: str) -> None:
         raise unavailable(f"NVML could not {what}: error {status}")
 
 
-def simulated_attester(measurement: bytes) -> Attester:
-    return lambda report_data: simulated.make(report_data, measurement)
-
-
 def simulated_measurement(path: Path | None, version: str) -> bytes:
     """48 bytes: what the file says in hexadecimal, else a hash of the software's version."""
     if path is None:
@@ -179,6 +175,6 @@ def choose_attester(
 
         return provider, hardware
     if SIMULATED in kinds:
-        return SIMULATED, lambda data: simulated_attester(simulated_measurement(simulated_file, version))(data)
+        return SIMULATED, lambda data: simulated.make(data, simulated_measurement(simulated_file, version))
     found = f"this guest is {provider}" if provider else "this machine is no confidential guest"
     raise unavailable(f"{' or '.join(kinds)} is asked for; {found}")
