@@ -25,7 +25,7 @@ def run(manifest: Manifest) -> View:
         "parameters": parameter_count(manifest.model),
         "overlap": manifest.rounds.overlap,
         "codec": manifest.compression.codec,
-        "rank": manifest.compression.rank,
+        "keep": manifest.compression.keep,
     }
 
 
@@ -52,10 +52,11 @@ def round_row(commit: pb.Commit) -> View:
 
 def round_detail(commit: pb.Commit) -> View:
     """Everything about one round: who counted, who did not and why."""
+    named = _named(commit)
     return {
         **round_row(commit),
         "previous": commit.previous.hex(),
-        "clusters": [_counted(item, _named(commit)) for item in commit.counted],
+        "clusters": [_counted(item, named) for item in commit.counted],
         "excluded": exclusions(commit.excluded),
         "refused": exclusions(commit.refusals),
         "next_roster": [member.cluster for member in commit.roster],
