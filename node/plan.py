@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from protocol.manifest import Compression
-from protocol.payload import StageLayout, stage_layout
+from protocol.payload import Form, StageLayout, stage_layout
 
 __all__ = [
     "PAPER",
@@ -33,8 +33,8 @@ DELAY_COST = 0.36
 """Extra tokens to reach the same loss, as a share, when a commit arrives a whole phase late (overlap rebase); measured by
 bench/convergence.py, where it hardly changed from the first rounds to the last."""
 
-ENTROPY = {"lowrank-int4": 0.90, "int4": 0.90, "int2": 0.97}
-"""What Huffman coding leaves of a payload's bytes, for estimates; top-k is estimated from its entropy."""
+INT4_CODED, INT2_CODED = 0.90, 0.97
+"""What Huffman coding leaves of a payload's bytes, for estimates (a test compares them with real payloads)."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,10 @@ def _expected(layout: StageLayout) -> float:
         share = layout.kept / elements
         positions = -share * math.log2(share) - (1 - share) * math.log2(1 - share) if share < 1 else 0.0
         return layout.kept / 4 + elements * positions / 8 if layout.entropy else float(layout.largest)
-    forms = {tensor.form.name for tensor in layout.tensors}
-    kind = "int2" if forms == {"INT2"} else "lowrank-int4"
-    return layout.largest * (ENTROPY[kind] if layout.entropy and not forms & {"FP16", "FP32"} else 1.0)
+    form = layout.tensors[0].form
+    if not layout.entropy or form in (Form.FP16, Form.FP32):
+        return float(layout.largest)
+    return layout.largest * (INT2_CODED if form == Form.INT2 else INT4_CODED)
 
 
 def layouts_of(shapes: Sequence[Sequence[Sequence[int]]], compression: Compression) -> list[StageLayout]:
