@@ -206,7 +206,7 @@ def dequantize(array: BlockInt4, device: torch.device) -> Tensor:
 
 
 def decode_rows(packed: Sequence[PackedTensor], combine: Callable[[int, list[Tensor]], None], device: torch.device) -> None:
-    """Decode several payloads of one tensor side by side, ROW_ELEMENTS at a time: many payloads of a large tensor need little memory.
+    """Decode several payloads of one tensor side by side, ROW_ELEMENTS at a time: many payloads of a large tensor fit in memory.
 
     `combine(offset, parts)` gets, for the elements from flat `offset` on, each payload's float64 values, flat. Every value is
     exact, so neither the split, the thread count nor the device changes a bit.

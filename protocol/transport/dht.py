@@ -88,8 +88,12 @@ class Dht:
         self._process = process
         try:
             assert process.stdout is not None
-            while line := await process.stdout.readline():
-                self._receive(json.loads(line))
+            async with asyncio.timeout(START_SECONDS) as starting:
+                while line := await process.stdout.readline():
+                    self._receive(json.loads(line))
+                    starting.reschedule(None)
+        except TimeoutError:
+            log.error("the DHT process said nothing for %.0f s", START_SECONDS)
         finally:
             self._process = None
             for future in self._requests.values():

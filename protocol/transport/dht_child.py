@@ -29,6 +29,7 @@ from protocol.messages import open_envelope
 from protocol.pb import messages_pb2 as pb
 
 BOOTSTRAP_SECONDS = 30.0
+STOP_SECONDS = 3.0
 
 
 class PeerRecordValidator(RecordValidatorBase):
@@ -52,7 +53,6 @@ class PeerRecordValidator(RecordValidatorBase):
 
 async def run(settings: dict[str, Any]) -> None:
     run_id = bytes.fromhex(settings["run_id"])
-    key = f"dilocox/{settings['run_id']}/peers"
     p2p = await P2P.create(
         initial_peers=settings["bootstrap"],
         host_maddrs=settings["listen"],
@@ -65,22 +65,30 @@ async def run(settings: dict[str, Any]) -> None:
         startup_timeout=BOOTSTRAP_SECONDS,
     )
     try:
-        node = await DHTNode.create(
-            p2p=p2p,
-            node_id=DHTID.generate(source=str(p2p.peer_id)),  # a restart is the same node to the others
-            initial_peers=settings["bootstrap"],
-            record_validator=PeerRecordValidator(run_id, key),
-            ensure_bootstrap_success=False,
-        )
-        print(json.dumps({"addresses": [str(address) for address in await p2p.get_visible_maddrs()]}), flush=True)
-        serving = asyncio.create_task(_serve(node, key))
-        libp2p = asyncio.create_task(p2p._child.wait())  # hivemind itself does not notice
-        await asyncio.wait({serving, libp2p}, return_when=asyncio.FIRST_COMPLETED)
+        working = asyncio.create_task(_work(p2p, run_id, settings["bootstrap"]))
+        libp2p = asyncio.create_task(p2p._child.wait())  # hivemind does not notice its end, and may wait for an answer for ever
+        await asyncio.wait({working, libp2p}, return_when=asyncio.FIRST_COMPLETED)
         if libp2p.done():
             raise RuntimeError("libp2p's process ended")
-        await node.shutdown()
+        working.result()
     finally:
-        await p2p.shutdown()
+        async with asyncio.timeout(STOP_SECONDS):
+            await p2p.shutdown()
+
+
+async def _work(p2p: P2P, run_id: bytes, bootstrap: list[str]) -> None:
+    """Join the DHT, say where we listen, answer requests until stdin ends, leave."""
+    key = f"dilocox/{run_id.hex()}/peers"
+    node = await DHTNode.create(
+        p2p=p2p,
+        node_id=DHTID.generate(source=str(p2p.peer_id)),  # a restart is the same node to the others
+        initial_peers=bootstrap,
+        record_validator=PeerRecordValidator(run_id, key),
+        ensure_bootstrap_success=False,
+    )
+    print(json.dumps({"addresses": [str(address) for address in await p2p.get_visible_maddrs()]}), flush=True)
+    await _serve(node, key)
+    await node.shutdown()
 
 
 async def _serve(node: DHTNode, key: str) -> None:

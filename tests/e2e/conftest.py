@@ -1,8 +1,8 @@
 """A real swarm for the end-to-end tests: three nodes of two workers, a coordinator, a run that never ends by itself."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,13 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     pytest.fail(f"within {seconds} s it did not happen that {what}")
 
 
+def names(process: psutil.Process, word: str) -> bool:
+    """Whether the process is alive and its command line contains `word`."""
+    with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return any(word in part for part in process.cmdline())
+    return False
+
+
 @dataclass
 class Swarm:
     testnet: Testnet
@@ -109,9 +116,14 @@ class Swarm:
     def process(self, member: str, word: str) -> psutil.Process:
         """The member's child whose command line contains `word`."""
         for process in self.processes(member):
-            if any(word in part for part in process.cmdline()):
+            if names(process, word):
                 return process
         raise AssertionError(f"{member} has no process {word}")
+
+    def roles(self, member: str, words: Iterable[str]) -> dict[str, int]:
+        """How many of the member's processes have each word in their command line."""
+        processes = self.processes(member)
+        return {word: sum(names(process, word) for process in processes) for word in words}
 
     def log(self, member: str) -> str:
         return (self.testnet.folder / f"{member}.log").read_text()

@@ -98,16 +98,12 @@ def test_killing_a_node_costs_no_round_and_it_resumes(swarm: Swarm):
 @pytest.mark.parametrize("word", ["node.training.worker", "node.training.launch", "dht_child", "p2pd"])
 def test_killing_any_one_process_of_a_node_leaves_it_whole(swarm: Swarm, word: str):
     victim = "node-3"
+    whole = {"node.training.worker": 2, "node.training.launch": 1, "dht_child": 1, "p2pd": 1}
+    wait_for(lambda: swarm.roles(victim, whole) == whole, 60, f"{victim} has all its processes")
     process = swarm.process(victim, word)
-    older = {p.pid for p in swarm.processes(victim)}
     process.send_signal(signal.SIGKILL)
     process.wait(20)
-
-    def whole() -> bool:
-        now = swarm.processes(victim)
-        return len(now) == len(older) and not any(p.pid == process.pid for p in now)
-
-    wait_for(whole, 60, f"{victim} has all its processes again after {word} was killed")
+    wait_for(lambda: swarm.roles(victim, whole) == whole, 60, f"{victim} has all its processes again after {word} was killed")
     swarm.wait_until_counted(victim, swarm.open_round())
 
 

@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from hivemind.p2p import P2P
 
 from protocol import limits
 from protocol.errors import ConfigError, LocalError, RemoteError
 from protocol.pb import messages_pb2 as pb
 from protocol.pb import services_pb2 as services
 from protocol.pb import services_pb2_grpc as rpc
-from protocol.transport import tls
+from protocol.transport import dht_child, tls
 from protocol.transport.blobs import BlobStore, PartialBlob, blob_digest, digest_of, write_atomically
 from protocol.transport.home import Home, load_identity, running_daemon
 from protocol.transport.leash import Leash
@@ -276,6 +277,22 @@ def test_killing_the_parent_ends_the_child(tmp_path: Path):
     parent.wait()
     parent.stdout.close()
     assert gone(child)
+
+
+async def test_the_dht_process_ends_when_libp2p_dies_while_joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """hivemind would wait for ever; the daemon above can start the process again only when it ends."""
+
+    async def killed_while_joining(p2p: P2P, **_: object) -> None:
+        p2p._child.kill()
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(dht_child.DHTNode, "create", killed_while_joining)
+    key = tmp_path / "libp2p.key"
+    write_atomically(key, load_identity(tmp_path / "identity.key").libp2p_private_key(), mode=0o600)
+    settings = {"run_id": "00" * 32, "identity": str(key), "listen": ["/ip4/127.0.0.1/tcp/0"], "announce": [], "bootstrap": []}
+    with pytest.raises(RuntimeError, match="libp2p's process ended"):
+        async with asyncio.timeout(20):
+            await dht_child.run(settings)
 
 
 def test_cutting_the_leash_ends_the_child_and_late_children_too(tmp_path: Path):
