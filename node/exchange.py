@@ -37,6 +37,10 @@ class FetchStatistics:
     bytes_received: int
     fetches: int
     failures: int
+    held: int
+    """Of the downloads that are going on: bytes on disk."""
+    wanted: int
+    """And their sizes."""
 
 
 class Exchange:
@@ -60,9 +64,13 @@ class Exchange:
         self._fetching: dict[bytes, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
         self._counts: Counter[str] = Counter()
+        self._held: dict[bytes, tuple[int, int]] = {}
+        """(bytes on disk, size) of each download that goes on."""
 
     def statistics(self) -> FetchStatistics:
-        return FetchStatistics(self._counts["bytes"], self._counts["fetches"], self._counts["failures"])
+        counts, held = self._counts, sum(held for held, _ in self._held.values())
+        wanted = sum(size for _, size in self._held.values())
+        return FetchStatistics(counts["bytes"], counts["fetches"], counts["failures"], held, wanted)
 
     async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES) -> None:
         """Have the blob. Concurrent calls for one digest share a download. Raises RemoteError when no provider served it."""
@@ -75,6 +83,9 @@ class Exchange:
             await asyncio.shield(task)
 
     async def _fetch(self, digest: bytes, providers: list[str], max_size: int) -> None:
+        def watch(held: int, size: int) -> None:
+            self._held[digest] = held, size
+
         last = RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
         random.shuffle(providers)  # uploads spread
         for peer in providers:
@@ -83,13 +94,15 @@ class Exchange:
                 continue
             try:
                 async with self._slots:
-                    received = await fetch_blob(self._channels.channel(record), self._store, digest, max_size)
+                    received = await fetch_blob(self._channels.channel(record), self._store, digest, max_size, watch)
                 self._counts.update(bytes=received, fetches=1)
                 return
             except RemoteError as error:
                 self._counts["failures"] += 1
                 log.debug("fetching %s from %s: %s", digest.hex()[:8], short(peer), error)
                 last = error
+            finally:
+                self._held.pop(digest, None)
         raise last
 
     async def fetch_forever(self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES) -> None:

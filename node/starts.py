@@ -67,9 +67,9 @@ class Starts:
         """Fetch what the start needs. Raises RemoteError when it cannot be had."""
         commit = self._chain.commit(start.round)
         if commit is not None and any(state.digest not in self._store for state in start.states):
-            say("synchronising", f"fetching the state before round {start.round}")
             providers = [host.peer for member in commit.body.roster for host in member.hosts]
-            for state in start.states:
+            for number, state in enumerate(start.states, 1):
+                say("synchronising", f"fetching the state before round {start.round}, stage {number} of {len(start.states)}")
                 await self._exchange.fetch(state.digest, providers)
         for number in range(start.round, self._chain.length):
             commit = self._chain.commit(number)

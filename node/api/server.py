@@ -63,6 +63,7 @@ def node_status(participant: Participant, blobs: BlobService, name: str, address
         "bytes_sent": blobs.bytes_sent,
         "bytes_received": fetched.bytes_received,
         "fetch_failures": fetched.failures,
+        "downloading": {"held": fetched.held, "size": fetched.wanted} if fetched.wanted else None,
         "applied_at_step": {str(round): step for round, step in sorted(progress.applied_at.items())},
         "phase_steps": {str(round): steps for round, steps in sorted(progress.inner_steps.items())},
         "states": {str(stage): digest.hex() for stage, digest in sorted(current.items())},
@@ -91,12 +92,17 @@ class _Metrics(Collector):
         return [traffic, loss, step, tokens, current, peers, *self._attestations()]
 
     def _attestations(self) -> list[Metric]:
+        """By kind: the labels of a metric must not grow with the swarm."""
+        held = self._participant.chain.head.attestations.values()
+        peers = GaugeMetricFamily("dilocox_peers_attested", "Peers whose evidence holds", labels=["kind"])
         until = GaugeMetricFamily(
-            "dilocox_attestation_valid_until", "Unix time until which a roster peer is attested", labels=["peer", "kind"]
+            "dilocox_attestation_valid_until", "Unix time at which the first of their verdicts runs out", labels=["kind"]
         )
-        for peer, item in sorted(self._participant.chain.head.attestations.items()):
-            until.add_metric([peer, item.kind], item.valid_until_ms / 1000)
-        return [until] if until.samples else []
+        for kind in sorted({item.kind for item in held}):
+            ends = [item.valid_until_ms / 1000 for item in held if item.kind == kind]
+            peers.add_metric([kind], len(ends))
+            until.add_metric([kind], min(ends))
+        return [peers, until] if until.samples else []
 
 
 def create_node_app(

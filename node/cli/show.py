@@ -36,6 +36,9 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
             f"   loss {number(value['loss'])}",
         ),
     ]
+    if (download := value["downloading"]) is not None:
+        held, size = download["held"], download["size"]
+        lines.append(("fetching", f"{held:,} of {size:,} B ({held / size:.0%})"))
     if (standing := value["attestation"]) is not None:
         label = "SIMULATED" if standing["kind"] == "simulated" else standing["kind"]
         text = f"until {_until(standing)}" if standing["attested"] else f"refused: {standing['code']}: {standing['reason']}"

@@ -191,6 +191,11 @@ class PartialBlob:
     def complete(self) -> bool:
         return self.next_chunk == len(self._hashes)
 
+    @property
+    def held(self) -> int:
+        """Bytes that are checked and on disk."""
+        return min(self.size, self.next_chunk * limits.CHUNK_BYTES)
+
     def feed(self, data: bytes) -> None:
         """Raises RemoteError on a wrong chunk or surplus bytes; what was kept before stays."""
         self._pending += data

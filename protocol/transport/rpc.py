@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -110,8 +110,14 @@ class BlobService(rpc.PeerServicer):
                     yield services.FetchReply(data=data)
 
 
-async def fetch_blob(channel: grpc.aio.Channel, store: BlobStore, digest: bytes, max_size: int = limits.BLOB_BYTES) -> int:
-    """Download a blob into the store, resuming what is there; returns the bytes received.
+async def fetch_blob(
+    channel: grpc.aio.Channel,
+    store: BlobStore,
+    digest: bytes,
+    max_size: int = limits.BLOB_BYTES,
+    watch: Callable[[int, int], None] = lambda held, size: None,
+) -> int:
+    """Download a blob into the store, resuming what is there; returns the bytes received. `watch(bytes held, size)` follows it.
 
     Raises RemoteError when the peer does not hold it, stalls or sends something else; what was right stays for the next attempt.
     """
@@ -130,10 +136,12 @@ async def fetch_blob(channel: grpc.aio.Channel, store: BlobStore, digest: bytes,
             stream = rpc.PeerStub(channel).Fetch(request)
             await anext(aiter(stream))
         while not partial.complete:
+            watch(partial.held, partial.size)
             async with asyncio.timeout(STALL_SECONDS):
                 reply = await anext(aiter(stream))
             received += len(reply.data)
             await asyncio.to_thread(partial.feed, reply.data)
+        watch(partial.held, partial.size)
         await asyncio.to_thread(partial.finish)
     except grpc.aio.AioRpcError as error:
         raise RemoteError(pb.REASON_UNAVAILABLE, f"the peer answered {error.code().name.lower()}") from error

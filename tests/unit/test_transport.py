@@ -141,8 +141,14 @@ async def test_a_fetch_resumes_what_is_on_disk(tmp_path: Path):
     PartialBlob(target, digest, len(BIG), source.index(digest)).feed(BIG[: limits.CHUNK_BYTES])
     async with Served(tmp_path / "peer", BlobService(source)) as record:
         channels = ChannelPool()
-        assert await fetch_blob(channels.channel(record), target, digest) == len(BIG) - limits.CHUNK_BYTES
+        seen: list[tuple[int, int]] = []
+        received = await fetch_blob(
+            channels.channel(record), target, digest, watch=lambda held, size: seen.append((held, size))
+        )
+        assert received == len(BIG) - limits.CHUNK_BYTES
         assert target.verify(digest)
+        assert seen == sorted(seen)
+        assert (seen[0], seen[-1]) == ((limits.CHUNK_BYTES, len(BIG)), (len(BIG), len(BIG)))
         await channels.close()
 
 
