@@ -186,13 +186,13 @@ class Participant:
         self._vote_when_possible()
 
     def _commit(self, envelope: pb.Envelope) -> None:
-        head = self.chain.head
-        body = pb.Commit.FromString(envelope.body)
-        if body.round < head.round:
-            known = self.chain.commit(body.round)
-            if known is not None and known.envelope.body != envelope.body:
-                open_envelope(envelope, self.manifest.run_id, (pb.KIND_COMMIT,))
-                raise LocalError(f"the coordinator signed two different commits for round {body.round}: it cannot be trusted")
+        sent = open_envelope(envelope, self.manifest.run_id, (pb.KIND_COMMIT,))
+        if sent.body.round < self.chain.head.round:
+            known = self.chain.commit(sent.body.round)
+            if known is not None and known.digest != sent.digest and sent.peer == self.chain.coordinator:
+                raise LocalError(
+                    f"the coordinator signed two different commits for round {sent.body.round}: it cannot be trusted"
+                )
             return
         commit = self.chain.append(envelope)
         self._seen.clear()

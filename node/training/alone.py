@@ -21,10 +21,7 @@ def train_alone(manifest: Manifest, steps: int) -> float:
     dataset, batch = load_dataset(manifest), manifest.training.batch_size
     for step in range(steps):
         trainer.step(*dataset.batch(list(range(step * batch, (step + 1) * batch))))
-    trainer.end_phase()
-    for state in trainer.states:
-        state.parameters.copy_(state.anchor)
-    loss = trainer.evaluate_committed(dataset)
+    loss = trainer.evaluate(dataset)
     dist.destroy_process_group()
     return loss
 

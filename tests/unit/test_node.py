@@ -1,16 +1,21 @@
 """Small decisions of the node, without processes."""
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from node.daemon import count_workers
 from node.outer.background import Background
+from node.participant import Participant
 from node.worker_settings import WorkerSettings
 from protocol import chain, events, views
 from protocol.errors import ConfigError
+from protocol.messages import seal
 from protocol.pb import messages_pb2 as pb
 from protocol.pb import services_pb2 as services
+from protocol.transport.blobs import BlobStore
+from protocol.transport.chain_file import ChainFile
 from protocol.transport.presence import cached_addresses
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
@@ -79,3 +84,15 @@ def test_views_tell_who_counted_who_did_not_and_why():
     assert [row["step"] for row in rows if row["peer"] == identity(0).peer] == [5]
     assert [row["replicas"] for row in views.stages(table.run, table.head)] == [3, 3]
     assert views.stages(table.run, chain.initial_head())[0]["replicas"] == 0
+
+
+def test_what_a_coordinator_may_not_send_ends_no_node(tmp_path: Path):
+    run = manifest()
+    kept = ChainFile(tmp_path / "chain.sqlite", run, COORDINATOR.peer)
+    store = BlobStore(tmp_path / "blobs")
+    participant = Participant(identity(1), run, store, kept, *[MagicMock() for _ in range(4)], None)
+    forged = seal(identity(2), pb.KIND_COMMIT, run.run_id, pb.Commit())
+    for envelope in (pb.Envelope(kind=pb.KIND_COMMIT, body=b"\xff"), pb.Envelope(), forged.envelope):
+        participant._statement(envelope)
+    assert kept.length == 0
+    kept.close()
