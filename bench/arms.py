@@ -89,6 +89,7 @@ OURS = {"codec": "topk-int2", "k": 230, "scope": "stage", "entropy_coding": True
 """At half the round length half the bytes of a round."""
 OURS_HORIZON = 10
 SHORTER = {**OURS, "k": 95}
+REBASE = {"overlap": "rebase", "lead_weight": 0.5}
 
 ARMS = [
     Arm("AllReduce", "AdamW on the mean gradient, every step", {}, _adamw(1.5e-3, 3e-3, 6e-3, 1.2e-2), runner="allreduce"),
@@ -143,8 +144,8 @@ ARMS = [
     ),
     Arm(
         "ours",
-        "Muon, stage-wide top-k in 2 bits with Huffman coding, rebase, short rounds",
-        {"training": MUON, "compression": OURS, "rounds": {"overlap": "rebase"}},
+        "Muon, stage-wide top-k in 2 bits with Huffman coding, rebase with half the lead, short rounds",
+        {"training": MUON, "compression": OURS, "rounds": REBASE},
         MUON_RATES,
         horizon=OURS_HORIZON,
     ),
@@ -156,16 +157,30 @@ ARMS = [
         horizon=OURS_HORIZON,
     ),
     Arm(
+        "ours with the whole lead",
+        "ablation: a cluster keeps all of its own work until the commit arrives",
+        {"training": MUON, "compression": OURS, "rounds": {**REBASE, "lead_weight": 1.0}},
+        MUON_RATES,
+        horizon=OURS_HORIZON,
+    ),
+    Arm(
         "ours with AdamW",
         "ablation",
-        {"compression": OURS, "rounds": {"overlap": "rebase"}},
+        {"compression": OURS, "rounds": REBASE},
         SYNCHRONOUS_RATES,
         horizon=OURS_HORIZON,
     ),
     Arm(
         "ours, H = 5",
         "half the round again, half the bytes of a round again",
-        {"training": MUON, "compression": SHORTER, "rounds": {"overlap": "rebase"}},
+        {"training": MUON, "compression": SHORTER, "rounds": REBASE},
+        MUON_RATES,
+        horizon=5,
+    ),
+    Arm(
+        "ours, H = 5, without overlap",
+        "its ablation",
+        {"training": MUON, "compression": SHORTER, "rounds": {"overlap": "none"}},
         MUON_RATES,
         horizon=5,
     ),

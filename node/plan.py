@@ -29,9 +29,9 @@ __all__ = [
     "recommend",
 ]
 
-DELAY_COST = 0.36
-"""Extra tokens to reach the same loss, as a share, when a commit arrives a whole phase late (overlap rebase); measured by
-bench/convergence.py, where it hardly changed from the first rounds to the last."""
+DELAY_COST = 0.16
+"""Extra tokens to reach the same loss, as a share, when a commit arrives a whole phase late (overlap rebase, half the
+lead); measured by bench/convergence.py."""
 
 INT4_CODED, INT2_CODED = 0.90, 0.97
 """What Huffman coding leaves of a payload's bytes, for estimates (a test compares them with real payloads)."""

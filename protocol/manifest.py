@@ -161,6 +161,8 @@ class Rounds(_Section):
     min_inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)] | None = None
     """H follows rank or k in proportion, not below this, so that the exchange stays as hidden as it is; default: H is fixed."""
     overlap: Literal["none", "delayed", "rebase"] = "rebase"
+    lead_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Of rebase: how much of its own work a cluster keeps in its parameters until the commit that holds it arrives."""
     synchronous_rounds: Count = 0
     """The first rounds wait for their commit (overlap none), and lengthen evenly from first_inner_steps to inner_steps."""
     first_inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)] | None = None

@@ -186,11 +186,20 @@ def _outer_step(
     return combine
 
 
-def start_phase(state: StageState, live: Sequence[Tensor]) -> None:
-    """A local phase ended: `feedback += anchor − live; anchor = copy(live)`. Nothing jumps and nothing waits."""
-    for (_, feedback), (_, anchor), tensor in zip(state.views(state.feedback), state.views(state.anchor), live, strict=True):
+def start_phase(state: StageState, live: Sequence[Tensor], lead_weight: float = 1.0) -> None:
+    """A local phase ended: `feedback += anchor − live; anchor = live = Θ + lead_weight · (live − Θ)`. Nothing waits.
+
+    A phase's own work is one cluster's noisy guess of the mean that its commit will bring: half of it is nearer to that mean than
+    all of it (docs/results.md). The rebase takes the lead away with the anchor, so its weight decides only where gradients are
+    taken until the commit arrives.
+    """
+    copies = (state.views(flat) for flat in (state.feedback, state.anchor, state.parameters))
+    for (_, feedback), (_, anchor), (_, theta), tensor in zip(*copies, live, strict=True):
         feedback.add_(anchor.sub_(tensor.to(anchor.device)))
         anchor.copy_(tensor)
+        if lead_weight != 1:
+            anchor.sub_(theta).mul_(lead_weight).add_(theta)
+            tensor.copy_(anchor)
 
 
 def rebase(state: StageState, live: Sequence[Tensor], keep_lead: bool = True) -> None:

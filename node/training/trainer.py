@@ -89,8 +89,9 @@ class Trainer:
         return [float(value) for value in tensor.tolist()]
 
     def end_phase(self) -> None:
+        """Θ must not be touched meanwhile."""
         for state, stage in self.pairs():
-            start_phase(state, self.live(stage))
+            start_phase(state, self.live(stage), self.manifest.rounds.lead_weight)
 
     def rebase(self, keep_lead: bool = True) -> None:
         for state, stage in self.pairs():
@@ -137,8 +138,12 @@ class Trainer:
                 theta.copy_(scratch)
 
     def evaluate_committed(self, dataset: Dataset) -> float:
-        """Held-out loss of Θ, nats per token, the same number in every worker. All workers call it at the same step."""
-        inputs, targets = dataset.evaluation()
+        """`evaluate` of Θ instead of the live parameters."""
         with self.committed_weights():
-            loss = self.pipeline.evaluate(inputs, targets, self.manifest.training.batch_size, self.manifest.model.hidden_size)
+            return self.evaluate(dataset)
+
+    def evaluate(self, dataset: Dataset) -> float:
+        """Held-out loss, nats per token, the same number in every worker. All workers call it at the same step."""
+        inputs, targets = dataset.evaluation()
+        loss = self.pipeline.evaluate(inputs, targets, self.manifest.training.batch_size, self.manifest.model.hidden_size)
         return self.all_sum([loss])[0]

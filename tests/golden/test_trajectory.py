@@ -20,25 +20,28 @@ TOLERANCE = 5e-3
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-def run_with(overlap: str, **outer: float) -> Manifest:
+def run_with(overlap: str, lead_weight: float = 1.0, learning_rate: float = 0.8, momentum: float = 0.3) -> Manifest:
     return manifest(
-        rounds={"count": 4, "inner_steps": 6, "max_inner_steps": 12, "overlap": overlap},
-        outer={"learning_rate": 0.8, "momentum": 0.3, **outer},
+        rounds={"count": 4, "inner_steps": 6, "max_inner_steps": 12, "overlap": overlap, "lead_weight": lead_weight},
+        outer={"learning_rate": learning_rate, "momentum": momentum},
         model={"hidden_size": 64, "intermediate_size": 96, "sequence_length": 32},
         data={"evaluation_sequences": 8},
     )
 
 
-@pytest.mark.parametrize(("overlap", "arrive_at"), [("none", 0), ("rebase", 3), ("delayed", 0)])
-def test_golden_trajectories(overlap: str, arrive_at: int):
-    losses = Lab(run_with(overlap), clusters=2, arrive_at=arrive_at).rounds().losses
-    golden = json.loads(GOLDEN.read_text())[overlap]
+@pytest.mark.parametrize(
+    ("overlap", "lead_weight", "arrive_at"), [("none", 1.0, 0), ("rebase", 1.0, 3), ("rebase", 0.5, 3), ("delayed", 1.0, 0)]
+)
+def test_golden_trajectories(overlap: str, lead_weight: float, arrive_at: int):
+    losses = Lab(run_with(overlap, lead_weight), clusters=2, arrive_at=arrive_at).rounds().losses
+    golden = json.loads(GOLDEN.read_text())[overlap if lead_weight == 1 else f"{overlap}, half the lead"]
     assert losses == pytest.approx(golden, abs=TOLERANCE)
 
 
-def test_rebase_at_step_zero_is_the_synchronous_algorithm_bit_for_bit():
+@pytest.mark.parametrize("lead_weight", [1.0, 0.5])
+def test_rebase_at_step_zero_is_the_synchronous_algorithm_bit_for_bit(lead_weight: float):
     synchronous = Lab(run_with("none"), clusters=2).rounds()
-    rebased = Lab(run_with("rebase"), clusters=2, arrive_at=0).rounds()
+    rebased = Lab(run_with("rebase", lead_weight), clusters=2, arrive_at=0).rounds()
     assert torch.equal(synchronous.state(), rebased.state())
 
 
@@ -49,9 +52,10 @@ def test_every_cluster_holds_the_same_bits():
         assert not torch.equal(state.feedback, other.feedback)
 
 
-def test_in_place_copies_match_an_out_of_place_reference():
-    """ALGORITHM's two rules written with fresh tensors for everything, against the four copies."""
-    run = run_with("rebase")
+@pytest.mark.parametrize("lead_weight", [1.0, 0.5])
+def test_in_place_copies_match_an_out_of_place_reference(lead_weight: float):
+    """ALGORITHM's two rules, and the lead's weight, written with fresh tensors for everything, against the four copies."""
+    run = run_with("rebase", lead_weight)
     state = StageState(run, 0)
     generator = torch.Generator().manual_seed(0)
 
@@ -69,8 +73,10 @@ def test_in_place_copies_match_an_out_of_place_reference():
         flat_live = flat_live + step
         for (_, delta), tensor in zip(state.views(step), live, strict=True):
             tensor.add_(delta)
-        start_phase(state, live)
+        start_phase(state, live, lead_weight)
         feedback = feedback + (anchor - flat_live)
+        if lead_weight != 1:
+            flat_live = theta + (flat_live - theta) * lead_weight
         anchor = flat_live.clone()
         encoded = state.encode(None)
         decoded = dense(encoded.raw, state)
