@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "results"
-WIKITEXT = "python -m bench.convergence --steps 150 --seeds 1 --arms AllReduce,DiLoCoX,ours --source text:…/wikitext-2/*.txt"
+WIKITEXT = "python -m bench.convergence --steps 200 --arms AllReduce,DiLoCoX,ours --source text:…/wikitext-2/*.txt"
 TEXT = DOCS / "results-notes.md"
 """What people wrote: goes in front of the tables."""
 
@@ -29,6 +29,12 @@ def markdown(columns: list[str], rows: list[list[str]]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def source_text(source: str) -> str:
+    """A data source without the place of its folder on the machine that ran."""
+    kind, _, path = source.partition(":")
+    return f"{kind}:…/{'/'.join(Path(path).parts[-2:])}" if path else kind
 
 
 def machine(result: dict[str, Any]) -> str:
@@ -66,7 +72,7 @@ def convergence(result: dict[str, Any], command: str, pictures: bool) -> str:
         "what it is",
     ]
     facts = f"{values['steps']} inner steps, {values['clusters']} clusters, {values['seeds']} seeds"
-    facts += f", data {Path(values['source']).name}"
+    facts += f", data {values['source']}"
     link = f"DiLoCoX's payload takes {values['ratio']:.2f} of its round"
     text = f"`{command}` ({machine(result)}; {facts}; {link})\n\n{markdown(columns, rows)}\n"
     if pictures:
@@ -137,11 +143,12 @@ def main() -> None:
     ]
     for title, name, render in sections:
         if (result := load(name)) is not None:
+            if isinstance(values := result["results"], dict) and "arms" in values:
+                values["source"] = source_text(values["source"])
+                for arm in values["arms"]:
+                    arm.pop("curves", None)
             parts.append(f"## {title}\n\n{render(result)}")
-            kept = json.loads(json.dumps(result))
-            for arm in kept["results"].get("arms", []) if isinstance(kept["results"], dict) else []:
-                arm.pop("curves", None)
-            (FOLDER / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+            (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     parts.append(f"## The cost model against the published rows\n\n{plan()}")
     for picture in (RESULTS / f"convergence-{axis}.png" for axis in ("tokens", "wire-bytes")):
         shutil.copy(picture, FOLDER / picture.name)
