@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.report import table, write
+from bench.report import load_preset, table, write
 from node.outer.state import StageState
 from node.training.inner import InnerOptimizer
 from node.training.model import Stage, build_chain, initial_values
@@ -55,8 +55,19 @@ def model(hidden: int, middle: int, heads: int, kv_heads: int, layers: int, stag
 TOPK = {"codec": "topk-int2", "k": 230, "entropy_coding": True}
 TINY, LAYER_1B = model(128, 352, 4, 4, layers=4, stages=2), model(2048, 5504, 16, 16, layers=1, stages=3)
 LAYER_107B = model(8192, 49152, 64, 8, layers=1, stages=3)
+PRESET = load_preset("tiny")
 SHAPES = (
-    Shape("tiny stage", TINY, 0, {**TOPK, "k": 760}, 10, 8 * 128, 8 * 128, threads=1, optimizer="muon"),
+    Shape(
+        "tiny stage",
+        TINY,
+        0,
+        PRESET.compression.model_dump(),
+        PRESET.rounds.inner_steps,
+        8 * 128,
+        8 * 128,
+        threads=1,
+        optimizer=PRESET.training.optimizer,
+    ),
     Shape("tiny stage", TINY, 0, {"rank": 16}, 20, 8 * 128, 8 * 128, threads=1),
     Shape("1B-shaped layer", LAYER_1B, 1, TOPK, 100, 8 * 2048, 1024, repeats=3),
     Shape("1B-shaped layer", LAYER_1B, 1, {"rank": 128}, 100, 8 * 2048, 1024, repeats=3),

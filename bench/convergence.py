@@ -22,7 +22,7 @@ from bench.arms import ARMS, CLUSTERS, HORIZON, RANK, Arm, Lengths, Settings
 from bench.report import RESULTS, table, write
 from node.plan import PAPER_RATIO
 from protocol.crypto import sha256
-from protocol.manifest import Compression
+from protocol.manifest import Compression, Manifest
 from protocol.payload import stage_layout
 from protocol.tensors import parameter_count, stage_tensors
 from protocol.transport.blobs import write_atomically
@@ -64,9 +64,10 @@ class Job:
         return json.loads(self.path.read_text()) if self.path.exists() else None
 
 
-def arrival_steps(arm: Arm, run_shapes: Sequence[Sequence[int]], ratio: float, payload_bytes: int) -> int:
+def arrival_steps(run: Manifest, ratio: float, payload_bytes: float) -> int:
     """Steps that moving a payload takes on the link on which DiLoCoX's takes `ratio` of its round."""
-    reference = stage_layout(run_shapes, Compression(rank=RANK), RANK).largest
+    shapes = [spec.shape for stage in range(run.model.stages) for spec in stage_tensors(run.model, stage)]
+    reference = stage_layout(shapes, Compression(rank=RANK), RANK).largest
     return math.ceil(ratio * HORIZON * payload_bytes / reference)
 
 
@@ -83,11 +84,10 @@ def run_job(job: Job) -> None:
     run = arm.manifest(arm.choices[job.choice], job.steps, job.seed, job.source)
     every = max(1, job.steps // POINTS)
     if arm.runner == "lab":
-        shapes = [spec.shape for stage in range(run.model.stages) for spec in stage_tensors(run.model, stage)]
         lab = Lab(
             run,
             CLUSTERS,
-            arrive_at=lambda size, steps: min(steps, arrival_steps(arm, shapes, job.ratio, size)),
+            arrive_at=lambda size, steps: min(steps, arrival_steps(run, job.ratio, size)),
             device=device,
             evaluate_every=max(1, every // arm.horizon),
         ).rounds()
@@ -177,20 +177,23 @@ def mean_curve(summary: dict[str, Any]) -> list[tuple[float, float]]:
     return [(statistics.fmean(p["steps"] for p in c), statistics.fmean(p["loss"] for p in c)) for c in columns]
 
 
-def delay_cost(summaries: Sequence[dict[str, Any]], ratio: float) -> float | None:
+def delay_cost(summaries: Sequence[dict[str, Any]], ratio: float, source: str) -> float | None:
     """Extra tokens that overlap costs to reach the loss it ends at, as a share, for a commit a whole phase late (node/plan.py)."""
     by_name = {summary["arm"]: summary for summary in summaries}
-    if not {"ours", "ours without overlap", "DiLoCoX"} <= by_name.keys():
+    if not {"ours", "ours without overlap"} <= by_name.keys():
         return None
-    ours, horizon = by_name["ours"], by_name["ours"]["horizon"]
+    ours = by_name["ours"]
     steps, loss = mean_curve(ours)[-1]
-    curve = mean_curve(by_name["ours without overlap"])
-    earlier, later = next(pair for pair in itertools.pairwise(curve) if pair[1][1] <= loss)
+    waiting = itertools.pairwise(mean_curve(by_name["ours without overlap"]))
+    crossing = next((pair for pair in waiting if pair[1][1] <= loss), None)
+    if crossing is None:
+        return 0.0  # waiting never gets there
+    earlier, later = crossing
     reached = earlier[0] + (later[0] - earlier[0]) * (earlier[1] - loss) / (earlier[1] - later[1])
-    rounds = {name: steps // by_name[name]["horizon"] for name in ("ours", "DiLoCoX")}
-    sizes = {name: by_name[name]["wire_bytes"] / count for name, count in rounds.items()}
-    late = math.ceil(ratio * HORIZON * sizes["ours"] / sizes["DiLoCoX"]) / horizon
-    return (steps / reached - 1) / late
+    arm = next(arm for arm in ARMS if arm.name == "ours")
+    run = arm.manifest(ours["choice"], int(steps), 0, source)
+    payload = ours["wire_bytes"] / run.rounds.count
+    return (steps / reached - 1) * run.rounds.inner_steps / arrival_steps(run, ratio, payload)
 
 
 def print_summary(summaries: Sequence[dict[str, Any]]) -> None:
@@ -264,7 +267,7 @@ def main() -> None:
     summaries = compare(arms, seeds, lengths, options.source, options.ratio, options.processes)
     print_summary(summaries)
     name = "convergence" + ("-quick" if options.quick else "") + ("" if options.source == "stdlib" else "-text")
-    cost = delay_cost(summaries, options.ratio)
+    cost = delay_cost(summaries, options.ratio, options.source)
     if cost is not None:
         print(f"overlap: {cost:.3f} more tokens to the same loss for a commit a whole phase late")
     facts = {

@@ -71,8 +71,7 @@ def convergence(result: dict[str, Any], command: str, pictures: bool) -> str:
         "tuned",
         "what it is",
     ]
-    facts = f"{values['steps']} inner steps, {values['clusters']} clusters, {values['seeds']} seeds"
-    facts += f", data {values['source']}"
+    facts = f"{values['steps']} inner steps, {values['clusters']} clusters, {values['seeds']} seeds, data {values['source']}"
     link = f"DiLoCoX's payload takes {values['ratio']:.2f} of its round"
     text = f"`{command}` ({machine(result)}; {facts}; {link})\n\n{markdown(columns, rows)}\n"
     if pictures:

@@ -68,9 +68,8 @@ class Exchange:
         """(bytes on disk, size) of each download that goes on."""
 
     def statistics(self) -> FetchStatistics:
-        counts, held = self._counts, sum(held for held, _ in self._held.values())
-        wanted = sum(size for _, size in self._held.values())
-        return FetchStatistics(counts["bytes"], counts["fetches"], counts["failures"], held, wanted)
+        held, wanted = (sum(part) for part in zip((0, 0), *self._held.values(), strict=True))
+        return FetchStatistics(self._counts["bytes"], self._counts["fetches"], self._counts["failures"], held, wanted)
 
     async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES) -> None:
         """Have the blob. Concurrent calls for one digest share a download. Raises RemoteError when no provider served it."""

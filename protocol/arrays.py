@@ -97,7 +97,8 @@ class Array(Protocol):
         """Flat values start … stop, exact; start is a multiple of GROUP. For arrays of one row."""
         ...
 
-    def square_sum(self) -> float: ...
+    def square_sum(self) -> float:
+        return float(np.square(self.values()).sum())
 
 
 def blocks(columns: int) -> int:
@@ -109,7 +110,7 @@ def groups(elements: int) -> int:
 
 
 @dataclass(frozen=True)
-class BlockInt4:
+class BlockInt4(Array):
     """`rows x columns` values."""
 
     rows: int
@@ -132,9 +133,6 @@ class BlockInt4:
     def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         scales = np.ldexp(1.0, self.exponents()[0, start // BLOCK : blocks(stop)].astype(np.int32))
         return self.codes[0, start:stop].astype(np.float64) * np.repeat(scales, BLOCK)[: stop - start]
-
-    def square_sum(self) -> float:
-        return float(np.square(self.values()).sum())
 
     def write(self, writer: Writer) -> None:
         writer.put(Section.HEADS, struct.pack("<b", self.base))
@@ -161,7 +159,7 @@ class BlockInt4:
 
 
 @dataclass(frozen=True)
-class Levels:
+class Levels(Array):
     """Every value is one of two magnitudes of its group, with a sign: 2 bits a value."""
 
     magnitudes: npt.NDArray[np.float32]
@@ -177,9 +175,6 @@ class Levels:
 
     def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         return _signed(self.magnitudes, np.arange(start, stop) // GROUP, self.signs[start:stop], self.levels[start:stop])
-
-    def square_sum(self) -> float:
-        return float(np.square(self.values()).sum())
 
     def write(self, writer: Writer) -> None:
         writer.put(Section.HEADS, _pack_magnitudes(self.magnitudes))
@@ -198,7 +193,7 @@ class Levels:
 
 
 @dataclass(frozen=True)
-class Sparse:
+class Sparse(Array):
     """Most values are 0; the others are one of two magnitudes of their group, with a sign."""
 
     elements: int
@@ -263,7 +258,7 @@ class Sparse:
 
 
 @dataclass(frozen=True)
-class Floats:
+class Floats(Array):
     """Uncompressed values."""
 
     numbers: npt.NDArray[Any]
@@ -274,9 +269,6 @@ class Floats:
 
     def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         return self.numbers[start:stop].astype(np.float64)
-
-    def square_sum(self) -> float:
-        return float(np.square(self.values()).sum())
 
     def write(self, writer: Writer) -> None:
         writer.put(Section.CODES, self.numbers.tobytes())

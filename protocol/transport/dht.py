@@ -115,8 +115,7 @@ class Dht:
 
     async def started(self) -> list[str]:
         """This node's multiaddrs. Raises LocalError when the child cannot start."""
-        async with asyncio.timeout(START_SECONDS):
-            return await asyncio.shield(self._listening)
+        return await asyncio.shield(self._listening)
 
     def remember(self, addresses: Sequence[str]) -> None:
         """More places to bootstrap from, should the child start again."""

@@ -85,8 +85,8 @@ def test_round_trip_and_size(shapes, compression, seed):
     for _, single in ((layout, found) for layout, found in parsed if len(found) == 1):
         whole = single[0].values().ravel()
         cuts = [*range(0, whole.size, arrays.GROUP), whole.size]
-        halves = [single[0].part(start, stop) for start, stop in itertools.pairwise(cuts)]
-        assert np.array_equal(np.concatenate(halves), whole)
+        parts = [single[0].part(start, stop) for start, stop in itertools.pairwise(cuts)]
+        assert np.array_equal(np.concatenate(parts), whole)
     dense = np.concatenate([(a[0].values() @ a[1].values().T if len(a) == 2 else a[0].values()).ravel() for _, a in parsed])
     assert wire.decoded_norm(parsed) == pytest.approx(float(np.linalg.norm(dense)), rel=1e-6)
 
