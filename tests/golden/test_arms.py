@@ -5,6 +5,7 @@ import pytest
 from bench import convergence
 from bench.arms import ARMS, CLUSTERS
 from bench.convergence import Job
+from node.outer.state import StageState
 
 STEPS = 8
 
@@ -45,7 +46,23 @@ def test_every_arm_has_equally_many_choices_and_a_valid_manifest():
 
 def test_a_commit_arrives_at_the_step_that_its_bytes_earn():
     arm = next(arm for arm in ARMS if arm.name == "DiLoCoX")
-    shapes = [(128, 128)] * 8
-    reference = convergence.stage_layout(shapes, convergence.Compression(rank=16), 16).largest
-    assert convergence.arrival_steps(arm, shapes, 0.5, reference) == 10
-    assert convergence.arrival_steps(arm, shapes, 0.5, reference // 2) == 5
+    run = arm.manifest(arm.choices[0], 600, 0, "stdlib")  # one stage
+    size = StageState(run, 0).layout().largest
+    assert convergence.arrival_steps(run, 0.5, size) == 10
+    assert convergence.arrival_steps(run, 0.5, size / 2) == 5
+
+
+def test_the_cost_of_a_late_commit_is_nothing_where_waiting_never_gets_as_far():
+    def summary(name: str, *losses: float) -> dict[str, object]:
+        points = [{"steps": 20.0 * (index + 1), "loss": loss} for index, loss in enumerate(losses)]
+        arm = next(arm for arm in ARMS if arm.name == name)
+        return {"arm": name, "choice": arm.choices[0], "wire_bytes": 80_000, "curves": [points]}
+
+    waiting = summary("ours without overlap", 3.0, 2.0, 1.5)
+    assert convergence.delay_cost([summary("ours", 3.0, 2.0, 1.4), waiting], 0.5, "stdlib") == 0
+    behind = convergence.delay_cost([summary("ours", 3.2, 2.2, 1.75), waiting], 0.5, "stdlib")
+    later = convergence.delay_cost([summary("ours", 3.2, 2.4, 2.0), waiting], 0.5, "stdlib")
+    assert behind is not None
+    assert later is not None
+    assert 0 < behind < later
+    assert convergence.delay_cost([waiting], 0.5, "stdlib") is None
