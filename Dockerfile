@@ -28,6 +28,9 @@ COPY pyproject.toml README.md ./
 COPY protocol protocol
 COPY coordinator coordinator
 COPY node node
+COPY transport transport
+COPY views views
+COPY cli cli
 RUN pip install --no-cache-dir -c constraints.txt . && rm -rf /src/*
 
 USER dilocox
@@ -36,6 +39,6 @@ VOLUME /data
 # gRPC, DHT and HTTP; publish the first two to be reachable.
 EXPOSE 7400 7401 7402
 HEALTHCHECK --interval=15s --timeout=10s --start-period=120s \
-    CMD ["python3", "-m", "node.cli.health"]
+    CMD ["python3", "-P", "-m", "dilocox.cli.health"]
 ENTRYPOINT ["dilocox"]
 CMD ["--help"]

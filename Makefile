@@ -25,7 +25,7 @@ lint: setup
 	$(BIN)/mypy
 
 proto: setup  ## regenerate protocol/pb from proto/
-	$(BIN)/python -m protocol.pb.generate
+	$(BIN)/python -P -m dilocox.protocol.pb.generate
 
 bench: setup
 	$(BIN)/python -m bench

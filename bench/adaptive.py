@@ -8,8 +8,8 @@ from typing import Any
 from bench.arms import ARMS, CLUSTERS
 from bench.lab import Lab, process_group_of_one
 from bench.report import table, write
-from protocol.manifest import Manifest
-from protocol.tensors import parameter_count
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import parameter_count
 
 __all__ = ["main"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bench.report import load_preset
-from protocol.manifest import Manifest
+from dilocox.protocol.manifest import Manifest
 
 __all__ = ["ARMS", "CLUSTERS", "HORIZON", "RANK", "Arm", "Lengths"]
 

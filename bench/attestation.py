@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.report import table, write
-from node.attest import nvidia, simulated, snp, tdx
-from protocol.attestation import AttestationError, Evidence
+from dilocox.node.attest import nvidia, simulated, snp, tdx
+from dilocox.protocol.attestation import AttestationError, Evidence
 from tests.vendors import NOW, Amd, Gpu, Intel
 
 __all__ = ["main"]

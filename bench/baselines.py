@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from bench.lab import CPU, Point
-from node.outer import codec
-from node.training.data import load_dataset
-from node.training.trainer import Trainer
-from protocol.arrays import GROUP, BlockInt4, Sparse, Writer, groups
-from protocol.manifest import Manifest
+from dilocox.node.outer import codec
+from dilocox.node.training.data import load_dataset
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.arrays import GROUP, BlockInt4, Sparse, Writer, groups
+from dilocox.protocol.manifest import Manifest
 
 __all__ = ["AllReduce", "CocktailSGD"]
 

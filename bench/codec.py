@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from bench.report import load_preset, table, write
-from node.outer.state import StageState
-from node.training.inner import InnerOptimizer
-from node.training.model import Stage, build_chain, initial_values
-from protocol.manifest import Manifest
-from protocol.tensors import TensorSpec, stage_tensors
+from dilocox.node.outer.state import StageState
+from dilocox.node.training.inner import InnerOptimizer
+from dilocox.node.training.model import Stage, build_chain, initial_values
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import TensorSpec, stage_tensors
 
 __all__ = ["main"]
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from bench.arms import ARMS, CLUSTERS, HORIZON, RANK, Arm, Lengths, Settings
 from bench.report import RESULTS, table, write
-from node.plan import PAPER_RATIO
-from protocol.crypto import sha256
-from protocol.manifest import Compression, Manifest
-from protocol.payload import stage_layout
-from protocol.tensors import parameter_count, stage_tensors
-from protocol.transport.blobs import write_atomically
+from dilocox.node.plan import PAPER_RATIO
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.manifest import Compression, Manifest
+from dilocox.protocol.payload import stage_layout
+from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.transport.blobs import write_atomically
 
 __all__ = ["choice_text", "main"]
 

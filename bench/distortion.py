@@ -11,8 +11,8 @@ from torch import Tensor
 from bench.arms import ARMS, Settings
 from bench.lab import Lab, process_group_of_one
 from bench.report import table, write
-from node.outer.state import StageState
-from protocol.manifest import Compression, Manifest
+from dilocox.node.outer.state import StageState
+from dilocox.protocol.manifest import Compression, Manifest
 
 __all__ = ["main"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from bench.arms import ARMS, HORIZON, RANK
 from bench.convergence import choice_text
 from bench.report import RESULTS
-from node.plan import PUBLISHED, paper_rows
+from dilocox.node.plan import PUBLISHED, paper_rows
 
 __all__ = ["main"]
 

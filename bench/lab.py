@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from node.training.data import Dataset, load_dataset
-from node.training.trainer import Trainer
-from protocol.adaptive import next_keep
-from protocol.manifest import Manifest
-from protocol.pb import messages_pb2 as pb
+from dilocox.node.training.data import Dataset, load_dataset
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.adaptive import next_keep
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["Lab", "Point", "process_group_of_one"]
 

@@ -24,10 +24,10 @@ import psutil
 
 from bench.report import table, write
 from bench.wire import payload_bytes
-from node.cli.init import render_preset
-from node.testnet import Testnet
-from protocol.manifest import Manifest
-from protocol.transport.home import load_identity
+from dilocox.cli.init import render_preset
+from dilocox.node.testnet import Testnet
+from dilocox.protocol.manifest import Manifest
+from dilocox.transport.data_directory import load_identity
 
 __all__ = ["main"]
 
@@ -98,8 +98,8 @@ def train_alone(run_file: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from node.training.data import load_dataset
-    from node.training.trainer import Trainer
+    from dilocox.node.training.data import load_dataset
+    from dilocox.node.training.trainer import Trainer
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
@@ -138,7 +138,7 @@ class Pair:
 
     def _trainer(self) -> psutil.Process:
         children = self._daemon().children(recursive=True)
-        return next(p for p in children if "node.training.worker" in p.cmdline())
+        return next(p for p in children if "dilocox.node.training.worker" in p.cmdline())
 
     def _everybody(self) -> list[int]:
         pids: list[int] = []

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from node.cli.init import render_preset
-from protocol.manifest import Manifest
+from dilocox.cli.init import render_preset
+from dilocox.protocol.manifest import Manifest
 
 __all__ = ["load_preset", "table", "write"]
 

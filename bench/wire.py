@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 from bench.report import load_preset, table, write
-from node.outer.state import StageState
-from protocol import payload
-from protocol.manifest import Manifest
-from protocol.tensors import parameter_count, stage_tensors
+from dilocox.node.outer.state import StageState
+from dilocox.protocol import payload
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import parameter_count, stage_tensors
 
 __all__ = ["main"]
 

@@ -4,8 +4,8 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 
-from protocol import limits
-from protocol.attestation import NONCE_BYTES, AttestationError, Code
+from dilocox.protocol import limits
+from dilocox.protocol.attestation import NONCE_BYTES, AttestationError, Code
 
 __all__ = ["Challenges"]
 

@@ -11,23 +11,23 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from coordinator.log import InputLog
-from coordinator.service import CoordinatorService
-from protocol import views
-from protocol.attestation import Appraiser
-from protocol.crypto import Identity
-from protocol.errors import ConfigError
-from protocol.ids import JoinLink
-from protocol.manifest import Manifest
-from protocol.messages import seal
-from protocol.pb import messages_pb2 as pb
-from protocol.pb import services_pb2_grpc as rpc
-from protocol.transport.chain_file import ChainFile
-from protocol.transport.home import Home
-from protocol.transport.http import add_run_routes, create_app, json_response, serve_http
-from protocol.transport.network import Listen, open_network
-from protocol.transport.presence import Directory
-from protocol.transport.tasks import Tasks
+from dilocox.coordinator.log import InputLog
+from dilocox.coordinator.service import CoordinatorService
+from dilocox.protocol.attestation import Appraiser
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.network import Listen, open_network
+from dilocox.transport.presence import Directory
+from dilocox.transport.tasks import Tasks
+from dilocox.views import rows as views
+from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
 
 __all__ = ["CoordinatorSettings", "run_coordinator"]
 
@@ -46,7 +46,7 @@ class CoordinatorSettings:
 
 async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[JoinLink], None], appraise: Appraiser) -> None:
     """Serve the run until SIGTERM or SIGINT. `announce` gets the join link once others can use it; `appraise` judges evidence."""
-    home = Home(settings.home)
+    home = DataDirectory(settings.home)
     manifest = settings.manifest
     if settings.owner.key.hex() != manifest.run.owner:
         raise ConfigError("the owner key beside the run file is not the one that run.owner names")

@@ -4,11 +4,11 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from protocol.manifest import Manifest
-from protocol.messages import open_envelope
-from protocol.pb import messages_pb2 as pb
-from protocol.round import RECEIVED_KINDS, Absent, Attested, Input, Present, Received, Refused, Resumed, Tick
-from protocol.transport.chain_file import open_database
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import open_envelope
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.round import RECEIVED_KINDS, Absent, Attested, Input, Present, Received, Refused, Resumed, Tick
+from dilocox.transport.chain_file import open_database
 
 __all__ = ["InputLog"]
 

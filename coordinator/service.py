@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from coordinator.challenges import Challenges
-from coordinator.log import InputLog
-from protocol import limits, round, rules
-from protocol.attestation import Appraiser, AttestationError, Evidence, Policy, check_binding, report_data, summary
-from protocol.crypto import Identity
-from protocol.errors import RemoteError, reason_name
-from protocol.ids import peer_id, short
-from protocol.messages import Statement, open_envelope, seal
-from protocol.pb import messages_pb2 as pb
-from protocol.pb import services_pb2 as services
-from protocol.pb import services_pb2_grpc as rpc
-from protocol.round import (
+from dilocox.coordinator.challenges import Challenges
+from dilocox.coordinator.log import InputLog
+from dilocox.protocol import limits, round, rules
+from dilocox.protocol.attestation import Appraiser, AttestationError, Evidence, Policy, check_binding, report_data, summary
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import RemoteError, reason_name
+from dilocox.protocol.ids import peer_id, short
+from dilocox.protocol.messages import Statement, open_envelope, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.protocol.round import (
     Absent,
     Attested,
     Differ,
@@ -34,8 +34,8 @@ from protocol.round import (
     SealCommit,
     Tick,
 )
-from protocol.rules import Judgement, Outcome, reject
-from protocol.transport.chain_file import ChainFile
+from dilocox.protocol.rules import Judgement, Outcome, reject
+from dilocox.transport.chain_file import ChainFile
 
 __all__ = ["CoordinatorService"]
 

@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import grpc.aio
 
-from protocol.crypto import verify
-from protocol.errors import LocalError, RemoteError
-from protocol.ids import JoinLink, peer_id
-from protocol.manifest import Manifest
-from protocol.messages import Statement
-from protocol.pb import messages_pb2 as pb
-from protocol.pb import services_pb2 as services
-from protocol.pb import services_pb2_grpc as rpc
-from protocol.transport.presence import Directory
-from protocol.transport.rpc import ChannelPool
+from dilocox.protocol.crypto import verify
+from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.ids import JoinLink, peer_id
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport.presence import Directory
+from dilocox.transport.rpc import ChannelPool
 
 __all__ = ["CoordinatorLink"]
 

@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from node.api.server import create_node_app
-from node.attest.attesters import choose_attester, no_attester
-from node.attest.prover import AttestorService, Challenger, Prover
-from node.coordinator_link import CoordinatorLink
-from node.exchange import Exchange
-from node.participant import Participant
-from node.worker_settings import WorkerSettings
-from node.workers import WorkerPool
-from protocol.attestation import SIMULATED, AttestationError
-from protocol.errors import ConfigError, LocalError
-from protocol.ids import JoinLink
-from protocol.manifest import Manifest
-from protocol.pb import services_pb2_grpc as rpc
-from protocol.transport.blobs import BlobStore, write_atomically
-from protocol.transport.chain_file import ChainFile
-from protocol.transport.home import Home
-from protocol.transport.http import serve_http
-from protocol.transport.network import Listen, Network, open_network
-from protocol.transport.rpc import BlobService, ChannelPool
-from protocol.transport.tasks import Stopped, Tasks
+from dilocox.node.api.server import create_node_app
+from dilocox.node.attest.attesters import choose_attester, no_attester
+from dilocox.node.attest.prover import AttestorService, Challenger, Prover
+from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.exchange import Exchange
+from dilocox.node.participant import Participant
+from dilocox.node.worker_settings import WorkerSettings
+from dilocox.node.workers import WorkerPool
+from dilocox.protocol.attestation import SIMULATED, AttestationError
+from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport.blobs import BlobStore, write_atomically
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.network import Listen, Network, open_network
+from dilocox.transport.rpc import BlobService, ChannelPool
+from dilocox.transport.tasks import Stopped, Tasks
+from dilocox.views.http import serve_http
 
 __all__ = ["NodeSettings", "run_node"]
 
@@ -79,7 +79,7 @@ def count_workers(wanted: int | None, cuda: int, manifest: Manifest) -> int:
 
 async def run_node(settings: NodeSettings) -> None:
     """Take part until SIGTERM or SIGINT, then leave. Raises LocalError when this node cannot take part."""
-    home = Home(settings.home)
+    home = DataDirectory(settings.home)
     tasks = Tasks()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, tasks.stop)
@@ -105,7 +105,7 @@ class Place:
     attestor: AttestorService
 
 
-async def _join_network(settings: NodeSettings, home: Home, tasks: Tasks, closing: AsyncExitStack) -> Place:
+async def _join_network(settings: NodeSettings, home: DataDirectory, tasks: Tasks, closing: AsyncExitStack) -> Place:
     """Join the DHT, publish our record, serve what is on disk: also while the coordinator is away."""
     link = settings.join
     folder = home.run_folder(link.run_id)
@@ -121,7 +121,7 @@ async def _join_network(settings: NodeSettings, home: Home, tasks: Tasks, closin
     return Place(folder, network, channels, store, blobs, attestor)
 
 
-async def _take_part(settings: NodeSettings, home: Home, tasks: Tasks, place: Place, closing: AsyncExitStack) -> None:
+async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, place: Place, closing: AsyncExitStack) -> None:
     """Learn the run from its coordinator, start the workers and the participant's loops."""
     link, me, network = settings.join, home.identity, place.network
     coordinator = CoordinatorLink(link, network.directory, place.channels)
@@ -158,7 +158,7 @@ async def _take_part(settings: NodeSettings, home: Home, tasks: Tasks, place: Pl
         tasks.start(participant.prove(), "prove")
 
 
-def _prover(settings: NodeSettings, home: Home, manifest: Manifest) -> Prover | None:
+def _prover(settings: NodeSettings, home: DataDirectory, manifest: Manifest) -> Prover | None:
     """Where the run asks for evidence: what this machine can give. A machine without any is refused by the coordinator."""
     kinds = manifest.attestation.kinds
     if not kinds:
@@ -175,7 +175,7 @@ def _prover(settings: NodeSettings, home: Home, manifest: Manifest) -> Prover | 
     return Prover(home.identity, manifest, kind, attester)
 
 
-def _worker_pool(settings: NodeSettings, home: Home, place: Place, manifest: Manifest) -> WorkerPool:
+def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, manifest: Manifest) -> WorkerPool:
     cuda = count_cuda_devices()
     workers = count_workers(settings.devices, cuda, manifest)
     threads = settings.threads or max(1, (os.cpu_count() or 1) // workers)

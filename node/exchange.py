@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from protocol import limits
-from protocol import payload as wire
-from protocol.errors import RemoteError
-from protocol.ids import short
-from protocol.manifest import Manifest
-from protocol.messages import Statement
-from protocol.pb import messages_pb2 as pb
-from protocol.tensors import stage_tensors
-from protocol.transport.blobs import BlobStore
-from protocol.transport.presence import Directory
-from protocol.transport.rpc import ChannelPool, fetch_blob
+from dilocox.protocol import limits
+from dilocox.protocol import payload as wire
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.ids import short
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.tensors import stage_tensors
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.presence import Directory
+from dilocox.transport.rpc import ChannelPool, fetch_blob
 
 __all__ = ["Exchange", "FetchStatistics", "Verdict"]
 

@@ -17,23 +17,23 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from node.attest.prover import Prover
-from node.coordinator_link import CoordinatorLink
-from node.exchange import Exchange, Verdict
-from node.starts import BOUNDARIES_KEPT, Starts
-from node.workers import WorkerPool
-from protocol import events, rules
-from protocol.crypto import Identity
-from protocol.errors import LocalError, RemoteError, reason_name
-from protocol.ids import short
-from protocol.manifest import Manifest
-from protocol.messages import Statement, open_envelope, seal
-from protocol.pb import messages_pb2 as pb
-from protocol.pb import services_pb2 as services
-from protocol.pb import worker_pb2 as worker
-from protocol.transport.blobs import BlobStore
-from protocol.transport.chain_file import ChainFile
-from protocol.transport.tasks import Tasks
+from dilocox.node.attest.prover import Prover
+from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.exchange import Exchange, Verdict
+from dilocox.node.starts import BOUNDARIES_KEPT, Starts
+from dilocox.node.workers import WorkerPool
+from dilocox.protocol import events, rules
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import LocalError, RemoteError, reason_name
+from dilocox.protocol.ids import short
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement, open_envelope, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.tasks import Tasks
 
 __all__ = ["Participant"]
 

@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from protocol.manifest import Compression
-from protocol.payload import Form, StageLayout, stage_layout
+from dilocox.protocol.manifest import Compression
+from dilocox.protocol.payload import Form, StageLayout, stage_layout
 
 __all__ = [
     "PAPER",

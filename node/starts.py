@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from node.exchange import Exchange
-from protocol.manifest import Manifest
-from protocol.pb import messages_pb2 as pb
-from protocol.pb import worker_pb2 as worker
-from protocol.transport.blobs import BlobStore
-from protocol.transport.chain_file import ChainFile
+from dilocox.node.exchange import Exchange
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
 
 __all__ = ["BOUNDARIES_KEPT", "Starts"]
 

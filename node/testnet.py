@@ -1,6 +1,6 @@
 """A swarm on this machine: real daemons, each in its own process and folder, started through the command line.
 
-Attached (the default) every member holds on to this process by a leash and dies with it, however it dies. Detached members live on.
+Attached (the default) every member holds on to this process by a pipe and dies with it, however it dies. Detached members live on.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import LocalError
-from protocol.transport.blobs import write_atomically
-from protocol.transport.home import running_daemon
-from protocol.transport.leash import Leash
+from dilocox.protocol.errors import LocalError
+from dilocox.transport.blobs import write_atomically
+from dilocox.transport.data_directory import running_daemon
+from dilocox.transport.parent_pipe import ParentPipe
 
 __all__ = ["Member", "Testnet"]
 
@@ -59,7 +59,7 @@ class Testnet:
     def __init__(self, folder: Path, members: list[Member]) -> None:
         self.folder, self.members = folder.absolute(), members
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._leash: Leash | None = None
+        self._parent_pipe: ParentPipe | None = None
 
     @classmethod
     def create(cls, folder: Path, run_file: Path, nodes: int, options: list[str]) -> "Testnet":
@@ -113,12 +113,12 @@ class Testnet:
             earlier.wait(timeout=STOP_SECONDS)
         environment = dict(os.environ)
         if attached:
-            self._leash = self._leash or Leash(self.folder)
-            environment = self._leash.environment()
+            self._parent_pipe = self._parent_pipe or ParentPipe(self.folder)
+            environment = self._parent_pipe.environment()
         environment.setdefault("OMP_NUM_THREADS", "1")
         with (self.folder / f"{member.name}.log").open("ab") as output:
             self._processes[member.name] = subprocess.Popen(
-                [sys.executable, "-m", "node.cli.main", *member.arguments],
+                [sys.executable, "-P", "-m", "dilocox.cli.main", *member.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -171,8 +171,8 @@ class Testnet:
             for member in group:
                 with contextlib.suppress(LocalError, ProcessLookupError):
                     self.kill(member)
-        if self._leash is not None:
-            self._leash.cut()
+        if self._parent_pipe is not None:
+            self._parent_pipe.close()
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=STOP_SECONDS)

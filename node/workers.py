@@ -1,7 +1,7 @@
 """Starts and watches the stage workers: one elastic launcher, one gRPC stream per worker over a Unix socket.
 
-A generation is one launch. When any worker or the launcher dies, the whole generation is ended (the leash is cut) and the daemon
-starts the next one from the last boundary: one path for every kind of death.
+A generation is one launch. When any worker or the launcher dies, the whole generation is ended (its parent pipe is closed), and the
+daemon starts the next one from the last boundary: one path for every kind of death.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import grpc.aio
 
-from protocol import limits
-from protocol.errors import LocalError
-from protocol.pb import worker_pb2 as pb
-from protocol.pb import worker_pb2_grpc as rpc
-from protocol.transport.leash import Leash
+from dilocox.protocol import limits
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.pb import worker_pb2 as pb
+from dilocox.protocol.pb import worker_pb2_grpc as rpc
+from dilocox.transport.parent_pipe import ParentPipe
 
 __all__ = ["WorkerPool"]
 
@@ -54,7 +54,7 @@ class WorkerPool(rpc.SupervisorServicer):
         self._server: grpc.aio.Server | None = None
         self._attached: dict[int, Attached] = {}
         self.events: asyncio.Queue[tuple[int, pb.WorkerEvent] | None] = asyncio.Queue()
-        self._leash: Leash | None = None
+        self._parent_pipe: ParentPipe | None = None
         self._launcher: asyncio.subprocess.Process | None = None
         self.pids: list[int] = []
 
@@ -68,15 +68,16 @@ class WorkerPool(rpc.SupervisorServicer):
 
     async def run_generation(self) -> None:
         """Launch, and return when the generation has ended, leaving no process of it."""
-        self._leash = Leash(self._folder)
+        self._parent_pipe = ParentPipe(self._folder)
         self._attached.clear()
         log_path = self._folder / "workers.log"
-        environment = {**self._leash.environment(), **self._environment(str(self._socket))}
+        environment = {**self._parent_pipe.environment(), **self._environment(str(self._socket))}
         with log_path.open("ab") as output:
             self._launcher = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",
                 "-m",
-                "node.training.launch",
+                "dilocox.node.training.launch",
                 str(self.workers),
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -99,8 +100,8 @@ class WorkerPool(rpc.SupervisorServicer):
 
     def end_generation(self) -> None:
         """Make every process of this generation exit at once."""
-        if self._leash is not None:
-            self._leash.cut()
+        if self._parent_pipe is not None:
+            self._parent_pipe.close()
 
     async def Attach(
         self, request_iterator: AsyncIterator[pb.WorkerEvent], context: grpc.aio.ServicerContext

@@ -1,1 +1,1 @@
-"""How peers talk: a pure library. Time, membership and bytes are arguments; only `protocol.transport` touches the world."""
+"""How peers talk: a pure library. Time, membership and bytes are arguments."""

@@ -12,8 +12,8 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from protocol.manifest import Manifest
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["next_inner_steps", "next_keep"]
 

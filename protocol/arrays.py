@@ -25,9 +25,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from protocol import limits
-from protocol.errors import RemoteError
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol import limits
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["BLOCK", "GROUP", "Array", "BlockInt4", "Floats", "Levels", "Reader", "Section", "Sparse", "Writer"]
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar, cast
 
-from protocol import limits
-from protocol.crypto import length_prefixed
-from protocol.errors import RemoteError
-from protocol.manifest import Attestation as Settings
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import length_prefixed
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.manifest import Attestation as Settings
+from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = [
     "Appraiser",

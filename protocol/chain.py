@@ -10,13 +10,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from protocol import adaptive, rules
-from protocol.errors import RemoteError
-from protocol.ledger import Lease, Ledger
-from protocol.manifest import Manifest
-from protocol.messages import Statement, open_envelope
-from protocol.pb import messages_pb2 as pb
-from protocol.rules import Cluster
+from dilocox.protocol import adaptive, rules
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.ledger import Lease, Ledger
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement, open_envelope
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.rules import Cluster
 
 __all__ = ["Gathered", "Head", "compose", "extend", "initial_head"]
 

@@ -10,7 +10,7 @@ import struct
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from protocol import ids
+from dilocox.protocol import ids
 
 __all__ = ["Identity", "length_prefixed", "sha256", "signed_bytes", "verify"]
 

@@ -6,7 +6,7 @@ DilocoxError
 └── RemoteError         theirs: something that arrived breaks a rule; carries the Reason it is recorded under
 """
 
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["ConfigError", "DilocoxError", "LocalError", "RemoteError", "reason_name"]
 

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from protocol.errors import reason_name
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol.errors import reason_name
+from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = [
     "AttestationRefused",

@@ -6,7 +6,7 @@ A peer id is libp2p's: base58btc of the identity multihash of the protobuf-wrapp
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, urlsplit
 
-from protocol.errors import ConfigError
+from dilocox.protocol.errors import ConfigError
 
 __all__ = ["JoinLink", "key_of_peer", "peer_id", "short"]
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from protocol import limits
-from protocol.crypto import sha256
-from protocol.errors import ConfigError, RemoteError
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["Manifest"]
 

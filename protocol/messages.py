@@ -12,12 +12,12 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from protocol import limits
-from protocol.attestation import Evidence
-from protocol.crypto import Identity, sha256, verify
-from protocol.errors import RemoteError
-from protocol.ids import peer_id
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol import limits
+from dilocox.protocol.attestation import Evidence
+from dilocox.protocol.crypto import Identity, sha256, verify
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.ids import peer_id
+from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["Statement", "open_envelope", "seal"]
 

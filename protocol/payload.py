@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protocol.arrays import GROUP, Array, BlockInt4, Floats, Levels, Reader, Section, Sparse, Writer
-from protocol.errors import RemoteError
-from protocol.manifest import Compression
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol.arrays import GROUP, Array, BlockInt4, Floats, Levels, Reader, Section, Sparse, Writer
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.manifest import Compression
+from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["Form", "Layout", "StageLayout", "Tensor", "decoded_norm", "pack", "parse", "stage_layout"]
 

@@ -15,13 +15,13 @@ contribution at all the machine waits for ever, so an outage of the coordinator'
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from protocol import chain, limits, rules
-from protocol.chain import Gathered, Head
-from protocol.ids import short
-from protocol.manifest import Manifest
-from protocol.messages import Statement
-from protocol.pb import messages_pb2 as pb
-from protocol.rules import ACCEPT, Judgement, Outcome, ignore, reject
+from dilocox.protocol import chain, limits, rules
+from dilocox.protocol.chain import Gathered, Head
+from dilocox.protocol.ids import short
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.rules import ACCEPT, Judgement, Outcome, ignore, reject
 
 __all__ = [
     "Absent",

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from protocol.errors import reason_name
-from protocol.ids import short
-from protocol.ledger import Ledger
-from protocol.manifest import Manifest
-from protocol.messages import Statement
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol.errors import reason_name
+from dilocox.protocol.ids import short
+from dilocox.protocol.ledger import Ledger
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["Cluster", "Judgement", "Outcome", "Tally", "deadline_seconds", "judge_contribution", "tally"]
 

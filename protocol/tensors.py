@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from protocol.manifest import Model
+from dilocox.protocol.manifest import Model
 
 __all__ = ["TensorSpec", "parameter_count", "stage_tensors", "stage_units"]
 

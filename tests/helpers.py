@@ -3,12 +3,12 @@
 import hashlib
 from typing import Any
 
-from protocol import chain, round
-from protocol.chain import Head
-from protocol.crypto import Identity
-from protocol.manifest import Manifest
-from protocol.messages import Statement, seal
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol import chain, round
+from dilocox.protocol.chain import Head
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.pb import messages_pb2 as pb
 
 COORDINATOR = Identity(b"\xc0" * 32)
 

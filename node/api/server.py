@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from node.attest.prover import Challenger
-from node.participant import Participant
-from protocol import views
-from protocol.errors import reason_name
-from protocol.transport.http import Problem, add_run_routes, create_app, json_response
-from protocol.transport.presence import Directory
-from protocol.transport.rpc import BlobService
+from dilocox.node.attest.prover import Challenger
+from dilocox.node.participant import Participant
+from dilocox.protocol.errors import reason_name
+from dilocox.transport.presence import Directory
+from dilocox.transport.rpc import BlobService
+from dilocox.views import rows as views
+from dilocox.views.http import Problem, add_run_routes, create_app, json_response
 
 __all__ = ["create_node_app"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
 
-from node.attest import simulated
-from protocol.attestation import NVIDIA, SIMULATED, AttestationError, Code, Evidence, gpu_nonce
-from protocol.crypto import sha256
+from dilocox.node.attest import simulated
+from dilocox.protocol.attestation import NVIDIA, SIMULATED, AttestationError, Code, Evidence, gpu_nonce
+from dilocox.protocol.crypto import sha256
 
 __all__ = ["Attester", "choose_attester"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from node.attest.attesters import Attester
-from node.attest.verify import appraise
-from node.coordinator_link import CoordinatorLink
-from protocol.attestation import (
+from dilocox.node.attest.attesters import Attester
+from dilocox.node.attest.verify import appraise
+from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.protocol.attestation import (
     NONCE_BYTES,
     AttestationError,
     Claims,
@@ -24,15 +24,15 @@ from protocol.attestation import (
     check_binding,
     report_data,
 )
-from protocol.crypto import Identity
-from protocol.errors import RemoteError
-from protocol.manifest import Manifest
-from protocol.messages import Statement, open_envelope, seal
-from protocol.pb import messages_pb2 as pb
-from protocol.pb import services_pb2 as services
-from protocol.pb import services_pb2_grpc as rpc
-from protocol.transport.presence import Directory
-from protocol.transport.rpc import ChannelPool
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement, open_envelope, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport.presence import Directory
+from dilocox.transport.rpc import ChannelPool
 
 __all__ = ["AttestorService", "Challenger", "Prover", "Standing"]
 

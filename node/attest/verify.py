@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import entry_points
 
-from node.attest import nvidia, simulated, snp, tdx
-from protocol.attestation import (
+from dilocox.node.attest import nvidia, simulated, snp, tdx
+from dilocox.protocol.attestation import (
     NVIDIA,
     SIMULATED,
     AttestationError,

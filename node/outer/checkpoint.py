@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from node.outer.state import StageState
-from protocol.transport.blobs import fsync_directory, write_atomically
+from dilocox.node.outer.state import StageState
+from dilocox.transport.blobs import fsync_directory, write_atomically
 
 __all__ = [
     "BoundaryMeta",

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.outer import lowrank
-from protocol.arrays import (
+from dilocox.node.outer import lowrank
+from dilocox.protocol.arrays import (
     BLOCK,
     GROUP,
     LARGEST,
@@ -34,10 +34,10 @@ from protocol.arrays import (
     Sparse,
     groups,
 )
-from protocol.errors import LocalError
-from protocol.manifest import Compression
-from protocol.payload import Form, Layout, StageLayout
-from protocol.payload import Tensor as PackedTensor
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.manifest import Compression
+from dilocox.protocol.payload import Form, Layout, StageLayout
+from dilocox.protocol.payload import Tensor as PackedTensor
 
 __all__ = ["Encoded", "StageEncoder", "decode_rows", "quantize"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from node.outer.state import StageState
-from protocol.manifest import Manifest
-from protocol.transport.blobs import BlobStore, write_atomically
+from dilocox.node.outer.state import StageState
+from dilocox.protocol.manifest import Manifest
+from dilocox.transport.blobs import BlobStore, write_atomically
 
 __all__ = ["export_model"]
 
@@ -17,7 +17,7 @@ def export_model(
     manifest: Manifest, digests: list[bytes], store: BlobStore, folder: Path, progress: Callable[[int], None]
 ) -> None:
     """Write `folder`; `digests` are the state blobs, by stage. `progress(stage)` is called after each."""
-    from node.training.model import hugging_face_config
+    from dilocox.node.training.model import hugging_face_config
 
     folder.mkdir(parents=True, exist_ok=True)
     names: dict[str, str] = {}

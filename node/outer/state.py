@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from node.outer import codec
-from protocol import payload as wire
-from protocol.manifest import Manifest
-from protocol.tensors import TensorSpec, stage_tensors
+from dilocox.node.outer import codec
+from dilocox.protocol import payload as wire
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import TensorSpec, stage_tensors
 
 __all__ = ["EncodedStage", "StageState", "rebase", "start_phase"]
 

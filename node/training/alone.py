@@ -1,4 +1,4 @@
-"""One node alone, exchanging nothing: the baseline a swarm must beat. `python -m node.training.alone RUN.toml STEPS`."""
+"""One node alone, exchanging nothing: the baseline a swarm must beat. `python -m dilocox.node.training.alone RUN.toml STEPS`."""
 
 import json
 import sys
@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from node.training.data import load_dataset
-from node.training.trainer import Trainer
-from protocol.manifest import Manifest
+from dilocox.node.training.data import load_dataset
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.manifest import Manifest
 
 
 def train_alone(manifest: Manifest, steps: int) -> float:

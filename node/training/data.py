@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from protocol.crypto import sha256
-from protocol.errors import ConfigError
-from protocol.manifest import Manifest
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.manifest import Manifest
 
 __all__ = ["Dataset", "load_dataset"]
 

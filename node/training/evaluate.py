@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from node.training.data import load_dataset
-from node.training.pipeline import cross_entropy
-from protocol.manifest import Manifest
+from dilocox.node.training.data import load_dataset
+from dilocox.node.training.pipeline import cross_entropy
+from dilocox.protocol.manifest import Manifest
 
 __all__ = ["evaluate_folder"]
 

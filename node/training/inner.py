@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from node.training.model import Stage
-from protocol.manifest import Manifest, Training
+from dilocox.node.training.model import Stage
+from dilocox.protocol.manifest import Manifest, Training
 
 __all__ = ["InnerOptimizer", "learning_rate_factor"]
 

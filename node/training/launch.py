@@ -1,7 +1,7 @@
-"""Start the stage workers through torch's elastic launcher: `python -m node.training.launch WORKERS`.
+"""Start the stage workers through torch's elastic launcher: `python -m dilocox.node.training.launch WORKERS`.
 
 The launcher gives each worker its rank and one rendezvous; when one dies it ends the others and exits, and the daemon starts again
-from the last boundary. It holds on to the daemon's leash, and so does every worker.
+from the last boundary. It holds on to the daemon's parent pipe, and so does every worker.
 """
 
 import os
@@ -9,12 +9,12 @@ import sys
 
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from protocol.transport.leash import hold_on
+from dilocox.transport.parent_pipe import exit_with_parent
 
 
 def main() -> None:
     workers = int(sys.argv[1])
-    hold_on()
+    exit_with_parent()
     os.environ.setdefault("OMP_NUM_THREADS", os.environ["DILOCOX_WORKER_THREADS"])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     config = LaunchConfig(
@@ -28,7 +28,7 @@ def main() -> None:
         max_restarts=0,
         monitor_interval=0.2,
     )
-    elastic_launch(config, sys.executable)("-m", "node.training.worker")
+    elastic_launch(config, sys.executable)("-P", "-m", "dilocox.node.training.worker")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import grpc
 
-from protocol import limits
-from protocol.pb import worker_pb2 as pb
-from protocol.pb import worker_pb2_grpc as rpc
+from dilocox.protocol import limits
+from dilocox.protocol.pb import worker_pb2 as pb
+from dilocox.protocol.pb import worker_pb2_grpc as rpc
 
 __all__ = ["DaemonLink"]
 

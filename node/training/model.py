@@ -10,9 +10,9 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 
-from protocol.crypto import length_prefixed, sha256
-from protocol.manifest import Model
-from protocol.tensors import TensorSpec, stage_tensors, stage_units
+from dilocox.protocol.crypto import length_prefixed, sha256
+from dilocox.protocol.manifest import Model
+from dilocox.protocol.tensors import TensorSpec, stage_tensors, stage_units
 
 __all__ = ["Chain", "Stage", "build_chain", "hugging_face_config", "initial_values"]
 

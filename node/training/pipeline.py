@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from node.training.model import Chain
-from protocol.manifest import Manifest
+from dilocox.node.training.model import Chain
+from dilocox.protocol.manifest import Manifest
 
 __all__ = ["Pipeline", "split_stages"]
 

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from node.outer.state import StageState, rebase, start_phase
-from node.training.data import Dataset
-from node.training.inner import InnerOptimizer
-from node.training.model import Stage, build_chain, initial_values
-from node.training.pipeline import Pipeline
-from protocol.manifest import Manifest
+from dilocox.node.outer.state import StageState, rebase, start_phase
+from dilocox.node.training.data import Dataset
+from dilocox.node.training.inner import InnerOptimizer
+from dilocox.node.training.model import Stage, build_chain, initial_values
+from dilocox.node.training.pipeline import Pipeline
+from dilocox.protocol.manifest import Manifest
 
 __all__ = ["StepResult", "Trainer", "initial_state"]
 

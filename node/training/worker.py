@@ -24,25 +24,25 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from node.outer import checkpoint
-from node.outer.background import Background
-from node.outer.checkpoint import BoundaryMeta
-from node.outer.state import StageState
-from node.training.data import load_dataset
-from node.training.link import DaemonLink
-from node.training.pipeline import split_stages
-from node.training.trainer import Trainer
-from node.worker_settings import WorkerSettings
-from protocol import chain
-from protocol.crypto import sha256
-from protocol.errors import DilocoxError, LocalError
-from protocol.ledger import Lease
-from protocol.manifest import Manifest
-from protocol.messages import Statement, open_envelope
-from protocol.pb import messages_pb2 as wire
-from protocol.pb import worker_pb2 as pb
-from protocol.transport.blobs import BlobStore, digest_of
-from protocol.transport.leash import hold_on
+from dilocox.node.outer import checkpoint
+from dilocox.node.outer.background import Background
+from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.outer.state import StageState
+from dilocox.node.training.data import load_dataset
+from dilocox.node.training.link import DaemonLink
+from dilocox.node.training.pipeline import split_stages
+from dilocox.node.training.trainer import Trainer
+from dilocox.node.worker_settings import WorkerSettings
+from dilocox.protocol import chain
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import DilocoxError, LocalError
+from dilocox.protocol.ledger import Lease
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement, open_envelope
+from dilocox.protocol.pb import messages_pb2 as wire
+from dilocox.protocol.pb import worker_pb2 as pb
+from dilocox.transport.blobs import BlobStore, digest_of
+from dilocox.transport.parent_pipe import exit_with_parent
 
 __all__ = ["Worker"]
 
@@ -481,7 +481,7 @@ def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:
 
 
 def main() -> None:
-    hold_on()
+    exit_with_parent()
     settings = WorkerSettings.from_environment()
     torch.set_num_threads(settings.threads)
     link = DaemonLink(settings.socket)

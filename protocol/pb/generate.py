@@ -1,4 +1,4 @@
-"""Generate this package from proto/dilocox/v1: `python -m protocol.pb.generate [DIR]`."""
+"""Generate this package from proto/dilocox/v1: `python -m dilocox.protocol.pb.generate [DIR]`."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ PROTO = ROOT / "proto"
 
 
 def generate(target: Path) -> None:
-    """Write `*_pb2.py`, `*_pb2.pyi` and `*_pb2_grpc.py` into `target`, flat, importable as `protocol.pb`."""
+    """Write `*_pb2.py`, `*_pb2.pyi` and `*_pb2_grpc.py` into `target`, flat, importable as `dilocox.protocol.pb`."""
     from grpc_tools import protoc
 
     sources = sorted((PROTO / "dilocox" / "v1").glob("*.proto"))
@@ -21,8 +21,8 @@ def generate(target: Path) -> None:
         if protoc.main([*arguments, *map(str, sources)]):
             raise SystemExit("protoc failed")
         for source in sorted((Path(scratch) / "dilocox" / "v1").iterdir()):
-            text = re.sub(r"from dilocox\.v1 import", "from protocol.pb import", source.read_text())
-            text = re.sub(r"import dilocox\.v1\.(\w+) as", r"import protocol.pb.\1 as", text)
+            text = re.sub(r"from dilocox\.v1 import", "from dilocox.protocol.pb import", source.read_text())
+            text = re.sub(r"import dilocox\.v1\.(\w+) as", r"import dilocox.protocol.pb.\1 as", text)
             (target / source.name).write_text(text)
 
 

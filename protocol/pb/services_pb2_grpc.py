@@ -3,8 +3,8 @@
 import grpc
 import warnings
 
-from protocol.pb import messages_pb2 as dilocox_dot_v1_dot_messages__pb2
-from protocol.pb import services_pb2 as dilocox_dot_v1_dot_services__pb2
+from dilocox.protocol.pb import messages_pb2 as dilocox_dot_v1_dot_messages__pb2
+from dilocox.protocol.pb import services_pb2 as dilocox_dot_v1_dot_services__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__

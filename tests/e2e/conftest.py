@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from node.testnet import Member, Testnet
-from protocol.transport.home import load_identity
+from dilocox.node.testnet import Member, Testnet
+from dilocox.transport.data_directory import load_identity
 
 RUN = """
 [run]

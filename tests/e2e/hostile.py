@@ -10,22 +10,22 @@ from pathlib import Path
 
 import torch
 
-from node.coordinator_link import CoordinatorLink
-from node.outer.state import StageState
-from protocol.crypto import Identity
-from protocol.ids import JoinLink
-from protocol.messages import seal
-from protocol.payload import Layout
-from protocol.pb import messages_pb2 as pb
-from protocol.pb import services_pb2 as services
-from protocol.pb import services_pb2_grpc as rpc
-from protocol.transport import tls
-from protocol.transport.blobs import BlobStore
-from protocol.transport.chain_file import ChainFile
-from protocol.transport.dht import Dht, DhtSettings
-from protocol.transport.presence import Directory
-from protocol.transport.rpc import BlobService, ChannelPool, create_server
-from protocol.transport.tasks import Tasks
+from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.outer.state import StageState
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.messages import seal
+from dilocox.protocol.payload import Layout
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport import tls
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.dht import Dht, DhtSettings
+from dilocox.transport.presence import Directory
+from dilocox.transport.rpc import BlobService, ChannelPool, create_server
+from dilocox.transport.tasks import Tasks
 
 Spoil = Callable[["HostilePeer", pb.Contribution], None]
 

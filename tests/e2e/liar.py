@@ -3,11 +3,11 @@
 import sys
 from collections.abc import Awaitable, Callable
 
-from node.attest.prover import Prover
-from node.cli.main import main
-from protocol.attestation import AttestationError, Code
-from protocol.messages import Statement, seal
-from protocol.pb import messages_pb2 as pb
+from dilocox.cli.main import main
+from dilocox.node.attest.prover import Prover
+from dilocox.protocol.attestation import AttestationError, Code
+from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.pb import messages_pb2 as pb
 
 Answer = Callable[[Prover, bytes], Awaitable[Statement]]
 honest: Answer = Prover.answer

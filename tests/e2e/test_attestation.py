@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from node.testnet import Member, Testnet
-from protocol.transport.home import load_identity
+from dilocox.node.testnet import Member, Testnet
+from dilocox.transport.data_directory import load_identity
 from tests.e2e.conftest import RUN, Swarm, running, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -48,7 +48,9 @@ def measurement(testnet: Testnet, member: Member) -> Path:
 
 
 def dilocox(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "node.cli.main", *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "dilocox.cli.main", *arguments], capture_output=True, text=True, timeout=60
+    )
 
 
 def test_the_attested_are_counted_and_a_commit_says_by_what(swarm: Swarm):
@@ -83,7 +85,7 @@ def test_each_lie_is_refused_with_its_reason_in_the_liars_own_status(swarm: Swar
     link = swarm.testnet.folder / "link"
     home = ["--home", str(tmp_path / "home"), "--simulated-measurement", str(tmp_path / "measurement"), *OPTIONS]
     liar = Member(lie, tmp_path / "home", [])
-    command = [sys.executable, "-m", "tests.e2e.liar", lie, "node", "--join", f"@{link}", *home]
+    command = [sys.executable, "-P", "-m", "tests.e2e.liar", lie, "node", "--join", f"@{link}", *home]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from protocol.ids import JoinLink
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.pb import messages_pb2 as pb
 from tests.e2e.conftest import Swarm, late_member, wait_for
 from tests.e2e.hostile import HostilePeer
 from tests.helpers import digest
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 def command(*arguments: str) -> Any:
     """Run `dilocox … --json`."""
     result = subprocess.run(
-        [sys.executable, "-m", "node.cli.main", *arguments, "--json"], stdout=subprocess.PIPE, check=True, timeout=60
+        [sys.executable, "-P", "-m", "dilocox.cli.main", *arguments, "--json"], stdout=subprocess.PIPE, check=True, timeout=60
     )
     return json.loads(result.stdout)
 
@@ -50,9 +50,13 @@ def test_the_command_line_reads_a_running_node(swarm: Swarm):
     rounds = command("rounds", "--home", home)
     assert [row["round"] for row in rounds] == list(range(len(rounds)))
     assert command("rounds", "2", "--home", home)["counted"] == 3
-    missing = subprocess.run([sys.executable, "-m", "node.cli.main", "rounds", "99999", "--home", home], capture_output=True)
+    missing = subprocess.run(
+        [sys.executable, "-P", "-m", "dilocox.cli.main", "rounds", "99999", "--home", home], capture_output=True
+    )
     assert missing.returncode == 2
-    nowhere = subprocess.run([sys.executable, "-m", "node.cli.main", "status", "--home", "/nonexistent"], capture_output=True)
+    nowhere = subprocess.run(
+        [sys.executable, "-P", "-m", "dilocox.cli.main", "status", "--home", "/nonexistent"], capture_output=True
+    )
     assert nowhere.returncode == 3
 
 
@@ -95,10 +99,10 @@ def test_killing_a_node_costs_no_round_and_it_resumes(swarm: Swarm):
     wait_for(lambda: swarm.same_states(number), 30, "the restarted node has the others' state")
 
 
-@pytest.mark.parametrize("word", ["node.training.worker", "node.training.launch", "dht_child", "p2pd"])
+@pytest.mark.parametrize("word", ["dilocox.node.training.worker", "dilocox.node.training.launch", "dht_child", "p2pd"])
 def test_killing_any_one_process_of_a_node_leaves_it_whole(swarm: Swarm, word: str):
     victim = "node-3"
-    whole = {"node.training.worker": 2, "node.training.launch": 1, "dht_child": 1, "p2pd": 1}
+    whole = {"dilocox.node.training.worker": 2, "dilocox.node.training.launch": 1, "dht_child": 1, "p2pd": 1}
     wait_for(lambda: swarm.roles(victim, whole) == whole, 60, f"{victim} has all its processes")
     process = swarm.process(victim, word)
     process.send_signal(signal.SIGKILL)
@@ -125,7 +129,7 @@ def test_a_bit_that_rots_in_memory_is_found_by_replay_and_mended(swarm: Swarm):
     victim = "node-1"
     blobs = next((swarm.testnet.member(victim).home / "runs").iterdir()) / "blobs"
     newest = sorted(blobs.glob("*"), key=lambda path: path.stat().st_mtime)
-    workers = [p for p in swarm.processes(victim) if "node.training.worker" in p.cmdline()]
+    workers = [p for p in swarm.processes(victim) if "dilocox.node.training.worker" in p.cmdline()]
     for process in workers:
         process.suspend()
     try:
@@ -230,7 +234,7 @@ def test_the_chain_verifies_and_a_round_replays(swarm: Swarm):
     def replay() -> bool:
         snapshot = 1 + (swarm.open_round() - 3) // 4 * 4  # kept for several rounds: the others' states go while we look
         arguments = ["verify", "--home", home, "--replay", str(snapshot)]
-        return subprocess.run([sys.executable, "-m", "node.cli.main", *arguments], capture_output=True).returncode == 0
+        return subprocess.run([sys.executable, "-P", "-m", "dilocox.cli.main", *arguments], capture_output=True).returncode == 0
 
     wait_for(replay, 60, "a round was replayed bit for bit")
 

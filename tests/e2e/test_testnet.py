@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from protocol.manifest import Manifest
-from protocol.pb import messages_pb2 as pb
-from protocol.transport.chain_file import ChainFile
-from protocol.transport.home import load_identity
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.data_directory import load_identity
 from tests.e2e.conftest import RUN, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -34,7 +34,7 @@ def start(
     run_file.write_text(text)
     arguments = ["testnet", "up", "--folder", str(tmp_path / "t"), "--run", str(run_file), *options]
     return subprocess.Popen(
-        [sys.executable, "-m", "node.cli.main", *arguments],
+        [sys.executable, "-P", "-m", "dilocox.cli.main", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -56,13 +56,26 @@ def test_a_testnet_runs_to_its_end_and_the_model_exports(tmp_path: Path):
     assert "held-out loss of the committed model" in output
     home = str(tmp_path / "t" / "node-1")
     exported = subprocess.run(
-        [sys.executable, "-m", "node.cli.main", "export", str(tmp_path / "hf"), "--home", home, "--evaluate", "--json"],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "dilocox.cli.main",
+            "export",
+            str(tmp_path / "hf"),
+            "--home",
+            home,
+            "--evaluate",
+            "--json",
+        ],
         stdout=subprocess.PIPE,
         check=True,
     )
     loss = json.loads(exported.stdout)["evaluation_loss"]
     rounds = tmp_path / "t" / "node-1"
-    verified = subprocess.run([sys.executable, "-m", "node.cli.main", "verify", "--home", str(rounds)], capture_output=True)
+    verified = subprocess.run(
+        [sys.executable, "-P", "-m", "dilocox.cli.main", "verify", "--home", str(rounds)], capture_output=True
+    )
     assert verified.returncode == 0
     reported = re.search(r"committed model after \d+ inner steps: ([0-9.]+)", output)
     assert reported is not None

@@ -5,7 +5,7 @@ import pytest
 from bench import convergence
 from bench.arms import ARMS, CLUSTERS
 from bench.convergence import Job
-from node.outer.state import StageState
+from dilocox.node.outer.state import StageState
 
 STEPS = 8
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from node.training.pipeline import split_stages
+from dilocox.node.training.pipeline import split_stages
 from tests.helpers import manifest
 
 SCRIPT = """
 import json, os, sys
 import torch, torch.distributed as dist
-from node.training.pipeline import split_stages
-from node.training.trainer import Trainer
-from node.training.data import load_dataset
-from protocol.manifest import Manifest
+from dilocox.node.training.pipeline import split_stages
+from dilocox.node.training.trainer import Trainer
+from dilocox.node.training.data import load_dataset
+from dilocox.protocol.manifest import Manifest
 rank, workers, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", rank=rank, world_size=workers, init_method=f"tcp://127.0.0.1:{port}")
 torch.set_num_threads(1)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bench.lab import Lab
-from node.outer.state import StageState, rebase, start_phase
-from node.training.trainer import initial_state
-from protocol import payload as wire
-from protocol.manifest import Manifest
+from dilocox.node.outer.state import StageState, rebase, start_phase
+from dilocox.node.training.trainer import initial_state
+from dilocox.protocol import payload as wire
+from dilocox.protocol.manifest import Manifest
 from tests.helpers import manifest
 
 GOLDEN = Path(__file__).parent / "trajectories.json"
@@ -136,7 +136,7 @@ def test_the_initial_state_does_not_depend_on_the_split():
 
 def test_initial_weights_have_golden_bits():
     digests = json.loads(GOLDEN.read_text())["initial_digests"]
-    from protocol.transport.blobs import digest_of
+    from dilocox.transport.blobs import digest_of
 
     run = manifest()
     assert [digest_of([initial_state(run, stage).state_bytes()]).hex() for stage in range(2)] == digests

@@ -6,12 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.outer import codec
-from node.outer.state import StageState
-from protocol import payload as wire
-from protocol.arrays import RANK_EXACT
-from protocol.errors import LocalError
-from protocol.manifest import Compression
+from dilocox.node.outer import codec
+from dilocox.node.outer.state import StageState
+from dilocox.protocol import payload as wire
+from dilocox.protocol.arrays import RANK_EXACT
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.manifest import Compression
 from tests.helpers import manifest
 from tests.property.test_payload import random_tensor
 
@@ -162,7 +162,7 @@ def test_subnormal_results_become_zero():
 
 
 def test_a_bad_payload_changes_nothing():
-    from protocol.errors import RemoteError
+    from dilocox.protocol.errors import RemoteError
 
     state = StageState(manifest(), 0)
     state.feedback.normal_(generator=torch.Generator().manual_seed(0))

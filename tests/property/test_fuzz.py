@@ -3,12 +3,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import chain
-from protocol.errors import ConfigError, RemoteError
-from protocol.ids import JoinLink
-from protocol.manifest import Manifest
-from protocol.messages import open_envelope, seal
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol import chain
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import open_envelope, seal
+from dilocox.protocol.pb import messages_pb2 as pb
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 KINDS = tuple(kind for kind in pb.Kind.values() if kind not in (pb.KIND_UNSPECIFIED, pb.KIND_MANIFEST))

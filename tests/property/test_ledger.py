@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from protocol.ledger import Lease, Ledger, length
+from dilocox.protocol.ledger import Lease, Ledger, length
 
 
 class LedgerMachine(RuleBasedStateMachine):

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.log import InputLog
-from protocol import chain, round
-from protocol.chain import Head
-from protocol.crypto import Identity
-from protocol.errors import RemoteError
-from protocol.manifest import Manifest
-from protocol.messages import Statement, open_envelope, seal
-from protocol.pb import messages_pb2 as pb
+from dilocox.coordinator.log import InputLog
+from dilocox.protocol import chain, round
+from dilocox.protocol.chain import Head
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement, open_envelope, seal
+from dilocox.protocol.pb import messages_pb2 as pb
 from tests.helpers import COORDINATOR, digest, identity
 
 RETRY_SECONDS = 5.0

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol import chain
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol import chain
+from dilocox.protocol.pb import messages_pb2 as pb
 from tests.helpers import COORDINATOR, digest, manifest
 from tests.sim.swarm import SimPeer, Swarm
 

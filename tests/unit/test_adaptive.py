@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.adaptive import STEP, next_inner_steps, next_keep
-from protocol.errors import ConfigError
-from protocol.manifest import Manifest
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol.adaptive import STEP, next_inner_steps, next_keep
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
 from tests.helpers import Table, manifest
 
 RANK = {"rank": 16, "adapt": "effective-rank", "min_keep": 4, "max_keep": 32}

@@ -2,14 +2,25 @@
 
 import ast
 import filecmp
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from protocol.pb.generate import generate
+from dilocox.protocol.pb.generate import generate
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [p for name in ("protocol", "coordinator", "node", "bench") for p in (ROOT / name).rglob("*.py")]
+ROOMS = ("protocol", "transport", "coordinator", "node", "views", "cli")
+SOURCES = [p for name in (*ROOMS, "bench") for p in (ROOT / name).rglob("*.py")]
+MAY_IMPORT: dict[str, set[str]] = {
+    "protocol": set(),
+    "transport": {"protocol"},
+    "views": {"protocol", "transport"},
+    "coordinator": {"protocol", "transport", "views"},
+    "node": {"protocol", "transport", "views"},
+    "cli": {"protocol", "transport", "views", "coordinator", "node"},
+}
+"""Which rooms a room may import besides itself: data flows one way."""
 HEAVY = {"torch", "transformers", "safetensors"}
 WORLD = {"asyncio", "socket", "os", "time", "random", "secrets", "pathlib", "subprocess", "threading", "sqlite3"}
 WORLD |= {"grpc", "aiohttp", "torch"}
@@ -31,41 +42,57 @@ def roots(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in imports(path)}
 
 
+def rooms(path: Path) -> set[str]:
+    """Our own rooms that a file imports."""
+    return {name.split(".")[1] for name in imports(path) if name.startswith("dilocox.")}
+
+
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def test_protocol_imports_nothing_of_ours():
-    for path in (ROOT / "protocol").rglob("*.py"):
-        assert not roots(path) & {"node", "coordinator", "bench", "tests"}, relative(path)
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_only_what_they_may(room: str):
+    for path in (ROOT / room).rglob("*.py"):
+        assert rooms(path) <= {room, *MAY_IMPORT[room]}, relative(path)
+        assert not roots(path) & {*ROOMS, "bench", "tests"}, f"{relative(path)}: a room imported twice, under two names"
+
+
+def test_tests_and_benches_import_the_installed_names():
+    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]:
+        assert not roots(path) & set(ROOMS), relative(path)
+
+
+def test_every_package_is_installed():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {path.parent for path in SOURCES if relative(path).split("/")[0] in ROOMS}
+    assert set(declared) == {"dilocox." + relative(folder).replace("/", ".") for folder in folders}
 
 
 def test_the_pure_core_does_no_io():
     for path in (ROOT / "protocol").glob("*.py"):
         assert not roots(path) & WORLD, relative(path)
-        assert not any(name.startswith("protocol.transport") for name in imports(path)), relative(path)
-
-
-def test_node_and_coordinator_meet_only_in_the_command_line():
-    for path in (ROOT / "coordinator").rglob("*.py"):
-        assert "node" not in roots(path), relative(path)
-    for path in (ROOT / "node").rglob("*.py"):
-        if not relative(path).startswith("node/cli/"):
-            assert "coordinator" not in roots(path), relative(path)
 
 
 def test_torch_stays_where_it_belongs():
     allowed = ("node/training/", "node/outer/", "bench/")
+    lazy = ("dilocox.node.training", "dilocox.node.outer")
     for path in SOURCES:
         if not relative(path).startswith(allowed):
             assert not roots(path) & HEAVY, relative(path)
-            heavy = {name for name in imports(path, top_level_only=True) if name.startswith(("node.training", "node.outer"))}
+            heavy = {name for name in imports(path, top_level_only=True) if name.startswith(lazy)}
             assert not heavy, relative(path)
+
+
+def test_children_do_not_run_what_lies_in_the_current_folder():
+    for path in SOURCES:
+        text = path.read_text()
+        assert text.count('"-m"') == text.count('"-P"'), f"{relative(path)}: python -m without -P"
 
 
 def test_hivemind_is_imported_in_one_file():
     users = [relative(path) for path in SOURCES if "hivemind" in roots(path)]
-    assert users == ["protocol/transport/dht_child.py"]
+    assert users == ["transport/dht_child.py"]
 
 
 def test_files_can_be_read_in_one_sitting():

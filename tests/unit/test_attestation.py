@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.challenges import LIFETIME_SECONDS, Challenges
-from node.attest import attesters, nvidia, simulated, snp, tdx
-from node.attest.verify import appraise, verify_evidence
-from protocol import limits
-from protocol.attestation import (
+from dilocox.coordinator.challenges import LIFETIME_SECONDS, Challenges
+from dilocox.node.attest import attesters, nvidia, simulated, snp, tdx
+from dilocox.node.attest.verify import appraise, verify_evidence
+from dilocox.protocol import limits
+from dilocox.protocol.attestation import (
     AttestationError,
     Claims,
     Code,
@@ -25,9 +25,9 @@ from protocol.attestation import (
     gpu_nonce,
     report_data,
 )
-from protocol.errors import ConfigError
-from protocol.manifest import Attestation, Manifest
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.manifest import Attestation, Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
 from tests.vendors import LATELY, NOW, Amd, Gpu, Intel, der, pem
 
 VECTORS = Path(os.environ.get("DILOCOX_TEE_VECTORS", Path(__file__).parents[3] / "shared" / "vectors" / "tee"))
@@ -434,7 +434,7 @@ def test_amds_certificate_table_is_read():
 
 
 def attest_verify(*arguments: str) -> tuple[int, dict]:
-    command = [sys.executable, "-m", "node.cli.main", "attest", "verify", *arguments, "--json"]
+    command = [sys.executable, "-P", "-m", "dilocox.cli.main", "attest", "verify", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.returncode, json.loads(done.stdout)
 
@@ -473,7 +473,7 @@ def test_attest_verify_appraises_by_a_run_file(tmp_path: Path):
 def test_a_plug_in_adds_a_kind_but_replaces_none_of_ours(monkeypatch: pytest.MonkeyPatch):
     from importlib.metadata import EntryPoint
 
-    from node.attest import verify
+    from dilocox.node.attest import verify
 
     named = [EntryPoint(kind, "tests.unit.test_attestation:toy_verifier", verify.GROUP) for kind in ("toy", "simulated")]
     monkeypatch.setattr(verify, "entry_points", lambda group: [point for point in named if point.group == group])
@@ -495,19 +495,19 @@ def toy_verifier(evidence: Evidence, now: int) -> Claims:
 def test_hardware_kinds_refuse_a_key_that_this_process_did_not_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from types import SimpleNamespace
 
-    from node import daemon
-    from protocol.errors import LocalError
-    from protocol.transport.home import Home
+    from dilocox.node import daemon
+    from dilocox.protocol.errors import LocalError
+    from dilocox.transport.data_directory import DataDirectory
     from tests.helpers import manifest
 
     run = manifest(attestation={"kinds": ["tdx"], "measurements": {"tdx": ["ab" * 48]}})
     settings = SimpleNamespace(simulated_measurement=None, collateral=None)
     monkeypatch.setattr(daemon, "choose_attester", lambda *arguments: ("tdx", lambda data: Evidence("tdx", b"")))
-    first = Home(tmp_path)
+    first = DataDirectory(tmp_path)
     assert first.identity_is_new
     assert daemon._prover(settings, first, run) is not None  # type: ignore[arg-type]
     first.close()
-    second = Home(tmp_path)
+    second = DataDirectory(tmp_path)
     with pytest.raises(LocalError, match="made inside the measured process"):
         daemon._prover(settings, second, run)  # type: ignore[arg-type]
     second.close()

@@ -5,18 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.log import InputLog
-from coordinator.service import CoordinatorService
-from node.attest import simulated
-from node.attest.verify import appraise
-from protocol import chain, views
-from protocol.attestation import Evidence, report_data
-from protocol.errors import RemoteError
-from protocol.messages import Statement, open_envelope, seal
-from protocol.pb import messages_pb2 as pb
-from protocol.pb import services_pb2 as services
-from protocol.rules import Judgement, Outcome
-from protocol.transport.chain_file import ChainFile
+from dilocox.coordinator.log import InputLog
+from dilocox.coordinator.service import CoordinatorService
+from dilocox.node.attest import simulated
+from dilocox.node.attest.verify import appraise
+from dilocox.protocol import chain
+from dilocox.protocol.attestation import Evidence, report_data
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.messages import Statement, open_envelope, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.rules import Judgement, Outcome
+from dilocox.transport.chain_file import ChainFile
+from dilocox.views import rows as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 MEASUREMENT = b"\x09" * 48

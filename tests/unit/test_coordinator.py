@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.log import InputLog
-from coordinator.service import CoordinatorService
-from node.attest.verify import appraise
-from protocol.messages import Statement, seal
-from protocol.pb import messages_pb2 as pb
-from protocol.rules import Outcome
-from protocol.transport.chain_file import ChainFile
+from dilocox.coordinator.log import InputLog
+from dilocox.coordinator.service import CoordinatorService
+from dilocox.node.attest.verify import appraise
+from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.rules import Outcome
+from dilocox.transport.chain_file import ChainFile
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 RUN = manifest(rounds={"count": 3})

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from node.cli.init import preset_names, render_preset
-from node.plan import DELAY_COST
-from protocol.errors import ConfigError, RemoteError
-from protocol.manifest import Manifest
-from protocol.tensors import parameter_count, stage_tensors
+from dilocox.cli.init import preset_names, render_preset
+from dilocox.node.plan import DELAY_COST
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import parameter_count, stage_tensors
 from tests.helpers import manifest
 
 
@@ -20,7 +20,7 @@ def test_every_shipped_preset_loads(preset: str):
 
 def test_presets_are_commented_files():
     for preset in preset_names():
-        assert (files("node.presets") / f"{preset}.toml").read_text().startswith("#")
+        assert (files("dilocox.node.presets") / f"{preset}.toml").read_text().startswith("#")
 
 
 def test_the_paper_s_preset_keeps_the_paper_s_algorithm():

@@ -2,11 +2,11 @@ import dataclasses
 
 import pytest
 
-from protocol.crypto import verify
-from protocol.errors import ConfigError, RemoteError
-from protocol.ids import JoinLink, key_of_peer, peer_id
-from protocol.messages import open_envelope, seal
-from protocol.pb import messages_pb2 as pb
+from dilocox.protocol.crypto import verify
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.ids import JoinLink, key_of_peer, peer_id
+from dilocox.protocol.messages import open_envelope, seal
+from dilocox.protocol.pb import messages_pb2 as pb
 from tests.helpers import digest, identity
 
 RUN = digest("run")

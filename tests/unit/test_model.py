@@ -4,13 +4,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from node.cli.init import render_preset
-from node.training.data import Dataset, _permute, load_dataset
-from node.training.inner import InnerOptimizer, learning_rate_factor
-from node.training.model import Stage, build_chain, hugging_face_config, initial_values
-from protocol.errors import ConfigError
-from protocol.manifest import Manifest
-from protocol.tensors import parameter_count, stage_tensors
+from dilocox.cli.init import render_preset
+from dilocox.node.training.data import Dataset, _permute, load_dataset
+from dilocox.node.training.inner import InnerOptimizer, learning_rate_factor
+from dilocox.node.training.model import Stage, build_chain, hugging_face_config, initial_values
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import parameter_count, stage_tensors
 from tests.helpers import manifest
 
 

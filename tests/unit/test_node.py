@@ -5,18 +5,19 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from node.daemon import count_workers
-from node.outer.background import Background
-from node.participant import Participant
-from node.worker_settings import WorkerSettings
-from protocol import chain, events, views
-from protocol.errors import ConfigError
-from protocol.messages import seal
-from protocol.pb import messages_pb2 as pb
-from protocol.pb import services_pb2 as services
-from protocol.transport.blobs import BlobStore
-from protocol.transport.chain_file import ChainFile
-from protocol.transport.presence import cached_addresses
+from dilocox.node.daemon import count_workers
+from dilocox.node.outer.background import Background
+from dilocox.node.participant import Participant
+from dilocox.node.worker_settings import WorkerSettings
+from dilocox.protocol import chain, events
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.messages import seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.presence import cached_addresses
+from dilocox.views import rows as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 

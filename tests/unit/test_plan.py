@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from node import plan
-from node.cli.init import render_preset
-from node.outer.state import StageState
-from node.plan import PAPER, PUBLISHED, Method, Site
-from protocol.manifest import Compression, Manifest
-from protocol.tensors import stage_tensors
+from dilocox.cli.init import render_preset
+from dilocox.node import plan
+from dilocox.node.outer.state import StageState
+from dilocox.node.plan import PAPER, PUBLISHED, Method, Site
+from dilocox.protocol.manifest import Compression, Manifest
+from dilocox.protocol.tensors import stage_tensors
 
 SITE = Site(parameters=10**9, step_seconds=1.0, tokens_per_step=1000, clusters=3, boxes=2, bits_per_second=1e8)
 
@@ -71,7 +71,7 @@ def test_it_recommends_waiting_where_waiting_is_sooner():
 
 
 def dilocox(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "node.cli.main", "plan", *arguments], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-P", "-m", "dilocox.cli.main", "plan", *arguments], capture_output=True, text=True)
 
 
 def test_the_command_compares_codecs_and_says_what_it_assumes():

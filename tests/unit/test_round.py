@@ -2,11 +2,11 @@
 
 import pytest
 
-from protocol import chain, round
-from protocol.errors import RemoteError
-from protocol.messages import seal
-from protocol.pb import messages_pb2 as pb
-from protocol.rules import DEADLINE_FLOOR_SECONDS, Outcome, deadline_seconds
+from dilocox.protocol import chain, round
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.messages import seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.rules import DEADLINE_FLOOR_SECONDS, Outcome, deadline_seconds
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 

@@ -1,4 +1,4 @@
-"""Blobs on disk and over pinned TLS gRPC, the leash, the home folder."""
+"""Blobs on disk and over pinned TLS gRPC, the parent pipe, the data directory."""
 
 import asyncio
 import contextlib
@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from hivemind.p2p import P2P
 
-from protocol import limits
-from protocol.errors import ConfigError, LocalError, RemoteError
-from protocol.pb import messages_pb2 as pb
-from protocol.pb import services_pb2 as services
-from protocol.pb import services_pb2_grpc as rpc
-from protocol.transport import dht_child, tls
-from protocol.transport.blobs import BlobStore, PartialBlob, blob_digest, digest_of, write_atomically
-from protocol.transport.home import Home, load_identity, running_daemon
-from protocol.transport.leash import Leash
-from protocol.transport.rpc import BlobService, ChannelPool, create_server, fetch_blob
+from dilocox.protocol import limits
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport import dht_child, tls
+from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest, digest_of, write_atomically
+from dilocox.transport.data_directory import DataDirectory, load_identity, running_daemon
+from dilocox.transport.parent_pipe import ParentPipe
+from dilocox.transport.rpc import BlobService, ChannelPool, create_server, fetch_blob
 
 BIG = os.urandom(2 * limits.CHUNK_BYTES + 12345)
 
@@ -230,10 +230,10 @@ def test_the_identity_is_private(tmp_path: Path):
 
 def test_one_daemon_per_folder(tmp_path: Path):
     assert running_daemon(tmp_path) is None
-    home = Home(tmp_path)
+    home = DataDirectory(tmp_path)
     home.announce(api="http://x")
     with pytest.raises(LocalError, match="another daemon"):
-        Home(tmp_path)
+        DataDirectory(tmp_path)
     facts = running_daemon(tmp_path)
     assert facts is not None
     assert facts["pid"] == os.getpid()
@@ -243,18 +243,18 @@ def test_one_daemon_per_folder(tmp_path: Path):
 
 CHILD = """
 import threading
-from protocol.transport.leash import hold_on
-hold_on()
+from dilocox.transport.parent_pipe import exit_with_parent
+exit_with_parent()
 print("up", flush=True)
 threading.Event().wait()
 """
 PARENT = """
 import subprocess, sys, threading
 from pathlib import Path
-from protocol.transport.leash import Leash
-leash = Leash(Path(sys.argv[1]))
+from dilocox.transport.parent_pipe import ParentPipe
+pipe = ParentPipe(Path(sys.argv[1]))
 arguments = [sys.executable, "-c", sys.argv[2]]
-child = subprocess.Popen(arguments, env=leash.environment(), stdout=subprocess.PIPE, start_new_session=True)
+child = subprocess.Popen(arguments, env=pipe.environment(), stdout=subprocess.PIPE, start_new_session=True)
 child.stdout.readline()
 print(child.pid, flush=True)
 threading.Event().wait()
@@ -301,16 +301,16 @@ async def test_the_dht_process_ends_when_libp2p_dies_while_joining(tmp_path: Pat
             await dht_child.run(settings)
 
 
-def test_cutting_the_leash_ends_the_child_and_late_children_too(tmp_path: Path):
-    leash = Leash(tmp_path)
-    environment = leash.environment()
+def test_cutting_the_pipe_ends_the_child_and_late_children_too(tmp_path: Path):
+    pipe = ParentPipe(tmp_path)
+    environment = pipe.environment()
     child = subprocess.Popen([sys.executable, "-c", CHILD], env=environment, stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()
-    leash.cut()
+    pipe.close()
     assert child.wait(timeout=10) == 0
     child.stdout.close()
-    leash.cut()
+    pipe.close()
 
 
 def test_a_view_outlives_an_error_in_its_reader(tmp_path: Path):

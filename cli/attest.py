@@ -1,0 +1,193 @@
+"""`dilocox attest PEER | verify`: challenge a peer through the running daemon; verify any evidence on disk."""
+
+import base64
+import binascii
+import json
+import time
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from dilocox.cli.common import EXIT_UNEXPECTED, HomeOption, JsonOption, api_get, console, fail, print_json
+from dilocox.node.attest import nvidia, snp, tdx
+from dilocox.node.attest import simulated as simulated_kind
+from dilocox.node.attest.attesters import PROVIDERS, choose_attester
+from dilocox.node.attest.verify import verifiers, verify_evidence
+from dilocox.protocol.attestation import (
+    NVIDIA,
+    REPORT_DATA_BYTES,
+    SIMULATED,
+    AttestationError,
+    Claims,
+    Code,
+    Evidence,
+    GpuClaims,
+    Policy,
+    Verdict,
+)
+from dilocox.protocol.manifest import Manifest
+
+__all__ = ["app"]
+
+PEER = "peer"
+
+
+class _PeerByDefault(TyperGroup):
+    """`attest PEER` is `attest peer PEER`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = [PEER, *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_PeerByDefault, no_args_is_help=True, help="What a peer's hardware says: `attest PEER`, or `attest verify` for a file."
+)
+
+
+@app.command(PEER)
+def peer(
+    peer: Annotated[str, typer.Argument(help="Peer id, as `dilocox peers` shows it.")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Challenge a peer now, and say what its evidence proves to this node."""
+    value = api_get(home, f"/v1/attest/{peer}")
+    if as_json:
+        print_json(value)
+    else:
+        _print_facts(value)
+    if not value["ok"]:
+        raise typer.Exit(EXIT_UNEXPECTED)
+
+
+@app.command("self")
+def self_(
+    simulated: Annotated[bool, typer.Option("--simulated", help="The simulated kind, whatever the hardware.")] = False,
+    simulated_measurement: Annotated[Path | None, typer.Option(help="As `dilocox node` takes it.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What this machine would show: its kind and measurement, for a run's policy. Unverified: it needs no certificates."""
+    kinds = (SIMULATED,) if simulated else tuple(PROVIDERS.values())
+    try:
+        kind, attester = choose_attester(kinds, metadata.version("dilocox"), simulated_measurement, None)
+        evidence = attester(bytes(REPORT_DATA_BYTES))
+        measured = measurement_of(evidence)
+    except AttestationError as error:
+        fail(f"{error.code}: {error.cause}")
+    facts = {"ok": True, "kind": kind, "measurement": ":".join(measured), "gpus": len(evidence.gpu)}
+    if as_json:
+        print_json(facts)
+    else:
+        _print_facts(facts)
+
+
+def measurement_of(evidence: Evidence) -> tuple[str, ...]:
+    """Read off the evidence without checking it."""
+    if evidence.kind == SIMULATED:
+        return simulated_kind.verify(evidence, 0).measurement
+    if evidence.kind == snp.KIND:
+        return (snp.parse(evidence.blob).measurement.hex(),)
+    return tdx.registers(evidence.blob)
+
+
+@app.command("verify")
+def verify(
+    kind: Annotated[str, typer.Option(help="tdx, sev-snp, nvidia, simulated, or a plug-in's.")],
+    blob: Annotated[Path, typer.Option(help="Quote or report: raw, hexadecimal or base64.")],
+    certs: Annotated[list[Path] | None, typer.Option(help="PEM or DER certificates, any order.")] = None,
+    collateral: Annotated[Path | None, typer.Option(help="TDX: the collateral's JSON.")] = None,
+    nonce: Annotated[str | None, typer.Option(help="NVIDIA: the nonce the report must carry, hexadecimal.")] = None,
+    now: Annotated[int | None, typer.Option(help="Verify as of this Unix time; default: now.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Also appraise by this run file's [attestation].")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify evidence on disk, offline: claims and exit 0, or the reject code and exit 1."""
+    moment = int(time.time()) if now is None else now
+    settings = Manifest.from_toml(_read(policy).decode()).attestation if policy else None
+    facts: dict[str, Any]
+    try:
+        parts = tuple(_read(path) for path in certs or ())
+        evidence = Evidence(kind, decode_blob(_read(blob)), parts, _read(collateral) if collateral else b"")
+        statuses = settings.tcb_statuses if settings else ("UpToDate",)
+        if kind == NVIDIA:
+            claims: Claims | GpuClaims = nvidia.verify(evidence, moment, _hexadecimal(nonce) if nonce else None)
+        elif kind in verifiers():
+            claims = verify_evidence(evidence, moment, statuses)
+        else:
+            fail(f"no verifier for kind {kind}", 2, f"one of: {', '.join([*verifiers(), NVIDIA])}")
+        facts = {"ok": True, "code": Code.OK, "kind": kind, **_plain(claims)}
+        if settings is not None:
+            facts.update(_appraise(settings, claims, moment))
+    except AttestationError as error:
+        facts = {"ok": False, "kind": kind, "code": error.code, "reason": error.cause}
+    if as_json:
+        print_json(facts)
+    else:
+        _print_facts(facts)
+    if not facts["ok"]:
+        raise typer.Exit(EXIT_UNEXPECTED)
+
+
+def _appraise(settings: Any, claims: Claims | GpuClaims, now: int) -> dict[str, Any]:
+    """By the policy; the report data is taken as it is: a file on disk answers nobody's challenge."""
+    if isinstance(claims, GpuClaims):
+        return asdict(Verdict(False, Code.KIND, "GPU evidence never admits without a CPU's", 0))
+    return asdict(Policy(settings).appraise(claims, claims.report_data, now))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        fail(f"cannot read {path}: {error.strerror}", 2)
+
+
+def _hexadecimal(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        fail(f"--nonce {text}", 2, "hexadecimal, 64 digits")
+
+
+def decode_blob(raw: bytes) -> bytes:
+    """Raw, hexadecimal or base64; quotes and reports are never plain text, so the three cannot be confused."""
+    try:
+        text = b"".join(raw.split()).decode("ascii")
+    except UnicodeDecodeError:
+        return raw
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        pass
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return raw
+
+
+def _plain(claims: Claims | GpuClaims) -> dict[str, Any]:
+    """Claims as JSON values: bytes in hexadecimal."""
+    return json.loads(json.dumps(asdict(claims), default=lambda value: value.hex()))
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
+    if not facts["ok"]:
+        console.print(f"[bold red]REJECT[/] {facts['code']}: {facts['reason']}", highlight=False, soft_wrap=True)
+    for key, value in facts.items():
+        if value in ("", [], {}, None) or key in ("ok", "code", "reason"):
+            continue
+        if key == "valid_until":
+            value = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(value, 253402300799)))
+        elif isinstance(value, dict):
+            value = "  ".join(f"{name}={item}" for name, item in list(value.items())[:8])
+        elif isinstance(value, list):
+            value = "\n".join(f"{'':15}{item}" for item in value).strip()
+        if facts.get("kind") == "simulated" and key == "kind":
+            value = "[bold yellow]simulated[/]: anybody can make this evidence"
+        console.print(f"[bold]{key:<15}[/]{value}", highlight=False, soft_wrap=True)

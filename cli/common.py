@@ -1,0 +1,121 @@
+"""What the verbs share: where the daemon is, JSON or tables, errors and exit codes."""
+
+import json
+import logging
+import os
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dilocox.transport.chain_file import find_chains
+from dilocox.transport.data_directory import running_daemon
+
+__all__ = ["HomeOption", "JsonOption", "api_get", "fail", "print_json", "print_table", "set_up_logging"]
+
+EXIT_UNEXPECTED, EXIT_USAGE, EXIT_NOT_RUNNING = 1, 2, 3
+API_SECONDS = 10.0
+
+# Off a terminal a table keeps its width: somebody greps it.
+console = Console(width=None if sys.stdout.isatty() else 250)
+errors = Console(stderr=True)
+
+HomeOption = Annotated[
+    Path | None, typer.Option("--home", help="The daemon's folder (default: node or coordinator in $DILOCOX_HOME, ~/.dilocox).")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def base_folder() -> Path:
+    return Path(os.environ.get("DILOCOX_HOME", Path.home() / ".dilocox"))
+
+
+def testnet_folder() -> Path:
+    return base_folder() / "testnet"
+
+
+def fail(message: str, code: int = EXIT_UNEXPECTED, help: str | None = None) -> NoReturn:
+    """Say what failed and one thing to do, and exit."""
+    errors.print(f"[bold red]error[/]: {message}", highlight=False, soft_wrap=True)
+    if help:
+        errors.print(f"  help  {help}", highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def set_up_logging(verbose: bool) -> None:
+    """To stderr: in colour on a terminal, one plain line per record elsewhere."""
+    level = logging.DEBUG if verbose else logging.INFO
+    logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    for noisy in ("aiohttp", "asyncio", "hivemind", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def known_homes(home: Path | None) -> list[Path]:
+    """The folder a verb is about: `home`; without one this machine's node, a testnet's nodes, then the coordinators."""
+    if home is not None:
+        return [home]
+    base, testnet = base_folder(), testnet_folder()
+    return [
+        base / "node",
+        *sorted(path for path in testnet.glob("node-*") if path.is_dir()),
+        base / "coordinator",
+        testnet / "coordinator",
+    ]
+
+
+def find_daemon(home: Path | None) -> dict[str, Any]:
+    """The first running daemon among `known_homes`."""
+    for folder in known_homes(home):
+        if (facts := running_daemon(folder)) is not None:
+            if home is None:
+                errors.print(f"[dim]reading {folder}[/]", highlight=False, soft_wrap=True)
+            return facts
+    place = f"on {home}" if home else f"under {base_folder()}"
+    fail(f"no daemon runs {place}", EXIT_NOT_RUNNING, "start one with `dilocox node --join LINK`, or name its --home")
+
+
+def find_chain_files(home: Path | None) -> list[Path]:
+    """The commit chains in the first of `known_homes` that has one."""
+    for folder in known_homes(home):
+        if chains := find_chains(folder):
+            return chains
+    place = f"under {home or base_folder()}"
+    fail(f"no commit chain {place}", EXIT_USAGE, "name a daemon's --home")
+
+
+def api_get(home: Path | None, path: str) -> Any:
+    """GET a JSON document of the running daemon's API; exits with the right code when there is none."""
+    url = find_daemon(home)["api"] + path
+    try:
+        with urllib.request.urlopen(url, timeout=API_SECONDS) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        problem = json.load(error)
+        fail(problem["title"], EXIT_USAGE if error.code == 404 else EXIT_UNEXPECTED)
+    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        fail(f"the daemon does not answer at {url}: {error}", EXIT_NOT_RUNNING)
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def print_table(columns: list[str], rows: list[list[str]]) -> None:
+    """Right-aligned where every cell of a column is a number."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        cells = [row[index] for row in rows]
+        numeric = all(cell.replace(",", "").replace(".", "").lstrip("-").isdigit() for cell in cells if cell != "–")
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

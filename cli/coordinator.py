@@ -1,0 +1,59 @@
+"""`dilocox coordinator RUN.toml`: serve a run."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dilocox.cli.common import HomeOption, base_folder, fail, set_up_logging
+from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
+from dilocox.node.attest.verify import appraise
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.manifest import Manifest
+from dilocox.transport.data_directory import load_identity
+from dilocox.transport.network import Listen
+from dilocox.transport.parent_pipe import exit_with_parent
+
+__all__ = ["coordinator"]
+
+
+def coordinator(
+    run_file: Annotated[Path, typer.Argument(help="The run file that `dilocox init` made.")],
+    home: HomeOption = None,
+    host: Annotated[
+        str, typer.Option(envvar="DILOCOX_NETWORK__HOST", help="Address by which other machines reach this one.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="gRPC port (0: any, kept over restarts).")] = 0,
+    dht_port: Annotated[int, typer.Option(help="DHT port (0: any, kept over restarts).")] = 0,
+    api: Annotated[str, typer.Option(help="host:port of the HTTP API.")] = "127.0.0.1:0",
+    link_file: Annotated[Path | None, typer.Option(help="Also write the join link here.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
+) -> None:
+    """Serve a run: admit peers, close rounds, sign commits. Prints the join link."""
+    exit_with_parent()
+    set_up_logging(verbose)
+    if not run_file.is_file():
+        fail(f"no run file {run_file}", 2, f"make one: dilocox init {run_file}")
+    manifest = Manifest.from_toml(run_file.read_text())
+    key = run_file.with_suffix(".key")
+    if not key.is_file():
+        fail(f"no owner key {key}", 2, "it was written by `dilocox init` beside the run file")
+
+    def announce(link: JoinLink) -> None:
+        sys.stdout.write(f"{link}\n")
+        sys.stdout.flush()
+        if link_file is not None:
+            scratch = link_file.with_suffix(".tmp")
+            scratch.write_text(f"{link}\n")
+            scratch.replace(link_file)
+
+    settings = CoordinatorSettings(
+        manifest=manifest,
+        owner=load_identity(key),
+        home=home or base_folder() / "coordinator",
+        listen=Listen(host, port, dht_port),
+        api=api,
+    )
+    asyncio.run(run_coordinator(settings, announce, appraise))

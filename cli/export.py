@@ -1,0 +1,58 @@
+"""`dilocox export DIR`: the committed model as a Hugging Face folder."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from dilocox.cli.common import HomeOption, JsonOption, console, errors, fail, find_chain_files, print_json
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+
+__all__ = ["export"]
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write config.json and safetensors.")],
+    home: HomeOption = None,
+    round: Annotated[int | None, typer.Option(help="The state that this round starts from (default: the newest).")] = None,
+    evaluate: Annotated[bool, typer.Option(help="Load it with transformers and measure its held-out loss.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the committed model as a Hugging Face folder."""
+    chains = find_chain_files(home)
+    if folder.exists() and any(folder.iterdir()):
+        fail(f"{folder} is not empty", 2, "name a new folder")
+    with ChainFile.for_reading(chains[-1]) as chain:
+        store = BlobStore(chains[-1].parent / "blobs")
+        stages = chain.manifest.model.stages
+        found = {
+            commit.body.round: [state.digest for state in commit.body.states]
+            for commit in chain.commits()
+            if commit.body.round and all(state.digest in store for state in commit.body.states)
+        }
+        held = [number for number, digests in found.items() if len(digests) == stages and round in (None, number)]
+        if not held:
+            fail(
+                f"no agreed state{'' if round is None else f' before round {round}'} on this disk",
+                2,
+                "try another node's --home",
+            )
+        from dilocox.node.outer.export import export_model  # torch loads only here
+
+        with Progress(console=errors, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task("stages", total=stages)
+            export_model(chain.manifest, found[held[-1]], store, folder, lambda stage: bar.update(task, completed=stage + 1))
+        report = {"folder": str(folder), "round": held[-1], "evaluation_loss": None}
+        if evaluate:
+            from dilocox.node.training.evaluate import evaluate_folder
+
+            report["evaluation_loss"] = evaluate_folder(chain.manifest, folder)
+    if as_json:
+        print_json(report)
+        return
+    console.print(f"wrote {folder}: the state before round {report['round']}", highlight=False)
+    if evaluate:
+        console.print(f"held-out loss with transformers: {report['evaluation_loss']:.4f}", highlight=False)

@@ -1,0 +1,50 @@
+"""The `dilocox` command."""
+
+import sys
+
+import typer
+
+from dilocox.cli import attest, coordinator, export, init, node, plan, show, testnet, verify
+from dilocox.cli.common import fail
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="dilocox",
+    help="Train one language model together over the ordinary internet.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("init")(init.init)
+app.command("coordinator")(coordinator.coordinator)
+app.command("node")(node.node)
+app.command("status")(show.status)
+app.command("peers")(show.peers)
+app.command("stages")(show.stages)
+app.command("rounds")(show.rounds)
+app.command("plan")(plan.plan)
+app.command("verify")(verify.verify)
+app.command("export")(export.export)
+app.add_typer(testnet.app, name="testnet")
+app.add_typer(attest.app, name="attest")
+
+
+def main() -> None:
+    """Exit codes: 0 fine, 1 unexpected, 2 usage or configuration, 3 not running, 130 Ctrl-C."""
+    try:
+        try:
+            app()
+        except ConfigError as error:
+            fail(str(error), 2)
+        except (LocalError, RemoteError) as error:
+            fail(str(error))
+    except typer.Exit as leaving:
+        sys.exit(leaving.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

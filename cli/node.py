@@ -1,0 +1,71 @@
+"""`dilocox node --join LINK`: take part in a run."""
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dilocox.cli.common import HomeOption, base_folder, set_up_logging
+from dilocox.node.daemon import NodeSettings, run_node
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.ids import JoinLink
+from dilocox.transport.network import Listen
+from dilocox.transport.parent_pipe import exit_with_parent
+
+__all__ = ["node"]
+
+
+def node(
+    join: Annotated[str, typer.Option("--join", envvar="DILOCOX_NODE__JOIN", help="The join link, or @FILE that holds it.")],
+    home: HomeOption = None,
+    name: Annotated[str, typer.Option(envvar="DILOCOX_NODE__NAME", help="For people.")] = socket.gethostname(),
+    host: Annotated[
+        str, typer.Option(envvar="DILOCOX_NETWORK__HOST", help="Address by which other peers reach this node.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="DILOCOX_NETWORK__PORT", help="gRPC port (0: any, kept).")] = 0,
+    dht_port: Annotated[int, typer.Option(envvar="DILOCOX_NETWORK__DHT_PORT", help="DHT port (0: any, kept).")] = 0,
+    api: Annotated[str, typer.Option(envvar="DILOCOX_API__LISTEN", help="host:port of the HTTP API.")] = "127.0.0.1:0",
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, envvar="DILOCOX_NODE__DEVICES", help="Stage workers (default: one per GPU, or 1)."),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per stage worker.")] = None,
+    upload_limit: Annotated[
+        float | None, typer.Option(help="Serve at most so many megabits per second (default: no limit).")
+    ] = None,
+    simulated_measurement: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="DILOCOX_SIMULATED_MEASUREMENT", help="File with the measurement of simulated evidence (testnets)."
+        ),
+    ] = None,
+    collateral: Annotated[
+        Path | None, typer.Option(help="File with this machine's TDX collateral, kept fresh by the operator.")
+    ] = None,
+    codec_cpus: Annotated[str, typer.Option(help="CPUs for encoding and applying, such as 1,3 (default: any).")] = "",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
+) -> None:
+    """Join a run, train, exchange; leave cleanly on Ctrl-C or SIGTERM."""
+    exit_with_parent()
+    set_up_logging(verbose)
+    try:
+        link = Path(join[1:]).read_text() if join.startswith("@") else join
+        cpus = tuple(int(cpu) for cpu in codec_cpus.split(",") if cpu)
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    settings = NodeSettings(
+        join=JoinLink.parse(link),
+        home=home or base_folder() / "node",
+        name=name,
+        listen=Listen(host, port, dht_port),
+        api=api,
+        devices=devices,
+        threads=threads,
+        codec_cpus=cpus,
+        simulated_measurement=simulated_measurement,
+        collateral=collateral,
+        upload_bytes_per_second=None if upload_limit is None else upload_limit * 1e6 / 8,
+    )
+    asyncio.run(run_node(settings))

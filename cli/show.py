@@ -1,0 +1,184 @@
+"""`dilocox status | peers | stages | rounds`: what the running daemon knows."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from dilocox.cli.common import HomeOption, JsonOption, api_get, console, number, print_json, print_table
+from dilocox.protocol.ids import short
+
+__all__ = ["peers", "rounds", "stages", "status"]
+
+
+def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """One screen: reachable, in sync, in this round, counted?"""
+    value = api_get(home, "/v1/status")
+    if as_json:
+        print_json(value)
+        return
+    rows = _node_lines(value) if value["role"] == "node" else _coordinator_lines(value)
+    for label, text in rows:
+        console.print(f"[bold]{label:<9}[/]{text}", highlight=False, soft_wrap=True)
+
+
+def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
+    run, counted = value["run"], value["counted"]
+    step = f"inner step {value['inner_step']}/{value['inner_steps']}"
+    lines = [
+        ("run", f'{run["name"]} ({run["run_id"][:8]}…)   node {short(value["peer"])} "{value["name"]}"'),
+        ("state", f"{value['state']}: {value['why']}   round {value['phase_round']}/{run['rounds']}, {step}"),
+        ("network", f"{value['address']}, coordinator {'connected' if value['coordinator_connected'] else 'away'}"),
+        ("counted", f"{sum(counted)} of the last {len(counted)} rounds" if counted else "no round closed yet"),
+        (
+            "speed",
+            f"{value['tokens_per_second']:,.0f} tok/s   sent {value['bytes_sent']:,} B, received {value['bytes_received']:,} B"
+            f"   loss {number(value['loss'])}",
+        ),
+    ]
+    if (download := value["downloading"]) is not None:
+        held, size = download["held"], download["size"]
+        lines.append(("fetching", f"{held:,} of {size:,} B ({held / size:.0%})"))
+    if (standing := value["attestation"]) is not None:
+        label = "SIMULATED" if standing["kind"] == "simulated" else standing["kind"]
+        text = f"until {_until(standing)}" if standing["attested"] else f"refused: {standing['code']}: {standing['reason']}"
+        lines.append(("attested", f"{label}, {text}"))
+    lines += [("warning", f"not counted: {item['reason']}: {item['detail']}") for item in value["excluded"]]
+    return lines
+
+
+def _coordinator_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
+    run = value["run"]
+    lines = [
+        ("run", f"{run['name']} ({run['run_id'][:8]}…)   coordinator {short(value['peer'])}"),
+        ("state", f"{value['phase']}   round {value['round']}/{run['rounds']}"),
+        (
+            "round",
+            f"{value['contributions']} contributions, {value['receipts']} receipts of {len(value['roster'])} clusters",
+        ),
+    ]
+    lines += [("absent", short(peer)) for peer in value["absent"]]
+    lines += [("refused", f"{short(item['peer'])}: {item['reason']}: {item['detail']}") for item in value["refused"]]
+    return lines
+
+
+def peers(
+    peer: Annotated[str | None, typer.Argument(help="Only this peer.")] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Who is there."""
+    rows = [row for row in api_get(home, "/v1/peers") if peer is None or row["peer"].startswith(peer)]
+    if as_json:
+        print_json(rows)
+        return
+    columns = ["peer", "name", "address", "stages", "roster", "present", "round", "step", "loss", "tok/s", "attested"]
+    print_table(columns, [_peer_row(row) for row in rows])
+
+
+def _peer_row(row: dict[str, Any]) -> list[str]:
+    stages = row["stages"]
+    return [
+        row["peer"],
+        row["name"] or "–",
+        row["address"] or "–",
+        f"{stages[0]}-{stages[-1]}" if stages else "–",
+        "yes" if row["on_roster"] else "no",
+        {True: "yes", False: "no", None: "–"}[row["present"]],
+        "–" if row["round"] is None else str(row["round"]),
+        "–" if row["step"] is None else str(row["step"]),
+        number(row["loss"]),
+        number(row["tokens_per_second"], 0),
+        _kind(row["attestation"]) if row["attestation"] else "–",
+    ]
+
+
+def _kind(attestation: dict[str, Any]) -> str:
+    return "SIMULATED" if attestation["simulated"] else attestation["kind"]
+
+
+def _until(attestation: dict[str, Any]) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(attestation["valid_until"]))
+
+
+def stages(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Which stage has how many replicas."""
+    rows = api_get(home, "/v1/stages")
+    if as_json:
+        print_json(rows)
+        return
+    shown = [
+        [
+            str(row["stage"]),
+            f"{row['first_unit']}-{row['last_unit']}",
+            f"{row['parameters']:,}",
+            str(row["replicas"]),
+            "only one replica: its loss stops the run" if row["replicas"] == 1 else "",
+        ]
+        for row in rows
+    ]
+    print_table(["stage", "units", "parameters", "replicas", "warning"], shown)
+
+
+def rounds(
+    round: Annotated[int | None, typer.Argument(metavar="[N]", help="One round in full.")] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The rounds so far; or who counted in one, who did not and why."""
+    value = api_get(home, "/v1/rounds" if round is None else f"/v1/rounds/{round}")
+    if as_json:
+        print_json(value)
+    elif round is None:
+        print_table(["round", "loss", "held-out", "counted", "bytes", "seconds", "state"], [round_row(row) for row in value])
+    else:
+        _print_round(value)
+
+
+def round_row(row: dict[str, Any]) -> list[str]:
+    return [
+        str(row["round"]) + (" closing" if row["closing"] else ""),
+        number(row["loss"]),
+        number(row["evaluation_loss"]),
+        f"{row['counted']}/{row['roster']}",
+        f"{row['payload_bytes']:,}",
+        number(row["seconds"], 1),
+        "".join(state["digest"][:6] + " " for state in row["states"]).strip() or "–",
+    ]
+
+
+def _print_round(value: dict[str, Any]) -> None:
+    print_table(["round", "loss", "held-out", "counted", "bytes", "seconds", "state"], [round_row(value)])
+    rows = [
+        [
+            item["cluster"],
+            f"{item['tokens']:,}",
+            f"{sum(p['bytes'] for p in item['payloads']):,}",
+            " ".join(f"{p['norm']:.3f}" for p in item["payloads"]),
+            " ".join(f"{p['effective_rank']:.1f}" for p in item["payloads"]),
+            " ".join(p["digest"][:8] for p in item["payloads"]),
+        ]
+        for item in value["clusters"]
+    ]
+    console.print()
+    print_table(["counted", "tokens", "bytes", "norms", "effective ranks", "payloads"], rows)
+    attested = [
+        [
+            item["peer"],
+            _kind(item),
+            item["measurement"][:32],
+            item["tcb_status"] or "–",
+            str(item["gpus"]),
+            _until(item),
+            "yes" if item["bound"] else "no",
+        ]
+        for cluster in value["clusters"]
+        for item in cluster["attestations"]
+    ]
+    if attested:
+        console.print()
+        print_table(["attested", "kind", "measurement", "TCB status", "GPUs", "valid until", "bound"], attested)
+    for title in ("excluded", "refused"):
+        if value[title]:
+            console.print()
+            print_table([title, "reason", "detail"], [[i["peer"], i["reason"], i["detail"]] for i in value[title]])

@@ -1,0 +1,268 @@
+"""`dilocox testnet up | status | kill | start | down`: a real swarm on this machine."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dilocox.cli.common import JsonOption, console, errors, fail, number, print_json, print_table, testnet_folder
+from dilocox.cli.init import preset_names, render_preset
+from dilocox.node.testnet import POLL_SECONDS, Member, Testnet
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import parameter_count
+from dilocox.transport.blobs import write_atomically
+from dilocox.transport.data_directory import load_identity
+
+__all__ = ["app"]
+
+app = typer.Typer(help="A swarm of real daemons on this machine.", no_args_is_help=True)
+FolderOption = Annotated[Path | None, typer.Option("--folder", help="Where it lives (default: ~/.dilocox/testnet).")]
+
+LATE_APPLY_SECONDS = 30.0
+"""A row is shown after this even if a node has not applied its commit: it may have been killed."""
+COLUMNS = (
+    ("round", 6),
+    ("loss", 7),
+    ("held-out", 9),
+    ("counted", 8),
+    ("bytes", 11),
+    ("applied at step", 16),
+    ("state hash", 18),
+)
+
+
+@app.command("up")
+def up(
+    folder: FolderOption = None,
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")] = 3,
+    devices: Annotated[int, typer.Option(min=1, help="Stage workers per node.")] = 2,
+    preset: Annotated[str, typer.Option(help="The run's preset.")] = "tiny",
+    run_file: Annotated[Path | None, typer.Option("--run", help="A run file instead of a preset.")] = None,
+    upload_limit: Annotated[float | None, typer.Option(help="Megabits per second that each node may send.")] = None,
+    kill: Annotated[list[str] | None, typer.Option(help="NAME@ROUND: kill -9 that member when the round opens.")] = None,
+    baseline: Annotated[bool, typer.Option(help="At the end, train one node alone for as many inner steps.")] = True,
+    detach: Annotated[bool, typer.Option("--detach", help="Start and return; stop with `testnet down`.")] = False,
+) -> None:
+    """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces an older testnet's folder."""
+    folder = folder or testnet_folder()
+    run_file = run_file or _preset_run(folder, preset)
+    manifest = Manifest.from_toml(run_file.read_text())
+    if nodes < manifest.start_clusters:
+        fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", 2)
+    options = ["--devices", str(devices), "--threads", "1"]
+    options += ["--upload-limit", str(upload_limit)] if upload_limit is not None else []
+    kills = [_parse_kill(text) for text in kill or []]
+    testnet = Testnet.create(folder, run_file, nodes, options)
+    if detach:
+        testnet.start_all(attached=False)
+        errors.print(f"{nodes} nodes and a coordinator run in {folder}; stop them: dilocox testnet down", highlight=False)
+        return
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        errors.print(f"starting a coordinator and {nodes} nodes of {devices} stage workers in {folder} …", highlight=False)
+        testnet.start_all()
+        watched = Watcher(testnet, kills).follow()
+    finally:
+        testnet.stop()
+    _final(testnet, manifest, watched, baseline)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _preset_run(folder: Path, preset: str) -> Path:
+    if preset not in preset_names():
+        fail(f"no preset {preset}", 2, f"one of: {', '.join(preset_names())}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.parent / f"{folder.name}-run.toml"
+    owner = load_identity(path.with_suffix(".key"))
+    write_atomically(path, render_preset(preset, f"testnet-{preset}", owner.key.hex()).encode())
+    return path
+
+
+def _parse_kill(text: str) -> tuple[str, int]:
+    name, _, round = text.partition("@")
+    if not round.isdecimal():
+        fail(f"--kill {text}: write NAME@ROUND, such as node-2@5", 2)
+    return name, int(round)
+
+
+class Watcher:
+    """Follows a testnet through its members' HTTP APIs and prints a row per round."""
+
+    def __init__(self, testnet: Testnet, kills: list[tuple[str, int]]) -> None:
+        self._testnet, self._kills = testnet, kills
+        self.rows: list[dict[str, Any]] = []
+        """As the coordinator's /v1/rounds gives them."""
+        self._shown = 0
+        self._seen_at: dict[int, float] = {}
+        self._identical = True
+        self.phase_steps: dict[str, dict[str, int]] = {}
+
+    def follow(self) -> "Watcher":
+        """Until the closing commit. Raises LocalError when a member fails."""
+        while True:
+            for member in self._testnet.failed():
+                raise LocalError(f"{member.name} failed:\n{self._testnet.last_words(member)}")
+            self.rows = rows = self._testnet.coordinator.get("/v1/rounds") or self.rows
+            statuses = {m.name: s for m in self._testnet.nodes if (s := m.get("/v1/status"))}
+            for name, status in statuses.items():
+                self.phase_steps[name] = status["phase_steps"]
+            self._scripted_kills(len(rows))
+            self._show(rows, statuses)
+            if rows and rows[-1]["closing"] and self._shown >= len(rows) - 1:
+                return self
+            time.sleep(POLL_SECONDS)
+
+    def _scripted_kills(self, open_round: int) -> None:
+        for item in [item for item in self._kills if item[1] <= open_round]:
+            self._kills.remove(item)
+            errors.print(f"kill -9 {item[0]}", highlight=False)
+            self._testnet.kill(self._testnet.member(item[0]))
+
+    def _show(self, rows: list[dict[str, Any]], statuses: dict[str, dict[str, Any]]) -> None:
+        if rows and not self._shown:
+            console.print("  ".join(f"{name:>{width}}" for name, width in COLUMNS), style="bold", soft_wrap=True)
+            self._shown = 1  # the genesis commit has nothing to show
+        for row in rows[self._shown :]:
+            round = row["round"]
+            if row["closing"]:
+                return
+            seen = self._seen_at.setdefault(round, time.monotonic())
+            applied = {name: s["applied_at_step"].get(str(round)) for name, s in statuses.items()}
+            if None in applied.values() and time.monotonic() - seen < LATE_APPLY_SECONDS:
+                return
+            hashes = {tuple(h) for s in statuses.values() if (h := s["state_hashes"].get(str(round + 1)))}
+            self._identical &= len(hashes) == 1
+            # The held-out loss of the state that this round made is measured after it, and recorded in the next commit.
+            following = rows[round + 1] if round + 1 < len(rows) else None
+            if following is None:
+                return
+            self._print(row, following, applied, hashes)
+            self._shown = round + 1
+
+    def _print(
+        self,
+        row: dict[str, Any],
+        following: dict[str, Any],
+        applied: dict[str, int | None],
+        hashes: set[tuple[str, ...]],
+    ) -> None:
+        cells = [
+            str(row["round"]),
+            number(row["loss"]),
+            number(following["evaluation_loss"]),
+            f"{row['counted']}/{row['roster']}",
+            f"{row['payload_bytes']:,}",
+            " ".join("–" if step is None else str(step) for step in applied.values()),
+            " ".join(digest[:8] for digest in min(hashes, default=())) if len(hashes) == 1 else f"{len(hashes)} DIFFER",
+        ]
+        line = "  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
+        console.print(line, highlight=False, soft_wrap=True)
+
+    @property
+    def identical(self) -> bool:
+        return self._identical
+
+    @property
+    def final_loss(self) -> float | None:
+        """Held-out loss of the last committed model."""
+        value: float | None = self.rows[-1]["evaluation_loss"]
+        return value
+
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps of the cluster that took the most."""
+        return max(sum(steps.values()) for steps in self.phase_steps.values())
+
+
+def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: bool) -> None:
+    if not watched.identical:
+        fail("state hashes differ between nodes")
+    rows = [row for row in watched.rows if row["counted"]]
+    payload = sum(row["payload_bytes"] / row["counted"] for row in rows) / max(1, len(rows))
+    parameters = parameter_count(manifest.model)
+    console.print(
+        f"\nheld-out loss of the committed model after {watched.inner_steps} inner steps: "
+        f"{number(watched.final_loss)} nats per token",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"one payload is {payload:,.0f} bytes, {4 * parameters / payload:.1f} times smaller than the fp32 pseudo-gradient",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if baseline:
+        errors.print("training one node alone for as many inner steps …", highlight=False)
+        alone = _train_alone(testnet, watched.inner_steps)
+        console.print(
+            f"held-out loss of one node alone after {watched.inner_steps} inner steps: {number(alone)}", highlight=False
+        )
+    console.print("every node has the same state hash after every round", highlight=False)
+
+
+def _train_alone(testnet: Testnet, steps: int) -> float:
+    command = [sys.executable, "-P", "-m", "dilocox.node.training.alone", str(testnet.folder / "run.toml"), str(steps)]
+    result = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    value: float = json.loads(result.stdout)["evaluation_loss"]
+    return value
+
+
+@app.command("status")
+def status(folder: FolderOption = None, as_json: JsonOption = False) -> None:
+    """Who runs, in which round."""
+    testnet = Testnet.load(folder or testnet_folder())
+    rows = [_member_status(member) for member in testnet.members]
+    if as_json:
+        print_json(rows)
+        return
+    columns = ["member", "pid", "state", "round", "api", "home"]
+    print_table(columns, [["–" if row[column] is None else str(row[column]) for column in columns] for row in rows])
+
+
+def _member_status(member: Member) -> dict[str, Any]:
+    facts = member.facts() or {}
+    value = member.get("/v1/status") or {}
+    return {
+        "member": member.name,
+        "pid": facts.get("pid"),
+        "state": value.get("state") or value.get("phase") or ("starting" if facts else "not running"),
+        "round": value.get("round"),
+        "api": facts.get("api"),
+        "home": str(member.home),
+    }
+
+
+@app.command("kill")
+def kill(
+    name: Annotated[str, typer.Argument(help="coordinator, node-1, node-2, …")],
+    folder: FolderOption = None,
+    term: Annotated[bool, typer.Option("--term", help="SIGTERM instead of SIGKILL.")] = False,
+) -> None:
+    """kill -9 a member's daemon."""
+    testnet = Testnet.load(folder or testnet_folder())
+    testnet.kill(testnet.member(name), signal.SIGTERM if term else signal.SIGKILL)
+
+
+@app.command("start")
+def start(name: Annotated[str, typer.Argument(help="A member that does not run.")], folder: FolderOption = None) -> None:
+    """Start a killed member again, on its folder, detached."""
+    testnet = Testnet.load(folder or testnet_folder())
+    member = testnet.member(name)
+    if member.facts() is not None:
+        fail(f"{name} runs already", 2)
+    testnet.start(member, attached=False)
+
+
+@app.command("down")
+def down(folder: FolderOption = None) -> None:
+    """Stop every member."""
+    Testnet.load(folder or testnet_folder()).stop()

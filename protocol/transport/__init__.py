@@ -1,1 +1,0 @@
-"""I/O adapters that node and coordinator share. Nothing else in `protocol` imports this package."""

@@ -1,0 +1,217 @@
+"""A content-addressed blob store on disk.
+
+A blob's digest is SHA-256 over its size and the SHA-256 of each 4 MiB chunk, so every chunk is checked the moment it arrives and a
+download resumes at the first chunk it lacks. The state hash of a stage is the digest of its state blob: one mechanism for both.
+
+A blob appears under its name only when it is complete and on disk; what a crash leaves behind is a `.part`, which a later download
+resumes and a sweep removes.
+"""
+
+import mmap
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+
+__all__ = ["BlobStore", "PartialBlob", "blob_digest", "write_atomically"]
+
+Buffer = bytes | memoryview
+
+
+def blob_digest(size: int, chunk_hashes: Iterable[bytes]) -> bytes:
+    return sha256(b"dilocox-blob-v1\0", struct.pack(">Q", size), *chunk_hashes)
+
+
+def chunk_count(size: int) -> int:
+    return -(-size // limits.CHUNK_BYTES)
+
+
+def _chunks(buffers: Iterable[Buffer]) -> Iterator[memoryview]:
+    """Cut buffers into chunks that cross no chunk boundary; no bytes are copied unless a chunk spans two buffers."""
+    pending = bytearray()
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        while len(view):
+            take = min(len(view), limits.CHUNK_BYTES - len(pending))
+            if not pending and take == limits.CHUNK_BYTES:
+                yield view[:take]
+            else:
+                pending += view[:take]
+                if len(pending) == limits.CHUNK_BYTES:
+                    yield memoryview(pending)
+                    pending = bytearray()
+            view = view[take:]
+    if pending:
+        yield memoryview(pending)
+
+
+def digest_of(buffers: Iterable[Buffer]) -> bytes:
+    """The digest a blob of these bytes would have."""
+    size, hashes = 0, []
+    for chunk in _chunks(buffers):
+        size += len(chunk)
+        hashes.append(sha256(chunk))  # type: ignore[arg-type]
+    return blob_digest(size, hashes)
+
+
+def fsync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace `path` so that after any crash it holds the old bytes or the new ones."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    fsync_directory(path.parent)
+
+
+class BlobStore:
+    """Blobs in one folder: `<digest>` beside `<digest>.index`, the chunk hashes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, digest: bytes) -> Path:
+        return self.folder / digest.hex()
+
+    def __contains__(self, digest: bytes) -> bool:
+        return self.path(digest).exists()
+
+    def size(self, digest: bytes) -> int:
+        return self.path(digest).stat().st_size
+
+    def digests(self) -> set[bytes]:
+        return {bytes.fromhex(entry.name) for entry in self.folder.iterdir() if len(entry.name) == 64}
+
+    def put(self, buffers: Iterable[Buffer]) -> bytes:
+        """Store the concatenation of `buffers`; returns its digest. Blocking: fsyncs."""
+        scratch = self.folder / f".{os.getpid()}-{os.urandom(4).hex()}.tmp"
+        size, hashes = 0, []
+        try:
+            with scratch.open("wb") as file:
+                for chunk in _chunks(buffers):
+                    hashes.append(sha256(chunk))  # type: ignore[arg-type]
+                    size += len(chunk)
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            digest = blob_digest(size, hashes)
+            self._publish(scratch, digest, hashes)
+        finally:
+            scratch.unlink(missing_ok=True)
+        return digest
+
+    def _publish(self, complete: Path, digest: bytes, hashes: list[bytes]) -> None:
+        write_atomically(self.path(digest).with_suffix(".index"), b"".join(hashes))
+        os.replace(complete, self.path(digest))
+        fsync_directory(self.folder)
+
+    def index(self, digest: bytes) -> list[bytes]:
+        """The chunk hashes. Raises FileNotFoundError when the blob is not held."""
+        raw = self.path(digest).with_suffix(".index").read_bytes()
+        return [raw[at : at + 32] for at in range(0, len(raw), 32)]
+
+    def view(self, digest: bytes) -> memoryview:
+        """The bytes, mapped for reading; unmapped when the last reference goes."""
+        with self.path(digest).open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def verify(self, digest: bytes) -> bool:
+        """Whether the bytes on disk still have this digest. Reads all of them."""
+        try:
+            return digest_of([self.view(digest)]) == digest
+        except FileNotFoundError:
+            return False
+
+    def remove(self, digest: bytes) -> None:
+        self.path(digest).unlink(missing_ok=True)
+        self.path(digest).with_suffix(".index").unlink(missing_ok=True)
+
+    def sweep(self, keep: set[bytes]) -> None:
+        """Remove every blob and partial download that is not in `keep`. Only while nobody else writes here."""
+        for digest in self.digests() - keep:
+            self.remove(digest)
+        for entry in self.folder.iterdir():
+            scratch = entry.name.endswith(".tmp")
+            if scratch or (".part" in entry.suffixes and bytes.fromhex(entry.name.partition(".")[0]) not in keep):
+                entry.unlink(missing_ok=True)
+
+
+class PartialBlob:
+    """A download in progress. Feed it bytes in order from `next_chunk`; it checks each chunk before it keeps it."""
+
+    def __init__(self, store: BlobStore, digest: bytes, size: int, hashes: list[bytes]) -> None:
+        """Raises RemoteError when size and hashes are not what the digest commits to."""
+        if size > limits.BLOB_BYTES or len(hashes) != chunk_count(size):
+            raise RemoteError(pb.REASON_OVERSIZE, f"a blob of {size} bytes in {len(hashes)} chunks")
+        if blob_digest(size, hashes) != digest:
+            raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the chunk hashes are not what the digest commits to")
+        self._store, self.digest, self.size, self._hashes = store, digest, size, hashes
+        self._path = store.path(digest).with_suffix(".part")
+        self._pending = bytearray()
+        self.next_chunk = self._resume()
+
+    def _resume(self) -> int:
+        """Keep the leading chunks of an earlier attempt that are right."""
+        good = 0
+        if self._path.exists():
+            with self._path.open("rb+") as file:
+                while good < len(self._hashes):
+                    chunk = file.read(self._chunk_size(good))
+                    if sha256(chunk) != self._hashes[good]:
+                        break
+                    good += 1
+                file.truncate(good * limits.CHUNK_BYTES if good < len(self._hashes) else self.size)
+        return good
+
+    def _chunk_size(self, chunk: int) -> int:
+        return min(limits.CHUNK_BYTES, self.size - chunk * limits.CHUNK_BYTES)
+
+    @property
+    def complete(self) -> bool:
+        return self.next_chunk == len(self._hashes)
+
+    @property
+    def held(self) -> int:
+        """Bytes that are checked and on disk."""
+        return min(self.size, self.next_chunk * limits.CHUNK_BYTES)
+
+    def feed(self, data: bytes) -> None:
+        """Raises RemoteError on a wrong chunk or surplus bytes; what was kept before stays."""
+        self._pending += data
+        while not self.complete and len(self._pending) >= (size := self._chunk_size(self.next_chunk)):
+            chunk = bytes(self._pending[:size])
+            del self._pending[:size]
+            if sha256(chunk) != self._hashes[self.next_chunk]:
+                raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"chunk {self.next_chunk} does not have its hash")
+            with self._path.open("ab") as file:
+                file.write(chunk)
+            self.next_chunk += 1
+        if self.complete and self._pending:
+            raise RemoteError(pb.REASON_SIZE_MISMATCH, "more bytes than the blob has")
+
+    def finish(self) -> None:
+        """Make the complete blob durable under its digest. Blocking: fsyncs."""
+        with self._path.open("ab") as file:
+            os.fsync(file.fileno())
+        self._store._publish(self._path, self.digest, self._hashes)

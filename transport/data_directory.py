@@ -1,0 +1,80 @@
+"""A daemon's folder: identity, lock, and the file that says where the running daemon listens."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.transport.blobs import write_atomically
+
+__all__ = ["DataDirectory", "load_identity", "running_daemon"]
+
+
+def load_identity(path: Path) -> Identity:
+    """The Ed25519 identity in `path` (32 bytes, hexadecimal), made on first use. Mode 0600 is enforced."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, os.urandom(32).hex().encode() + b"\n", mode=0o600)
+    if path.stat().st_mode & 0o077:
+        raise ConfigError(f"{path} can be read by others. Run: chmod 600 {path}")
+    try:
+        return Identity(bytes.fromhex(path.read_text().strip()))
+    except ValueError as error:
+        raise ConfigError(f"{path} does not hold an identity (64 hexadecimal digits)") from error
+
+
+class DataDirectory:
+    """One daemon per folder: the lock is held as long as this object lives."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises LocalError when another daemon runs on this folder."""
+        self.folder = folder.absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.folder / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.close()
+            raise LocalError(f"another daemon runs on {folder}. Stop it, or use another --home.") from error
+        key = self.folder / "identity.key"
+        self.identity_is_new = not key.exists()
+        """Whether this process made the identity: what attested software may vouch for."""
+        self.identity = load_identity(key)
+        for leftover in self.folder.glob("parent-*"):
+            leftover.unlink()
+
+    def close(self) -> None:
+        """Let another daemon have the folder."""
+        self._lock.close()
+
+    def run_folder(self, run_id: bytes) -> Path:
+        folder = self.folder / "runs" / run_id.hex()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def announce(self, **facts: Any) -> None:
+        """Say where this daemon listens, for the command line."""
+        write_atomically(self.folder / "daemon.json", json.dumps({"pid": os.getpid(), **facts}).encode())
+
+    def remembered(self) -> dict[str, Any]:
+        """What the last daemon on this folder announced: a restart keeps its addresses."""
+        path = self.folder / "daemon.json"
+        facts: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return facts
+
+
+def running_daemon(folder: Path) -> dict[str, Any] | None:
+    """What the daemon on this folder announced, or None when none runs there."""
+    try:
+        with (folder / "lock").open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        path = folder / "daemon.json"
+        facts: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+        return facts
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,158 @@
+"""The DHT as the daemon sees it: publish my signed record, read everyone's. The work happens in a child process (dht_child.py)."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.messages import Statement, open_envelope
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.blobs import write_atomically
+
+__all__ = ["Dht"]
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+"""Importing hivemind takes seconds on a busy small machine."""
+REQUEST_SECONDS = 20.0
+RECORD_SECONDS = 300
+"""A record lives so long after it was last published; a peer that is gone disappears with it."""
+RESTART_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class DhtSettings:
+    run_id: bytes
+    identity: Identity
+    folder: Path
+    """Where the libp2p form of the identity lies, mode 0600."""
+    listen: Sequence[str]
+    announce: Sequence[str]
+    bootstrap: Sequence[str]
+
+
+class Dht:
+    """Keep one running child; a child that dies is started again with the addresses seen so far."""
+
+    def __init__(self, settings: DhtSettings) -> None:
+        self._settings = settings
+        self._bootstrap = list(settings.bootstrap)
+        self._process: asyncio.subprocess.Process | None = None
+        self._requests: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._next_id = 0
+        self._listening: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self.addresses: list[str] = []
+        """Multiaddrs of this node, once started."""
+
+    async def run(self) -> None:
+        """Supervise the child until cancelled."""
+        identity = self._settings.folder / "libp2p.key"
+        write_atomically(identity, self._settings.identity.libp2p_private_key(), mode=0o600)
+        while True:
+            await self._run_once(identity)
+            if not self._listening.done():
+                self._listening.set_exception(LocalError("the DHT process did not start; see the log above"))
+                return
+            log.warning("the DHT process ended; starting it again")
+            await asyncio.sleep(RESTART_SECONDS)
+
+    async def _run_once(self, identity: Path) -> None:
+        settings = {
+            "run_id": self._settings.run_id.hex(),
+            "identity": str(identity),
+            "listen": list(self._settings.listen),
+            "announce": list(self._settings.announce),
+            "bootstrap": self._bootstrap,
+        }
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "dilocox.transport.dht_child",
+            json.dumps(settings),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            limit=1 << 24,
+        )
+        self._process = process
+        try:
+            assert process.stdout is not None
+            async with asyncio.timeout(START_SECONDS) as starting:
+                while line := await process.stdout.readline():
+                    self._receive(json.loads(line))
+                    starting.reschedule(None)
+        except TimeoutError:
+            log.error("the DHT process said nothing for %.0f s", START_SECONDS)
+        finally:
+            self._process = None
+            for future in self._requests.values():
+                future.cancel()
+            self._requests.clear()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the child and libp2p's process, whichever is left
+            await process.wait()
+
+    def _receive(self, message: dict[str, Any]) -> None:
+        if "addresses" in message:
+            self.addresses = message["addresses"]
+            if not self._listening.done():
+                self._listening.set_result(self.addresses)
+        elif "id" not in message:
+            log.error("DHT: %s", message.get("error"))
+        elif (future := self._requests.pop(message["id"], None)) and not future.done():
+            future.set_result(message)
+
+    async def started(self) -> list[str]:
+        """This node's multiaddrs. Raises LocalError when the child cannot start."""
+        return await asyncio.shield(self._listening)
+
+    def remember(self, addresses: Sequence[str]) -> None:
+        """More places to bootstrap from, should the child start again."""
+        self._bootstrap = list(dict.fromkeys([*self._bootstrap, *addresses]))[-64:]
+
+    async def _request(self, message: dict[str, Any]) -> dict[str, Any]:
+        process = self._process
+        if process is None or process.stdin is None:
+            raise LocalError("the DHT process is not running")
+        self._next_id += 1
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._requests[self._next_id] = future
+        process.stdin.write(json.dumps({"id": self._next_id, **message}).encode() + b"\n")
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                reply = await future
+        except (TimeoutError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and not future.cancelled():
+                raise
+            raise LocalError("the DHT process does not answer") from error
+        if "error" in reply:
+            raise LocalError(f"DHT: {reply['error']}")
+        return reply
+
+    async def publish(self, record: Statement) -> bool:
+        """Store my peer record; False when no other node could be asked to keep it."""
+        value = base64.b64encode(record.envelope.SerializeToString()).decode()
+        put = {"subkey": record.peer, "value": value, "seconds": RECORD_SECONDS}
+        return bool((await self._request({"put": put}))["ok"])
+
+    async def peers(self) -> dict[str, Statement]:
+        """Every peer record of the run that verifies, by peer id."""
+        found: dict[str, Statement] = {}
+        for peer, value in (await self._request({"get": True}))["records"].items():
+            with contextlib.suppress(RemoteError):
+                record = open_envelope(base64.b64decode(value), self._settings.run_id, (pb.KIND_PEER_RECORD,))
+                if record.peer == peer:
+                    found[peer] = record
+        return found

@@ -1,0 +1,135 @@
+"""The DHT process: hivemind's P2P and DHTNode on a loop of their own. The only file that imports hivemind.
+
+Not `hivemind.DHT`: that forks, leaves its libp2p daemon behind when its parent is killed, and cannot restart on the same identity.
+This process talks JSON lines on stdin and stdout; it ends, and takes the libp2p daemon with it, when stdin does.
+
+    request   {"id": 1, "put": {"subkey": PEER, "value": BASE64, "seconds": 300}}   or   {"id": 2, "get": true}
+    reply     {"id": 1, "ok": true}    {"id": 2, "records": {PEER: BASE64, …}}       first line: {"addresses": […]}
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import P2P
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import get_dht_time
+
+from dilocox.protocol import limits
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.messages import open_envelope
+from dilocox.protocol.pb import messages_pb2 as pb
+
+BOOTSTRAP_SECONDS = 30.0
+STOP_SECONDS = 3.0
+
+
+class PeerRecordValidator(RecordValidatorBase):
+    """Stores nothing but this run's peer records, each under the id of the key that signed it."""
+
+    def __init__(self, run_id: bytes, key: str) -> None:
+        self._run_id = run_id
+        self._key = DHTID.generate(source=key).to_bytes()
+
+    def validate(self, record: DHTRecord) -> bool:
+        try:
+            if record.key != self._key or len(record.value) > limits.RECORD_BYTES:
+                return False
+            subkey, value = MSGPackSerializer.loads(record.subkey), MSGPackSerializer.loads(record.value)
+            return open_envelope(bytes(value), self._run_id, (pb.KIND_PEER_RECORD,)).peer == subkey
+        except (RemoteError, ValueError, TypeError):
+            return False
+        except Exception:  # msgpack raises its own family on foreign bytes; whatever it is, the record is not ours
+            return False
+
+
+async def run(settings: dict[str, Any]) -> None:
+    run_id = bytes.fromhex(settings["run_id"])
+    p2p = await P2P.create(
+        initial_peers=settings["bootstrap"],
+        host_maddrs=settings["listen"],
+        announce_maddrs=settings["announce"] or None,
+        identity_path=settings["identity"],
+        check_if_identity_free=False,
+        auto_nat=False,
+        nat_port_map=False,
+        use_relay=False,
+        startup_timeout=BOOTSTRAP_SECONDS,
+    )
+    try:
+        working = asyncio.create_task(_work(p2p, run_id, settings["bootstrap"]))
+        libp2p = asyncio.create_task(p2p._child.wait())  # hivemind does not notice its end, and may wait for an answer for ever
+        await asyncio.wait({working, libp2p}, return_when=asyncio.FIRST_COMPLETED)
+        if libp2p.done():
+            raise RuntimeError("libp2p's process ended")
+        working.result()
+    finally:
+        async with asyncio.timeout(STOP_SECONDS):
+            await p2p.shutdown()
+
+
+async def _work(p2p: P2P, run_id: bytes, bootstrap: list[str]) -> None:
+    """Join the DHT, say where we listen, answer requests until stdin ends, leave."""
+    key = f"dilocox/{run_id.hex()}/peers"
+    node = await DHTNode.create(
+        p2p=p2p,
+        node_id=DHTID.generate(source=str(p2p.peer_id)),  # a restart is the same node to the others
+        initial_peers=bootstrap,
+        record_validator=PeerRecordValidator(run_id, key),
+        ensure_bootstrap_success=False,
+    )
+    print(json.dumps({"addresses": [str(address) for address in await p2p.get_visible_maddrs()]}), flush=True)
+    await _serve(node, key)
+    await node.shutdown()
+
+
+async def _serve(node: DHTNode, key: str) -> None:
+    reader = asyncio.StreamReader(limit=4 * limits.MIB)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    pending: set[asyncio.Task[None]] = set()
+    while line := await reader.readline():
+        task = asyncio.create_task(_answer(node, key, json.loads(line)))
+        pending.add(task)
+        task.add_done_callback(pending.discard)
+
+
+async def _answer(node: DHTNode, key: str, request: dict[str, Any]) -> None:
+    reply: dict[str, Any] = {"id": request["id"]}
+    try:
+        if put := request.get("put"):
+            expiration = get_dht_time() + put["seconds"]
+            value = base64.b64decode(put["value"])
+            reply["ok"] = bool(await node.store(key, value, expiration, subkey=put["subkey"]))
+        else:
+            found = await node.get(key, latest=True)
+            records = found.value if found is not None and isinstance(found.value, dict) else {}
+            reply["records"] = {peer: base64.b64encode(record.value).decode() for peer, record in records.items()}
+    except Exception as error:
+        reply["error"] = f"{type(error).__name__}: {error}"
+    print(json.dumps(reply), flush=True)
+
+
+def main() -> None:
+    """argv[1]: JSON settings. Leads its own process group, so that the daemon can end libp2p's process with it."""
+    with contextlib.suppress(PermissionError):
+        os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = json.loads(sys.argv[1])
+    try:
+        asyncio.run(run(settings))
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+    finally:
+        os.killpg(0, signal.SIGKILL)  # libp2p's process, and this one
+
+
+if __name__ == "__main__":
+    main()

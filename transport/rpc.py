@@ -1,0 +1,152 @@
+"""gRPC over pinned TLS: servers, channels, and blobs in chunks with resume."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from dilocox.protocol import limits
+from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport.blobs import BlobStore, PartialBlob
+from dilocox.transport.tls import SERVER_NAME, Certificate, pem_of
+
+__all__ = ["BlobService", "ChannelPool", "create_server", "fetch_blob"]
+
+CONNECT_SECONDS = 10.0
+"""A TCP and TLS handshake across the world takes under two seconds; five times that is a dead address."""
+STALL_SECONDS = 30.0
+"""A blob stream that delivers nothing for so long is given up and resumed elsewhere."""
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", limits.MESSAGE_BYTES),
+    ("grpc.max_send_message_length", limits.MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.so_reuseport", 0),
+]
+
+
+async def create_server(listen: str, certificate: Certificate) -> tuple[grpc.aio.Server, int]:
+    """A server bound to `listen` (host:port, port 0 for any), not started; and its port. Raises LocalError."""
+    server = grpc.aio.server(options=_OPTIONS)
+    credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.certificate_pem)])
+    try:
+        port = server.add_secure_port(listen, credentials)
+    except RuntimeError as error:
+        raise LocalError(f"cannot listen on {listen}: {error}. Choose another --listen address.") from error
+    return server, port
+
+
+class ChannelPool:
+    """One channel per (address, certificate): dialing trusts exactly the certificate in the peer's signed record."""
+
+    def __init__(self) -> None:
+        self._channels: dict[tuple[str, bytes], grpc.aio.Channel] = {}
+
+    def channel(self, record: pb.PeerRecord) -> grpc.aio.Channel:
+        """Raises RemoteError when the record cannot be dialled."""
+        key = (record.address, record.certificate)
+        if key not in self._channels:
+            try:
+                credentials = grpc.ssl_channel_credentials(pem_of(record.certificate))
+            except ValueError as error:
+                raise RemoteError(pb.REASON_MALFORMED, "its record holds no certificate") from error
+            options = [*_OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
+            self._channels[key] = grpc.aio.secure_channel(record.address, credentials, options=options)
+        return self._channels[key]
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+
+class UploadLimit:
+    """A token bucket over everything this peer serves; None: unlimited."""
+
+    def __init__(self, bytes_per_second: float | None) -> None:
+        self._rate = bytes_per_second
+        self._free_at = 0.0
+
+    async def spend(self, size: int) -> None:
+        if self._rate is None:
+            return
+        now = time.monotonic()
+        self._free_at = max(self._free_at, now) + size / self._rate
+        await asyncio.sleep(self._free_at - now)
+
+
+class BlobService(rpc.PeerServicer):
+    """Serves the blobs of one store."""
+
+    def __init__(self, store: BlobStore, bytes_per_second: float | None = None) -> None:
+        self._store = store
+        self._slots = asyncio.Semaphore(limits.FETCH_STREAMS)
+        self._limit = UploadLimit(bytes_per_second)
+        self.bytes_sent = 0
+
+    async def Fetch(
+        self, request: services.FetchRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[services.FetchReply]:
+        if len(request.digest) != 32 or request.digest not in self._store:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "this peer does not hold that blob")
+        async with self._slots:
+            hashes = await asyncio.to_thread(self._store.index, request.digest)
+            size = self._store.size(request.digest)
+            yield services.FetchReply(index=services.BlobIndex(size=size, chunk_hashes=hashes))
+            with self._store.path(request.digest).open("rb") as file:
+                file.seek(min(size, request.first_chunk * limits.CHUNK_BYTES))
+                while data := await asyncio.to_thread(file.read, limits.FRAME_BYTES):
+                    await self._limit.spend(len(data))
+                    self.bytes_sent += len(data)
+                    yield services.FetchReply(data=data)
+
+
+async def fetch_blob(
+    channel: grpc.aio.Channel,
+    store: BlobStore,
+    digest: bytes,
+    max_size: int = limits.BLOB_BYTES,
+    watch: Callable[[int, int], None] = lambda held, size: None,
+) -> int:
+    """Download a blob into the store, resuming what is there; returns the bytes received. `watch(bytes held, size)` follows it.
+
+    Raises RemoteError when the peer does not hold it, stalls or sends something else; what was right stays for the next attempt.
+    """
+    received = 0
+    request = services.FetchRequest(digest=digest)
+    stream = rpc.PeerStub(channel).Fetch(request, wait_for_ready=False)
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            first = await anext(aiter(stream))
+        if first.index.size > max_size:
+            raise RemoteError(pb.REASON_OVERSIZE, f"{first.index.size} bytes; at most {max_size} expected")
+        partial = PartialBlob(store, digest, first.index.size, list(first.index.chunk_hashes))
+        if partial.next_chunk and not partial.complete:
+            stream.cancel()
+            request = services.FetchRequest(digest=digest, first_chunk=partial.next_chunk)
+            stream = rpc.PeerStub(channel).Fetch(request)
+            await anext(aiter(stream))
+        while not partial.complete:
+            watch(partial.held, partial.size)
+            async with asyncio.timeout(STALL_SECONDS):
+                reply = await anext(aiter(stream))
+            received += len(reply.data)
+            await asyncio.to_thread(partial.feed, reply.data)
+        watch(partial.held, partial.size)
+        await asyncio.to_thread(partial.finish)
+    except grpc.aio.AioRpcError as error:
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"the peer answered {error.code().name.lower()}") from error
+    except (TimeoutError, StopAsyncIteration) as error:
+        raise RemoteError(pb.REASON_UNAVAILABLE, "the peer stopped sending") from error
+    finally:
+        stream.cancel()
+    return received

@@ -1,0 +1,65 @@
+"""TLS for gRPC: each peer makes one P-256 certificate; its signed peer record carries it, and dialers trust exactly that one.
+
+Not the Ed25519 identity itself: the BoringSSL in grpcio refuses Ed25519 certificates.
+"""
+
+import datetime
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from dilocox.transport.blobs import write_atomically
+
+__all__ = ["SERVER_NAME", "Certificate", "load_or_create", "pem_of"]
+
+SERVER_NAME = "dilocox"
+"""The name in every certificate: who a peer is stands in its signed record, not in DNS."""
+_YEARS = 30
+
+
+@dataclass(frozen=True)
+class Certificate:
+    key_pem: bytes
+    certificate_pem: bytes
+    certificate_der: bytes
+
+
+def load_or_create(folder: Path) -> Certificate:
+    """The certificate in `folder`, made on first use. The key file has mode 0600."""
+    path = folder / "tls.pem"
+    if not path.exists():
+        key = ec.generate_private_key(ec.SECP256R1())
+        key_pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        certificate = _self_signed(key).public_bytes(serialization.Encoding.PEM)
+        write_atomically(path, key_pem + certificate, mode=0o600)
+    os.chmod(path, 0o600)
+    raw = path.read_bytes()
+    split = raw.index(b"-----BEGIN CERTIFICATE")
+    certificate_der = x509.load_pem_x509_certificate(raw[split:]).public_bytes(serialization.Encoding.DER)
+    return Certificate(raw[:split], raw[split:], certificate_der)
+
+
+def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
+    start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)  # fixed: a peer's wrong clock must not matter
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=365 * _YEARS))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def pem_of(der: bytes) -> bytes:
+    """Raises ValueError when `der` is not a certificate."""
+    return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)

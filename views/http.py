@@ -1,0 +1,96 @@
+"""What the node's and the coordinator's HTTP APIs share: problem documents, JSON, health and metrics."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+
+from dilocox.transport.chain_file import ChainFile
+from dilocox.views import rows as views
+
+__all__ = ["Problem", "add_run_routes", "create_app", "json_response", "serve_http"]
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Problem(Exception):
+    """An answer in application/problem+json."""
+
+    def __init__(self, status: int, code: str, title: str) -> None:
+        super().__init__(title)
+        self.status, self.code = status, code
+
+
+def json_response(value: Any) -> web.Response:
+    return web.json_response(value, dumps=lambda v: json.dumps(v, allow_nan=False))
+
+
+@web.middleware
+async def _problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Problem as problem:
+        body = {"type": "about:blank", "title": str(problem), "status": problem.status, "code": problem.code}
+    except web.HTTPException as error:
+        body = {"type": "about:blank", "title": error.reason, "status": error.status, "code": f"http-{error.status}"}
+    return web.json_response(body, status=int(str(body["status"])), content_type="application/problem+json")
+
+
+def create_app(registry: CollectorRegistry, ready: Callable[[], str | None]) -> web.Application:
+    """An app with /livez, /readyz and /metrics. `ready` returns why not, or None."""
+
+    async def livez(request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(request: web.Request) -> web.Response:
+        if (reason := ready()) is not None:
+            raise Problem(503, "not-ready", reason)
+        return web.Response(text="ok\n")
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    app = web.Application(middlewares=[_problems])
+    app.router.add_get("/livez", livez)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/metrics", metrics)
+    return app
+
+
+def add_run_routes(app: web.Application, chain: ChainFile, peers: Callable[[], list[views.View]]) -> None:
+    """What a run looks like from any member: /v1/peers, /v1/stages, /v1/rounds."""
+
+    async def get_peers(request: web.Request) -> web.Response:
+        return json_response(peers())
+
+    async def get_stages(request: web.Request) -> web.Response:
+        return json_response(views.stages(chain.manifest, chain.head))
+
+    async def get_rounds(request: web.Request) -> web.Response:
+        return json_response([views.round_row(commit.body) for commit in chain.commits()])
+
+    async def get_round(request: web.Request) -> web.Response:
+        text = request.match_info["number"]
+        commit = chain.commit(int(text)) if text.isdecimal() and len(text) < 10 else None
+        if commit is None:
+            raise Problem(404, "no-such-round", f"no commit for round {text[:10]}")
+        return json_response(views.round_detail(commit.body))
+
+    app.router.add_get("/v1/peers", get_peers)
+    app.router.add_get("/v1/stages", get_stages)
+    app.router.add_get("/v1/rounds", get_rounds)
+    app.router.add_get("/v1/rounds/{number}", get_round)
+
+
+async def serve_http(app: web.Application, listen: str) -> tuple[web.AppRunner, str]:
+    """Serve on `listen` (host:port, port 0 for any); returns the runner and the base URL."""
+    host, _, port = listen.rpartition(":")
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    site = web.TCPSite(runner, host, int(port))
+    await site.start()
+    actual = runner.addresses[0]
+    shown = "127.0.0.1" if host in ("", "0.0.0.0") else host
+    return runner, f"http://{shown}:{actual[1]}"

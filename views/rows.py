@@ -1,0 +1,152 @@
+"""What people see of a run, as JSON-able values: node, coordinator, command line and tests all read these."""
+
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+from dilocox.protocol.attestation import SIMULATED
+from dilocox.protocol.chain import Head
+from dilocox.protocol.errors import reason_name
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.tensors import parameter_count, stage_tensors, stage_units
+
+__all__ = ["peers", "round_detail", "round_row", "run", "stages"]
+
+View = dict[str, Any]
+
+
+def run(manifest: Manifest) -> View:
+    return {
+        "name": manifest.run.name,
+        "run_id": manifest.run_id.hex(),
+        "rounds": manifest.rounds.count,
+        "stages": manifest.model.stages,
+        "parameters": parameter_count(manifest.model),
+        "overlap": manifest.rounds.overlap,
+        "codec": manifest.compression.codec,
+        "keep": manifest.compression.keep,
+    }
+
+
+def exclusions(items: Iterable[pb.Exclusion]) -> list[View]:
+    return [{"peer": item.peer, "reason": reason_name(item.reason), "detail": item.detail} for item in items]
+
+
+def round_row(commit: pb.Commit) -> View:
+    """One line of `dilocox rounds`. Bytes are those of the counted payloads, which every cluster fetches but its own."""
+    return {
+        "round": commit.round,
+        "closing": commit.closing,
+        "loss": commit.loss if commit.counted else None,
+        "evaluation_loss": commit.evaluation_loss if commit.evaluated else None,
+        "counted": len(commit.counted),
+        "roster": len(commit.counted) + len({item.peer for item in commit.excluded}),
+        "tokens": sum(item.tokens for item in commit.counted),
+        "payload_bytes": sum(payload.size for item in commit.counted for payload in item.payloads),
+        "seconds": (commit.closed_at_ms - commit.opened_at_ms) / 1000 if commit.round else 0.0,
+        "vote_seconds": (commit.closed_at_ms - commit.ballot_at_ms) / 1000 if commit.ballot_at_ms else 0.0,
+        "states": [{"stage": state.stage, "digest": state.digest.hex()} for state in commit.states],
+    }
+
+
+def round_detail(commit: pb.Commit) -> View:
+    """Everything about one round: who counted, who did not and why."""
+    named = _named(commit)
+    return {
+        **round_row(commit),
+        "previous": commit.previous.hex(),
+        "clusters": [_counted(item, named) for item in commit.counted],
+        "excluded": exclusions(commit.excluded),
+        "refused": exclusions(commit.refusals),
+        "next_roster": [member.cluster for member in commit.roster],
+        "next_keep": commit.keep,
+        "next_inner_steps": commit.inner_steps,
+        "median_norms": [{"stage": item.stage, "norm": item.norm} for item in commit.median_norms],
+    }
+
+
+def _named(commit: pb.Commit) -> set[bytes]:
+    """Nonces of the attestations that the round's contributions name."""
+    return {pb.Contribution.FromString(envelope.body).attestation for envelope in commit.contributions}
+
+
+def attestation(item: pb.Attestation) -> View:
+    """What admits a peer. Simulated evidence is called that wherever it shows."""
+    return {
+        "peer": item.peer,
+        "kind": item.kind,
+        "simulated": item.kind == SIMULATED,
+        "measurement": item.measurement,
+        "tcb_status": item.tcb_status,
+        "gpus": item.gpus,
+        "valid_until": item.valid_until_ms / 1000,
+    }
+
+
+def _counted(item: pb.Counted, named: Container[bytes]) -> View:
+    return {
+        "cluster": item.cluster,
+        "tokens": item.tokens,
+        "holders": list(item.holders),
+        "attestations": [{**attestation(each), "bound": each.nonce in named} for each in item.attestations],
+        "payloads": [
+            {
+                "stage": payload.stage,
+                "digest": payload.digest.hex(),
+                "bytes": payload.size,
+                "norm": payload.norm,
+                "effective_rank": payload.effective_rank,
+                "error": payload.error,
+                "base_state": payload.base_state.hex(),
+            }
+            for payload in item.payloads
+        ],
+    }
+
+
+def peers(head: Head, presence: services.PresenceList, records: Mapping[str, pb.PeerRecord], coordinator: str) -> list[View]:
+    """Everyone known: on the roster, heard of, or with a record in the DHT."""
+    beats = {entry.peer: entry for entry in presence.peers}
+    roster = {peer: cluster for cluster in head.roster.values() for peer in cluster.peers}
+    rows = []
+    for peer in sorted({*beats, *roster, *records} - {coordinator}):
+        record, beat = records.get(peer, pb.PeerRecord()), beats.get(peer)
+        cluster = roster.get(peer)
+        rows.append(
+            {
+                "peer": peer,
+                "name": record.name,
+                "address": record.address,
+                "version": record.version,
+                "cluster": cluster.cluster if cluster else None,
+                "stages": cluster.stages_of(peer) if cluster else [],
+                "on_roster": cluster is not None,
+                "present": beat.present if beat else None,
+                "missed": cluster.missed if cluster else 0,
+                "attestation": attestation(head.attestations[peer]) if peer in head.attestations else None,
+                "round": beat.round if beat else None,
+                "step": beat.step if beat else None,
+                "loss": beat.loss if beat and beat.loss else None,
+                "tokens_per_second": beat.tokens_per_second if beat else None,
+            }
+        )
+    return rows
+
+
+def stages(manifest: Manifest, head: Head) -> list[View]:
+    """Which stage has how many replicas."""
+    rows = []
+    for stage, (first, last) in enumerate(stage_units(manifest.model)):
+        hosts = sorted(p for c in head.roster.values() for p in c.peers if stage in c.stages_of(p))
+        rows.append(
+            {
+                "stage": stage,
+                "first_unit": first,
+                "last_unit": last - 1,
+                "parameters": sum(spec.elements for spec in stage_tensors(manifest.model, stage)),
+                "replicas": len(hosts),
+                "peers": hosts,
+            }
+        )
+    return rows
