@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["next_inner_steps", "next_keep"]
+__all__ = ["next_inner_steps", "next_rank_or_k"]
 
 STEP = 1.25
 """Largest change of rank or k from one round to the next, as a factor."""
@@ -23,17 +23,16 @@ LARGEST_ERROR = 2.0
 """Relative errors above this are absurd: sending nothing has 1."""
 
 
-def next_keep(manifest: Manifest, keep: int, counted: Sequence[pb.Counted]) -> int:
-    """Rank or k of the next round, from this round's and its counted contributions."""
+def next_rank_or_k(manifest: Manifest, keep: int, counted: Sequence[pb.Contribution]) -> int:
+    """Of the next round, from this round's and its counted contributions."""
     settings = manifest.compression
-    payloads = [payload for item in counted for payload in item.payloads]
-    if settings.adapt == "fixed" or not payloads:
+    if settings.adapt == "fixed" or not counted:
         return keep
     if settings.adapt == "effective-rank":
-        measured = _median((payload.effective_rank for payload in payloads), largest=float(keep))
+        measured = _median((item.effective_rank for item in counted), largest=float(keep))
         wanted = None if measured is None else measured / (settings.rank_share * keep)
     else:
-        measured = _median((payload.error for payload in payloads), largest=LARGEST_ERROR)
+        measured = _median((item.error for item in counted), largest=LARGEST_ERROR)
         wanted = None if measured is None else (measured / settings.error_budget) ** 2
     if wanted is None:
         return keep

@@ -1,112 +1,130 @@
-"""The commit chain: a run is a log, and `Head` is the fold over it.
+"""The commit chain: a run is a log, and a commit proves itself.
 
-`compose` is the one function that makes a commit from what was received; the round machine calls it to close a round and `extend`
-calls it to verify one, by recomputing everything that follows from the statements inside and comparing. Invariants of a chain:
-commit t names the digest of commit t-1; counted clusters are on the roster that commit t-1 named; every sample position is counted
-at most once (ledger.py).
+`compose` is the one function that makes a commit from what was gathered; the round machine closes a round with it. `extend`
+verifies one: it folds the commit's own statements through the table of rules, composes again, and compares. Invariants of
+a chain: commit t names the digest of commit t-1; counted clusters are on the roster that commit t-1 named; every sample position
+is counted at most once (ledger.py); a commit that counts nobody changes nothing but who is there.
 """
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from dilocox.protocol import adaptive, rules
+from dilocox.protocol import adaptive, limits, norms, rules
+from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.gathered import Gathered, Slot, single
+from dilocox.protocol.head import Cluster, Head, Rest, advance
+from dilocox.protocol.ids import peer_id
 from dilocox.protocol.ledger import Lease, Ledger
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, open_envelope
+from dilocox.protocol.messages import Statement, open_envelope, parse
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import Cluster
+from dilocox.protocol.tally import Tally, tally
 
-__all__ = ["Gathered", "Head", "compose", "extend", "initial_head"]
+__all__ = ["Closing", "Taken", "compose", "extend", "genesis_group", "seats", "taken", "valid_attestations"]
 
-
-@dataclass(frozen=True)
-class Head:
-    """What the commits so far imply for the open round."""
-
-    round: int
-    """The open round; 0 before the genesis commit."""
-    digest: bytes
-    """Digest of commit round-1; empty before the genesis commit."""
-    roster: Mapping[str, Cluster] = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger)
-    median_norms: tuple[pb.StageNorm, ...] = ()
-    closed_at_ms: int = 0
-    finished: bool = False
-    """The closing commit was made."""
-    keep: int = 0
-    """What the codec keeps in the open round: rank or k."""
-    inner_steps: int = 0
-    """H of the open round."""
-    attestations: Mapping[str, pb.Attestation] = field(default_factory=dict)
-    """By peer: what admits the roster, where the run asks for evidence."""
+MISSED_COMMITS = 2
+"""So many counting commits in a row without being counted take a cluster off the roster …"""
+LONGEST_REST = 6
+"""… for 2 ** removals commits, at most for 2 ** this."""
+LEASE_PHASES = 4
+"""Phases of samples leased ahead: the one in flight, the one running, and two that a commit may exclude."""
+NEWCOMER_SHARE = 8
+"""An open run seats at most one new cluster for so many on the roster, but always min_clusters."""
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """What a round received: the inputs of `compose`."""
+class Closing:
+    """What the coordinator's clocks say when a round closes. Numbers for people, certificates and the next deadlines."""
 
-    claims: Sequence[Statement] = ()
-    leaves: Sequence[Statement] = ()
-    contributions: Sequence[Statement] = ()
-    receipts: Sequence[Statement] = ()
-    reports: Sequence[Statement] = ()
-    refusals: Sequence[pb.Exclusion] = ()
-    attested: Sequence[pb.Attestation] = ()
-    """Verdicts since the last commit, by peer."""
-    ballot_at_ms: int = 0
-    closed_at_ms: int = 0
+    at_ms: int
+    """Wall clock, milliseconds since 1970; never below the last commit's."""
+    open_ms: int = 0
+    collect_ms: int = 0
+    """Until more than half of the roster had contributed; 0: not measured."""
+    vote_ms: int = 0
 
 
-def initial_head() -> Head:
-    return Head(round=0, digest=b"")
-
-
-def compose(manifest: Manifest, head: Head, gathered: Gathered) -> pb.Commit:
+def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing) -> pb.Commit:
     """The commit that closes `head.round` on exactly these statements. Pure: equal inputs give equal commits."""
-    attestations = valid_attestations(head, gathered.attested, gathered.closed_at_ms)
-    received = gathered
-    if manifest.attestation.kinds:
-        gathered = replace(gathered, claims=[claim for claim in gathered.claims if claim.peer in attestations])
-    closing = head.round > manifest.rounds.count
-    absent = [item.peer for item in gathered.refusals if item.reason == pb.REASON_ABSENT]
-    result = rules.tally(manifest, head.roster, gathered.contributions, gathered.receipts, absent)
-    if closing or head.round == 0:
-        result = rules.Tally((), (), (), {}, 0.0)
-    for item in result.counted:
-        item.attestations.extend(head.attestations[p] for p in head.roster[item.cluster].peers if p in head.attestations)
-    roster, ledger = _next_roster(manifest, head, gathered, result, attestations)
-    keep = adaptive.next_keep(manifest, head.keep, result.counted) if head.round else manifest.compression.keep
+    if gathered.ballot is None:
+        gathered = replace(gathered, contributions={}, receipts={})
+    attestations = valid_attestations(head, gathered.attested.values(), closing.at_ms)
+    absent = {item.peer for item in gathered.refusals if item.reason == pb.REASON_ABSENT}
+    result = tally(manifest, head, gathered, absent)
+    seating = seats(manifest, head, gathered, attestations, absent, bool(result.counted), result.state)
+    roster, ledger, resting = _next_roster(manifest, head, gathered, result, attestations, seating.clusters)
+    last = head.closing(manifest)
+    rank_or_k = (
+        adaptive.next_rank_or_k(manifest, head.rank_or_k, [s.body for s in result.counted.values()])
+        if head.round
+        else manifest.compression.keep
+    )
+    trained = head.trained + bool(result.counted)
     commit = pb.Commit(
         round=head.round,
         previous=head.digest,
-        closing=closing,
-        opened_at_ms=head.closed_at_ms,
-        closed_at_ms=gathered.closed_at_ms,
-        ballot_at_ms=gathered.ballot_at_ms,
-        claims=[s.envelope for s in received.claims],
-        leaves=[s.envelope for s in gathered.leaves],
-        contributions=[s.envelope for s in gathered.contributions],
-        receipts=[s.envelope for s in gathered.receipts],
-        reports=[s.envelope for s in gathered.reports],
+        closed_at_ms=closing.at_ms,
+        collect_ms=closing.collect_ms,
+        vote_ms=closing.vote_ms,
+        open_ms=closing.open_ms,
+        ballot=gathered.ballot.envelope if gathered.ballot else None,
+        claims=_envelopes(gathered.claims),
+        clusters=_envelopes(gathered.clusters),
+        leaves=_envelopes(gathered.leaves),
+        contributions=_envelopes(gathered.contributions),
+        receipts=_envelopes(gathered.receipts),
+        reports=_envelopes(gathered.reports),
         refusals=gathered.refusals,
-        counted=result.counted,
-        excluded=result.excluded,
-        states=result.states or _reported_states(manifest, head, gathered),
-        median_norms=rules.medians(result.counted, head.median_norms),
+        attested=[gathered.attested[peer] for peer in sorted(gathered.attested)],
+        closing=last,
+        roster=[_member(manifest, roster[name], ledger.leases[name], attestations) for name in sorted(roster)],
+        counted=_counted(gathered, result),
+        excluded=[] if last else result.excluded,
+        state=seating.state,
+        norm=result.norm,
         loss=result.loss,
         data_cursor=ledger.cursor,
         free_spans=[pb.Span(start=start, end=end) for start, end in ledger.free],
-        roster=[_member(roster[name], ledger.leases[name], attestations) for name in sorted(roster)],
-        attested=gathered.attested,
-        keep=keep,
-        inner_steps=adaptive.next_inner_steps(manifest, head.round + 1, keep),
+        rank_or_k=rank_or_k,
+        inner_steps=adaptive.next_inner_steps(manifest, head.round + 1, rank_or_k),
+        trained=trained,
+        built_by=[] if result.counted else sorted(head.built_by),
+        resting=[pb.Rest(cluster=name, until=rest.until, removals=rest.removals) for name, rest in sorted(resting.items())],
+        collect_history=_remember(head.collect_history, closing.collect_ms, result),
+        vote_history=_remember(head.vote_history, closing.vote_ms, result),
     )
-    losses = [s.body.evaluation_loss for s in gathered.reports if s.body.evaluated]
+    losses = [s.body.evaluation_loss for slot in gathered.reports.values() if (s := single(slot)) and s.body.evaluated]
     if losses:
         commit.evaluated, commit.evaluation_loss = True, statistics.median(losses)
     return commit
+
+
+DEADLINE_HISTORY = 8
+"""Rounds remembered for deadlines."""
+
+
+def _remember(history: tuple[int, ...], milliseconds: int, result: Tally) -> tuple[int, ...]:
+    """Only rounds that counted somebody teach deadlines."""
+    return (*history, milliseconds)[-DEADLINE_HISTORY:] if milliseconds and result.counted else history
+
+
+def _statements(slots: Mapping[Any, Slot]) -> list[Statement[Any]]:
+    return sorted((statement for slot in slots.values() for statement in slot), key=lambda statement: statement.digest)
+
+
+def _envelopes(slots: Mapping[Any, Slot]) -> list[pb.Envelope]:
+    return [statement.envelope for statement in _statements(slots)]
+
+
+def _counted(gathered: Gathered, result: Tally) -> list[pb.Counted]:
+    index = {statement.digest: number for number, statement in enumerate(_statements(gathered.contributions))}
+    return [
+        pb.Counted(contribution=index[statement.digest], weight=statement.body.tokens, clip=result.clips[name])
+        for name, statement in result.counted.items()
+    ]
 
 
 def valid_attestations(head: Head, attested: Iterable[pb.Attestation], now_ms: int) -> dict[str, pb.Attestation]:
@@ -115,147 +133,214 @@ def valid_attestations(head: Head, attested: Iterable[pb.Attestation], now_ms: i
     return {peer: item for peer, item in newest.items() if item.valid_until_ms > now_ms}
 
 
-def genesis_groups(manifest: Manifest, claims: Iterable[Statement]) -> list[dict[str, Cluster]]:
-    """Complete clusters among the claims, grouped by the initial state they claim to hold; the largest group first."""
-    groups: dict[tuple[tuple[int, bytes], ...], dict[str, Cluster]] = {}
-    claims = list(claims)
-    for name, cluster in complete_claims(manifest, claims, round=1).items():
-        states = tuple(
-            sorted((s.stage, s.digest) for claim in claims if claim.peer in cluster.peers for s in claim.body.states)
-        )
-        groups.setdefault(states, {})[name] = cluster
-    return sorted(groups.values(), key=lambda group: (-len(group), min(group)))
+@dataclass(frozen=True)
+class Seating:
+    clusters: Mapping[str, Cluster]
+    """That take a seat now, or keep theirs anew."""
+    state: bytes
+    """The state root that the open round starts from; empty: nobody whose word counts says it."""
 
 
-def complete_claims(manifest: Manifest, claims: Iterable[Statement], round: int) -> dict[str, Cluster]:
-    """Clusters whose claims tile every stage."""
-    hosts: dict[str, list[tuple[str, int, int]]] = {}
-    for claim in claims:
-        hosts.setdefault(claim.body.cluster, []).append((claim.peer, claim.body.first_stage, claim.body.stage_count))
-    ordered = {name: tuple(sorted(found, key=lambda host: host[1])) for name, found in hosts.items()}
-    return {
-        name: Cluster(name, found, joined=round)
-        for name, found in sorted(ordered.items())
-        if rules.tiles(found, manifest.model.stages)
-    }
+def seats(
+    manifest: Manifest,
+    head: Head,
+    gathered: Gathered,
+    attestations: Mapping[str, pb.Attestation],
+    absent: Iterable[str],
+    counting: bool,
+    built_on: bytes,
+) -> Seating:
+    """Which claims a commit seats. All of them hold one state: the run's.
+
+    `counting`: the commit counts somebody, who built on `built_on`. One that does not brings a run back when fewer than
+    min_clusters of its roster are heard: then also clusters that rest may claim.
+    """
+    if head.closing(manifest):
+        return Seating({}, rules.known_state(head, gathered))
+    complete = rules.complete_clusters(manifest, head, gathered)
+    if manifest.attestation.kinds:
+        complete = {n: (c, s) for n, (c, s) in complete.items() if all(peer in attestations for peer in c.peers)}
+    if head.round == 0:
+        group = genesis_group(complete)
+        return Seating({name: complete[name][0] for name in group}, complete[group[0]][1] if group else b"")
+    heard = len(set(head.roster) - set(absent) - gathered.leaving())
+    waking = not counting and heard < manifest.rounds.min_clusters
+    state = built_on or rules.known_state(head, gathered) or (b"" if counting else _plurality(head, gathered, complete))
+    wanting = [name for name, (_, root) in complete.items() if state and root == state]
+    fresh = [name for name in wanting if name not in head.roster and (waking or not _rests(head, name))]
+    if manifest.admission.policy == "open":
+        most = max(manifest.rounds.min_clusters, len(head.roster) // NEWCOMER_SHARE)
+        fresh = sorted(fresh, key=lambda name: sha256(head.digest, name.encode()))[:most]
+    fresh = fresh[: limits.CLUSTERS - len(head.roster)]
+    return Seating({name: complete[name][0] for name in wanting if name in head.roster or name in fresh}, state)
+
+
+def _rests(head: Head, cluster: str) -> bool:
+    return cluster in head.resting and head.round < head.resting[cluster].until
+
+
+def genesis_group(complete: Mapping[str, tuple[Cluster, bytes]]) -> list[str]:
+    """The largest group of claiming clusters that hold one initial state; of equals the one with the smallest name."""
+    groups: dict[bytes, list[str]] = {}
+    for name in sorted(complete):
+        groups.setdefault(complete[name][1], []).append(name)
+    return min(groups.values(), key=lambda names: (-len(names), names[0]), default=[])
+
+
+def _plurality(head: Head, gathered: Gathered, complete: Mapping[str, tuple[Cluster, bytes]]) -> bytes:
+    """Where two thirds of those who made the state cannot be heard: what most of those say who can; without any, most claims."""
+    told = list(rules.told_states(head, gathered).values()) or [root for _, root in complete.values()]
+    return min(set(told), key=lambda root: (-told.count(root), root), default=b"")
 
 
 def _next_roster(
-    manifest: Manifest, head: Head, gathered: Gathered, result: rules.Tally, attestations: Mapping[str, pb.Attestation]
-) -> tuple[dict[str, Cluster], Ledger]:
-    """Who is on the roster of the next round, and the ledger after this one."""
-    ledger, counted = head.ledger, {item.cluster for item in result.counted}
-    leaving = {statement.peer for statement in gathered.leaves}
-    for name in sorted(counted):
-        ledger = ledger.settle(name, result.samples_read[name])
+    manifest: Manifest,
+    head: Head,
+    gathered: Gathered,
+    result: Tally,
+    attestations: Mapping[str, pb.Attestation],
+    seating: Mapping[str, Cluster],
+) -> tuple[dict[str, Cluster], Ledger, dict[str, Rest]]:
+    """Who is on the roster of the next round, the ledger after this one, and who must wait before claiming again."""
+    ledger, leaving, resting = head.ledger, gathered.leaving(), _still_resting(head)
+    for name, statement in result.counted.items():
+        ledger = ledger.settle(name, statement.body.samples_read)
     roster: dict[str, Cluster] = {}
-    for name, cluster in sorted(head.roster.items()):
-        missed = 0 if name in counted else cluster.missed + 1
+    for name, cluster in head.roster.items():
+        missed = 0 if name in result.counted else cluster.missed + bool(result.counted)
         admitted = not manifest.attestation.kinds or all(peer in attestations for peer in cluster.peers)
-        if missed < rules.MISSED_COMMITS and leaving.isdisjoint(cluster.peers) and admitted:
-            roster[name] = Cluster(name, cluster.hosts, cluster.joined, missed)
-    if head.round == 0:
-        joining = (genesis_groups(manifest, gathered.claims) or [{}])[0]
-    else:
-        joining = complete_claims(manifest, gathered.claims, head.round + 1)
-    for name, cluster in joining.items():
-        if leaving.isdisjoint(cluster.peers):
-            # A host that restarts claims again: same cluster, same lease. A changed cluster starts over.
-            known = roster.get(name)
-            roster[name] = Cluster(name, known.hosts, known.joined) if known and known.hosts == cluster.hosts else cluster
+        if missed >= MISSED_COMMITS:
+            removals = resting[name].removals + 1 if name in resting else 1
+            resting[name] = Rest(head.round + 1 + 2 ** min(removals, LONGEST_REST), removals)
+        elif name not in leaving and admitted:
+            roster[name] = replace(cluster, missed=missed)
+    for name, cluster in seating.items():
+        # A cluster that restarts claims again: same hosts, same lease. A changed one keeps its lease too.
+        known = roster.get(name)
+        if name not in leaving and (known or name not in head.roster):
+            roster[name] = replace(cluster, joined=known.joined, missed=known.missed) if known else cluster
     for name in sorted(head.ledger.leases):
-        if name not in roster or roster[name].joined == head.round + 1:
+        if name not in roster:
             ledger = ledger.release(name)
-    ahead = rules.LEASE_PHASES * manifest.rounds.max_inner_steps * manifest.training.batch_size
-    return roster, ledger.top_up(sorted(roster), ahead)
+    ahead = LEASE_PHASES * manifest.rounds.max_inner_steps * manifest.training.batch_size
+    return roster, ledger.top_up(sorted(roster), ahead), resting
 
 
-def _reported_states(manifest: Manifest, head: Head, gathered: Gathered) -> list[pb.StageState]:
-    """The state that the reports (at genesis: the claims) agree on; a stage on which they differ is left out."""
-    digests: dict[int, set[bytes]] = {}
-    if head.round == 0:
-        chosen = {peer for c in (genesis_groups(manifest, gathered.claims) or [{}])[0].values() for peer in c.peers}
-        bodies = [statement.body for statement in gathered.claims if statement.peer in chosen]
-    else:
-        best: dict[str, Statement] = {}  # a replayed report overrides the sender's first one
-        for statement in sorted(gathered.reports, key=lambda statement: bool(statement.body.replayed)):
-            best[statement.peer] = statement
-        bodies = [statement.body for statement in best.values()]
-    for body in bodies:
-        for state in body.states:
-            digests.setdefault(state.stage, set()).add(state.digest)
-    return [pb.StageState(stage=s, digest=next(iter(digests[s]))) for s in sorted(digests) if len(digests[s]) == 1]
+def _still_resting(head: Head) -> dict[str, Rest]:
+    """Rests are forgotten as long after their end as they lasted."""
+    return {
+        name: rest
+        for name, rest in sorted(head.resting.items(), key=lambda item: (-item[1].until, item[0]))[: limits.CLUSTERS]
+        if head.round < rest.until + 2 ** min(rest.removals, LONGEST_REST)
+    }
 
 
-def _member(cluster: Cluster, lease: Lease, attestations: Mapping[str, pb.Attestation]) -> pb.Member:
+def _member(manifest: Manifest, cluster: Cluster, lease: Lease, attestations: Mapping[str, pb.Attestation]) -> pb.Member:
+    hosts = [
+        pb.Host(
+            peer=host.peer,
+            first_stage=host.first_stage,
+            stage_count=host.stage_count,
+            copy=host.copy,
+            attestation=attestations.get(host.peer) if manifest.attestation.kinds else None,
+        )
+        for host in cluster.hosts
+    ]
+    alone = len(hosts) == 1 and not hosts[0].HasField("attestation")
     return pb.Member(
         cluster=cluster.cluster,
-        hosts=[
-            pb.Host(peer=peer, first_stage=first, stage_count=count, attestation=attestations.get(peer))
-            for peer, first, count in cluster.hosts
-        ],
+        hosts=[] if alone else hosts,
         joined=cluster.joined,
         missed=cluster.missed,
         samples_counted=lease.counted,
         lease=[pb.Span(start=start, end=end) for start, end in lease.spans],
+        account=cluster.account,
     )
 
 
-def advance(manifest: Manifest, commit: Statement) -> Head:
-    """The head after a commit that is trusted: read off the commit, nothing recomputed."""
-    body: pb.Commit = commit.body
-    roster = {
-        m.cluster: Cluster(m.cluster, tuple((h.peer, h.first_stage, h.stage_count) for h in m.hosts), m.joined, m.missed)
-        for m in body.roster
+@dataclass(frozen=True)
+class Taken:
+    """What a commit takes of one cluster."""
+
+    cluster: str
+    weight: int
+    clip: int
+    """Norm codes above the bound: its payloads count by `norms.clip_factor(clip)`."""
+    contribution: pb.Contribution
+    digest: bytes
+    """Of the contribution."""
+
+    @property
+    def factor(self) -> float:
+        return norms.clip_factor(self.clip)
+
+
+def taken(commit: pb.Commit) -> list[Taken]:
+    """The counted of a commit that was verified, in the order of the mean."""
+    envelopes = [commit.contributions[item.contribution] for item in commit.counted]
+    return [
+        Taken(peer_id(e.key), item.weight, item.clip, parse(pb.Contribution, e.body), sha256(e.body))
+        for item, e in zip(commit.counted, envelopes, strict=True)
+    ]
+
+
+def holders(commit: pb.Commit) -> dict[str, list[str]]:
+    """By counted cluster: the clusters whose payloads of it can be fetched, its own and every acceptor's."""
+    if not commit.counted:
+        return {}
+    index = {digest: number for number, digest in enumerate(parse(pb.Ballot, commit.ballot.body).contributions)}
+    votes = {peer_id(e.key): int.from_bytes(parse(pb.Receipt, e.body).accepted, "little") for e in commit.receipts}
+    return {
+        item.cluster: [
+            item.cluster,
+            *item.contribution.holders,
+            *(voter for voter, accepted in sorted(votes.items()) if accepted >> index[item.digest] & 1),
+        ]
+        for item in taken(commit)
     }
-    leases = {m.cluster: Lease(m.samples_counted, tuple((s.start, s.end) for s in m.lease)) for m in body.roster}
-    free = tuple((span.start, span.end) for span in body.free_spans)
-    return Head(
-        round=body.round + 1,
-        digest=commit.digest,
-        roster=roster,
-        ledger=Ledger(body.data_cursor, free, leases),
-        median_norms=tuple(body.median_norms),
-        closed_at_ms=body.closed_at_ms,
-        finished=body.closing,
-        keep=body.keep,
-        inner_steps=body.inner_steps,
-        attestations={h.peer: h.attestation for m in body.roster for h in m.hosts if h.HasField("attestation")},
-    )
 
 
-def extend(manifest: Manifest, coordinator: str, head: Head, envelope: pb.Envelope | bytes) -> tuple[Head, Statement]:
+# Verifying.
+
+
+def extend(manifest: Manifest, head: Head, envelope: pb.Envelope | bytes) -> tuple[Head, Statement[pb.Commit]]:
     """Verify the next commit completely and fold it in. Raises RemoteError with what does not hold."""
-    run_id = manifest.run_id
-    commit = open_envelope(envelope, run_id, (pb.KIND_COMMIT,))
-    body: pb.Commit = commit.body
-    if commit.peer != coordinator:
+    commit: Statement[pb.Commit] = open_envelope(envelope, manifest.run_id, (pb.KIND_COMMIT,))
+    body = commit.body
+    if commit.peer != head.coordinator:
         raise RemoteError(pb.REASON_BAD_SIGNATURE, f"commit {body.round} is signed by {commit.peer}, not by the coordinator")
     if body.round != head.round or body.previous != head.digest or head.finished:
         raise RemoteError(pb.REASON_WRONG_HEAD, f"commit {body.round} does not follow commit {head.round - 1}")
-
-    def reopen(envelopes: Iterable[pb.Envelope], kind: int) -> list[Statement]:
-        return [open_envelope(item, run_id, (kind,)) for item in envelopes]
-
-    gathered = Gathered(
-        claims=reopen(body.claims, pb.KIND_CLAIM),
-        leaves=reopen(body.leaves, pb.KIND_LEAVE),
-        contributions=reopen(body.contributions, pb.KIND_CONTRIBUTION),
-        receipts=reopen(body.receipts, pb.KIND_RECEIPT),
-        reports=reopen(body.reports, pb.KIND_STATE_REPORT),
-        refusals=list(body.refusals),
-        attested=list(body.attested),
-        ballot_at_ms=body.ballot_at_ms,
-        closed_at_ms=body.closed_at_ms,
-    )
-    for statement in gathered.contributions:
-        judgement = rules.judge_contribution(
-            statement, manifest, head.round, head.digest, head.roster, head.ledger, head.attestations
-        )
-        if judgement.outcome is not rules.Outcome.ACCEPT:
-            raise RemoteError(judgement.reason, f"commit {body.round} holds a contribution it may not: {judgement.detail}")
-    expected = compose(manifest, head, gathered)
+    if body.closed_at_ms < head.closed_at_ms:
+        raise RemoteError(pb.REASON_MALFORMED, f"commit {body.round} was closed before the commit before it")
+    closing = Closing(body.closed_at_ms, body.open_ms, body.collect_ms, body.vote_ms)
+    expected = compose(manifest, head, _gather(manifest, head, body), closing)
     if expected != body:
         names = [f.name for f in body.DESCRIPTOR.fields if getattr(expected, f.name) != getattr(body, f.name)]
         raise RemoteError(pb.REASON_MALFORMED, f"commit {body.round} does not follow from its statements: {', '.join(names)}")
     return advance(manifest, commit), commit
+
+
+def _gather(manifest: Manifest, head: Head, commit: pb.Commit) -> Gathered:
+    """Fold a commit's own statements through the rules. Raises RemoteError at the first that may not stand there."""
+    verdicts = {item.peer: item for item in commit.attested}
+    gathered = Gathered(attested=verdicts, refusals=tuple(commit.refusals))
+    in_turn: list[tuple[pb.Kind, Sequence[pb.Envelope]]] = [
+        (pb.KIND_CLAIM, commit.claims),
+        (pb.KIND_CLUSTER, commit.clusters),
+        (pb.KIND_LEAVE, commit.leaves),
+        (pb.KIND_STATE_REPORT, commit.reports),
+        (pb.KIND_CONTRIBUTION, commit.contributions),
+        (pb.KIND_BALLOT, [commit.ballot] if commit.HasField("ballot") else []),
+        (pb.KIND_RECEIPT, commit.receipts),
+    ]
+    for kind, envelopes in in_turn:
+        for envelope in envelopes:
+            statement = open_envelope(envelope, manifest.run_id, (kind,))
+            judgement, after = rules.judge(manifest, head, gathered, statement)
+            if after is gathered:
+                what = pb.Kind.Name(kind).removeprefix("KIND_").lower()
+                reason = judgement.reason or pb.REASON_MALFORMED
+                raise RemoteError(reason, f"commit {commit.round} holds a {what} that it may not: {judgement.detail}")
+            gathered = after
+    return gathered

@@ -71,7 +71,10 @@ class Ledger:
         """Give back what the cluster never got counted."""
         leases = dict(self.leases)
         lease = leases.pop(cluster)
-        return replace(self, free=tuple(sorted((*self.free, *lease.spans))), leases=leases)
+        free: tuple[Span, ...] = ()
+        for span in sorted((*self.free, *lease.spans)):
+            free = _append(free, span)
+        return replace(self, free=free, leases=leases)
 
     def top_up(self, clusters: Iterable[str], ahead: int) -> "Ledger":
         """Lease until each of `clusters` (in this order) has `ahead` positions to read; free ones first."""
@@ -79,7 +82,9 @@ class Ledger:
         for cluster in clusters:
             lease = leases.get(cluster, Lease())
             taken, free = split(free, ahead - length(lease.spans))
-            spans = (*lease.spans, *taken)
+            spans = lease.spans
+            for span in taken:
+                spans = _append(spans, span)
             missing = ahead - length(spans)
             if missing > 0:
                 spans = _append(spans, (cursor, cursor + missing))

@@ -1,5 +1,6 @@
-"""Every bound on what arrives from outside: value, unit, reason."""
+"""Every bound on what arrives from outside: value, unit, reason. `python -m bench.scale --check` holds what they promise."""
 
+KIB = 1 << 10
 MIB = 1 << 20
 
 CHUNK_BYTES = 4 * MIB
@@ -8,14 +9,40 @@ CHUNK_BYTES = 4 * MIB
 FRAME_BYTES = MIB
 """Bytes of blob data in one gRPC message: well under the message limit, large enough to amortise framing."""
 
-MESSAGE_BYTES = 32 * MIB
-"""Largest gRPC message: a commit of 64 clusters with 80 stages each stays under 8 MiB."""
+CLUSTERS = 1024
+"""Most clusters on a roster: a commit names each of them."""
 
-STATEMENT_BYTES = MIB
-"""Largest signed statement of a peer: a contribution with 1,024 stages is about 150 KiB."""
+COMMIT_BYTES = 4 * MIB
+"""Largest commit: one of 1,000 clusters with every field full is about 1 MiB, evidence of each of them less than another one."""
+
+MESSAGE_BYTES = COMMIT_BYTES + 64 * KIB
+"""Largest gRPC message that a peer receives: a commit in its envelope."""
+
+SUBMISSION_BYTES = MIB
+"""Largest gRPC message that a coordinator receives: evidence of a box with eight GPUs."""
+
+WORKER_MESSAGE_BYTES = 64 * MIB
+"""Largest message between a daemon and its own workers: a commit with the digests of what it takes."""
+
+CLAIM_BYTES = 512
+CLUSTER_BYTES = 16 * KIB
+"""A layout of 128 hosts, at about 100 bytes each."""
+CONTRIBUTION_BYTES = KIB
+RECEIPT_BYTES = KIB
+"""A bit for each of 1,024 contributions, 16 findings of about 12 bytes, two digests."""
+REPORT_BYTES = 256
+LEAVE_BYTES = 256
+HEARTBEAT_BYTES = 256
+BALLOT_BYTES = 64 * KIB
+"""A digest for each of 1,024 contributions."""
+EVIDENCE_BYTES = SUBMISSION_BYTES - 4 * KIB
+"""See EVIDENCE_*: the sum of what is allowed inside is larger, no vendor's is."""
 
 BLOB_BYTES = 1 << 40
 """Largest blob: the state of a stage of 128e9 parameters."""
+
+LEAVES_BYTES = MIB
+"""Largest leaves blob: 1,024 stages of 800 tensors."""
 
 MANIFEST_BYTES = 64 << 10
 """Largest manifest; a full one is under 4 KiB."""
@@ -35,14 +62,32 @@ TEXT_CHARACTERS = 256
 STAGES = 1024
 """Most stages of a run; the largest preset has 80."""
 
-CLUSTERS = 1024
-"""Most clusters on a roster: a commit names each of them."""
+STAGE_TENSORS = 4096
+"""Most tensors of a stage: a layer has a dozen."""
+
+HOSTS = 128
+"""Most boxes of a cluster: the paper's run had 20."""
+
+HOLDERS = 8
+"""Most peers that keep a contribution's payloads for a cluster that cannot be dialled."""
+
+CLAIMS = 256
+"""Claims kept for one commit, beyond those of the roster; of more, those with the smallest hash of head and digest stay."""
+
+LAYOUTS = 32
+"""Layouts of clusters of several boxes kept for one commit, beyond those of the roster."""
+
+FINDINGS = 16
+"""Most findings of a receipt: the worst; other scores lie in a blob."""
 
 INNER_STEPS = 1_000_000
 """Most inner steps of a round; published settings use up to 500."""
 
 ROUNDS = 1 << 31
 """Round numbers stay below this."""
+
+LOSS = 1e6
+"""Largest loss, nats per token: the logarithm of no vocabulary comes near it."""
 
 REFUSALS_PER_ROUND = 64
 """Refusals recorded per round: enough to see an attack, too few to fill the log with it."""

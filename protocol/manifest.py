@@ -179,8 +179,9 @@ class Rounds(_Section):
     """Peers keep the state of every so-manieth round for joiners."""
     evaluate_every: Count = 1
     """Measure the held-out loss of the state after every so-manieth round; 0: never."""
-    max_norm_ratio: Annotated[float, Field(gt=2)] = 5.0
-    """A payload whose norm is above this multiple of the last committed median is rejected. Senders scale to at most 2."""
+    clip_ratio: Annotated[float, Field(ge=1, le=1024)] = 2.0
+    """A contribution whose norm is above this multiple of the round's median counts by as much less; what is cut off goes back to
+    its author's error feedback."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Rounds":

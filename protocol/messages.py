@@ -1,34 +1,38 @@
 """Signed statements: sealing them, and opening them with every bound checked.
 
-`open_envelope` is the only door: what it returns has a valid signature for this run and fields inside their bounds; what it cannot
-return raises RemoteError with the reason it is recorded under. It never raises anything else, whatever the bytes.
+`open_envelope` is the only door: what it returns has a valid signature for this run, is written in its one canonical form, and has
+fields inside their bounds; what it cannot return raises RemoteError with the reason it is recorded under. It never raises anything
+else, whatever the bytes.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from dilocox.protocol import limits
 from dilocox.protocol.attestation import Evidence
 from dilocox.protocol.crypto import Identity, sha256, verify
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.ids import peer_id
+from dilocox.protocol.ids import key_of_peer, peer_id
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["Statement", "open_envelope", "seal"]
+__all__ = ["Statement", "canonical", "open_envelope", "parse", "seal", "unsigned"]
+
+Body = TypeVar("Body", covariant=True)
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True)
-class Statement:
+class Statement(Generic[Body]):
     """A verified statement. `body` is the parsed message; never mutate it."""
 
     kind: pb.Kind
     peer: str
-    body: Any
+    body: Body
     envelope: pb.Envelope
 
     @cached_property
@@ -37,53 +41,55 @@ class Statement:
         return sha256(self.envelope.body)
 
 
-_BODIES: dict[int, type[Any]] = {
-    pb.KIND_PEER_RECORD: pb.PeerRecord,
-    pb.KIND_CLAIM: pb.Claim,
-    pb.KIND_CONTRIBUTION: pb.Contribution,
-    pb.KIND_BALLOT: pb.Ballot,
-    pb.KIND_RECEIPT: pb.Receipt,
-    pb.KIND_COMMIT: pb.Commit,
-    pb.KIND_STATE_REPORT: pb.StateReport,
-    pb.KIND_LEAVE: pb.Leave,
-    pb.KIND_HEARTBEAT: pb.Heartbeat,
-    pb.KIND_EVIDENCE: pb.BoundEvidence,
-}
-_FROM_COORDINATOR = {pb.KIND_COMMIT: limits.MESSAGE_BYTES, pb.KIND_BALLOT: limits.STATEMENT_BYTES}
-_SIZES = {pb.KIND_PEER_RECORD: limits.RECORD_BYTES, **_FROM_COORDINATOR}
+def canonical(message: Message) -> bytes:
+    """The one form in which a message is signed and hashed."""
+    return message.SerializeToString(deterministic=True)
 
 
-def seal(identity: Identity, kind: pb.Kind, run_id: bytes, body: Any) -> Statement:
+def seal(identity: Identity, kind: pb.Kind, run_id: bytes, body: Any) -> Statement[Any]:
     """Sign a message (or, for the manifest, raw bytes) for this run."""
-    raw = body if isinstance(body, bytes) else body.SerializeToString(deterministic=True)
+    raw = body if isinstance(body, bytes) else canonical(body)
     signature = identity.sign(kind, run_id, raw)
     envelope = pb.Envelope(kind=kind, key=identity.key, body=raw, signature=signature)
     return Statement(kind, identity.peer, body, envelope)
 
 
-def open_envelope(envelope: pb.Envelope | bytes, run_id: bytes, kinds: Iterable[int]) -> Statement:
+def unsigned(kind: pb.Kind, peer: str, body: Any) -> Statement[Any]:
+    """A statement that its author has yet to sign: its digest is already the one it will have."""
+    return Statement(kind, peer, body, pb.Envelope(kind=kind, body=canonical(body)))
+
+
+def open_envelope(envelope: pb.Envelope | bytes, run_id: bytes, kinds: Iterable[int]) -> Statement[Any]:
     """Verify and parse a statement of one of `kinds`. Raises RemoteError, whatever the input."""
-    parsed: pb.Envelope = _parse(pb.Envelope, envelope) if isinstance(envelope, bytes) else envelope
-    return _open(parsed, run_id, kinds)
-
-
-def _open(envelope: pb.Envelope, run_id: bytes, kinds: Iterable[int]) -> Statement:
-    kind = envelope.kind
-    if kind not in kinds or kind not in _BODIES:
+    parsed: pb.Envelope = _from_bytes(pb.Envelope, envelope) if isinstance(envelope, bytes) else envelope
+    kind = parsed.kind
+    if kind not in kinds or kind not in _KINDS:
         raise RemoteError(pb.REASON_MALFORMED, f"a statement of kind {kind} does not belong here")
-    limit = _SIZES.get(kind, limits.STATEMENT_BYTES)
-    if len(envelope.body) > limit:
-        raise RemoteError(pb.REASON_OVERSIZE, f"{len(envelope.body)} bytes; the limit for its kind is {limit}")
-    if len(envelope.key) != 32 or len(envelope.signature) != 64:
+    row = _KINDS[kind]
+    if len(parsed.body) > row.largest:
+        raise RemoteError(pb.REASON_OVERSIZE, f"{len(parsed.body)} bytes; the limit for its kind is {row.largest}")
+    if len(parsed.key) != 32 or len(parsed.signature) != 64:
         raise RemoteError(pb.REASON_BAD_SIGNATURE, "key or signature has the wrong length")
-    if not verify(envelope.key, envelope.signature, kind, run_id, envelope.body):
+    if not verify(parsed.key, parsed.signature, kind, run_id, parsed.body):
         raise RemoteError(pb.REASON_BAD_SIGNATURE, "the signature is not this key's over this statement in this run")
-    body = _parse(_BODIES[kind], envelope.body)
-    _CHECKS[kind](body)
-    return Statement(kind, peer_id(envelope.key), body, envelope)
+    body = parse(row.body, parsed.body)
+    row.check(body)
+    bare = pb.Envelope(kind=kind, key=parsed.key, body=parsed.body, signature=parsed.signature)  # and no bytes beside these
+    return Statement(kind, peer_id(parsed.key), body, bare)
 
 
-def _parse(kind: type[Any], raw: bytes) -> Any:
+def parse(kind: type[M], raw: bytes) -> M:
+    """A message in canonical form. Raises RemoteError: also for unknown fields, which would be bytes that nobody judges."""
+    message = _from_bytes(kind, raw)
+    message.DiscardUnknownFields()
+    if canonical(message) != raw:
+        raise RemoteError(
+            pb.REASON_MALFORMED, f"not the canonical form of its {kind.__name__}: unknown fields, or another order"
+        )
+    return message
+
+
+def _from_bytes(kind: type[M], raw: bytes) -> M:
     try:
         return kind.FromString(raw)
     except (DecodeError, ValueError, RecursionError) as error:
@@ -99,24 +105,25 @@ def _check_digest(value: bytes, what: str, optional: bool = False) -> None:
     _require(len(value) == 32 or (optional and not value), f"{what} is not 32 bytes")
 
 
-def _check_number(value: float, what: str) -> None:
+def _check_number(value: float, what: str, largest: float = math.inf) -> None:
     _require(math.isfinite(value), f"{what} is not finite", pb.REASON_NON_FINITE)
+    _require(0 <= value <= largest, f"{what} is outside its bounds")
 
 
 def _check_round(body: Any) -> None:
     _require(body.round < limits.ROUNDS, "round number out of range")
-    _check_digest(body.head, "head", optional=True)
+    _check_digest(body.head, "head", optional=body.round <= 1)
+
+
+def _check_peer(value: str, what: str) -> None:
+    try:
+        key_of_peer(value)
+    except ValueError as error:
+        raise RemoteError(pb.REASON_MALFORMED, f"{what} is not a peer id") from error
 
 
 def _check_text(value: str, what: str) -> None:
     _require(len(value) <= limits.TEXT_CHARACTERS and value.isprintable(), f"{what} is too long or not printable")
-
-
-def _check_states(states: Any) -> None:
-    stages = [state.stage for state in states]
-    _require(len(stages) <= limits.STAGES and stages == sorted(set(stages)), "stages are not distinct and in order")
-    for state in states:
-        _check_digest(state.digest, "state digest")
 
 
 def _check_peer_record(body: pb.PeerRecord) -> None:
@@ -130,54 +137,65 @@ def _check_peer_record(body: pb.PeerRecord) -> None:
 
 def _check_claim(body: pb.Claim) -> None:
     _check_round(body)
-    _check_text(body.cluster, "cluster")
-    _require(0 < body.stage_count <= limits.STAGES and body.first_stage < limits.STAGES, "stage range out of bounds")
-    _check_states(body.states)
-    claimed = list(range(body.first_stage, body.first_stage + body.stage_count))
-    _require([state.stage for state in body.states] == claimed, "states do not match the claimed stages")
+    _check_digest(body.state, "state", optional=True)
+    _check_digest(body.cluster, "cluster", optional=True)
+    _require(len(body.account) in (0, 20), "the account is not 20 bytes")
+
+
+def _check_cluster(body: pb.Cluster) -> None:
+    _check_round(body)
+    _require(0 < len(body.hosts) <= limits.HOSTS, "too many hosts, or none", pb.REASON_OVERSIZE)
+    for host in body.hosts:
+        _check_peer(host.peer, "host")
+        _require(not host.HasField("attestation"), "a layout carries no attestations")
+        _require(0 < host.stage_count <= limits.STAGES and host.first_stage < limits.STAGES, "stage range out of bounds")
+        _require(host.copy < limits.HOSTS, "copy out of bounds")
+    peers = [host.peer for host in body.hosts]
+    _require(len(set(peers)) == len(peers), "a host is named twice")
 
 
 def _check_contribution(body: pb.Contribution) -> None:
     _check_round(body)
-    _check_digest(body.head, "head")
-    _check_text(body.cluster, "cluster")
-    _check_number(body.loss, "loss")
-    _require(body.loss >= 0, "loss is negative")
-    _check_digest(body.attestation, "attestation", optional=True)
-    stages = [payload.stage for payload in body.payloads]
-    _require(0 < len(stages) <= limits.STAGES and stages == sorted(set(stages)), "stages are not distinct and in order")
-    for payload in body.payloads:
-        _check_digest(payload.base_state, "base state")
-        _check_digest(payload.digest, "payload digest")
-        _require(0 < payload.size <= limits.BLOB_BYTES, "payload size out of bounds", pb.REASON_OVERSIZE)
-        _check_number(payload.norm, "norm")
-        _check_number(payload.effective_rank, "effective rank")
-        _check_number(payload.error, "relative error")
-        measured = min(payload.norm, payload.effective_rank, payload.error)
-        _require(measured >= 0, "norm, effective rank or relative error is negative")
+    for value, what in ((body.leaves, "leaves"), (body.base_state, "base state")):
+        _check_digest(value, what)
+    for value, what in ((body.attestation, "attestation"), (body.audit, "audit root")):
+        _check_digest(value, what, optional=True)
+    _check_number(body.loss, "loss", limits.LOSS)
+    _check_number(body.effective_rank, "effective rank")
+    _check_number(body.error, "relative error")
+    _require(body.norm <= 255, "the norm code is not 8 bits")
+    _require(len(body.holders) <= limits.HOLDERS, "too many holders", pb.REASON_OVERSIZE)
+    for peer in body.holders:
+        _check_peer(peer, "holder")
 
 
 def _check_ballot(body: pb.Ballot) -> None:
     _check_round(body)
-    _require(len(body.contributions) <= limits.CLUSTERS * limits.STAGES, "too many contributions", pb.REASON_OVERSIZE)
+    _require(len(body.contributions) <= limits.CLUSTERS, "too many contributions", pb.REASON_OVERSIZE)
     for digest in body.contributions:
         _check_digest(digest, "contribution digest")
+    _require(list(body.contributions) == sorted(set(body.contributions)), "contributions repeat or are not in order")
+    _check_number(body.seconds, "seconds")
 
 
 def _check_receipt(body: pb.Receipt) -> None:
-    _check_round(body)
-    _check_digest(body.head, "head")
-    digests = [verdict.contribution for verdict in body.verdicts]
-    _require(len(digests) == len(set(digests)) <= limits.CLUSTERS, "verdicts repeat or are too many")
-    for verdict in body.verdicts:
-        _check_digest(verdict.contribution, "contribution digest")
-        _require(verdict.reason in pb.Reason.values(), "unknown reason")
+    _require(body.round < limits.ROUNDS, "round number out of range")
+    _check_digest(body.ballot, "ballot")
+    _check_digest(body.scores, "scores", optional=True)
+    _require(len(body.accepted) <= limits.CLUSTERS // 8, "too many bits", pb.REASON_OVERSIZE)
+    _require(len(body.findings) <= limits.FINDINGS, "too many findings", pb.REASON_OVERSIZE)
+    indices = [finding.index for finding in body.findings]
+    _require(indices == sorted(set(indices)), "findings repeat or are not in order")
+    for finding in body.findings:
+        _require(finding.reason in pb.Reason.values(), "unknown reason")
+        _require(finding.stage < limits.STAGES, "stage out of bounds")
 
 
 def _check_state_report(body: pb.StateReport) -> None:
     _check_round(body)
-    _check_states(body.states)
-    _check_number(body.evaluation_loss, "evaluation loss")
+    _check_digest(body.state, "state")
+    _check_number(body.evaluation_loss, "evaluation loss", limits.LOSS)
+    _require(body.evaluated or not body.evaluation_loss, "an evaluation loss that was not measured")
 
 
 def _check_commit(body: pb.Commit) -> None:
@@ -185,15 +203,17 @@ def _check_commit(body: pb.Commit) -> None:
     _check_digest(body.previous, "previous commit", optional=body.round == 0)
     _require(len(body.roster) <= limits.CLUSTERS, "roster too large", pb.REASON_OVERSIZE)
     _require(len(body.attested) <= limits.ATTESTATIONS, "too many attestations", pb.REASON_OVERSIZE)
+    _require(len(body.refusals) <= limits.REFUSALS_PER_ROUND + limits.CLUSTERS, "too many refusals", pb.REASON_OVERSIZE)
 
 
 def _check_leave(body: pb.Leave) -> None:
-    _check_digest(body.head, "head", optional=True)
+    _check_round(body)
 
 
 def _check_heartbeat(body: pb.Heartbeat) -> None:
     _check_digest(body.head, "head", optional=True)
-    _check_number(body.loss, "loss")
+    _require(body.round < limits.ROUNDS, "round number out of range")
+    _check_number(body.loss, "loss", limits.LOSS)
     _check_number(body.tokens_per_second, "tokens per second")
 
 
@@ -203,15 +223,23 @@ def _check_evidence(body: pb.BoundEvidence) -> None:
     Evidence.from_message(body.evidence)
 
 
-_CHECKS: dict[int, Callable[[Any], None]] = {
-    pb.KIND_PEER_RECORD: _check_peer_record,
-    pb.KIND_CLAIM: _check_claim,
-    pb.KIND_CONTRIBUTION: _check_contribution,
-    pb.KIND_BALLOT: _check_ballot,
-    pb.KIND_RECEIPT: _check_receipt,
-    pb.KIND_COMMIT: _check_commit,
-    pb.KIND_STATE_REPORT: _check_state_report,
-    pb.KIND_LEAVE: _check_leave,
-    pb.KIND_HEARTBEAT: _check_heartbeat,
-    pb.KIND_EVIDENCE: _check_evidence,
+class _Kind(NamedTuple):
+    body: type[Any]
+    largest: int
+    """Bytes of the body."""
+    check: Callable[[Any], None]
+
+
+_KINDS: Mapping[int, _Kind] = {
+    pb.KIND_PEER_RECORD: _Kind(pb.PeerRecord, limits.RECORD_BYTES, _check_peer_record),
+    pb.KIND_CLAIM: _Kind(pb.Claim, limits.CLAIM_BYTES, _check_claim),
+    pb.KIND_CLUSTER: _Kind(pb.Cluster, limits.CLUSTER_BYTES, _check_cluster),
+    pb.KIND_CONTRIBUTION: _Kind(pb.Contribution, limits.CONTRIBUTION_BYTES, _check_contribution),
+    pb.KIND_BALLOT: _Kind(pb.Ballot, limits.BALLOT_BYTES, _check_ballot),
+    pb.KIND_RECEIPT: _Kind(pb.Receipt, limits.RECEIPT_BYTES, _check_receipt),
+    pb.KIND_COMMIT: _Kind(pb.Commit, limits.COMMIT_BYTES, _check_commit),
+    pb.KIND_STATE_REPORT: _Kind(pb.StateReport, limits.REPORT_BYTES, _check_state_report),
+    pb.KIND_LEAVE: _Kind(pb.Leave, limits.LEAVE_BYTES, _check_leave),
+    pb.KIND_HEARTBEAT: _Kind(pb.Heartbeat, limits.HEARTBEAT_BYTES, _check_heartbeat),
+    pb.KIND_EVIDENCE: _Kind(pb.BoundEvidence, limits.EVIDENCE_BYTES, _check_evidence),
 }

@@ -1,27 +1,35 @@
-"""The round machine: `step(state, input, now) -> state, effects`.
+"""The coordinator's machine: `step(state, input, moment) -> state, effects`.
 
-Everything that decides whether and when a round closes lives in this file and in rules.py. The machine has no clock, no I/O and no
-randomness: a coordinator logs its inputs with their times before it carries out the effects, and a restart that replays the log
-stands in exactly the same state.
+Everything that decides whether and when a round closes lives in this file; what is accepted lives in rules.py. The machine has no
+clock, no I/O and no randomness: a coordinator logs its inputs with their moments, and a restart that replays the inputs since the
+last commit stands in exactly the same state.
 
-    round 0         claims ──────────────(start_clusters complete, equal states)──────────────► genesis commit
-    round 1…count   collecting ──(all present contributed, or deadline)──► voting ──(all voted, or deadline)──► commit
-    round count+1   reports ──(all present reported, or deadline)──► closing commit; finished
+    round 0       claims ────────────────(start_clusters complete, equal states)────────────────► genesis commit
+    every round   collecting ──(all heard contributed, or deadline)──► voting ──(all heard voted, or deadline)──► commit
+                  collecting ──(fewer than min_clusters heard, but enough with those who claim)─────────────────► roster-only commit
+                  collecting ──(deadline, nobody contributed, somebody claims)──────────────────────────────────► roster-only commit
+    when trained  reports ───────────────(all heard reported, or deadline)──────────────────────► closing commit; finished
 
-While fewer than min_clusters have contributed, absence alone never closes a round: a minority cannot run ahead. With no
-contribution at all the machine waits for ever, so an outage of the coordinator's own network costs nothing.
+Three rules about time. A deadline is learnt from the moments at which more than half of the roster had contributed, or voted, in
+the last rounds and in this one: who lurks cannot stretch it. Clocks stand still while fewer than min_clusters are heard, and go on with
+at least one grace left; they start afresh when the coordinator had heard nobody at all. After a start nothing is signed before more
+than half of the last roster is heard, or one full deadline has passed.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from dilocox.protocol import chain, limits, rules
-from dilocox.protocol.chain import Gathered, Head
+from dilocox.protocol.chain import Closing
+from dilocox.protocol.gathered import Gathered
+from dilocox.protocol.head import Cluster, Head, advance
 from dilocox.protocol.ids import short
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement
+from dilocox.protocol.messages import Statement, unsigned
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import ACCEPT, Judgement, Outcome, ignore, reject
+from dilocox.protocol.rules import Judgement, Outcome
 
 __all__ = [
     "Absent",
@@ -29,6 +37,7 @@ __all__ = [
     "Differ",
     "Effect",
     "Input",
+    "Moment",
     "Present",
     "Received",
     "Refused",
@@ -39,17 +48,40 @@ __all__ = [
     "SealBallot",
     "SealCommit",
     "Tick",
+    "deadline_seconds",
     "next_deadline",
+    "phase_of",
     "start",
     "step",
+    "why_open",
 ]
+
+DEADLINE_SPREADS = 8.0
+"""A round is late after median + this many median absolute deviations of the last rounds …"""
+DEADLINE_SLACK = 2.0
+"""… but never before this multiple of the median: short rounds have tiny deviations."""
+DEADLINE_FLOOR_SECONDS = 10.0
+"""Below this a deadline would measure the scheduler, not the peers."""
+LONGEST_MS = (1 << 32) - 1
+"""What a commit can say of a duration: seven weeks."""
+NAMES_SHOWN = 3
+"""Clusters that a sentence names before it counts the rest."""
+
+
+class Moment(NamedTuple):
+    """When an input came in."""
+
+    seconds: float
+    """Monotonic: decides every wait. Means nothing beyond one life of the process."""
+    wall_ms: int
+    """Since 1970: a number for commits and certificates."""
 
 
 @dataclass(frozen=True)
 class Received:
-    """A statement with a valid signature for this run."""
+    """A statement with a valid signature for this run, of a kind that rules.py judges."""
 
-    statement: Statement
+    statement: Statement[object]
 
 
 @dataclass(frozen=True)
@@ -63,13 +95,15 @@ class Refused:
 
 @dataclass(frozen=True)
 class Absent:
-    """The peer was not heard from within the liveness window."""
+    """The peer is gone, or stands still: it is not waited for."""
 
     peer: str
 
 
 @dataclass(frozen=True)
 class Present:
+    """The peer is heard, and holds the chain that we hold."""
+
     peer: str
 
 
@@ -87,7 +121,10 @@ class Tick:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The coordinator was away and is back: waiting starts afresh, nobody is late for its absence."""
+    """The coordinator was away and is back: nobody is heard yet, and waiting starts afresh."""
+
+    healed: bool = False
+    """Its database was restored or mended: more than half of the roster must be heard, however long that takes."""
 
 
 @dataclass(frozen=True)
@@ -101,29 +138,29 @@ class Reply:
 class Relay:
     """Send a peer's statement on to everyone."""
 
-    statement: Statement
+    statement: Statement[object]
 
 
 @dataclass(frozen=True)
 class SealBallot:
-    """Sign and send."""
+    """Sign, give back as Received, and send once it is on disk."""
 
     body: pb.Ballot
 
 
 @dataclass(frozen=True)
 class SealCommit:
-    """Sign and send."""
+    """Sign, put on disk with the inputs before it cut off, then send."""
 
     body: pb.Commit
 
 
 @dataclass(frozen=True)
 class Differ:
-    """Peers report different states: all of them should replay."""
+    """These clusters report another state than the run's, or nobody knows yet whose is right: they should replay."""
 
     round: int
-    peers: tuple[str, ...]
+    clusters: tuple[str, ...]
 
 
 Input = Received | Refused | Absent | Present | Resumed | Attested | Tick
@@ -131,311 +168,382 @@ Effect = Reply | Relay | SealBallot | SealCommit | Differ
 
 
 @dataclass(frozen=True)
+class Clock:
+    """When things happened in the open round, on the monotonic clock, moved on by what the round was paused."""
+
+    opened_at: float
+    ballot_at: float | None = None
+    """When voting began; None while collecting."""
+    contributed_at: float | None = None
+    """When more than half of the roster had contributed …"""
+    voted_at: float | None = None
+    """… and voted."""
+    paused_at: float | None = None
+    """Since when fewer than min_clusters are heard; None: the clock runs."""
+    heard_nobody: bool = False
+    """During this pause."""
+    measures: bool = True
+    """Whether the round's times may teach later deadlines: not when waiting began afresh in it."""
+
+    def later(self, seconds: float) -> "Clock":
+        def moved(at: float | None) -> float | None:
+            return None if at is None else at + seconds
+
+        times = (moved(self.ballot_at), moved(self.contributed_at), moved(self.voted_at))
+        return Clock(self.opened_at + seconds, *times, measures=self.measures)
+
+
+@dataclass(frozen=True)
 class RoundState:
     manifest: Manifest
     head: Head
-    opened_at: float
-    """Seconds since 1970, of the input that opened this round."""
-    claims: Mapping[str, Statement] = field(default_factory=dict)
-    """By peer; the newest that builds on the head."""
-    leaves: Mapping[str, Statement] = field(default_factory=dict)
-    contributions: Mapping[bytes, Statement] = field(default_factory=dict)
-    """By digest. Two of one peer are an equivocation; both are kept as its proof."""
-    receipts: Mapping[str, Statement] = field(default_factory=dict)
-    """By peer. Never of a peer in `voided`."""
-    voided: frozenset[str] = frozenset()
-    """Peers that signed two receipts for this round: neither counts."""
-    reports: Mapping[tuple[str, bool], Statement] = field(default_factory=dict)
-    """By peer and whether replayed."""
-    refusals: tuple[pb.Exclusion, ...] = ()
-    attested: Mapping[str, pb.Attestation] = field(default_factory=dict)
-    """By peer: verdicts since the last commit, and of peers that still wait for a place."""
+    clock: Clock
+    began_at: float
+    """When the round was opened, pauses included."""
+    gathered: Gathered = field(default_factory=Gathered)
     absent: frozenset[str] = frozenset()
-    ballot_at: float | None = None
-    """When voting began; None while collecting."""
-    collect_history: tuple[float, ...] = ()
-    """Seconds from opening to the last contribution, of the last complete rounds."""
-    vote_history: tuple[float, ...] = ()
+    """Peers that are not heard; of the roster and of those who claim."""
+    sealing: bool = False
+    """A ballot was asked for and is not signed yet."""
+    starting_since: float | None = None
+    """After a start, until enough of the roster is heard: nothing is signed."""
+    healed: bool = False
 
 
-def start(manifest: Manifest, now: float) -> RoundState:
-    return RoundState(manifest, chain.initial_head(), opened_at=now)
+def start(manifest: Manifest, head: Head, now: float) -> RoundState:
+    """The open round, of which nothing is known yet."""
+    return RoundState(manifest, head, Clock(now), now)
 
 
-def step(state: RoundState, event: Input, now: float) -> tuple[RoundState, list[Effect]]:
-    """Apply one input. Never raises on anything a peer can cause."""
+def step(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState, list[Effect]]:
+    """Apply one input. Never raises on anything a peer can cause. The same object comes back where nothing changed."""
     effects: list[Effect] = []
     match event:
         case Received(statement):
-            state, judgement, effects = _receive(state, statement)
-            effects = [Reply(judgement), *effects]
+            state, effects = _receive(state, statement)
         case Refused(peer, reason, detail):
             state = _refuse(state, peer, reason, detail)
         case Absent(peer):
-            state = replace(state, absent=state.absent | {peer})
+            state = state if peer in state.absent else replace(state, absent=state.absent | {peer})
         case Present(peer):
-            state = replace(state, absent=state.absent - {peer})
-        case Resumed():
-            ballot_at = None if state.ballot_at is None else now
-            state = replace(state, opened_at=now, ballot_at=ballot_at, absent=frozenset())
+            state = replace(state, absent=state.absent - {peer}) if peer in state.absent else state
+        case Resumed(healed):
+            everyone = frozenset(state.head.roster) | frozenset(state.gathered.claims)
+            state = replace(state, absent=everyone, healed=healed, starting_since=moment.seconds, sealing=False)
+            state = replace(state, clock=_afresh(state.clock, moment.seconds))
         case Attested(attestation):
             state = _attest(state, attestation)
         case Tick():
             pass
-    state, more = _progress(state, now)
+    state = _keep_time(state, moment.seconds)
+    state, more = _progress(state, moment)
     return state, effects + more
 
 
-def next_deadline(state: RoundState) -> float | None:
-    """When a Tick could change something; None when only a statement can."""
-    rounds = state.manifest.rounds
-    if state.head.finished or state.head.round == 0:
-        return None
-    if state.head.round > rounds.count:
-        return state.opened_at + rounds.vote_seconds
-    if state.ballot_at is not None:
-        return state.ballot_at + rules.deadline_seconds(state.vote_history, rounds.vote_seconds)
-    if not state.contributions:
-        return None
-    return state.opened_at + rules.deadline_seconds(state.collect_history, rounds.deadline_seconds)
-
-
-# Receiving: one function per kind, `(state, statement) -> state, judgement, effects`.
-
-Received_ = tuple[RoundState, Judgement, list[Effect]]
-
-
-def _receive(state: RoundState, statement: Statement) -> Received_:
-    if state.head.finished:
-        return state, ignore(pb.REASON_RUN_FINISHED, "the run has closed its last round"), []
-    state, judgement, effects = _RECEIVERS[statement.kind](state, statement)
+def _receive(state: RoundState, statement: Statement[object]) -> tuple[RoundState, list[Effect]]:
+    judgement, gathered = rules.judge(state.manifest, state.head, state.gathered, statement)
+    effects: list[Effect] = [Reply(judgement)]
     if judgement.outcome is Outcome.REJECT:
         state = _refuse(state, statement.peer, judgement.reason, judgement.detail)
-    return state, judgement, effects
+    if gathered is not state.gathered:
+        gathered = replace(gathered, refusals=state.gathered.refusals)
+        state = replace(state, gathered=gathered, sealing=state.sealing and gathered.ballot is None)
+        if statement.kind == pb.KIND_CONTRIBUTION:
+            effects.append(Relay(statement))
+        if statement.kind == pb.KIND_STATE_REPORT:
+            effects += _differing(state, statement.peer)
+    return state, effects
+
+
+def _differing(state: RoundState, reporter: str) -> list[Effect]:
+    """A report that differs stands against its author; while no two thirds agree, everybody looks again."""
+    head, told = state.head, rules.told_states(state.head, state.gathered)
+    known = rules.known_state(head, state.gathered)
+    mine = [slot[0].body.state for (name, _), slot in state.gathered.reports.items() if name == reporter]
+    if known:
+        return [Differ(head.round, (reporter,))] if mine[-1] != known else []
+    return [Differ(head.round, tuple(sorted(told)))] if len(set(told.values())) > 1 else []
 
 
 def _refuse(state: RoundState, peer: str, reason: pb.Reason, detail: str) -> RoundState:
-    entry = pb.Exclusion(peer=peer[: limits.TEXT_CHARACTERS], reason=reason, detail=detail)
-    if state.head.finished or len(state.refusals) >= limits.REFUSALS_PER_ROUND or entry in state.refusals:
+    """Recorded while there is room; said once."""
+    refusals = state.gathered.refusals
+    entry = pb.Exclusion(peer=peer[: limits.TEXT_CHARACTERS], reason=reason, detail=detail[: limits.TEXT_CHARACTERS])
+    if state.head.finished or len(refusals) >= limits.REFUSALS_PER_ROUND or entry in refusals:
         return state
-    return replace(state, refusals=(*state.refusals, entry))
+    return replace(state, gathered=replace(state.gathered, refusals=(*refusals, entry)))
 
 
 def _attest(state: RoundState, attestation: pb.Attestation) -> RoundState:
-    if len(state.attested) >= limits.ATTESTATIONS and attestation.peer not in state.attested:
+    attested = state.gathered.attested
+    if len(attested) >= limits.ATTESTATIONS and attestation.peer not in attested:
         return state
-    return replace(state, attested={**state.attested, attestation.peer: attestation})
+    return replace(state, gathered=replace(state.gathered, attested={**attested, attestation.peer: attestation}))
 
 
-def _receive_claim(state: RoundState, statement: Statement) -> Received_:
-    body: pb.Claim = statement.body
-    admission, stages = state.manifest.admission, state.manifest.model.stages
-    if admission.policy == "allow-list" and statement.peer not in admission.allow:
-        return state, reject(pb.REASON_NOT_ADMITTED, f"{short(statement.peer)} is not on the run's allow-list"), []
-    known_evidence = {*state.attested, *state.head.attestations}
-    if state.manifest.attestation.kinds and statement.peer not in known_evidence:
-        return state, reject(pb.REASON_NOT_ATTESTED, "the run asks for evidence; none of this peer holds"), []
-    if state.head.round > state.manifest.rounds.count:
-        return state, ignore(pb.REASON_RUN_FINISHED, "the run has closed its last round"), []
-    expected = (max(1, state.head.round), state.head.digest)
-    if (body.round, body.head) != expected:
-        return (
-            state,
-            ignore(pb.REASON_STALE_ROUND, f"the claim is for round {body.round}; round {expected[0]} is open"),
-            [],
-        )
-    if body.first_stage + body.stage_count > stages:
-        return state, reject(pb.REASON_WRONG_STAGES, f"the run has {stages} stages"), []
-    agreed = {s.stage: s.digest for r in state.reports.values() for s in r.body.states}
-    if any(agreed.get(s.stage, s.digest) != s.digest for s in body.states) and state.head.round:
-        return state, reject(pb.REASON_WRONG_BASE, "its state differs from the state the others report"), []
-    if (known := state.claims.get(statement.peer)) and known.digest == statement.digest:
-        return state, ignore(pb.REASON_UNSPECIFIED, "already claimed"), []
-    if len(state.claims) >= limits.CLUSTERS and statement.peer not in state.claims:
-        return state, reject(pb.REASON_RATE, f"{limits.CLUSTERS} peers are waiting already"), []
-    return replace(state, claims={**state.claims, statement.peer: statement}), ACCEPT, []
+# Time.
 
 
-def _receive_leave(state: RoundState, statement: Statement) -> Received_:
-    here = rules.cluster_of(state.head.roster, statement.peer) or statement.peer in state.claims
-    if not here or statement.peer in state.leaves:
-        return state, ignore(pb.REASON_NOT_ON_ROSTER, "not here, or already leaving"), []
-    claims = {peer: claim for peer, claim in state.claims.items() if peer != statement.peer}
-    return replace(state, claims=claims, leaves={**state.leaves, statement.peer: statement}), ACCEPT, []
+def deadline_seconds(history: Sequence[float], upper_bound: float) -> float:
+    """How long to wait for something that took `history` seconds in the last rounds: median + k·MAD, within bounds."""
+    if not history:
+        return upper_bound
+    median = statistics.median(history)
+    spread = statistics.median(abs(value - median) for value in history)
+    wanted = max(median + DEADLINE_SPREADS * spread, DEADLINE_SLACK * median, DEADLINE_FLOOR_SECONDS)
+    return min(wanted, upper_bound)
 
 
-def _receive_contribution(state: RoundState, statement: Statement) -> Received_:
-    head = state.head
-    if statement.digest in state.contributions:
-        return state, ignore(pb.REASON_UNSPECIFIED, "already received"), []
-    judgement = rules.judge_contribution(
-        statement, state.manifest, head.round, head.digest, head.roster, head.ledger, head.attestations
-    )
-    if judgement.outcome is not Outcome.ACCEPT:
-        return state, judgement, []
-    mine = [digest for digest, other in state.contributions.items() if other.peer == statement.peer]
-    if len(mine) > 1:
-        return state, ignore(pb.REASON_EQUIVOCATION, "two are proof enough"), []
-    if state.ballot_at is not None and not mine:
-        return state, ignore(pb.REASON_LATE, f"round {head.round} is being voted on"), []
-    state = replace(state, contributions={**state.contributions, statement.digest: statement})
-    if mine:
-        detail = "it signed two different contributions for one round; neither counts"
-        return state, reject(pb.REASON_EQUIVOCATION, detail), [Relay(statement)]
-    return state, ACCEPT, [Relay(statement)]
+def vote_seconds(head: Head, manifest: Manifest) -> float:
+    """How long votes are waited for; the ballot says it."""
+    return deadline_seconds([ms / 1000 for ms in head.vote_history], manifest.rounds.vote_seconds)
 
 
-def _receive_receipt(state: RoundState, statement: Statement) -> Received_:
-    body: pb.Receipt = statement.body
-    if (body.round, body.head) != (state.head.round, state.head.digest):
-        return state, ignore(pb.REASON_STALE_ROUND, f"round {state.head.round} is open"), []
-    if state.ballot_at is None:
-        return state, reject(pb.REASON_FUTURE_ROUND, "voting has not begun"), []
-    if statement.peer not in {other.peer for other in state.contributions.values()}:
-        return state, reject(pb.REASON_NOT_ON_ROSTER, "only contributors vote"), []
-    known = state.receipts.get(statement.peer)
-    if statement.peer in state.voided or (known and known.digest == statement.digest):
-        return state, ignore(pb.REASON_UNSPECIFIED, "already received"), []
-    if known:
-        receipts = {peer: receipt for peer, receipt in state.receipts.items() if peer != statement.peer}
-        state = replace(state, receipts=receipts, voided=state.voided | {statement.peer})
-        return (
-            state,
-            reject(pb.REASON_EQUIVOCATION, "it signed two different receipts for one round; neither counts"),
-            [],
-        )
-    return replace(state, receipts={**state.receipts, statement.peer: statement}), ACCEPT, []
+def _collect_seconds(state: RoundState) -> float:
+    history = [ms / 1000 for ms in state.head.collect_history]
+    if state.clock.measures and state.clock.contributed_at is not None:  # this round's own pace: a first round has no history
+        history.append(state.clock.contributed_at - state.clock.opened_at)
+    return deadline_seconds(history, state.manifest.rounds.deadline_seconds)
 
 
-def _receive_state_report(state: RoundState, statement: Statement) -> Received_:
-    body: pb.StateReport = statement.body
-    slot = (statement.peer, bool(body.replayed))
-    if (body.round, body.head) != (state.head.round, state.head.digest) or slot in state.reports:
-        return state, ignore(pb.REASON_STALE_ROUND, f"round {state.head.round} is open, or already reported"), []
-    cluster = rules.cluster_of(state.head.roster, statement.peer)
-    if cluster is None or [s.stage for s in body.states] != cluster.stages_of(statement.peer):
-        return state, reject(pb.REASON_WRONG_STAGES, "its stages are not the ones it claimed"), []
-    others = {s.stage: s.digest for r in state.reports.values() for s in r.body.states}
-    state = replace(state, reports={**state.reports, slot: statement})
-    if any(others.get(s.stage, s.digest) != s.digest for s in body.states):
-        return state, ACCEPT, [Differ(state.head.round, tuple(sorted({peer for peer, _ in state.reports})))]
-    return state, ACCEPT, []
+def next_deadline(state: RoundState) -> float | None:
+    """When, on the monotonic clock, a Tick could change something; None when only another input can."""
+    if state.head.finished:
+        return None
+    if state.starting_since is not None:
+        return None if state.healed else state.starting_since + _collect_seconds(state)
+    if state.head.round == 0 or state.clock.paused_at is not None or state.sealing:
+        return None
+    return _closes_at(state)
 
 
-_RECEIVERS: dict[int, Callable[[RoundState, Statement], Received_]] = {
-    pb.KIND_CLAIM: _receive_claim,
-    pb.KIND_LEAVE: _receive_leave,
-    pb.KIND_CONTRIBUTION: _receive_contribution,
-    pb.KIND_RECEIPT: _receive_receipt,
-    pb.KIND_STATE_REPORT: _receive_state_report,
-}
-RECEIVED_KINDS = tuple(_RECEIVERS)
+def _closes_at(state: RoundState) -> float | None:
+    clock, rounds, gathered = state.clock, state.manifest.rounds, state.gathered
+    if state.head.closing(state.manifest):
+        return clock.opened_at + rounds.vote_seconds
+    if clock.ballot_at is not None and gathered.ballot is not None:
+        return clock.ballot_at + gathered.ballot.body.seconds
+    if not gathered.contributions and not _complete(state):
+        return None
+    return clock.opened_at + _collect_seconds(state)
+
+
+def _afresh(clock: Clock, now: float) -> Clock:
+    """Waiting begins again: what happened before did so on another clock, or unheard."""
+    return Clock(now, ballot_at=None if clock.ballot_at is None else now, measures=False)
+
+
+def _keep_time(state: RoundState, now: float) -> RoundState:
+    """Stop and start the clock, and note when more than half of the roster had contributed or voted."""
+    clock, gathered = state.clock, state.gathered
+    heard = len(_heard(state))
+    short_of = state.head.round > 0 and heard < state.manifest.rounds.min_clusters
+    if short_of and clock.paused_at is None:
+        clock = replace(clock, paused_at=now)
+    if short_of and not heard and not clock.heard_nobody:
+        clock = replace(clock, heard_nobody=True)
+    if not short_of and clock.paused_at is not None:
+        clock = _afresh(clock, now) if clock.heard_nobody else clock.later(now - clock.paused_at)
+        due = _closes_at(replace(state, clock=clock))
+        if due is not None and due - now < _grace(state):
+            clock = clock.later(_grace(state) - (due - now))
+    enough = max(len(state.head.roster) // 2 + 1, state.manifest.rounds.min_clusters)
+    if clock.contributed_at is None and len(gathered.contributions) >= enough:
+        clock = replace(clock, contributed_at=now)
+    if gathered.ballot is not None and clock.ballot_at is None:
+        clock = replace(clock, ballot_at=now)
+    if clock.ballot_at is not None and clock.voted_at is None and len(gathered.receipts) >= enough:
+        clock = replace(clock, voted_at=now)
+    return state if clock == state.clock else replace(state, clock=clock)
+
+
+def _grace(state: RoundState) -> float:
+    """What is left to those who come back: time to be heard again and to say it again."""
+    return state.manifest.rounds.liveness_seconds
+
+
+def _heard(state: RoundState) -> list[str]:
+    return [name for name in state.head.roster if name not in state.absent]
+
+
+def _started(state: RoundState, now: float) -> bool:
+    """Whether enough of the last roster was heard since the start: then what it knows, we know."""
+    if state.starting_since is None or not state.head.roster:
+        return True
+    heard = len(_heard(state))
+    enough = heard >= state.manifest.rounds.min_clusters and 2 * heard > len(state.head.roster)
+    due = next_deadline(state)
+    return enough or (due is not None and now >= due)
 
 
 # Progress: does the round close now?
 
 
-def _progress(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
-    if state.head.finished:
+def _progress(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effect]]:
+    now, gathered = moment.seconds, state.gathered
+    if state.head.finished or state.sealing or not _started(state, now):
         return state, []
+    if state.starting_since is not None:
+        state = replace(state, starting_since=None, healed=False)
     if state.head.round == 0:
-        groups = chain.genesis_groups(state.manifest, _admitted_claims(state, now))
-        return _close(state, now) if groups and len(groups[0]) >= state.manifest.start_clusters else (state, [])
-    deadline = next_deadline(state)
-    late = deadline is not None and now >= deadline
-    if state.head.round > state.manifest.rounds.count:
-        reported = {peer for peer, _ in state.reports}
-        return _close(state, now) if late or _waiting(state, reported) == set() else (state, [])
-    if state.ballot_at is None:
-        return _open_ballot(state, now) if late or _all_contributed(state) else (state, [])
-    voters = {statement.peer for statement in state.contributions.values()} - state.absent - set(state.leaves)
-    return _close(state, now) if late or voters <= {*state.receipts, *state.voided} else (state, [])
-
-
-def _admitted_claims(state: RoundState, now: float) -> list[Statement]:
-    """Claims of peers whose attestation is valid, where the run asks for one."""
-    if not state.manifest.attestation.kinds:
-        return list(state.claims.values())
-    valid = chain.valid_attestations(state.head, state.attested.values(), int(1000 * now))
-    return [claim for claim in state.claims.values() if claim.peer in valid]
-
-
-def _expired(state: RoundState, peers: Iterable[str], now: float) -> list[pb.Exclusion]:
-    """Roster peers whose attestation ran out: off the next roster, with the reason."""
-    if not state.manifest.attestation.kinds:
-        return []
-    valid = chain.valid_attestations(state.head, state.attested.values(), int(1000 * now))
-    detail = "its attestation expired and was not renewed"
-    return [
-        pb.Exclusion(peer=peer, reason=pb.REASON_ATTESTATION_EXPIRED, detail=detail)
-        for peer in sorted(peers)
-        if peer not in valid
-    ]
+        group = chain.genesis_group(_complete(state, moment.wall_ms))
+        return _close(state, moment) if len(group) >= state.manifest.start_clusters else (state, [])
+    due = next_deadline(state)
+    late = due is not None and now >= due
+    if state.head.closing(state.manifest):
+        done = not _waiting(state, {name for name, _ in gathered.reports}) and bool(gathered.reports)
+        return _close(state, moment) if late or done else (state, [])
+    if _can_wake(state, moment):
+        return _close(_without_ballot(state), moment)
+    if gathered.ballot is not None:
+        unheard = state.clock.paused_at is not None
+        missing = set(gathered.listed()) - set(gathered.receipts) - gathered.leaving()
+        done = not (missing if unheard else missing - state.absent)
+        return _close(state, moment) if late or done else (state, [])
+    if gathered.contributions and (late or _all_contributed(state)):
+        return _ask_for_ballot(state)
+    return _close(state, moment) if late else (state, [])
 
 
 def _waiting(state: RoundState, done: Iterable[str]) -> set[str]:
-    """Roster peers that are present, not leaving and not done."""
-    peers = {peer for cluster in state.head.roster.values() for peer in cluster.peers}
-    return peers - set(done) - state.absent - set(state.leaves)
+    """Roster clusters that are heard, not leaving and not done."""
+    return set(_heard(state)) - set(done) - state.gathered.leaving()
 
 
 def _all_contributed(state: RoundState) -> bool:
-    done = {statement.peer for statement in state.contributions.values()}
-    complete = [c for c in state.head.roster.values() if done.issuperset(c.peers)]
-    everyone = len(complete) == len(state.head.roster)
-    return bool(complete) and not _waiting(state, done) and (everyone or len(complete) >= state.manifest.rounds.min_clusters)
-
-
-def _open_ballot(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
-    ballot = pb.Ballot(round=state.head.round, head=state.head.digest, contributions=sorted(state.contributions))
-    state = replace(state, ballot_at=now, collect_history=_remember(state.collect_history, now - state.opened_at))
-    state, more = _progress(state, now)  # a lone contributor has nobody to wait for
-    return state, [SealBallot(ballot), *more]
-
-
-def _remember(history: tuple[float, ...], seconds: float) -> tuple[float, ...]:
-    return (*history, seconds)[-rules.DEADLINE_HISTORY :]
-
-
-def _close(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
-    peers = {peer for cluster in state.head.roster.values() for peer in cluster.peers}
-    missing = [
-        pb.Exclusion(peer=peer, reason=pb.REASON_ABSENT, detail="not heard from within the liveness window")
-        for peer in sorted(peers & state.absent)
-    ]
-    gathered = Gathered(
-        claims=_by_digest(state.claims.values()),
-        leaves=_by_digest(state.leaves.values()),
-        contributions=_by_digest(state.contributions.values()),
-        receipts=_by_digest(state.receipts.values()),
-        reports=_by_digest(state.reports.values()),
-        refusals=[*state.refusals, *missing, *_expired(state, peers, now)],
-        attested=[state.attested[peer] for peer in sorted(state.attested)],
-        ballot_at_ms=int(1000 * (state.ballot_at or 0)),
-        closed_at_ms=int(1000 * now),
+    done = {name for name, slot in state.gathered.contributions.items() if len(slot) == 1}
+    everyone = len(done) == len(state.head.roster)
+    return (
+        bool(done)
+        and not _waiting(state, state.gathered.contributions)
+        and (everyone or len(done) >= state.manifest.rounds.min_clusters)
     )
-    commit = chain.compose(state.manifest, state.head, gathered)
-    body = commit.SerializeToString(deterministic=True)
-    envelope = pb.Envelope(kind=pb.KIND_COMMIT, body=body)
-    head = chain.advance(state.manifest, Statement(pb.KIND_COMMIT, "", commit, envelope))
-    votes = state.vote_history if state.ballot_at is None else _remember(state.vote_history, now - state.ballot_at)
+
+
+def _complete(state: RoundState, wall_ms: int | None = None) -> Mapping[str, tuple[Cluster, bytes]]:
+    """Whole clusters that claim and are heard; with valid evidence at `wall_ms` where the run asks for it."""
+    complete = rules.complete_clusters(state.manifest, state.head, state.gathered)
+    if state.manifest.attestation.kinds and wall_ms is not None:
+        valid = chain.valid_attestations(state.head, state.gathered.attested.values(), wall_ms)
+        complete = {name: item for name, item in complete.items() if all(peer in valid for peer in item[0].peers)}
+    return {name: item for name, item in complete.items() if name not in state.absent}
+
+
+def _can_wake(state: RoundState, moment: Moment) -> bool:
+    """Fewer than min_clusters of the roster are heard, and a roster-only commit brings it to so many."""
+    wanted, heard = state.manifest.rounds.min_clusters, set(_heard(state)) - state.gathered.leaving()
+    if len(heard) >= wanted:
+        return False
+    attestations = chain.valid_attestations(state.head, state.gathered.attested.values(), moment.wall_ms)
+    seating = chain.seats(
+        state.manifest, state.head, _noted(state, moment), attestations, state.absent, counting=False, built_on=b""
+    )
+    coming = {name for name in seating.clusters if name not in state.absent}
+    return len(heard | coming) >= wanted and not coming <= heard
+
+
+def _without_ballot(state: RoundState) -> RoundState:
+    return replace(state, gathered=replace(state.gathered, ballot=None))
+
+
+def _ask_for_ballot(state: RoundState) -> tuple[RoundState, list[Effect]]:
+    alone = sorted(slot[0].digest for slot in state.gathered.contributions.values() if len(slot) == 1)
+    seconds = vote_seconds(state.head, state.manifest)
+    ballot = pb.Ballot(round=state.head.round, head=state.head.digest, contributions=alone, seconds=seconds)
+    return replace(state, sealing=True), [SealBallot(ballot)]
+
+
+def _noted(state: RoundState, moment: Moment) -> Gathered:
+    """What is gathered, with notes on who is not heard and whose evidence has run out."""
+    head, notes = state.head, []
+    for name in sorted(head.roster):
+        if name in state.absent:
+            notes.append(pb.Exclusion(peer=name, reason=pb.REASON_ABSENT))
+    if state.manifest.attestation.kinds:
+        valid = chain.valid_attestations(head, state.gathered.attested.values(), moment.wall_ms)
+        notes += [
+            pb.Exclusion(peer=peer, reason=pb.REASON_ATTESTATION_EXPIRED)
+            for peer in sorted(head.cluster_by_peer)
+            if peer not in valid
+        ]
+    return replace(state.gathered, refusals=(*state.gathered.refusals, *notes))
+
+
+def _close(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effect]]:
+    now, clock, head = moment.seconds, state.clock, state.head
+
+    def milliseconds(since: float | None, until: float | None) -> int:
+        if since is None or until is None:
+            return 0
+        return min(LONGEST_MS, max(1, round((until - since) * 1000)))
+
+    def measured(since: float | None, until: float | None) -> int:
+        return milliseconds(since, until) if clock.measures else 0
+
+    closing = Closing(
+        at_ms=max(moment.wall_ms, head.closed_at_ms),
+        open_ms=milliseconds(state.began_at, now) if head.round else 0,
+        collect_ms=measured(clock.opened_at, clock.contributed_at),
+        vote_ms=measured(clock.ballot_at, clock.voted_at),
+    )
+    commit = chain.compose(state.manifest, head, _noted(state, moment), closing)
+    after = advance(state.manifest, unsigned(pb.KIND_COMMIT, head.coordinator, commit))
     fresh = RoundState(
         state.manifest,
-        head,
-        opened_at=now,
-        absent=state.absent,
-        attested=_still_waiting(state, head, now),
-        collect_history=state.collect_history,
-        vote_history=votes,
+        after,
+        Clock(now),
+        now,
+        gathered=Gathered(attested=_still_waiting(state, after, moment)),
+        absent=state.absent & (frozenset(after.roster) | frozenset(state.gathered.claims)),
     )
-    return fresh, [SealCommit(commit)]
+    return _keep_time(fresh, now), [SealCommit(commit)]
 
 
-def _still_waiting(state: RoundState, head: Head, now: float) -> dict[str, pb.Attestation]:
-    """Valid verdicts of peers that the new roster does not name: they may claim a place in the next round."""
-    valid = chain.valid_attestations(state.head, state.attested.values(), int(1000 * now))
+def _still_waiting(state: RoundState, head: Head, moment: Moment) -> dict[str, pb.Attestation]:
+    """Valid verdicts of peers that the new roster does not name: they may claim a seat in the next round."""
+    valid = chain.valid_attestations(state.head, state.gathered.attested.values(), moment.wall_ms)
     return {peer: item for peer, item in valid.items() if peer not in head.attestations}
 
 
-def _by_digest(statements: Iterable[Statement]) -> list[Statement]:
-    return sorted(statements, key=lambda statement: statement.digest)
+# What people see.
+
+
+def phase_of(state: RoundState) -> str:
+    if state.head.finished:
+        return "finished"
+    if state.starting_since is not None:
+        return "starting"
+    if state.head.round == 0:
+        return "gathering"
+    if state.head.closing(state.manifest):
+        return "closing"
+    return "voting" if state.gathered.ballot is not None else "collecting"
+
+
+def why_open(state: RoundState) -> str:
+    """Why the round is still open, in a sentence."""
+    rounds, heard, roster = state.manifest.rounds, len(_heard(state)), len(state.head.roster)
+    phase = phase_of(state)
+    if phase == "finished":
+        return "the run is finished"
+    if phase == "gathering":
+        group = chain.genesis_group(_complete(state))
+        return f"waiting for {state.manifest.start_clusters} clusters with one initial state; {len(group)} are here"
+    if phase == "starting":
+        return f"started again: waiting to hear more than half of the roster; {heard} of {roster} are heard"
+    if state.clock.paused_at is not None:
+        waiting = f", {len(_complete(state))} ask for a seat" if state.gathered.claims else ""
+        return f"{heard} of {roster} clusters are heard, the run needs {rounds.min_clusters}{waiting}; clocks stand still"
+    if phase == "closing":
+        return _names("waiting for the last state reports of", _waiting(state, {n for n, _ in state.gathered.reports}))
+    if phase == "voting":
+        missing = set(state.gathered.listed()) - set(state.gathered.receipts) - state.absent - state.gathered.leaving()
+        return _names("waiting for the votes of", missing)
+    return _names("waiting for the contributions of", _waiting(state, state.gathered.contributions))
+
+
+def _names(what: str, clusters: Iterable[str]) -> str:
+    names = sorted(clusters)
+    shown = ", ".join(short(name) for name in names[:NAMES_SHOWN])
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"{what} {shown}{more}" if names else "about to close"

@@ -1,43 +1,38 @@
-"""The rules of a round: what is accepted, who is counted, and when it closes. Every decision returns its reason.
+"""What is accepted: one row per kind of statement, the same for whoever looks.
 
-Statements are judged ACCEPT, IGNORE (harmless and without effect: a repeat) or REJECT (recorded, with its reason):
+    judge(manifest, head, gathered, statement) -> judgement, gathered'
 
-    kind          ACCEPT when                                         IGNORE                     REJECT
-    claim         admitted, builds on the head, stages tile           repeat                     NOT_ADMITTED, WRONG_STAGES …
-    contribution  on the roster, builds on the head, counts possible  repeat                     STALE_ROUND, WRONG_HEAD …
-    receipt       sender contributed, ballot open                     repeat                     NOT_ON_ROSTER …
-    state report  on the roster or claiming                           repeat, older round        WRONG_STAGES …
-    leave         signed                                              sender is not here
+This file does not know whose side it is on: the coordinator asks it about what arrives, nodes and `dilocox verify` ask about what
+a commit holds, the simulation asks it about both. A statement is ACCEPTed, IGNOREd (harmless and without effect: a repeat, or
+for another moment) or REJECTed with its reason; what is gathered changes exactly where the statement may stand in the next commit.
+
+    kind          ACCEPT when                                              IGNORE                       REJECT
+    claim         admitted, made now, holds the state known so far         repeat, older, stale         NOT_ADMITTED, WRONG_BASE …
+    cluster       its copy 0 tiles all stages, its lead is among the hosts repeat, older, stale         WRONG_STAGES, CLUSTER
+    leave         the sender leads a cluster or claims, and it means now   repeat, stale, not here
+    contribution  on the roster, builds on the head, counts possible       repeat, ballot is open       STALE_ROUND, WRONG_HEAD …
+    ballot        lists what is gathered, signed by the coordinator        repeat                       MALFORMED
+    receipt       its sender is on the ballot that it names                repeat, no such ballot       NOT_ON_ROSTER, MALFORMED
+    state report  the sender is on the roster                              repeat, other round          NOT_ON_ROSTER
+
+Two different statements in one slot are REJECTed with EQUIVOCATION, and both kept as its proof.
 """
 
-import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from dilocox.protocol.errors import reason_name
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.gathered import Gathered, Slot, holds, put, put_newest, single
+from dilocox.protocol.head import Cluster, Head, HostRange, resting_on
 from dilocox.protocol.ids import short
-from dilocox.protocol.ledger import Ledger
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["Cluster", "Judgement", "Outcome", "Tally", "deadline_seconds", "judge_contribution", "tally"]
-
-DEADLINE_SPREADS = 8.0
-"""A round is late after median + this many median absolute deviations of the last rounds …"""
-DEADLINE_SLACK = 2.0
-"""… but never before this multiple of the median: short rounds have tiny deviations."""
-DEADLINE_HISTORY = 8
-"""Rounds remembered for the deadline."""
-DEADLINE_FLOOR_SECONDS = 10.0
-"""Below this a deadline would measure the scheduler, not the peers."""
-MISSED_COMMITS = 2
-"""So many commits in a row without being counted take a cluster off the roster."""
-LEASE_PHASES = 4
-"""Phases of samples leased ahead: the one in flight, the one running, and two that a commit may exclude."""
+__all__ = ["ACCEPT", "JUDGES", "Judgement", "Outcome", "bits", "complete_clusters", "ignore", "judge", "known_state", "reject"]
 
 
 class Outcome(Enum):
@@ -53,6 +48,8 @@ class Judgement(NamedTuple):
 
 
 ACCEPT = Judgement(Outcome.ACCEPT)
+REPEAT = Judgement(Outcome.IGNORE, pb.REASON_UNSPECIFIED, "already received")
+TWICE = Judgement(Outcome.REJECT, pb.REASON_EQUIVOCATION, "two different statements for one slot; neither counts")
 
 
 def ignore(reason: pb.Reason, detail: str) -> Judgement:
@@ -63,64 +60,188 @@ def reject(reason: pb.Reason, detail: str) -> Judgement:
     return Judgement(Outcome.REJECT, reason, detail)
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """A cluster on the roster of the open round."""
-
-    cluster: str
-    hosts: tuple[tuple[str, int, int], ...]
-    """(peer, first stage, stage count), in stage order; together they tile all stages."""
-    joined: int
-    missed: int = 0
-
-    @property
-    def peers(self) -> tuple[str, ...]:
-        return tuple(peer for peer, _, _ in self.hosts)
-
-    def stages_of(self, peer: str) -> list[int]:
-        return [stage for host, first, count in self.hosts if host == peer for stage in range(first, first + count)]
+Judged = tuple[Judgement, Gathered]
+Judge = Callable[[Manifest, Head, Gathered, Statement[Any]], Judged]
 
 
-def cluster_of(roster: Mapping[str, Cluster], peer: str) -> Cluster | None:
-    return next((cluster for cluster in roster.values() if peer in cluster.peers), None)
+def judge(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[Any]) -> Judged:
+    """Ask the row of the statement's kind. `gathered` comes back as the same object where nothing changed."""
+    if head.finished:
+        return ignore(pb.REASON_RUN_FINISHED, "the run has closed its last round"), gathered
+    return JUDGES[statement.kind](manifest, head, gathered, statement)
 
 
-def tiles(hosts: Sequence[tuple[str, int, int]], stages: int) -> bool:
-    """Whether hosts, in stage order, cover every stage exactly once."""
+# Who is on the roster: claims, clusters, leaves.
+
+
+def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Claim]) -> Judged:
+    body = statement.body
+    if (refusal := _not_admitted(manifest, head, gathered, statement.peer)) is not None:
+        return refusal, gathered
+    if head.closing(manifest):
+        return ignore(pb.REASON_RUN_FINISHED, "the run has trained its last round"), gathered
+    if not head.names(body):
+        return _not_now(head, "claim", body.round), gathered
+    if not body.state:
+        return ACCEPT, gathered  # a request: it asks for no seat
+    known = known_state(head, gathered)
+    if known and body.state != known:
+        return reject(pb.REASON_WRONG_BASE, "its state differs from the run's"), gathered
+    newest_leave = gathered.leaves.get(statement.peer)
+    if newest_leave and newest_leave[0].body.serial >= body.serial:
+        return ignore(pb.REASON_SUPERSEDED, "a newer leave of this peer is known"), gathered
+    claims = put_newest(gathered.claims, statement)
+    if claims is None:
+        return _repeat_or_older(gathered.claims.get(statement.peer), statement), gathered
+    claims = _bounded(claims, head, limits.CLAIMS)
+    if not holds(claims.get(statement.peer), statement):
+        return ignore(pb.REASON_RATE, f"{limits.CLAIMS} peers are waiting already"), gathered
+    return _once(claims[statement.peer]), replace(gathered, claims=claims)
+
+
+def _not_admitted(manifest: Manifest, head: Head, gathered: Gathered, peer: str) -> Judgement | None:
+    admission = manifest.admission
+    if admission.policy == "allow-list" and peer not in admission.allow:
+        return reject(pb.REASON_NOT_ADMITTED, f"{short(peer)} is not on the run's allow-list")
+    if manifest.attestation.kinds and peer not in gathered.attested and peer not in head.attestations:
+        return reject(pb.REASON_NOT_ATTESTED, "the run asks for evidence; none of this peer holds")
+    return None
+
+
+def _not_now(head: Head, what: str, round: int) -> Judgement:
+    return ignore(pb.REASON_STALE_ROUND, f"the {what} is for round {round} of its head; round {max(1, head.round)} is open")
+
+
+def _repeat_or_older(slot: Slot | None, statement: Statement[Any]) -> Judgement:
+    if holds(slot, statement):
+        return REPEAT
+    return ignore(pb.REASON_SUPERSEDED, "a newer one, or two of the same serial, are known")
+
+
+def _once(slot: Slot) -> Judgement:
+    return ACCEPT if len(slot) == 1 else TWICE
+
+
+def _bounded(slots: dict[str, Slot], head: Head, cap: int) -> dict[str, Slot]:
+    """At most `cap` of peers that are not on the roster: those with the smallest hash of head and digest, whoever came first."""
+    strangers = [peer for peer in slots if peer not in head.cluster_by_peer]
+    if len(strangers) <= cap:
+        return slots
+    last = max(strangers, key=lambda peer: sha256(head.digest, slots[peer][0].digest))
+    return {peer: slot for peer, slot in slots.items() if peer != last}
+
+
+def _cluster(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Cluster]) -> Judged:
+    body = statement.body
+    if (refusal := _not_admitted(manifest, head, gathered, statement.peer)) is not None:
+        return refusal, gathered
+    if not head.names(body):
+        return _not_now(head, "layout", body.round), gathered
+    hosts = [HostRange(h.peer, h.first_stage, h.stage_count, h.copy) for h in body.hosts]
+    if statement.peer not in {host.peer for host in hosts}:
+        return reject(pb.REASON_CLUSTER, "its lead hosts nothing of it"), gathered
+    if not tiles(hosts, manifest.model.stages):
+        return reject(
+            pb.REASON_WRONG_STAGES, f"its copy 0 does not cover the run's {manifest.model.stages} stages once"
+        ), gathered
+    clusters = put_newest(gathered.clusters, statement)
+    if clusters is None:
+        return _repeat_or_older(gathered.clusters.get(statement.peer), statement), gathered
+    clusters = _bounded(clusters, head, limits.LAYOUTS)
+    if not holds(clusters.get(statement.peer), statement):
+        return ignore(pb.REASON_RATE, f"{limits.LAYOUTS} clusters are waiting already"), gathered
+    return _once(clusters[statement.peer]), replace(gathered, clusters=clusters)
+
+
+def tiles(hosts: Sequence[HostRange], stages: int) -> bool:
+    """Whether copy 0 covers every stage exactly once, in order, and every other copy repeats a range of it."""
+    ranges = [(host.first_stage, host.stage_count) for host in hosts if host.copy == 0]
     expected = 0
-    for _, first, count in hosts:
+    for first, count in ranges:
         if first != expected:
             return False
         expected += count
-    return expected == stages
+    return expected == stages and all((host.first_stage, host.stage_count) in ranges for host in hosts)
 
 
-def judge_contribution(
-    statement: Statement,
-    manifest: Manifest,
-    round: int,
-    head: bytes,
-    roster: Mapping[str, Cluster],
-    ledger: Ledger,
-    attestations: Mapping[str, pb.Attestation],
-) -> Judgement:
+def _leave(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Leave]) -> Judged:
+    if not head.names(statement.body):
+        return _not_now(head, "leave", statement.body.round), gathered
+    if statement.peer not in head.roster and statement.peer not in gathered.claims:
+        return ignore(pb.REASON_NOT_ON_ROSTER, "not here"), gathered
+    leaves = put_newest(gathered.leaves, statement)
+    if leaves is None:
+        return _repeat_or_older(gathered.leaves.get(statement.peer), statement), gathered
+    return ACCEPT, replace(gathered, leaves=leaves)
+
+
+def complete_clusters(manifest: Manifest, head: Head, gathered: Gathered) -> dict[str, tuple[Cluster, bytes]]:
+    """Clusters that ask for a seat and are whole, with the state root that all their hosts claim to hold.
+
+    A box alone is a cluster of its own name. A larger one is whole when its lead's newest layout is named by the newest claim of
+    every host: so nobody is made a host without consent, and nobody is a host twice.
+    """
+    claiming, next_round = gathered.claiming(), head.round + 1
+    found: dict[str, tuple[Cluster, bytes]] = {}
+    layouts = {layout.digest: layout for slot in gathered.clusters.values() if (layout := single(slot))}
+    for peer, claim in sorted(claiming.items()):
+        if not claim.body.cluster:
+            hosts: tuple[HostRange, ...] = (HostRange(peer, 0, manifest.model.stages),)
+        else:
+            layout = layouts.get(claim.body.cluster)
+            if layout is None or layout.peer != peer:
+                continue
+            hosts = tuple(HostRange(h.peer, h.first_stage, h.stage_count, h.copy) for h in layout.body.hosts)
+        told = [claiming.get(host.peer) for host in hosts]
+        wanted = (claim.body.cluster, claim.body.state)
+        agreed = all(t is not None and (t.body.cluster, t.body.state) == wanted for t in told)
+        free = all(head.cluster_by_peer[h.peer].cluster == peer for h in hosts if h.peer in head.cluster_by_peer)
+        if agreed and free:
+            found[peer] = Cluster(peer, hosts, next_round, account=claim.body.account), claim.body.state
+    return found
+
+
+# A round: contributions, the ballot, receipts.
+
+
+def _contribution(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Contribution]) -> Judged:
+    if holds(gathered.contributions.get(statement.peer), statement):
+        return REPEAT, gathered
+    if (refusal := _impossible(manifest, head, statement)) is not None:
+        return refusal, gathered
+    if gathered.ballot is not None and statement.peer not in gathered.contributions:
+        return ignore(pb.REASON_LATE, f"round {head.round} is being voted on"), gathered
+    contributions = put(gathered.contributions, statement.peer, statement, _pinned(gathered, statement.peer))
+    if contributions is None:
+        return ignore(pb.REASON_EQUIVOCATION, "two are proof enough"), gathered
+    return _once(contributions[statement.peer]), replace(gathered, contributions=contributions)
+
+
+def _pinned(gathered: Gathered, cluster: str) -> bytes:
+    """Digest of the contribution of this cluster that the ballot lists."""
+    listed = set(gathered.ballot.body.contributions) if gathered.ballot else set()
+    return next((s.digest for s in gathered.contributions.get(cluster, ()) if s.digest in listed), b"")
+
+
+def _impossible(manifest: Manifest, head: Head, statement: Statement[pb.Contribution]) -> Judgement | None:
     """Everything about a contribution that can be known without its payloads."""
-    body: pb.Contribution = statement.body
-    if body.round < round:
-        return reject(pb.REASON_STALE_ROUND, f"round {body.round} is closed; round {round} is open")
-    if body.round > round:
-        return reject(pb.REASON_FUTURE_ROUND, f"round {body.round} is not open; round {round} is")
-    if body.head != head:
+    body = statement.body
+    if body.round < head.round:
+        return reject(pb.REASON_STALE_ROUND, f"round {body.round} is closed; round {head.round} is open")
+    if body.round > head.round:
+        return reject(pb.REASON_FUTURE_ROUND, f"round {body.round} is not open; round {head.round} is")
+    if body.head != head.digest:
         return reject(pb.REASON_WRONG_HEAD, "it does not build on the last commit")
-    cluster = cluster_of(roster, statement.peer)
-    if cluster is None or cluster.cluster != body.cluster:
-        return reject(pb.REASON_NOT_ON_ROSTER, f"{short(statement.peer)} is not on the roster of round {round}")
-    if [payload.stage for payload in body.payloads] != cluster.stages_of(statement.peer):
-        return reject(pb.REASON_WRONG_STAGES, "its stages are not the ones it claimed")
-    resting_on = attestations[statement.peer].nonce if statement.peer in attestations else b""
-    if body.attestation != resting_on:
+    cluster = head.roster.get(statement.peer)
+    if cluster is None:
+        return reject(pb.REASON_NOT_ON_ROSTER, f"{short(statement.peer)} leads no cluster on the roster of round {head.round}")
+    if head.closing(manifest):
+        return ignore(pb.REASON_RUN_FINISHED, "the run has trained its last round")
+    if head.state and body.base_state != head.state:
+        return reject(pb.REASON_WRONG_BASE, "it builds on another state than the run's")
+    if body.attestation != resting_on(head.attestations, cluster):
         return reject(pb.REASON_NOT_ATTESTED, "it does not name the attestation that admits its sender")
-    lease = ledger.leases[cluster.cluster]
+    lease = head.ledger.leases[statement.peer]
     if not 0 < body.inner_steps <= manifest.rounds.max_inner_steps:
         return reject(pb.REASON_IMPOSSIBLE_TOKENS, f"{body.inner_steps} inner steps")
     if body.tokens != body.inner_steps * manifest.tokens_per_step:
@@ -128,164 +249,111 @@ def judge_contribution(
     fresh = body.samples_read - lease.counted
     if not body.inner_steps * manifest.training.batch_size <= fresh or body.samples_read > lease.end:
         return reject(pb.REASON_IMPOSSIBLE_TOKENS, f"{fresh} new samples; its lease has {lease.end - lease.counted}")
-    return ACCEPT
+    return None
 
 
-@dataclass(frozen=True)
-class Tally:
-    """Who is counted in a round, and why the others are not."""
+def _ballot(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Ballot]) -> Judged:
+    body = statement.body
+    if statement.peer != head.coordinator:
+        return reject(pb.REASON_BAD_SIGNATURE, "a ballot that is not the coordinator's"), gathered
+    if (body.round, body.head) != (head.round, head.digest):
+        return _not_now(head, "ballot", body.round), gathered
+    if gathered.ballot is not None:
+        return (REPEAT if gathered.ballot.digest == statement.digest else TWICE), gathered
+    listed = set(body.contributions)
+    authors = [peer for peer, slot in gathered.contributions.items() for s in slot if s.digest in listed]
+    alone = {slot[0].digest for slot in gathered.contributions.values() if len(slot) == 1}
+    if len(authors) != len(listed) or len(set(authors)) != len(authors) or not alone <= listed:
+        return reject(pb.REASON_MALFORMED, "it does not list one contribution of each cluster that made one"), gathered
+    if not 0 < body.seconds <= manifest.rounds.vote_seconds + 1e-3 * manifest.rounds.vote_seconds:
+        return reject(pb.REASON_MALFORMED, f"{body.seconds} seconds to vote"), gathered
+    return ACCEPT, replace(gathered, ballot=statement)
 
-    counted: tuple[pb.Counted, ...]
-    excluded: tuple[pb.Exclusion, ...]
-    states: tuple[pb.StageState, ...]
-    """What the counted built on."""
-    samples_read: Mapping[str, int]
-    loss: float
+
+def bits(accepted: Sequence[bool]) -> bytes:
+    """A bit for each contribution in ballot order, least significant first."""
+    number = sum(1 << index for index, yes in enumerate(accepted) if yes)
+    return number.to_bytes(-(-len(accepted) // 8), "little")
 
 
-def tally(
-    manifest: Manifest,
-    roster: Mapping[str, Cluster],
-    contributions: Iterable[Statement],
-    receipts: Iterable[Statement],
-    absent: Iterable[str] = (),
-) -> Tally:
-    """Count the votes. A pure function of signed statements, so anyone can recheck a commit.
+def _receipt(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Receipt]) -> Judged:
+    body, ballot = statement.body, gathered.ballot
+    if body.round != head.round or ballot is None or body.ballot != ballot.digest:
+        return ignore(pb.REASON_STALE_ROUND, f"not about the ballot of round {head.round}"), gathered
+    slot = gathered.receipts.get(statement.peer)
+    if holds(slot, statement):
+        return REPEAT, gathered
+    listed = gathered.listed()
+    if statement.peer not in listed:
+        return reject(pb.REASON_NOT_ON_ROSTER, "only who contributed votes"), gathered
+    own, count = listed.index(statement.peer), len(listed)
+    known = int.from_bytes(body.accepted, "little")
+    if len(body.accepted) != -(-count // 8) or known >> count or known >> own & 1:
+        return reject(pb.REASON_MALFORMED, "not a bit for each other contribution on the ballot"), gathered
+    for finding in body.findings:
+        if finding.index >= count or finding.index == own or bool(finding.reason) == bool(known >> finding.index & 1):
+            return reject(pb.REASON_MALFORMED, "a finding contradicts its bit, or is about nothing on the ballot"), gathered
+        if finding.stage >= manifest.model.stages:
+            return reject(pb.REASON_WRONG_STAGES, f"the run has {manifest.model.stages} stages"), gathered
+    receipts = put(gathered.receipts, statement.peer, statement)
+    if receipts is None:
+        return ignore(pb.REASON_EQUIVOCATION, "two are proof enough"), gathered
+    return _once(receipts[statement.peer]), replace(gathered, receipts=receipts)
 
-    Voters on a contribution are the other clusters that contributed. It counts when at least half of them, and at least one,
-    accepted it; a lone contributor counts only where the manifest's min_clusters is 1.
+
+# The state.
+
+
+def _state_report(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.StateReport]) -> Judged:
+    body = statement.body
+    if (body.round, body.head) != (head.round, head.digest):
+        return _not_now(head, "state report", body.round), gathered
+    if statement.peer not in head.roster:
+        return reject(pb.REASON_NOT_ON_ROSTER, f"{short(statement.peer)} leads no cluster on the roster"), gathered
+    key = (statement.peer, body.replayed)
+    if holds(gathered.reports.get(key), statement):
+        return REPEAT, gathered
+    reports = put(gathered.reports, key, statement)
+    if reports is None:
+        return ignore(pb.REASON_EQUIVOCATION, "two are proof enough"), gathered
+    return _once(reports[key]), replace(gathered, reports=reports)
+
+
+def told_states(head: Head, gathered: Gathered) -> dict[str, bytes]:
+    """What each cluster that made the state says it is: by replay, else by report, else by the claim of one that came back."""
+    told: dict[str, bytes] = {}
+    claiming = gathered.claiming()
+    for name in head.built_by:
+        for statement in (
+            single(gathered.reports.get((name, True))),
+            single(gathered.reports.get((name, False))),
+            claiming.get(name),
+        ):
+            if statement is not None:
+                told[name] = statement.body.state
+                break
+    return told
+
+
+def known_state(head: Head, gathered: Gathered) -> bytes:
+    """The state root that the open round starts from, as far as it follows from the chain; empty where it does not yet.
+
+    Either the chain says it, or two thirds of the clusters that were last counted do.
     """
-    by_cluster, reasons = _complete_clusters(manifest, roster, contributions, frozenset(absent))
-    votes = {receipt.peer: {v.contribution: v for v in receipt.body.verdicts} for receipt in receipts}
-    accepted: dict[str, dict[str, Statement]] = {}
-    holders: dict[str, list[str]] = {}
-    for name, parts in by_cluster.items():
-        voters = [roster[other] for other in by_cluster if other != name]
-        accepting, complaint = _vote(parts, voters, votes)
-        if (2 * len(accepting) >= len(voters) and accepting) or (not voters and manifest.rounds.min_clusters == 1):
-            accepted[name] = parts
-            holders[name] = sorted({*roster[name].peers, *(peer for voter in accepting for peer in voter.peers)})
-        else:
-            reasons[name] = complaint or (pb.REASON_TOO_FEW_ACCEPTS, f"{len(accepting)} of {len(voters)} accepted it")
-    _keep_one_base(accepted, reasons)
-    if len(accepted) < manifest.rounds.min_clusters:
-        for name in accepted:
-            reasons[name] = (
-                pb.REASON_TOO_FEW_CLUSTERS,
-                f"{len(accepted)} counted; the run needs {manifest.rounds.min_clusters}",
-            )
-        accepted = {}
-    counted = tuple(_counted(name, accepted[name], holders[name]) for name in sorted(accepted))
-    excluded = tuple(
-        pb.Exclusion(peer=peer, reason=reasons[name][0], detail=reasons[name][1])
-        for name in sorted(roster)
-        if name not in accepted
-        for peer in roster[name].peers
-    )
-    tokens = sum(item.tokens for item in counted)
-    loss = sum(next(iter(accepted[item.cluster].values())).body.loss * item.tokens for item in counted) / max(1, tokens)
-    return Tally(
-        counted,
-        excluded,
-        tuple(pb.StageState(stage=p.stage, digest=p.base_state) for p in counted[0].payloads) if counted else (),
-        {name: min(part.body.samples_read for part in parts.values()) for name, parts in accepted.items()},
-        loss,
-    )
+    if head.state:
+        return head.state
+    votes: dict[bytes, int] = {}
+    for root in told_states(head, gathered).values():
+        votes[root] = votes.get(root, 0) + 1
+    return next((root for root, count in votes.items() if 3 * count >= 2 * len(head.built_by)), b"")
 
 
-Complaint = tuple[pb.Reason, str]
-
-
-def _complete_clusters(
-    manifest: Manifest, roster: Mapping[str, Cluster], contributions: Iterable[Statement], absent: frozenset[str]
-) -> tuple[dict[str, dict[str, Statement]], dict[str, Complaint]]:
-    """Clusters all of whose hosts made exactly one contribution, all alike; and why the others did not."""
-    by_peer: dict[str, dict[bytes, Statement]] = {}
-    for statement in contributions:
-        by_peer.setdefault(statement.peer, {})[statement.digest] = statement
-    complete: dict[str, dict[str, Statement]] = {}
-    reasons: dict[str, Complaint] = {}
-    for name in sorted(roster):
-        parts: dict[str, Statement] = {}
-        for peer in roster[name].peers:
-            statements = by_peer.get(peer, {})
-            if len(statements) > 1:
-                reasons[name] = (
-                    pb.REASON_EQUIVOCATION,
-                    f"{short(peer)} signed {len(statements)} different contributions",
-                )
-            elif not statements:
-                why = pb.REASON_ABSENT if peer in absent else pb.REASON_LATE
-                sentence = "was not heard from" if peer in absent else "did not announce its payload before the ballot"
-                reasons.setdefault(name, (why, f"{short(peer)} {sentence}"))
-            else:
-                parts[peer] = next(iter(statements.values()))
-        shapes = {(part.body.inner_steps, part.body.tokens, part.body.samples_read) for part in parts.values()}
-        if name not in reasons and len(shapes) > 1:
-            reasons[name] = (pb.REASON_IMPOSSIBLE_TOKENS, "the cluster's hosts announce different step counts")
-        if name not in reasons:
-            complete[name] = parts
-    return complete, reasons
-
-
-def _vote(
-    parts: Mapping[str, Statement],
-    voters: Iterable[Cluster],
-    votes: Mapping[str, Mapping[bytes, pb.ContributionVerdict]],
-) -> tuple[list[Cluster], Complaint | None]:
-    """The clusters that accepted every part, and the commonest complaint of the rest."""
-    accepting: list[Cluster] = []
-    complaints: Counter[pb.Reason] = Counter()
-    for voter in voters:
-        cast = [votes[peer].get(part.digest) for peer in voter.peers if peer in votes for part in parts.values()]
-        reasons = [verdict.reason for verdict in cast if verdict is not None and verdict.reason]
-        heard = all(peer in votes for peer in voter.peers) and None not in cast
-        if heard and not reasons:
-            accepting.append(voter)
-        complaints.update(reasons[:1])
-    if not complaints:
-        return accepting, None
-    reason, count = min(complaints.items(), key=lambda item: (-item[1], item[0]))
-    return accepting, (reason, f"{count} of the voters: {reason_name(reason)}")
-
-
-def _keep_one_base(accepted: dict[str, dict[str, Statement]], reasons: dict[str, Complaint]) -> None:
-    """All counted must build on one state; the larger group stays, of equals the one with the smaller digest."""
-    groups: dict[tuple[bytes, ...], list[str]] = {}
-    for name, parts in accepted.items():
-        base = tuple(p.base_state for part in _in_stage_order(parts) for p in part.body.payloads)
-        groups.setdefault(base, []).append(name)
-    for base in sorted(groups, key=lambda base: (-len(groups[base]), base))[1:]:
-        for name in groups[base]:
-            del accepted[name]
-            reasons[name] = (pb.REASON_WRONG_BASE, "its base state differs from the state the others built on")
-
-
-def _in_stage_order(parts: Mapping[str, Statement]) -> list[Statement]:
-    return sorted(parts.values(), key=lambda part: int(part.body.payloads[0].stage))
-
-
-def _counted(name: str, parts: Mapping[str, Statement], holders: Sequence[str]) -> pb.Counted:
-    ordered = _in_stage_order(parts)
-    payloads = [payload for part in ordered for payload in part.body.payloads]
-    return pb.Counted(cluster=name, tokens=ordered[0].body.tokens, payloads=payloads, holders=holders)
-
-
-def medians(counted: Sequence[pb.Counted], previous: Iterable[pb.StageNorm]) -> list[pb.StageNorm]:
-    """Median norm per stage of the counted; an empty commit carries the previous ones on."""
-    if not counted:
-        return list(previous)
-    return [
-        pb.StageNorm(stage=payload.stage, norm=statistics.median(item.payloads[index].norm for item in counted))
-        for index, payload in enumerate(counted[0].payloads)
-    ]
-
-
-def deadline_seconds(history: Sequence[float], upper_bound: float) -> float:
-    """How long to wait for something that took `history` seconds in the last rounds: median + k·MAD, within bounds."""
-    if not history:
-        return upper_bound
-    median = statistics.median(history)
-    spread = statistics.median(abs(value - median) for value in history)
-    wanted = max(median + DEADLINE_SPREADS * spread, DEADLINE_SLACK * median, DEADLINE_FLOOR_SECONDS)
-    return min(wanted, upper_bound)
+JUDGES: Mapping[int, Judge] = {
+    pb.KIND_CLAIM: _claim,
+    pb.KIND_CLUSTER: _cluster,
+    pb.KIND_LEAVE: _leave,
+    pb.KIND_CONTRIBUTION: _contribution,
+    pb.KIND_BALLOT: _ballot,
+    pb.KIND_RECEIPT: _receipt,
+    pb.KIND_STATE_REPORT: _state_report,
+}

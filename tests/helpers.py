@@ -3,11 +3,12 @@
 import hashlib
 from typing import Any
 
-from dilocox.protocol import chain, round
-from dilocox.protocol.chain import Head
+from dilocox.protocol import chain, round, rules
 from dilocox.protocol.crypto import Identity
+from dilocox.protocol.head import Head, initial_head, resting_on
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
 
 COORDINATOR = Identity(b"\xc0" * 32)
@@ -49,28 +50,36 @@ def manifest(**sections: dict[str, Any]) -> Manifest:
 class Table:
     """A round machine with its coordinator's pen: what it seals is kept as the chain."""
 
-    def __init__(self, run: Manifest, clock: float = 1000.0) -> None:
+    def __init__(self, run: Manifest, clock: float = 1000.0, head: Head | None = None) -> None:
         self.run, self.now = run, clock
-        self.state = round.start(run, clock)
+        self.wall_ms = 1_700_000_000_000
+        self.state = round.start(run, head or initial_head(COORDINATOR.peer), clock)
         self.commits: list[Statement] = []
         self.ballots: list[Statement] = []
         self.effects: list[round.Effect] = []
+        self.serials: dict[int, int] = {}
 
     @property
     def head(self) -> Head:
         return self.state.head
 
+    @property
+    def moment(self) -> round.Moment:
+        return round.Moment(self.now, self.wall_ms + int(1000 * self.now))
+
     def feed(self, event: round.Input) -> list[round.Effect]:
-        self.state, effects = round.step(self.state, event, self.now)
+        self.state, effects = round.step(self.state, event, self.moment)
+        self.effects = effects
         for effect in effects:
             if isinstance(effect, round.SealCommit):
                 self.commits.append(seal(COORDINATOR, pb.KIND_COMMIT, self.run.run_id, effect.body))
             if isinstance(effect, round.SealBallot):
                 self.ballots.append(seal(COORDINATOR, pb.KIND_BALLOT, self.run.run_id, effect.body))
+                self.feed(round.Received(self.ballots[-1]))
         self.effects = effects
         return effects
 
-    def submit(self, statement: Statement) -> round.Judgement:
+    def submit(self, statement: Statement) -> rules.Judgement:
         effects = self.feed(round.Received(statement))
         return next(effect.judgement for effect in effects if isinstance(effect, round.Reply))
 
@@ -78,11 +87,19 @@ class Table:
         self.now += seconds
         self.feed(round.Tick())
 
+    def absent(self, *numbers: int) -> None:
+        for number in numbers:
+            self.feed(round.Absent(identity(number).peer))
+
+    def present(self, *numbers: int) -> None:
+        for number in numbers:
+            self.feed(round.Present(identity(number).peer))
+
     def verify(self) -> Head:
         """Recheck the whole chain from outside; the machine must stand where the chain ends."""
-        head = chain.initial_head()
+        head = initial_head(COORDINATOR.peer)
         for commit in self.commits:
-            head, _ = chain.extend(self.run, COORDINATOR.peer, head, commit.envelope)
+            head, _ = chain.extend(self.run, head, commit.envelope)
         assert head == self.head
         return head
 
@@ -95,51 +112,59 @@ class Table:
             nonce=digest("nonce", number, label),
             kind="sev-snp",
             measurement="ab" * 48,
-            valid_until_ms=int(1000 * (self.now + seconds)),
+            valid_until_ms=self.moment.wall_ms + int(1000 * seconds),
         )
         self.feed(round.Attested(attestation))
         return attestation
 
+    def serial(self, number: int) -> int:
+        self.serials[number] = self.serials.get(number, 0) + 1
+        return self.serials[number]
+
     def claim(self, number: int, **changes: Any) -> Statement:
-        stages = self.run.model.stages
         body = pb.Claim(
-            round=max(1, self.head.round),
-            head=self.head.digest,
-            cluster=identity(number).peer,
-            first_stage=0,
-            stage_count=stages,
-            states=[pb.StageState(stage=stage, digest=self.state_digest(stage)) for stage in range(stages)],
+            serial=self.serial(number), round=max(1, self.head.round), head=self.head.digest, state=self.state_root()
         )
         return self._seal(number, pb.KIND_CLAIM, body, changes)
 
-    def state_digest(self, stage: int) -> bytes:
-        """The state every honest peer holds before the open round: a fold over the chain."""
-        return digest("state", stage, max(1, self.head.round))
+    def layout(self, lead: int, hosts: list[tuple[int, int, int, int]], **changes: Any) -> Statement:
+        """A cluster of several boxes: (peer number, first stage, stage count, copy)."""
+        body = pb.Cluster(
+            serial=self.serial(1000 + lead),
+            round=max(1, self.head.round),
+            head=self.head.digest,
+            hosts=[
+                pb.Host(peer=identity(n).peer, first_stage=first, stage_count=count, copy=copy)
+                for n, first, count, copy in hosts
+            ],
+        )
+        return self._seal(lead, pb.KIND_CLUSTER, body, changes)
+
+    def leave(self, number: int, **changes: Any) -> Statement:
+        body = pb.Leave(serial=self.serial(number), round=max(1, self.head.round), head=self.head.digest)
+        return self._seal(number, pb.KIND_LEAVE, body, changes)
+
+    def state_root(self) -> bytes:
+        """The state every honest peer holds before the open round: a fold over what the commits counted."""
+        return digest("state", [c.body.round for c in self.commits if c.body.counted])
 
     def contribution(self, number: int, spoil: Any = None, **changes: Any) -> Statement:
-        lease = self.head.ledger.leases.get(identity(number).peer)
+        name = identity(number).peer
+        lease = self.head.ledger.leases.get(name)
+        cluster = self.head.roster.get(name)
         steps = self.run.rounds.inner_steps
-        attestation = self.head.attestations.get(identity(number).peer, pb.Attestation())
         body = pb.Contribution(
             round=self.head.round,
             head=self.head.digest,
-            cluster=identity(number).peer,
             inner_steps=steps,
             tokens=steps * self.run.tokens_per_step,
             loss=2.0,
             samples_read=(lease.counted if lease else 0) + steps * self.run.training.batch_size,
-            payloads=[
-                pb.StagePayload(
-                    stage=stage,
-                    base_state=self.state_digest(stage),
-                    digest=digest("payload", number, stage, self.head.round),
-                    size=1000,
-                    norm=1.0,
-                    effective_rank=4.0,
-                )
-                for stage in range(self.run.model.stages)
-            ],
-            attestation=attestation.nonce,
+            leaves=digest("leaves", number, self.head.round),
+            base_state=self.state_root(),
+            norm=norm_code(1.0),
+            effective_rank=4.0,
+            attestation=resting_on(self.head.attestations, cluster) if cluster else b"",
         )
         if spoil is not None:
             spoil(body)
@@ -148,21 +173,20 @@ class Table:
     def receipt(self, number: int, reject: dict[int, int] | None = None, **changes: Any) -> Statement:
         """Verdicts on everything on the ballot; `reject` maps peer numbers to reasons."""
         reasons = {identity(other).peer: reason for other, reason in (reject or {}).items()}
-        verdicts = [
-            pb.ContributionVerdict(contribution=key, reason=reasons.get(other.peer, 0))
-            for key, other in sorted(self.state.contributions.items())
-            if other.peer != identity(number).peer
+        listed, me = self.state.gathered.listed(), identity(number).peer
+        findings = [
+            pb.Finding(index=index, reason=reasons[name]) for index, name in enumerate(listed) if name in reasons and name != me
         ]
-        body = pb.Receipt(round=self.head.round, head=self.head.digest, verdicts=verdicts)
+        body = pb.Receipt(
+            round=self.head.round,
+            ballot=self.ballots[-1].digest,
+            accepted=rules.bits([name != me and name not in reasons for name in listed]),
+            findings=findings,
+        )
         return self._seal(number, pb.KIND_RECEIPT, body, changes)
 
     def report(self, number: int, **changes: Any) -> Statement:
-        stages = range(self.run.model.stages)
-        body = pb.StateReport(
-            round=self.head.round,
-            head=self.head.digest,
-            states=[pb.StageState(stage=stage, digest=self.state_digest(stage)) for stage in stages],
-        )
+        body = pb.StateReport(round=self.head.round, head=self.head.digest, state=self.state_root())
         return self._seal(number, pb.KIND_STATE_REPORT, body, changes)
 
     def _seal(self, number: int, kind: pb.Kind, body: Any, changes: dict[str, Any]) -> Statement:
@@ -183,14 +207,25 @@ class Table:
         return self
 
     def vote(self, numbers: range | list[int] = range(3), reject: dict[int, int] | None = None) -> "Table":
-        for number in numbers:
-            self.submit(self.receipt(number, reject))
+        for receipt in [self.receipt(number, reject) for number in numbers]:
+            self.submit(receipt)
+        return self
+
+    def train(self, rounds: int, numbers: range | list[int] = range(3), seconds: float = 0.0) -> "Table":
+        """Whole rounds, each of which takes `seconds` to contribute."""
+        for _ in range(rounds):
+            self.now += seconds
+            self.contribute(numbers).vote(numbers)
         return self
 
     def counted(self) -> list[int]:
         """Numbers of the peers in the last commit."""
         names = {identity(number).peer: number for number in range(100)}
-        return sorted(names[item.cluster] for item in self.commits[-1].body.counted)
+        return sorted(names[item.cluster] for item in chain.taken(self.commits[-1].body))
+
+    def roster(self) -> list[int]:
+        names = {identity(number).peer: number for number in range(100)}
+        return sorted(names[name] for name in self.head.roster)
 
     def why(self, number: int) -> int:
         """The reason under which the last commit excluded a peer."""

@@ -21,6 +21,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_LEAVE: _ClassVar[Kind]
     KIND_HEARTBEAT: _ClassVar[Kind]
     KIND_EVIDENCE: _ClassVar[Kind]
+    KIND_CLUSTER: _ClassVar[Kind]
 
 class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -53,6 +54,10 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_NOT_ATTESTED: _ClassVar[Reason]
     REASON_ATTESTATION: _ClassVar[Reason]
     REASON_ATTESTATION_EXPIRED: _ClassVar[Reason]
+    REASON_DID_NOT_VOTE: _ClassVar[Reason]
+    REASON_RESTING: _ClassVar[Reason]
+    REASON_CLUSTER: _ClassVar[Reason]
+    REASON_SUPERSEDED: _ClassVar[Reason]
 KIND_UNSPECIFIED: Kind
 KIND_MANIFEST: Kind
 KIND_PEER_RECORD: Kind
@@ -65,6 +70,7 @@ KIND_STATE_REPORT: Kind
 KIND_LEAVE: Kind
 KIND_HEARTBEAT: Kind
 KIND_EVIDENCE: Kind
+KIND_CLUSTER: Kind
 REASON_UNSPECIFIED: Reason
 REASON_BAD_SIGNATURE: Reason
 REASON_WRONG_RUN: Reason
@@ -94,6 +100,10 @@ REASON_RUN_FINISHED: Reason
 REASON_NOT_ATTESTED: Reason
 REASON_ATTESTATION: Reason
 REASON_ATTESTATION_EXPIRED: Reason
+REASON_DID_NOT_VOTE: Reason
+REASON_RESTING: Reason
+REASON_CLUSTER: Reason
+REASON_SUPERSEDED: Reason
 
 class Envelope(_message.Message):
     __slots__ = ("kind", "key", "body", "signature")
@@ -167,14 +177,6 @@ class Attestation(_message.Message):
     valid_until_ms: int
     def __init__(self, peer: _Optional[str] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[str] = ..., measurement: _Optional[str] = ..., tcb_status: _Optional[str] = ..., gpus: _Optional[int] = ..., valid_until_ms: _Optional[int] = ...) -> None: ...
 
-class StageState(_message.Message):
-    __slots__ = ("stage", "digest")
-    STAGE_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    stage: int
-    digest: bytes
-    def __init__(self, stage: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
-
 class Span(_message.Message):
     __slots__ = ("start", "end")
     START_FIELD_NUMBER: _ClassVar[int]
@@ -184,112 +186,166 @@ class Span(_message.Message):
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("round", "head", "cluster", "first_stage", "stage_count", "states")
+    __slots__ = ("serial", "round", "head", "state", "cluster", "account")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
-    FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
-    STAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
-    STATES_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    serial: int
     round: int
     head: bytes
-    cluster: str
-    first_stage: int
-    stage_count: int
-    states: _containers.RepeatedCompositeFieldContainer[StageState]
-    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., cluster: _Optional[str] = ..., first_stage: _Optional[int] = ..., stage_count: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ...) -> None: ...
+    state: bytes
+    cluster: bytes
+    account: bytes
+    def __init__(self, serial: _Optional[int] = ..., round: _Optional[int] = ..., head: _Optional[bytes] = ..., state: _Optional[bytes] = ..., cluster: _Optional[bytes] = ..., account: _Optional[bytes] = ...) -> None: ...
 
-class StagePayload(_message.Message):
-    __slots__ = ("stage", "base_state", "digest", "size", "norm", "effective_rank", "error")
-    STAGE_FIELD_NUMBER: _ClassVar[int]
-    BASE_STATE_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
-    NORM_FIELD_NUMBER: _ClassVar[int]
-    EFFECTIVE_RANK_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    stage: int
-    base_state: bytes
-    digest: bytes
-    size: int
-    norm: float
-    effective_rank: float
-    error: float
-    def __init__(self, stage: _Optional[int] = ..., base_state: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., norm: _Optional[float] = ..., effective_rank: _Optional[float] = ..., error: _Optional[float] = ...) -> None: ...
-
-class Contribution(_message.Message):
-    __slots__ = ("round", "head", "cluster", "inner_steps", "tokens", "loss", "samples_read", "payloads", "attestation")
+class Cluster(_message.Message):
+    __slots__ = ("serial", "round", "head", "hosts")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
-    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    serial: int
+    round: int
+    head: bytes
+    hosts: _containers.RepeatedCompositeFieldContainer[Host]
+    def __init__(self, serial: _Optional[int] = ..., round: _Optional[int] = ..., head: _Optional[bytes] = ..., hosts: _Optional[_Iterable[_Union[Host, _Mapping]]] = ...) -> None: ...
+
+class Host(_message.Message):
+    __slots__ = ("peer", "first_stage", "stage_count", "copy", "attestation")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    first_stage: int
+    stage_count: int
+    copy: int
+    attestation: Attestation
+    def __init__(self, peer: _Optional[str] = ..., first_stage: _Optional[int] = ..., stage_count: _Optional[int] = ..., copy: _Optional[int] = ..., attestation: _Optional[_Union[Attestation, _Mapping]] = ...) -> None: ...
+
+class Leaf(_message.Message):
+    __slots__ = ("stage", "digest", "size", "norms")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    NORMS_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    digest: bytes
+    size: int
+    norms: bytes
+    def __init__(self, stage: _Optional[int] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., norms: _Optional[bytes] = ...) -> None: ...
+
+class Leaves(_message.Message):
+    __slots__ = ("leaves",)
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    leaves: _containers.RepeatedCompositeFieldContainer[Leaf]
+    def __init__(self, leaves: _Optional[_Iterable[_Union[Leaf, _Mapping]]] = ...) -> None: ...
+
+class StageStates(_message.Message):
+    __slots__ = ("digests",)
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Contribution(_message.Message):
+    __slots__ = ("round", "head", "inner_steps", "tokens", "loss", "samples_read", "leaves", "base_state", "norm", "effective_rank", "error", "attestation", "holders", "audit")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_READ_FIELD_NUMBER: _ClassVar[int]
-    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    BASE_STATE_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_RANK_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     ATTESTATION_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     round: int
     head: bytes
-    cluster: str
     inner_steps: int
     tokens: int
     loss: float
     samples_read: int
-    payloads: _containers.RepeatedCompositeFieldContainer[StagePayload]
+    leaves: bytes
+    base_state: bytes
+    norm: int
+    effective_rank: float
+    error: float
     attestation: bytes
-    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., cluster: _Optional[str] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ..., attestation: _Optional[bytes] = ...) -> None: ...
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    audit: bytes
+    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., leaves: _Optional[bytes] = ..., base_state: _Optional[bytes] = ..., norm: _Optional[int] = ..., effective_rank: _Optional[float] = ..., error: _Optional[float] = ..., attestation: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ..., audit: _Optional[bytes] = ...) -> None: ...
 
 class Ballot(_message.Message):
-    __slots__ = ("round", "head", "contributions")
+    __slots__ = ("round", "head", "contributions", "seconds")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     round: int
     head: bytes
     contributions: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., contributions: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    seconds: float
+    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., contributions: _Optional[_Iterable[bytes]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
-class ContributionVerdict(_message.Message):
-    __slots__ = ("contribution", "reason", "stage")
-    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+class Finding(_message.Message):
+    __slots__ = ("index", "reason", "stage", "score")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
-    contribution: bytes
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    index: int
     reason: Reason
     stage: int
-    def __init__(self, contribution: _Optional[bytes] = ..., reason: _Optional[_Union[Reason, str]] = ..., stage: _Optional[int] = ...) -> None: ...
+    score: int
+    def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[Reason, str]] = ..., stage: _Optional[int] = ..., score: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("round", "head", "verdicts")
+    __slots__ = ("round", "ballot", "accepted", "findings", "scores")
     ROUND_FIELD_NUMBER: _ClassVar[int]
-    HEAD_FIELD_NUMBER: _ClassVar[int]
-    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
     round: int
-    head: bytes
-    verdicts: _containers.RepeatedCompositeFieldContainer[ContributionVerdict]
-    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., verdicts: _Optional[_Iterable[_Union[ContributionVerdict, _Mapping]]] = ...) -> None: ...
+    ballot: bytes
+    accepted: bytes
+    findings: _containers.RepeatedCompositeFieldContainer[Finding]
+    scores: bytes
+    def __init__(self, round: _Optional[int] = ..., ballot: _Optional[bytes] = ..., accepted: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., scores: _Optional[bytes] = ...) -> None: ...
 
 class StateReport(_message.Message):
-    __slots__ = ("round", "head", "states", "evaluated", "evaluation_loss", "replayed")
+    __slots__ = ("round", "head", "state", "evaluated", "evaluation_loss", "replayed")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
-    STATES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_LOSS_FIELD_NUMBER: _ClassVar[int]
     REPLAYED_FIELD_NUMBER: _ClassVar[int]
     round: int
     head: bytes
-    states: _containers.RepeatedCompositeFieldContainer[StageState]
+    state: bytes
     evaluated: bool
     evaluation_loss: float
     replayed: bool
-    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., replayed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., state: _Optional[bytes] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., replayed: _Optional[bool] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("head",)
+    __slots__ = ("serial", "round", "head")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
+    serial: int
+    round: int
     head: bytes
-    def __init__(self, head: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, serial: _Optional[int] = ..., round: _Optional[int] = ..., head: _Optional[bytes] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "round", "step", "loss", "head", "tokens_per_second")
@@ -308,46 +364,34 @@ class Heartbeat(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., head: _Optional[bytes] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("cluster", "hosts", "joined", "missed", "samples_counted", "lease")
+    __slots__ = ("cluster", "hosts", "joined", "missed", "samples_counted", "lease", "standing", "account")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     MISSED_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_COUNTED_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     hosts: _containers.RepeatedCompositeFieldContainer[Host]
     joined: int
     missed: int
     samples_counted: int
     lease: _containers.RepeatedCompositeFieldContainer[Span]
-    def __init__(self, cluster: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[Host, _Mapping]]] = ..., joined: _Optional[int] = ..., missed: _Optional[int] = ..., samples_counted: _Optional[int] = ..., lease: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
-
-class Host(_message.Message):
-    __slots__ = ("peer", "first_stage", "stage_count", "attestation")
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    FIRST_STAGE_FIELD_NUMBER: _ClassVar[int]
-    STAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
-    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
-    peer: str
-    first_stage: int
-    stage_count: int
-    attestation: Attestation
-    def __init__(self, peer: _Optional[str] = ..., first_stage: _Optional[int] = ..., stage_count: _Optional[int] = ..., attestation: _Optional[_Union[Attestation, _Mapping]] = ...) -> None: ...
+    standing: int
+    account: bytes
+    def __init__(self, cluster: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[Host, _Mapping]]] = ..., joined: _Optional[int] = ..., missed: _Optional[int] = ..., samples_counted: _Optional[int] = ..., lease: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., standing: _Optional[int] = ..., account: _Optional[bytes] = ...) -> None: ...
 
 class Counted(_message.Message):
-    __slots__ = ("cluster", "tokens", "payloads", "holders", "attestations")
-    CLUSTER_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
-    HOLDERS_FIELD_NUMBER: _ClassVar[int]
-    ATTESTATIONS_FIELD_NUMBER: _ClassVar[int]
-    cluster: str
-    tokens: int
-    payloads: _containers.RepeatedCompositeFieldContainer[StagePayload]
-    holders: _containers.RepeatedScalarFieldContainer[str]
-    attestations: _containers.RepeatedCompositeFieldContainer[Attestation]
-    def __init__(self, cluster: _Optional[str] = ..., tokens: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ..., attestations: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("contribution", "weight", "clip")
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
+    contribution: int
+    weight: int
+    clip: int
+    def __init__(self, contribution: _Optional[int] = ..., weight: _Optional[int] = ..., clip: _Optional[int] = ...) -> None: ...
 
 class Exclusion(_message.Message):
     __slots__ = ("peer", "reason", "detail")
@@ -359,64 +403,86 @@ class Exclusion(_message.Message):
     detail: str
     def __init__(self, peer: _Optional[str] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
-class StageNorm(_message.Message):
-    __slots__ = ("stage", "norm")
-    STAGE_FIELD_NUMBER: _ClassVar[int]
-    NORM_FIELD_NUMBER: _ClassVar[int]
-    stage: int
-    norm: float
-    def __init__(self, stage: _Optional[int] = ..., norm: _Optional[float] = ...) -> None: ...
+class Rest(_message.Message):
+    __slots__ = ("cluster", "until", "removals")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    REMOVALS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    until: int
+    removals: int
+    def __init__(self, cluster: _Optional[str] = ..., until: _Optional[int] = ..., removals: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("round", "previous", "closing", "opened_at_ms", "closed_at_ms", "ballot_at_ms", "claims", "leaves", "contributions", "receipts", "reports", "refusals", "roster", "counted", "excluded", "states", "median_norms", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans", "attested", "keep", "inner_steps")
+    __slots__ = ("round", "previous", "closed_at_ms", "collect_ms", "vote_ms", "open_ms", "ballot", "claims", "clusters", "leaves", "contributions", "receipts", "reports", "refusals", "attested", "closing", "roster", "counted", "excluded", "state", "norm", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans", "rank_or_k", "inner_steps", "trained", "built_by", "resting", "collect_history", "vote_history", "data_root", "merit_root")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
-    CLOSING_FIELD_NUMBER: _ClassVar[int]
-    OPENED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_AT_MS_FIELD_NUMBER: _ClassVar[int]
-    BALLOT_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    COLLECT_MS_FIELD_NUMBER: _ClassVar[int]
+    VOTE_MS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_MS_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    ATTESTED_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
-    STATES_FIELD_NUMBER: _ClassVar[int]
-    MEDIAN_NORMS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_LOSS_FIELD_NUMBER: _ClassVar[int]
     DATA_CURSOR_FIELD_NUMBER: _ClassVar[int]
     FREE_SPANS_FIELD_NUMBER: _ClassVar[int]
-    ATTESTED_FIELD_NUMBER: _ClassVar[int]
-    KEEP_FIELD_NUMBER: _ClassVar[int]
+    RANK_OR_K_FIELD_NUMBER: _ClassVar[int]
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    BUILT_BY_FIELD_NUMBER: _ClassVar[int]
+    RESTING_FIELD_NUMBER: _ClassVar[int]
+    COLLECT_HISTORY_FIELD_NUMBER: _ClassVar[int]
+    VOTE_HISTORY_FIELD_NUMBER: _ClassVar[int]
+    DATA_ROOT_FIELD_NUMBER: _ClassVar[int]
+    MERIT_ROOT_FIELD_NUMBER: _ClassVar[int]
     round: int
     previous: bytes
-    closing: bool
-    opened_at_ms: int
     closed_at_ms: int
-    ballot_at_ms: int
+    collect_ms: int
+    vote_ms: int
+    open_ms: int
+    ballot: Envelope
     claims: _containers.RepeatedCompositeFieldContainer[Envelope]
+    clusters: _containers.RepeatedCompositeFieldContainer[Envelope]
     leaves: _containers.RepeatedCompositeFieldContainer[Envelope]
     contributions: _containers.RepeatedCompositeFieldContainer[Envelope]
     receipts: _containers.RepeatedCompositeFieldContainer[Envelope]
     reports: _containers.RepeatedCompositeFieldContainer[Envelope]
     refusals: _containers.RepeatedCompositeFieldContainer[Exclusion]
+    attested: _containers.RepeatedCompositeFieldContainer[Attestation]
+    closing: bool
     roster: _containers.RepeatedCompositeFieldContainer[Member]
     counted: _containers.RepeatedCompositeFieldContainer[Counted]
     excluded: _containers.RepeatedCompositeFieldContainer[Exclusion]
-    states: _containers.RepeatedCompositeFieldContainer[StageState]
-    median_norms: _containers.RepeatedCompositeFieldContainer[StageNorm]
+    state: bytes
+    norm: int
     loss: float
     evaluated: bool
     evaluation_loss: float
     data_cursor: int
     free_spans: _containers.RepeatedCompositeFieldContainer[Span]
-    attested: _containers.RepeatedCompositeFieldContainer[Attestation]
-    keep: int
+    rank_or_k: int
     inner_steps: int
-    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closing: _Optional[bool] = ..., opened_at_ms: _Optional[int] = ..., closed_at_ms: _Optional[int] = ..., ballot_at_ms: _Optional[int] = ..., claims: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., median_norms: _Optional[_Iterable[_Union[StageNorm, _Mapping]]] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., keep: _Optional[int] = ..., inner_steps: _Optional[int] = ...) -> None: ...
+    trained: int
+    built_by: _containers.RepeatedScalarFieldContainer[str]
+    resting: _containers.RepeatedCompositeFieldContainer[Rest]
+    collect_history: _containers.RepeatedScalarFieldContainer[int]
+    vote_history: _containers.RepeatedScalarFieldContainer[int]
+    data_root: bytes
+    merit_root: bytes
+    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closed_at_ms: _Optional[int] = ..., collect_ms: _Optional[int] = ..., vote_ms: _Optional[int] = ..., open_ms: _Optional[int] = ..., ballot: _Optional[_Union[Envelope, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., closing: _Optional[bool] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., state: _Optional[bytes] = ..., norm: _Optional[int] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., rank_or_k: _Optional[int] = ..., inner_steps: _Optional[int] = ..., trained: _Optional[int] = ..., built_by: _Optional[_Iterable[str]] = ..., resting: _Optional[_Iterable[_Union[Rest, _Mapping]]] = ..., collect_history: _Optional[_Iterable[int]] = ..., vote_history: _Optional[_Iterable[int]] = ..., data_root: _Optional[bytes] = ..., merit_root: _Optional[bytes] = ...) -> None: ...

@@ -8,6 +8,34 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class StageState(_message.Message):
+    __slots__ = ("stage", "digest")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    digest: bytes
+    def __init__(self, stage: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class StagePayload(_message.Message):
+    __slots__ = ("stage", "base_state", "digest", "size", "norm", "effective_rank", "error", "norms")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    BASE_STATE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_RANK_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    NORMS_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    base_state: bytes
+    digest: bytes
+    size: int
+    norm: float
+    effective_rank: float
+    error: float
+    norms: bytes
+    def __init__(self, stage: _Optional[int] = ..., base_state: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., norm: _Optional[float] = ..., effective_rank: _Optional[float] = ..., error: _Optional[float] = ..., norms: _Optional[bytes] = ...) -> None: ...
+
 class Hello(_message.Message):
     __slots__ = ("rank", "pid", "stages", "boundaries", "device")
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -43,18 +71,32 @@ class Start(_message.Message):
     BOUNDARY_COMMIT_FIELD_NUMBER: _ClassVar[int]
     origin: Start.Origin
     round: int
-    states: _containers.RepeatedCompositeFieldContainer[_messages_pb2.StageState]
+    states: _containers.RepeatedCompositeFieldContainer[StageState]
     boundary: int
-    commits: _containers.RepeatedScalarFieldContainer[bytes]
+    commits: _containers.RepeatedCompositeFieldContainer[Apply]
     opening_commit: bytes
-    boundary_commit: bytes
-    def __init__(self, origin: _Optional[_Union[Start.Origin, str]] = ..., round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[_messages_pb2.StageState, _Mapping]]] = ..., boundary: _Optional[int] = ..., commits: _Optional[_Iterable[bytes]] = ..., opening_commit: _Optional[bytes] = ..., boundary_commit: _Optional[bytes] = ...) -> None: ...
+    boundary_commit: Apply
+    def __init__(self, origin: _Optional[_Union[Start.Origin, str]] = ..., round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., boundary: _Optional[int] = ..., commits: _Optional[_Iterable[_Union[Apply, _Mapping]]] = ..., opening_commit: _Optional[bytes] = ..., boundary_commit: _Optional[_Union[Apply, _Mapping]] = ...) -> None: ...
+
+class Take(_message.Message):
+    __slots__ = ("cluster", "weight", "clip", "payloads")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    weight: int
+    clip: int
+    payloads: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, cluster: _Optional[str] = ..., weight: _Optional[int] = ..., clip: _Optional[int] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Apply(_message.Message):
-    __slots__ = ("commit",)
+    __slots__ = ("commit", "takes")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    TAKES_FIELD_NUMBER: _ClassVar[int]
     commit: bytes
-    def __init__(self, commit: _Optional[bytes] = ...) -> None: ...
+    takes: _containers.RepeatedCompositeFieldContainer[Take]
+    def __init__(self, commit: _Optional[bytes] = ..., takes: _Optional[_Iterable[_Union[Take, _Mapping]]] = ...) -> None: ...
 
 class Recheck(_message.Message):
     __slots__ = ("round",)
@@ -87,12 +129,12 @@ class Ready(_message.Message):
     APPLIED_AT_STEP_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     round: int
-    states: _containers.RepeatedCompositeFieldContainer[_messages_pb2.StageState]
+    states: _containers.RepeatedCompositeFieldContainer[StageState]
     evaluated: bool
     evaluation_loss: float
     applied_at_step: int
     boundary: int
-    def __init__(self, round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[_messages_pb2.StageState, _Mapping]]] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., applied_at_step: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., applied_at_step: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("round", "step", "loss", "seconds", "tokens", "waiting", "total_steps", "clock_seconds", "codec_cpu_seconds")
@@ -129,8 +171,8 @@ class Boundary(_message.Message):
     tokens: int
     loss: float
     samples_read: int
-    payloads: _containers.RepeatedCompositeFieldContainer[_messages_pb2.StagePayload]
-    def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[_messages_pb2.StagePayload, _Mapping]]] = ...) -> None: ...
+    payloads: _containers.RepeatedCompositeFieldContainer[StagePayload]
+    def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ...) -> None: ...
 
 class Rechecked(_message.Message):
     __slots__ = ("round", "states", "report_agrees")
@@ -138,9 +180,9 @@ class Rechecked(_message.Message):
     STATES_FIELD_NUMBER: _ClassVar[int]
     REPORT_AGREES_FIELD_NUMBER: _ClassVar[int]
     round: int
-    states: _containers.RepeatedCompositeFieldContainer[_messages_pb2.StageState]
+    states: _containers.RepeatedCompositeFieldContainer[StageState]
     report_agrees: bool
-    def __init__(self, round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[_messages_pb2.StageState, _Mapping]]] = ..., report_agrees: _Optional[bool] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., report_agrees: _Optional[bool] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
     __slots__ = ("hello", "ready", "step", "boundary", "rechecked", "failed")

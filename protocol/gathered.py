@@ -1,0 +1,85 @@
+"""What has been accepted since the last commit: sets of statements, the same in any order of arrival.
+
+A *slot* is what a signer may say once: its claims and leaves by serial, its contribution and receipt by round, its state report by
+round and kind. Two different statements in one slot are kept, because together they prove equivocation; then neither counts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+
+__all__ = ["Gathered", "Slot", "holds", "put", "put_newest", "single"]
+
+Key = TypeVar("Key")
+Slot = tuple[Statement[Any], ...]
+"""One statement, or two that prove equivocation, by digest."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    claims: Mapping[str, Slot] = field(default_factory=dict)
+    """By peer: the newest serial."""
+    clusters: Mapping[str, Slot] = field(default_factory=dict)
+    """By lead: the newest serial."""
+    leaves: Mapping[str, Slot] = field(default_factory=dict)
+    """By peer: the newest serial."""
+    contributions: Mapping[str, Slot] = field(default_factory=dict)
+    """By cluster."""
+    ballot: Statement[pb.Ballot] | None = None
+    receipts: Mapping[str, Slot] = field(default_factory=dict)
+    """By cluster."""
+    reports: Mapping[tuple[str, bool], Slot] = field(default_factory=dict)
+    """By cluster and whether replayed."""
+    attested: Mapping[str, pb.Attestation] = field(default_factory=dict)
+    """By peer: the coordinator's verdicts since the last commit."""
+    refusals: tuple[pb.Exclusion, ...] = ()
+    """The coordinator's notes, which nobody can check: what it turned away, and who was not heard."""
+
+    def claiming(self) -> dict[str, Statement[pb.Claim]]:
+        """By peer: claims that hold, because no leave of the same peer is newer."""
+        claims = {peer: claim for peer, slot in self.claims.items() if (claim := single(slot))}
+        leaves = {peer: slot[0].body.serial for peer, slot in self.leaves.items()}
+        return {peer: claim for peer, claim in claims.items() if claim.body.serial > leaves.get(peer, -1)}
+
+    def leaving(self) -> frozenset[str]:
+        """Peers whose newest wish is to leave."""
+        serials = {peer: slot[0].body.serial for peer, slot in self.claims.items()}
+        return frozenset(peer for peer, slot in self.leaves.items() if slot[0].body.serial >= serials.get(peer, -1))
+
+    def listed(self) -> list[str]:
+        """Clusters in ballot order; empty without a ballot."""
+        authors = {statement.digest: statement.peer for slot in self.contributions.values() for statement in slot}
+        return [authors[digest] for digest in self.ballot.body.contributions] if self.ballot else []
+
+
+def single(slot: Slot | None) -> Statement[Any] | None:
+    """The slot's statement; None where there is none, or two."""
+    return slot[0] if slot and len(slot) == 1 else None
+
+
+def holds(slot: Slot | None, statement: Statement[Any]) -> bool:
+    return any(known.digest == statement.digest for known in slot or ())
+
+
+def put(slots: Mapping[Key, Slot], key: Key, statement: Statement[Any], pinned: bytes = b"") -> dict[Key, Slot] | None:
+    """With the statement in its slot; None where that changes nothing. Of three the two with the smallest digests stay, `pinned`
+    before all."""
+    slot = slots.get(key, ())
+    if holds(slot, statement):
+        return None
+    kept = tuple(sorted((*slot, statement), key=lambda each: (each.digest != pinned, each.digest))[:2])
+    ordered = tuple(sorted(kept, key=lambda each: each.digest))
+    return None if ordered == slot else {**slots, key: ordered}
+
+
+def put_newest(slots: Mapping[str, Slot], statement: Statement[Any]) -> dict[str, Slot] | None:
+    """`put` among statements with a serial: a newer serial replaces the slot, an older one changes nothing."""
+    slot = slots.get(statement.peer, ())
+    if not slot or slot[0].body.serial < statement.body.serial:
+        return {**slots, statement.peer: (statement,)}
+    if slot[0].body.serial > statement.body.serial:
+        return None
+    return put(slots, statement.peer, statement)

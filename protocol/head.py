@@ -1,0 +1,152 @@
+"""What the commits so far imply for the open round: `Head`, the fold over the chain, and the words of a roster."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.ids import peer_id
+from dilocox.protocol.ledger import Lease, Ledger
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+
+__all__ = ["Cluster", "Head", "HostRange", "Rest", "advance", "initial_head", "resting_on"]
+
+
+class HostRange(NamedTuple):
+    """A box's share of a cluster."""
+
+    peer: str
+    first_stage: int
+    stage_count: int
+    copy: int = 0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster on a roster. Its id is its lead's peer id: nobody else can speak for it."""
+
+    cluster: str
+    hosts: tuple[HostRange, ...]
+    """In stage order; those of copy 0 together tile all stages."""
+    joined: int
+    missed: int = 0
+    account: bytes = b""
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return tuple(host.peer for host in self.hosts)
+
+    def stages_of(self, peer: str) -> list[int]:
+        ranges = (range(h.first_stage, h.first_stage + h.stage_count) for h in self.hosts if h.peer == peer)
+        return [stage for stages in ranges for stage in stages]
+
+
+class Rest(NamedTuple):
+    """What a cluster that was taken off the roster for missing commits must wait for."""
+
+    until: int
+    """The first round in which it may claim."""
+    removals: int
+
+
+@dataclass(frozen=True)
+class Head:
+    round: int
+    """The open round; 0 before the genesis commit."""
+    digest: bytes
+    """Digest of commit round-1; empty before the genesis commit."""
+    coordinator: str
+    """Peer id whose signature makes the next commit."""
+    roster: Mapping[str, Cluster] = field(default_factory=dict)
+    """By cluster id."""
+    ledger: Ledger = field(default_factory=Ledger)
+    trained: int = 0
+    """Commits that counted somebody."""
+    state: bytes = b""
+    """The state root that the open round starts from, where the chain already says it; else empty."""
+    built_by: frozenset[str] = frozenset()
+    """Clusters that the last commit with any counted: they know that state."""
+    norm: int = 0
+    """Median norm code of the payloads that were last counted."""
+    closed_at_ms: int = 0
+    finished: bool = False
+    """The closing commit was made."""
+    rank_or_k: int = 0
+    """What the codec keeps in the open round."""
+    inner_steps: int = 0
+    """H of the open round."""
+    attestations: Mapping[str, pb.Attestation] = field(default_factory=dict)
+    """By peer: what admits the roster, where the run asks for evidence."""
+    resting: Mapping[str, Rest] = field(default_factory=dict)
+    """By cluster."""
+    collect_history: tuple[int, ...] = ()
+    """Milliseconds until more than half of the roster had contributed, of the last rounds that measured it."""
+    vote_history: tuple[int, ...] = ()
+
+    @cached_property
+    def cluster_by_peer(self) -> Mapping[str, Cluster]:
+        return {peer: cluster for cluster in self.roster.values() for peer in cluster.peers}
+
+    def closing(self, manifest: Manifest) -> bool:
+        """Whether all rounds are trained: the open round only records the final state."""
+        return self.round > 0 and self.trained >= manifest.rounds.count
+
+    def names(self, body: pb.Claim | pb.Cluster | pb.Leave) -> bool:
+        """Whether a statement that asks for a change of the roster was made now."""
+        return bool((body.round, body.head) == (max(1, self.round), self.digest))
+
+
+def initial_head(coordinator: str) -> Head:
+    return Head(round=0, digest=b"", coordinator=coordinator)
+
+
+def advance(manifest: Manifest, commit: Statement[pb.Commit]) -> Head:
+    """The head after a commit that is trusted: read off the commit, nothing recomputed."""
+    body = commit.body
+    everything = (HostRange("", 0, manifest.model.stages),)
+    roster = {
+        m.cluster: Cluster(
+            m.cluster,
+            tuple(HostRange(h.peer, h.first_stage, h.stage_count, h.copy) for h in m.hosts)
+            or tuple(host._replace(peer=m.cluster) for host in everything),
+            m.joined,
+            m.missed,
+            m.account,
+        )
+        for m in body.roster
+    }
+    leases = {m.cluster: Lease(m.samples_counted, tuple((s.start, s.end) for s in m.lease)) for m in body.roster}
+    counted = frozenset(authors(body, [item.contribution for item in body.counted]))
+    return Head(
+        round=body.round + 1,
+        digest=commit.digest,
+        coordinator=commit.peer,
+        roster=roster,
+        ledger=Ledger(body.data_cursor, tuple((span.start, span.end) for span in body.free_spans), leases),
+        trained=body.trained,
+        state=b"" if counted else body.state,
+        built_by=counted or frozenset(body.built_by),
+        norm=body.norm,
+        closed_at_ms=body.closed_at_ms,
+        finished=body.closing,
+        rank_or_k=body.rank_or_k,
+        inner_steps=body.inner_steps,
+        attestations={h.peer: h.attestation for m in body.roster for h in m.hosts if h.HasField("attestation")},
+        resting={item.cluster: Rest(item.until, item.removals) for item in body.resting},
+        collect_history=tuple(body.collect_history),
+        vote_history=tuple(body.vote_history),
+    )
+
+
+def authors(commit: pb.Commit, contributions: Sequence[int]) -> list[str]:
+    """Clusters that signed these of a commit's contributions. Raises IndexError for one that it does not hold."""
+    return [peer_id(commit.contributions[index].key) for index in contributions]
+
+
+def resting_on(attestations: Mapping[str, pb.Attestation], cluster: Cluster) -> bytes:
+    """What a contribution of this cluster names as the evidence that it rests on; empty where there is none."""
+    nonces = [attestations[peer].nonce for peer in cluster.peers if peer in attestations]
+    return sha256(*nonces) if nonces else b""

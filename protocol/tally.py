@@ -1,0 +1,142 @@
+"""Counting a round: who is counted, with which weight, and why the others are not. A pure function of signed statements, so anyone
+can recheck a commit.
+
+Voters are the clusters that contributed and voted: who does not vote does not count (unless it said goodbye in between), and does
+not stand in the others' way. A contribution counts when at least half of the other voters, and at least one, accepted it; a lone one counts only where the
+manifest's min_clusters is 1.
+"""
+
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dilocox.protocol import norms
+from dilocox.protocol.errors import reason_name
+from dilocox.protocol.gathered import Gathered, single
+from dilocox.protocol.head import Head
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+
+__all__ = ["Tally", "tally"]
+
+Why = tuple[pb.Reason, str]
+"""A reason, and the sentence where the reason does not say it all."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    counted: Mapping[str, Statement[pb.Contribution]]
+    """By cluster, in the order of the mean."""
+    excluded: Sequence[pb.Exclusion]
+    state: bytes
+    """The state root that the counted built on; empty where nobody counts."""
+    norm: int
+    """Their lower median norm code."""
+    clips: Mapping[str, int]
+    """Norm codes above clip_ratio times that median, by cluster."""
+    loss: float
+
+
+def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[str]) -> Tally:
+    """`absent`: roster clusters that were not heard from when the round closed."""
+    reasons = _without_a_vote(head, gathered, absent)
+    candidates = sorted(name for name in gathered.listed() if name not in reasons)
+    accepted = _accepted(manifest, gathered, candidates, reasons)
+    _keep_one_base(accepted, reasons)
+    if len(accepted) < manifest.rounds.min_clusters:
+        too_few = f"{len(accepted)} could be counted; the run needs {manifest.rounds.min_clusters}"
+        reasons.update((name, (pb.REASON_TOO_FEW_CLUSTERS, too_few)) for name in accepted)
+        accepted = {}
+    codes = [statement.body.norm for statement in accepted.values()]
+    median = norms.lower_median(codes)
+    bound = median + norms.ratio_codes(manifest.rounds.clip_ratio)
+    tokens = sum(statement.body.tokens for statement in accepted.values())
+    return Tally(
+        accepted,
+        [
+            pb.Exclusion(peer=name, reason=reasons[name][0], detail=reasons[name][1])
+            for name in sorted(head.roster)
+            if name in reasons
+        ],
+        next((statement.body.base_state for statement in accepted.values()), b""),
+        median if accepted else head.norm,
+        {name: max(0, statement.body.norm - bound) for name, statement in accepted.items()},
+        sum(statement.body.loss * statement.body.tokens for statement in accepted.values()) / max(1, tokens),
+    )
+
+
+def _without_a_vote(head: Head, gathered: Gathered, absent: Container[str]) -> dict[str, Why]:
+    """Roster clusters that did not both contribute and vote, once each."""
+    reasons: dict[str, Why] = {}
+    leaving = gathered.leaving()
+    for name in head.roster:
+        slot, votes = gathered.contributions.get(name, ()), gathered.receipts.get(name, ())
+        if len(slot) > 1 or len(votes) > 1:
+            what = "contributions" if len(slot) > 1 else "receipts"
+            reasons[name] = pb.REASON_EQUIVOCATION, f"it signed two different {what}"
+        elif not slot:
+            reasons[name] = (pb.REASON_ABSENT if name in absent else pb.REASON_LATE), ""
+        elif not votes and name not in leaving:
+            reasons[name] = pb.REASON_DID_NOT_VOTE, ""
+    return reasons
+
+
+def _accepted(
+    manifest: Manifest, gathered: Gathered, candidates: Sequence[str], reasons: dict[str, Why]
+) -> dict[str, Statement[pb.Contribution]]:
+    """Contributions that enough of the other voters accepted, by cluster; `reasons` gets those of the others."""
+    accepted: dict[str, Statement[pb.Contribution]] = {}
+    index = {name: number for number, name in enumerate(gathered.listed())}
+    voters = [name for name in candidates if name in gathered.receipts]
+    yes = _yes_votes(gathered, voters, len(index))
+    complaints = _complaints(gathered, voters)
+    for name in candidates:
+        votes, others = int(yes[index[name]]), len(voters) - (name in gathered.receipts)
+        if (votes and 2 * votes >= others) or (not others and manifest.rounds.min_clusters == 1):
+            statement = single(gathered.contributions[name])
+            assert statement is not None
+            accepted[name] = statement
+        else:
+            reasons[name] = _complaint(complaints.get(index[name]), votes, others)
+    return accepted
+
+
+def _yes_votes(gathered: Gathered, voters: Sequence[str], count: int) -> npt.NDArray[np.int64]:
+    """(contributions on the ballot,): how many voters accepted each."""
+    if not voters:
+        return np.zeros(count, np.int64)
+    rows = [np.frombuffer(gathered.receipts[name][0].body.accepted, np.uint8) for name in voters]
+    return np.unpackbits(np.stack(rows), axis=1, bitorder="little", count=count).sum(axis=0, dtype=np.int64)
+
+
+def _complaints(gathered: Gathered, voters: Sequence[str]) -> dict[int, Counter[pb.Reason]]:
+    """Reasons that the voters give, by contribution on the ballot."""
+    found: dict[int, Counter[pb.Reason]] = {}
+    for name in voters:
+        for finding in gathered.receipts[name][0].body.findings:
+            if finding.reason:
+                found.setdefault(finding.index, Counter())[finding.reason] += 1
+    return found
+
+
+def _complaint(complaints: Counter[pb.Reason] | None, votes: int, others: int) -> Why:
+    """The commonest complaint; of equally common ones the first of the enum."""
+    if not complaints:
+        return pb.REASON_TOO_FEW_ACCEPTS, f"{votes} of {others} accepted it"
+    reason, count = min(complaints.items(), key=lambda item: (-item[1], item[0]))
+    return reason, f"{count} of {others} voters: {reason_name(reason)}"
+
+
+def _keep_one_base(accepted: dict[str, Statement[pb.Contribution]], reasons: dict[str, Why]) -> None:
+    """All counted must build on one state; the larger group stays, of equals the one with the smaller root."""
+    groups: dict[bytes, list[str]] = {}
+    for name, statement in accepted.items():
+        groups.setdefault(statement.body.base_state, []).append(name)
+    for base in sorted(groups, key=lambda base: (-len(groups[base]), base))[1:]:
+        for name in groups[base]:
+            del accepted[name]
+            reasons[name] = pb.REASON_WRONG_BASE, "its base state differs from the state the others built on"
