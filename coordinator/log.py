@@ -1,70 +1,109 @@
-"""The coordinator's log: every input of the round machine with its time, on disk before the effects leave; a restart replays it."""
+"""The open round on disk: the inputs of the round machine since the last commit, in the same database as the chain.
 
-import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
+One transaction writes a batch of inputs; a commit and the cutting off of the inputs before it are one transaction too. So a restart
+stands where the last batch ended, whatever was happening; what a crash takes away, its senders say again.
+"""
 
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import open_envelope
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dilocox.protocol.head import Head
+from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.round import RECEIVED_KINDS, Absent, Attested, Input, Present, Received, Refused, Resumed, Tick
-from dilocox.transport.chain_file import open_database
+from dilocox.protocol.round import Absent, Attested, Input, Moment, Present, Received, Refused, Resumed, Tick
+from dilocox.protocol.rules import JUDGES
+from dilocox.transport.chain_file import ChainFile
 
-__all__ = ["InputLog"]
+__all__ = ["Committed", "Entry", "InputLog"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An input that changed something."""
+
+    event: Input
+    moment: Moment
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A commit that we signed, or that nodes gave back to us."""
+
+    before: Head
+    commit: Statement[pb.Commit]
+    after: Head
+    attested: Sequence[pb.Attestation] = ()
+    """Verdicts that the next round inherits."""
+    moment: Moment = Moment(0.0, 0)
+
+
+Row = tuple[str, str | None, int | None, str | None, bytes | None]
 
 
 class InputLog:
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        self._run_id = manifest.run_id
-        self._database: sqlite3.Connection = open_database(path)
-        self._database.execute(
-            "CREATE TABLE IF NOT EXISTS inputs (number INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL,"
-            " peer TEXT, reason INTEGER, detail TEXT, envelope BLOB)"
+    def __init__(self, chain: ChainFile) -> None:
+        self._chain, self._run_id = chain, chain.manifest.run_id
+        chain.database.execute(
+            "CREATE TABLE IF NOT EXISTS inputs (number INTEGER PRIMARY KEY, seconds REAL NOT NULL, wall_ms INTEGER NOT NULL,"
+            " kind TEXT NOT NULL, peer TEXT, reason INTEGER, detail TEXT, envelope BLOB)"
         )
 
-    def append(self, event: Input, now: float) -> None:
-        """Durable when this returns."""
-        row: tuple[str, str | None, int | None, str | None, bytes | None]
+    def write(self, batch: Sequence[Entry | Committed]) -> None:
+        """Durable when this returns. Blocking."""
+        database = self._chain.database
+        database.execute("BEGIN")
+        for item in batch:
+            if isinstance(item, Entry):
+                self._insert(item)
+            else:
+                self._chain.write(item.before, item.commit)
+                database.execute("DELETE FROM inputs")
+                for attestation in item.attested:
+                    self._insert(Entry(Attested(attestation), item.moment))
+        database.execute("COMMIT")
+
+    def _insert(self, entry: Entry) -> None:
+        self._chain.database.execute(
+            "INSERT INTO inputs (seconds, wall_ms, kind, peer, reason, detail, envelope) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*entry.moment, *self._row(entry.event)),
+        )
+
+    def _row(self, event: Input) -> Row:
         match event:
             case Received(statement):
-                row = ("received", None, None, None, statement.envelope.SerializeToString(deterministic=True))
+                return "received", None, None, None, statement.envelope.SerializeToString(deterministic=True)
             case Refused(peer, reason, detail):
-                row = ("refused", peer, reason, detail, None)
+                return "refused", peer, reason, detail, None
             case Absent(peer):
-                row = ("absent", peer, None, None, None)
+                return "absent", peer, None, None, None
             case Present(peer):
-                row = ("present", peer, None, None, None)
-            case Resumed():
-                row = ("resumed", None, None, None, None)
+                return "present", peer, None, None, None
+            case Resumed(healed):
+                return "resumed", None, int(healed), None, None
             case Attested(attestation):
-                row = ("attested", attestation.peer, None, None, attestation.SerializeToString(deterministic=True))
+                return "attested", None, None, None, attestation.SerializeToString(deterministic=True)
             case Tick():
-                row = ("tick", None, None, None, None)
-        self._database.execute(
-            "INSERT INTO inputs (time, kind, peer, reason, detail, envelope) VALUES (?, ?, ?, ?, ?, ?)", (now, *row)
-        )
+                return "tick", None, None, None, None
 
-    def replay(self) -> Iterator[tuple[Input, float]]:
-        query = "SELECT time, kind, peer, reason, detail, envelope FROM inputs ORDER BY number"
-        for time, kind, peer, reason, detail, envelope in self._database.execute(query):
-            yield self._input(kind, peer, reason, detail, envelope), time
+    def replay(self) -> Iterator[Entry]:
+        """The inputs since the last commit."""
+        query = "SELECT seconds, wall_ms, kind, peer, reason, detail, envelope FROM inputs ORDER BY number"
+        for seconds, wall_ms, kind, peer, reason, detail, envelope in self._chain.database.execute(query):
+            yield Entry(self._input(kind, peer, reason, detail, envelope), Moment(seconds, wall_ms))
 
-    def _input(self, kind: str, peer: str, reason: pb.Reason, detail: str, envelope: bytes) -> Input:
+    def _input(self, kind: str, peer: str, reason: int, detail: str, envelope: bytes) -> Input:
         match kind:
             case "received":
-                return Received(open_envelope(envelope, self._run_id, RECEIVED_KINDS))
+                return Received(open_envelope(envelope, self._run_id, JUDGES))
             case "refused":
-                return Refused(peer, reason, detail)
+                return Refused(peer, pb.Reason.ValueType(reason), detail)
             case "absent":
                 return Absent(peer)
             case "present":
                 return Present(peer)
             case "resumed":
-                return Resumed()
+                return Resumed(bool(reason))
             case "attested":
                 return Attested(pb.Attestation.FromString(envelope))
             case _:
                 return Tick()
-
-    def close(self) -> None:
-        self._database.close()

@@ -1,40 +1,28 @@
-"""The coordinator's gRPC service: statements in, the run's events out, one round machine between."""
+"""The coordinator's gRPC service: statements in, the run's events out."""
 
 import asyncio
 import logging
-import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc.aio
 
+from dilocox.coordinator import driver as driving
 from dilocox.coordinator.challenges import Challenges
-from dilocox.coordinator.log import InputLog
-from dilocox.protocol import limits, round, rules
+from dilocox.coordinator.driver import RoundDriver
+from dilocox.coordinator.liveness import Liveness
+from dilocox.protocol import limits, round
 from dilocox.protocol.attestation import Appraiser, AttestationError, Evidence, Policy, check_binding, report_data, summary
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError, reason_name
 from dilocox.protocol.ids import peer_id, short
-from dilocox.protocol.messages import Statement, open_envelope, seal
+from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.round import (
-    Absent,
-    Attested,
-    Differ,
-    Input,
-    Present,
-    Received,
-    Refused,
-    Relay,
-    Reply,
-    Resumed,
-    SealBallot,
-    SealCommit,
-    Tick,
-)
-from dilocox.protocol.rules import Judgement, Outcome, reject
+from dilocox.protocol.round import Absent, Attested, Differ, Present, Received, Refused, RoundState
+from dilocox.protocol.rules import ACCEPT, JUDGES, Judgement, Outcome, ignore, reject
 from dilocox.transport.chain_file import ChainFile
 
 __all__ = ["CoordinatorService"]
@@ -42,7 +30,7 @@ __all__ = ["CoordinatorService"]
 log = logging.getLogger(__name__)
 
 PRESENCE_SECONDS = 1.0
-"""How often presence is told to watchers and checked against the liveness window."""
+"""How often silence is looked for."""
 WATCH_BACKLOG = 4096
 """Events queued for a watcher before it is dropped; it reconnects and catches up from the chain."""
 _OUTCOMES = {
@@ -50,94 +38,102 @@ _OUTCOMES = {
     Outcome.IGNORE: services.SubmitReply.OUTCOME_IGNORE,
     Outcome.REJECT: services.SubmitReply.OUTCOME_REJECT,
 }
-_KINDS = (*round.RECEIVED_KINDS, pb.KIND_HEARTBEAT, pb.KIND_EVIDENCE)
+_KINDS = (*JUDGES, pb.KIND_HEARTBEAT, pb.KIND_EVIDENCE, pb.KIND_COMMIT)
 
 
 @dataclass
-class Sign:
-    """A peer's sign of life."""
+class Bucket:
+    """What one connection may still submit."""
 
-    heard_at: float
-    sequence: int = 0
-    heartbeat: pb.Heartbeat | None = None
-    tokens: float = limits.STATEMENTS_BURST
-    """Rate limit bucket."""
+    tokens: float
+    filled_at: float
+
+
+class Buckets:
+    """A rate per connection, not per signer: who sends a peer's statements again spends its own."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def take(self, connection: str) -> bool:
+        now = self._clock()
+        bucket = self._buckets.setdefault(connection, Bucket(limits.STATEMENTS_BURST, now))
+        self._buckets.move_to_end(connection)
+        if len(self._buckets) > limits.KNOWN_PEERS:
+            self._buckets.popitem(last=False)
+        refill = (now - bucket.filled_at) * limits.STATEMENTS_PER_SECOND
+        bucket.tokens, bucket.filled_at = min(limits.STATEMENTS_BURST, bucket.tokens + refill), now
+        if bucket.tokens < 1:
+            return False
+        bucket.tokens -= 1
+        return True
 
 
 class CoordinatorService(rpc.CoordinatorServicer):
-    """Single-threaded on the event loop: an input is logged, stepped and its effects sent before the next is looked at."""
-
     def __init__(
         self,
         identity: Identity,
         chain: ChainFile,
-        log_: InputLog,
         manifest: pb.Envelope,
         appraise: Appraiser,
-        clock: Callable[[], float] = time.time,
+        clock: driving.Clock = driving.clock,
     ) -> None:
-        self.identity, self.chain, self._log, self._clock = identity, chain, log_, clock
+        self.identity, self.chain = identity, chain
         self._run_id = chain.manifest.run_id
         self._manifest_envelope = manifest
         self._appraise, self._policy = appraise, Policy(chain.manifest.attestation)
-        self._challenges = Challenges(clock)
-        self.record: Statement | None = None
+        self._clock = clock
+        self._challenges = Challenges(lambda: clock().seconds)
+        self.record: Statement[pb.PeerRecord] | None = None
         """Our signed peer record; set before the server starts."""
-        self.signs: dict[str, Sign] = {}
         self._watchers: set[asyncio.Queue[services.WatchEvent | None]] = set()
-        self.ballot: Statement | None = None
-        self.state = round.start(chain.manifest, self._clock())
-        self._replay()
+        self._buckets = Buckets(lambda: clock().seconds)
+        self.liveness = Liveness(chain.manifest.rounds.liveness_seconds, lambda: clock().seconds)
+        self._ballot: Statement[object] | None = None
+        """As published: what is not on disk yet is told to nobody."""
+        self._said = ""
+        self.driver = RoundDriver(identity, chain, self._publish, clock, self._say)
 
-    def _replay(self) -> None:
-        """Stand where the last process stood. A commit that was logged but not yet stored is made again, the same bits."""
-        first = True
-        for event, now in self._log.replay():
-            if first:
-                self.state = round.start(self.chain.manifest, now)
-                first = False
-            self._step(event, now)
-        if first:
+    @property
+    def state(self) -> RoundState:
+        return self.driver.state
+
+    async def run(self) -> None:
+        """Notice silence, until cancelled."""
+        while True:
+            self.look_around()
+            await asyncio.sleep(PRESENCE_SECONDS)
+
+    # Who is heard
+
+    def look_around(self) -> None:
+        """Tell the machine whom of the roster and of those who claim we hear, and whom no longer."""
+        asked = {*self.state.head.roster, *self.state.gathered.claims}
+        for peer in sorted(asked):
+            alive = self.liveness.alive(peer)
+            if alive and peer in self.state.absent:
+                self.driver.feed(Present(peer))
+            elif not alive and peer not in self.state.absent:
+                self.driver.feed(Absent(peer))
+        self.liveness.forget(keep=asked)
+
+    # What we say
+
+    def _publish(self, sent: Statement[object] | Differ) -> None:
+        if isinstance(sent, Differ):
+            disagreement = services.Disagreement(round=sent.round, clusters=sent.clusters)
+            self._tell(services.WatchEvent(disagreement=disagreement))
             return
-        self._feed(Resumed())
-        now = self._clock()
-        for cluster in self.state.head.roster.values():
-            for peer in cluster.peers:
-                self.signs[peer] = Sign(heard_at=now)  # a full window to come back
-        log.info("replayed the log: round %d is open", self.state.head.round)
+        if sent.kind == pb.KIND_BALLOT:
+            self._ballot = sent
+        if sent.kind == pb.KIND_COMMIT:
+            self._ballot = None
+        self._tell(services.WatchEvent(statement=sent.envelope))
+        if sent.kind == pb.KIND_COMMIT:
+            self.look_around()
 
-    def _step(self, event: Input, now: float) -> Judgement | None:
-        self.state, effects = round.step(self.state, event, now)
-        judgement = None
-        for effect in effects:
-            match effect:
-                case Reply(answer):
-                    judgement = answer
-                case Relay(statement):
-                    self._publish(services.WatchEvent(statement=statement.envelope))
-                case SealBallot(body):
-                    self.ballot = seal(self.identity, pb.KIND_BALLOT, self._run_id, body)
-                    self._publish(services.WatchEvent(statement=self.ballot.envelope))
-                case SealCommit(body):
-                    self._commit(seal(self.identity, pb.KIND_COMMIT, self._run_id, body))
-                case Differ(number, peers):
-                    self._publish(services.WatchEvent(disagreement=services.Disagreement(round=number, peers=peers)))
-        return judgement
-
-    def _commit(self, commit: Statement) -> None:
-        self.ballot = None
-        if commit.body.round >= self.chain.length:
-            self.chain.append(commit.envelope)
-            counted = len(commit.body.counted)
-            log.info("round %d closed: %d counted, %d not", commit.body.round, counted, len(commit.body.excluded))
-        self._publish(services.WatchEvent(statement=commit.envelope))
-
-    def _feed(self, event: Input) -> Judgement | None:
-        now = self._clock()
-        self._log.append(event, now)
-        return self._step(event, now)
-
-    def _publish(self, event: services.WatchEvent) -> None:
+    def _tell(self, event: services.WatchEvent) -> None:
         for queue in list(self._watchers):
             if queue.qsize() >= WATCH_BACKLOG:
                 self._watchers.discard(queue)
@@ -145,44 +141,21 @@ class CoordinatorService(rpc.CoordinatorServicer):
             else:
                 queue.put_nowait(event)
 
-    async def run(self) -> None:
-        """Ticks and presence, until cancelled."""
-        while True:
-            deadline = round.next_deadline(self.state)
-            now = self._clock()
-            if deadline is not None and now >= deadline:
-                self._feed(Tick())
-            self._check_presence(now)
-            wait = PRESENCE_SECONDS if deadline is None else max(0.01, min(PRESENCE_SECONDS, deadline - now))
-            await asyncio.sleep(wait)
+    def _say(self) -> None:
+        """Say why the round is open, whenever the reason changes."""
+        why = round.why_open(self.state)
+        if why != self._said:
+            self._said = why
+            log.info("round %d: %s", self.state.head.round, why)
+            self._tell(self._standing())
 
-    def _check_presence(self, now: float) -> None:
-        window = self.chain.manifest.rounds.liveness_seconds
-        for peer, sign in self.signs.items():
-            if now - sign.heard_at > window and peer not in self.state.absent:
-                log.warning("%s was not heard from for %.0f s", short(peer), window)
-                self._feed(Absent(peer))
-        self._publish(services.WatchEvent(presence=self.presence()))
-
-    def presence(self) -> services.PresenceList:
-        entries = []
-        for peer in sorted(self.signs):
-            beat = self.signs[peer].heartbeat or pb.Heartbeat()
-            entries.append(
-                services.Presence(
-                    peer=peer,
-                    present=peer not in self.state.absent,
-                    round=beat.round,
-                    step=beat.step,
-                    loss=beat.loss,
-                    tokens_per_second=beat.tokens_per_second,
-                )
-            )
-        return services.PresenceList(peers=entries)
+    def _standing(self) -> services.WatchEvent:
+        head = self.chain.head
+        return services.WatchEvent(standing=services.Standing(round=head.round, head=head.digest, why=self._said))
 
     # gRPC
 
-    def learn_own_record(self, record: Statement) -> None:
+    def learn_own_record(self, record: Statement[pb.PeerRecord]) -> None:
         """Our newest record, for those who ask for the run."""
         self.record = record
 
@@ -190,9 +163,13 @@ class CoordinatorService(rpc.CoordinatorServicer):
         assert self.record is not None
         return services.Run(manifest=self._manifest_envelope, coordinator=self.record.envelope)
 
+    async def GetPresence(
+        self, request: services.GetPresenceRequest, context: grpc.aio.ServicerContext
+    ) -> services.PresenceList:
+        return self.liveness.view()
+
     async def Submit(self, request: pb.Envelope, context: grpc.aio.ServicerContext) -> services.SubmitReply:
-        evidence = request.kind == pb.KIND_EVIDENCE
-        judgement = await self._judge_evidence(request) if evidence else self._judge(request)
+        judgement = await self.judge(request, context.peer())
         if judgement.outcome is Outcome.REJECT:
             sender = short(peer_id(request.key)) if len(request.key) == 32 else "?"
             log.warning("rejected a statement of %s: %s: %s", sender, reason_name(judgement.reason), judgement.detail)
@@ -201,46 +178,57 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def GetChallenge(self, request: services.ChallengeRequest, context: grpc.aio.ServicerContext) -> services.Challenge:
         return services.Challenge(nonce=self._challenges.give(request.peer[: limits.TEXT_CHARACTERS]))
 
-    def _judge(self, request: pb.Envelope) -> Judgement:
-        statement, sign = self._admit(request)
-        if isinstance(statement, Judgement):
-            return statement
-        assert sign is not None
-        if statement.kind == pb.KIND_HEARTBEAT:
-            return self._heartbeat(statement, sign)
-        if statement.kind != pb.KIND_CLAIM and not self._known(statement.peer):
-            # A stranger's statement changes nothing; it is refused without a place in the log.
-            return self._refuse(statement.peer, pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
-        judgement = self._feed(Received(statement))
-        assert judgement is not None
-        return judgement
-
-    def _admit(self, request: pb.Envelope) -> tuple[Statement, Sign] | tuple[Judgement, None]:
-        """The statement with a valid signature and within its sender's rate, or the answer to what is not."""
+    async def judge(self, request: pb.Envelope, connection: str) -> Judgement:
+        """What becomes of a message that this connection brought."""
+        if not self._buckets.take(connection):
+            return reject(pb.REASON_RATE, f"more than {limits.STATEMENTS_PER_SECOND} statements a second")
         try:
             statement = open_envelope(request, self._run_id, _KINDS)
+            if statement.kind == pb.KIND_COMMIT:
+                return await self._take_back(request)
         except RemoteError as error:
             sender = peer_id(request.key) if len(request.key) == 32 else "unknown"
-            return self._refuse(sender, error.reason, error.detail), None
-        sign = self._sign_of_life(statement)
-        if sign.tokens < 1:
-            return reject(pb.REASON_RATE, f"more than {limits.STATEMENTS_PER_SECOND} statements a second"), None
-        sign.tokens -= 1
-        return statement, sign
+            return self._refuse(sender, error.reason, error.detail)
+        if statement.kind == pb.KIND_HEARTBEAT:
+            return self._heartbeat(statement)
+        if statement.kind == pb.KIND_EVIDENCE:
+            return await self._judge_evidence(request, statement)
+        if statement.kind not in (pb.KIND_CLAIM, pb.KIND_CLUSTER) and not self._known(statement.peer):
+            # A stranger's statement changes nothing; it is refused without a place in the log.
+            return self._refuse(statement.peer, pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
+        judgement = self.driver.feed(Received(statement))
+        assert judgement is not None
+        if statement.kind == pb.KIND_CLAIM and not self.liveness.alive(statement.peer):
+            self.driver.feed(Absent(statement.peer))
+        return judgement
+
+    async def _take_back(self, request: pb.Envelope) -> Judgement:
+        if request.key != self.identity.key:
+            raise RemoteError(pb.REASON_BAD_SIGNATURE, "a commit that we did not sign")
+        if await self.driver.adopt(request):
+            return ACCEPT
+        return ignore(pb.REASON_STALE_ROUND, f"round {self.state.head.round} is open")
 
     def _refuse(self, peer: str, reason: pb.Reason, detail: str) -> Judgement:
         """Reject, and keep it for the commit while there is room."""
-        if len(self.state.refusals) < limits.REFUSALS_PER_ROUND:
-            self._feed(Refused(peer, reason, detail))
+        self.driver.feed(Refused(peer, reason, detail))
         return reject(reason, detail)
 
-    async def _judge_evidence(self, request: pb.Envelope) -> Judgement:
+    def _known(self, peer: str) -> bool:
+        return peer in self.state.gathered.claims or peer in self.state.head.cluster_by_peer
+
+    def _heartbeat(self, statement: Statement[pb.Heartbeat]) -> Judgement:
+        if statement.peer not in self.liveness.signs and not self._known(statement.peer):
+            return ignore(pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
+        if not self.liveness.hear(statement):
+            return ignore(pb.REASON_STALE_ROUND, "a newer heartbeat was seen")
+        if statement.peer in self.state.absent and self.liveness.alive(statement.peer):
+            self.driver.feed(Present(statement.peer))
+        return ACCEPT
+
+    async def _judge_evidence(self, request: pb.Envelope, statement: Statement[pb.BoundEvidence]) -> Judgement:
         """A peer's answer to our challenge: verified in a thread, its verdict an input of the round machine."""
-        statement, _ = self._admit(request)
-        if isinstance(statement, Judgement):
-            return statement
-        bound: pb.BoundEvidence = statement.body
-        key, run, now = request.key, self._run_id, int(self._clock())
+        bound, key, run, now = statement.body, request.key, self._run_id, self._clock().wall_ms // 1000
         try:
             check_binding(bound, key, run, bound.nonce)
             self._challenges.redeem(statement.peer, bound.nonce)
@@ -253,47 +241,45 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return self._refuse(statement.peer, error.reason, error.detail)
         attestation = summary(claims, statement.peer, bound.nonce, verdict.valid_until)
         log.info("%s attested: %s, %s…", short(statement.peer), claims.kind, attestation.measurement[:16])
-        self._feed(Attested(attestation))
+        self.driver.feed(Attested(attestation))
         return Judgement(Outcome.ACCEPT, pb.REASON_UNSPECIFIED, str(verdict.valid_until))
-
-    def _known(self, peer: str) -> bool:
-        return peer in self.state.claims or rules.cluster_of(self.state.head.roster, peer) is not None
-
-    def _sign_of_life(self, statement: Statement) -> Sign:
-        now = self._clock()
-        sign = self.signs.get(statement.peer) or Sign(heard_at=now)
-        if len(self.signs) < limits.KNOWN_PEERS or self._known(statement.peer):
-            self.signs[statement.peer] = sign
-        refill = (now - sign.heard_at) * limits.STATEMENTS_PER_SECOND
-        sign.tokens = min(limits.STATEMENTS_BURST, sign.tokens + max(0.0, refill))
-        if statement.kind != pb.KIND_HEARTBEAT or statement.body.sequence > sign.sequence:
-            sign.heard_at = now
-            if statement.peer in self.state.absent:
-                self._feed(Present(statement.peer))
-        return sign
-
-    def _heartbeat(self, statement: Statement, sign: Sign) -> Judgement:
-        if statement.body.sequence <= sign.sequence:
-            return Judgement(Outcome.IGNORE, pb.REASON_STALE_ROUND, "a newer heartbeat was seen")
-        sign.sequence, sign.heartbeat = statement.body.sequence, statement.body
-        return rules.ACCEPT
 
     async def Watch(
         self, request: services.WatchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[services.WatchEvent]:
+        watcher = self._greet(request)
         queue: asyncio.Queue[services.WatchEvent | None] = asyncio.Queue()
-        number = request.from_round
-        while number < self.chain.length:  # no await between the last test and joining the watchers
-            raw = self.chain.raw(number)
-            assert raw is not None
-            number += 1
-            yield services.WatchEvent(statement=pb.Envelope.FromString(raw))
-        self._watchers.add(queue)
         try:
-            open_round = [*self.state.contributions.values(), *([self.ballot] if self.ballot else [])]
-            for statement in open_round:
+            yield self._standing()
+            number = request.from_round
+            while number < self.chain.length:  # no await between the last test and joining the watchers
+                raw = self.chain.raw(number)
+                assert raw is not None
+                number += 1
+                yield services.WatchEvent(statement=pb.Envelope.FromString(raw))
+            self._watchers.add(queue)
+            if watcher and number <= self.chain.length:  # one that knows more than we do is heard when it gave that back
+                self.look_around()
+            contributions = [s for slot in self.state.gathered.contributions.values() for s in slot]
+            for statement in [*contributions, *([self._ballot] if self._ballot else [])]:
                 yield services.WatchEvent(statement=statement.envelope)
             while (event := await queue.get()) is not None:
                 yield event
         finally:
             self._watchers.discard(queue)
+            if watcher:
+                self.liveness.close_stream(watcher)
+                self.look_around()
+
+    def _greet(self, request: services.WatchRequest) -> str:
+        """The peer whose sign of life this stream is; empty for a spectator. A replayed hello makes nobody present."""
+        if not request.HasField("hello"):
+            return ""
+        try:
+            hello = open_envelope(request.hello, self._run_id, (pb.KIND_HEARTBEAT,))
+        except RemoteError:
+            return ""
+        if not self.liveness.hear(hello):
+            return ""
+        self.liveness.open_stream(hello.peer)
+        return hello.peer

@@ -2,8 +2,8 @@
 can recheck a commit.
 
 Voters are the clusters that contributed and voted: who does not vote does not count (unless it said goodbye in between), and does
-not stand in the others' way. A contribution counts when at least half of the other voters, and at least one, accepted it; a lone one counts only where the
-manifest's min_clusters is 1.
+not stand in the others' way. A contribution counts when at least half of the other voters, and at least one, accepted it; a lone one
+counts only where the manifest's min_clusters is 1.
 """
 
 from collections import Counter

@@ -21,10 +21,22 @@ class Run(_message.Message):
     def __init__(self, manifest: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., coordinator: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("from_round",)
+    __slots__ = ("from_round", "hello")
     FROM_ROUND_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
     from_round: int
-    def __init__(self, from_round: _Optional[int] = ...) -> None: ...
+    hello: _messages_pb2.Envelope
+    def __init__(self, from_round: _Optional[int] = ..., hello: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("round", "head", "why")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    head: bytes
+    why: str
+    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., why: _Optional[str] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("outcome", "reason", "detail")
@@ -63,14 +75,18 @@ class Presence(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., present: _Optional[bool] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
 
 class WatchEvent(_message.Message):
-    __slots__ = ("statement", "presence", "disagreement")
+    __slots__ = ("statement", "standing", "disagreement")
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
     DISAGREEMENT_FIELD_NUMBER: _ClassVar[int]
     statement: _messages_pb2.Envelope
-    presence: PresenceList
+    standing: Standing
     disagreement: Disagreement
-    def __init__(self, statement: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., presence: _Optional[_Union[PresenceList, _Mapping]] = ..., disagreement: _Optional[_Union[Disagreement, _Mapping]] = ...) -> None: ...
+    def __init__(self, statement: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., disagreement: _Optional[_Union[Disagreement, _Mapping]] = ...) -> None: ...
+
+class GetPresenceRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class PresenceList(_message.Message):
     __slots__ = ("peers",)
@@ -79,12 +95,12 @@ class PresenceList(_message.Message):
     def __init__(self, peers: _Optional[_Iterable[_Union[Presence, _Mapping]]] = ...) -> None: ...
 
 class Disagreement(_message.Message):
-    __slots__ = ("round", "peers")
+    __slots__ = ("round", "clusters")
     ROUND_FIELD_NUMBER: _ClassVar[int]
-    PEERS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     round: int
-    peers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, round: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
+    clusters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, round: _Optional[int] = ..., clusters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ChallengeRequest(_message.Message):
     __slots__ = ("peer",)

@@ -46,6 +46,11 @@ class CoordinatorStub:
                 request_serializer=dilocox_dot_v1_dot_services__pb2.WatchRequest.SerializeToString,
                 response_deserializer=dilocox_dot_v1_dot_services__pb2.WatchEvent.FromString,
                 _registered_method=True)
+        self.GetPresence = channel.unary_unary(
+                '/dilocox.v1.Coordinator/GetPresence',
+                request_serializer=dilocox_dot_v1_dot_services__pb2.GetPresenceRequest.SerializeToString,
+                response_deserializer=dilocox_dot_v1_dot_services__pb2.PresenceList.FromString,
+                _registered_method=True)
         self.Submit = channel.unary_unary(
                 '/dilocox.v1.Coordinator/Submit',
                 request_serializer=dilocox_dot_v1_dot_messages__pb2.Envelope.SerializeToString,
@@ -71,6 +76,13 @@ class CoordinatorServicer:
 
     def Watch(self, request, context):
         """Commits from a round on, then live events.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPresence(self, request, context):
+        """Who is here: for people, when they ask.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,6 +114,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=dilocox_dot_v1_dot_services__pb2.WatchRequest.FromString,
                     response_serializer=dilocox_dot_v1_dot_services__pb2.WatchEvent.SerializeToString,
+            ),
+            'GetPresence': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPresence,
+                    request_deserializer=dilocox_dot_v1_dot_services__pb2.GetPresenceRequest.FromString,
+                    response_serializer=dilocox_dot_v1_dot_services__pb2.PresenceList.SerializeToString,
             ),
             'Submit': grpc.unary_unary_rpc_method_handler(
                     servicer.Submit,
@@ -169,6 +186,33 @@ class Coordinator:
             '/dilocox.v1.Coordinator/Watch',
             dilocox_dot_v1_dot_services__pb2.WatchRequest.SerializeToString,
             dilocox_dot_v1_dot_services__pb2.WatchEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPresence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dilocox.v1.Coordinator/GetPresence',
+            dilocox_dot_v1_dot_services__pb2.GetPresenceRequest.SerializeToString,
+            dilocox_dot_v1_dot_services__pb2.PresenceList.FromString,
             options,
             channel_credentials,
             insecure,

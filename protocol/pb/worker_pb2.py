@@ -22,46 +22,45 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from dilocox.protocol.pb import messages_pb2 as dilocox_dot_v1_dot_messages__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64ilocox/v1/worker.proto\x12\ndilocox.v1\x1a\x19\x64ilocox/v1/messages.proto\"+\n\nStageState\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\x93\x01\n\x0cStagePayload\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x12\n\nbase_state\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0c\n\x04norm\x18\x05 \x01(\x01\x12\x16\n\x0e\x65\x66\x66\x65\x63tive_rank\x18\x06 \x01(\x01\x12\r\n\x05\x65rror\x18\x07 \x01(\x01\x12\r\n\x05norms\x18\x08 \x01(\x0c\"l\n\x05Hello\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0e\n\x06stages\x18\x03 \x03(\r\x12(\n\nboundaries\x18\x04 \x03(\x0b\x32\x14.dilocox.v1.Boundary\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\"\xc2\x02\n\x05Start\x12(\n\x06origin\x18\x01 \x01(\x0e\x32\x18.dilocox.v1.Start.Origin\x12\r\n\x05round\x18\x02 \x01(\r\x12&\n\x06states\x18\x03 \x03(\x0b\x32\x16.dilocox.v1.StageState\x12\x10\n\x08\x62oundary\x18\x04 \x01(\r\x12\"\n\x07\x63ommits\x18\x05 \x03(\x0b\x32\x11.dilocox.v1.Apply\x12\x16\n\x0eopening_commit\x18\x06 \x01(\x0c\x12*\n\x0f\x62oundary_commit\x18\x07 \x01(\x0b\x32\x11.dilocox.v1.Apply\"^\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x12\n\x0eORIGIN_INITIAL\x10\x01\x12\x13\n\x0fORIGIN_SNAPSHOT\x10\x02\x12\x13\n\x0fORIGIN_BOUNDARY\x10\x03\"G\n\x04Take\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x04\x12\x0c\n\x04\x63lip\x18\x03 \x01(\r\x12\x10\n\x08payloads\x18\x04 \x03(\x0c\"8\n\x05\x41pply\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x0c\x12\x1f\n\x05takes\x18\x02 \x03(\x0b\x32\x10.dilocox.v1.Take\"\x18\n\x07Recheck\x12\r\n\x05round\x18\x01 \x01(\r\"\x06\n\x04Stop\"\xac\x01\n\rWorkerCommand\x12\"\n\x05start\x18\x01 \x01(\x0b\x32\x11.dilocox.v1.StartH\x00\x12\"\n\x05\x61pply\x18\x02 \x01(\x0b\x32\x11.dilocox.v1.ApplyH\x00\x12 \n\x04stop\x18\x03 \x01(\x0b\x32\x10.dilocox.v1.StopH\x00\x12&\n\x07recheck\x18\x04 \x01(\x0b\x32\x13.dilocox.v1.RecheckH\x00\x42\t\n\x07\x63ommand\"\x95\x01\n\x05Ready\x12\r\n\x05round\x18\x01 \x01(\r\x12&\n\x06states\x18\x02 \x03(\x0b\x32\x16.dilocox.v1.StageState\x12\x11\n\tevaluated\x18\x03 \x01(\x08\x12\x17\n\x0f\x65valuation_loss\x18\x04 \x01(\x01\x12\x17\n\x0f\x61pplied_at_step\x18\x05 \x01(\r\x12\x10\n\x08\x62oundary\x18\x06 \x01(\r\"\xaa\x01\n\x04Step\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x0c\n\x04loss\x18\x03 \x01(\x01\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\x12\x0f\n\x07waiting\x18\x06 \x01(\x08\x12\x13\n\x0btotal_steps\x18\x07 \x01(\x04\x12\x15\n\rclock_seconds\x18\x08 \x01(\x01\x12\x19\n\x11\x63odec_cpu_seconds\x18\t \x01(\x01\"\x8e\x01\n\x08\x42oundary\x12\r\n\x05round\x18\x01 \x01(\r\x12\x13\n\x0binner_steps\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x14\n\x0csamples_read\x18\x05 \x01(\x04\x12*\n\x08payloads\x18\x06 \x03(\x0b\x32\x18.dilocox.v1.StagePayload\"Y\n\tRechecked\x12\r\n\x05round\x18\x01 \x01(\r\x12&\n\x06states\x18\x02 \x03(\x0b\x32\x16.dilocox.v1.StageState\x12\x15\n\rreport_agrees\x18\x03 \x01(\x08\"\xe8\x01\n\x0bWorkerEvent\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.dilocox.v1.HelloH\x00\x12\"\n\x05ready\x18\x02 \x01(\x0b\x32\x11.dilocox.v1.ReadyH\x00\x12 \n\x04step\x18\x03 \x01(\x0b\x32\x10.dilocox.v1.StepH\x00\x12(\n\x08\x62oundary\x18\x04 \x01(\x0b\x32\x14.dilocox.v1.BoundaryH\x00\x12*\n\trechecked\x18\x05 \x01(\x0b\x32\x15.dilocox.v1.RecheckedH\x00\x12\x10\n\x06\x66\x61iled\x18\x06 \x01(\tH\x00\x42\x07\n\x05\x65vent2N\n\nSupervisor\x12@\n\x06\x41ttach\x12\x17.dilocox.v1.WorkerEvent\x1a\x19.dilocox.v1.WorkerCommand(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64ilocox/v1/worker.proto\x12\ndilocox.v1\"+\n\nStageState\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\x93\x01\n\x0cStagePayload\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x12\n\nbase_state\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0c\n\x04norm\x18\x05 \x01(\x01\x12\x16\n\x0e\x65\x66\x66\x65\x63tive_rank\x18\x06 \x01(\x01\x12\r\n\x05\x65rror\x18\x07 \x01(\x01\x12\r\n\x05norms\x18\x08 \x01(\x0c\"l\n\x05Hello\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0e\n\x06stages\x18\x03 \x03(\r\x12(\n\nboundaries\x18\x04 \x03(\x0b\x32\x14.dilocox.v1.Boundary\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\"\xc2\x02\n\x05Start\x12(\n\x06origin\x18\x01 \x01(\x0e\x32\x18.dilocox.v1.Start.Origin\x12\r\n\x05round\x18\x02 \x01(\r\x12&\n\x06states\x18\x03 \x03(\x0b\x32\x16.dilocox.v1.StageState\x12\x10\n\x08\x62oundary\x18\x04 \x01(\r\x12\"\n\x07\x63ommits\x18\x05 \x03(\x0b\x32\x11.dilocox.v1.Apply\x12\x16\n\x0eopening_commit\x18\x06 \x01(\x0c\x12*\n\x0f\x62oundary_commit\x18\x07 \x01(\x0b\x32\x11.dilocox.v1.Apply\"^\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x12\n\x0eORIGIN_INITIAL\x10\x01\x12\x13\n\x0fORIGIN_SNAPSHOT\x10\x02\x12\x13\n\x0fORIGIN_BOUNDARY\x10\x03\"G\n\x04Take\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x04\x12\x0c\n\x04\x63lip\x18\x03 \x01(\r\x12\x10\n\x08payloads\x18\x04 \x03(\x0c\"8\n\x05\x41pply\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x0c\x12\x1f\n\x05takes\x18\x02 \x03(\x0b\x32\x10.dilocox.v1.Take\"\x18\n\x07Recheck\x12\r\n\x05round\x18\x01 \x01(\r\"\x06\n\x04Stop\"\xac\x01\n\rWorkerCommand\x12\"\n\x05start\x18\x01 \x01(\x0b\x32\x11.dilocox.v1.StartH\x00\x12\"\n\x05\x61pply\x18\x02 \x01(\x0b\x32\x11.dilocox.v1.ApplyH\x00\x12 \n\x04stop\x18\x03 \x01(\x0b\x32\x10.dilocox.v1.StopH\x00\x12&\n\x07recheck\x18\x04 \x01(\x0b\x32\x13.dilocox.v1.RecheckH\x00\x42\t\n\x07\x63ommand\"\x95\x01\n\x05Ready\x12\r\n\x05round\x18\x01 \x01(\r\x12&\n\x06states\x18\x02 \x03(\x0b\x32\x16.dilocox.v1.StageState\x12\x11\n\tevaluated\x18\x03 \x01(\x08\x12\x17\n\x0f\x65valuation_loss\x18\x04 \x01(\x01\x12\x17\n\x0f\x61pplied_at_step\x18\x05 \x01(\r\x12\x10\n\x08\x62oundary\x18\x06 \x01(\r\"\xaa\x01\n\x04Step\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x0c\n\x04loss\x18\x03 \x01(\x01\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\x12\x0f\n\x07waiting\x18\x06 \x01(\x08\x12\x13\n\x0btotal_steps\x18\x07 \x01(\x04\x12\x15\n\rclock_seconds\x18\x08 \x01(\x01\x12\x19\n\x11\x63odec_cpu_seconds\x18\t \x01(\x01\"\x8e\x01\n\x08\x42oundary\x12\r\n\x05round\x18\x01 \x01(\r\x12\x13\n\x0binner_steps\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x14\n\x0csamples_read\x18\x05 \x01(\x04\x12*\n\x08payloads\x18\x06 \x03(\x0b\x32\x18.dilocox.v1.StagePayload\"Y\n\tRechecked\x12\r\n\x05round\x18\x01 \x01(\r\x12&\n\x06states\x18\x02 \x03(\x0b\x32\x16.dilocox.v1.StageState\x12\x15\n\rreport_agrees\x18\x03 \x01(\x08\"\xe8\x01\n\x0bWorkerEvent\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.dilocox.v1.HelloH\x00\x12\"\n\x05ready\x18\x02 \x01(\x0b\x32\x11.dilocox.v1.ReadyH\x00\x12 \n\x04step\x18\x03 \x01(\x0b\x32\x10.dilocox.v1.StepH\x00\x12(\n\x08\x62oundary\x18\x04 \x01(\x0b\x32\x14.dilocox.v1.BoundaryH\x00\x12*\n\trechecked\x18\x05 \x01(\x0b\x32\x15.dilocox.v1.RecheckedH\x00\x12\x10\n\x06\x66\x61iled\x18\x06 \x01(\tH\x00\x42\x07\n\x05\x65vent2N\n\nSupervisor\x12@\n\x06\x41ttach\x12\x17.dilocox.v1.WorkerEvent\x1a\x19.dilocox.v1.WorkerCommand(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dilocox.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STAGESTATE']._serialized_start=66
-  _globals['_STAGESTATE']._serialized_end=109
-  _globals['_STAGEPAYLOAD']._serialized_start=112
-  _globals['_STAGEPAYLOAD']._serialized_end=259
-  _globals['_HELLO']._serialized_start=261
-  _globals['_HELLO']._serialized_end=369
-  _globals['_START']._serialized_start=372
-  _globals['_START']._serialized_end=694
-  _globals['_START_ORIGIN']._serialized_start=600
-  _globals['_START_ORIGIN']._serialized_end=694
-  _globals['_TAKE']._serialized_start=696
-  _globals['_TAKE']._serialized_end=767
-  _globals['_APPLY']._serialized_start=769
-  _globals['_APPLY']._serialized_end=825
-  _globals['_RECHECK']._serialized_start=827
-  _globals['_RECHECK']._serialized_end=851
-  _globals['_STOP']._serialized_start=853
-  _globals['_STOP']._serialized_end=859
-  _globals['_WORKERCOMMAND']._serialized_start=862
-  _globals['_WORKERCOMMAND']._serialized_end=1034
-  _globals['_READY']._serialized_start=1037
-  _globals['_READY']._serialized_end=1186
-  _globals['_STEP']._serialized_start=1189
-  _globals['_STEP']._serialized_end=1359
-  _globals['_BOUNDARY']._serialized_start=1362
-  _globals['_BOUNDARY']._serialized_end=1504
-  _globals['_RECHECKED']._serialized_start=1506
-  _globals['_RECHECKED']._serialized_end=1595
-  _globals['_WORKEREVENT']._serialized_start=1598
-  _globals['_WORKEREVENT']._serialized_end=1830
-  _globals['_SUPERVISOR']._serialized_start=1832
-  _globals['_SUPERVISOR']._serialized_end=1910
+  _globals['_STAGESTATE']._serialized_start=39
+  _globals['_STAGESTATE']._serialized_end=82
+  _globals['_STAGEPAYLOAD']._serialized_start=85
+  _globals['_STAGEPAYLOAD']._serialized_end=232
+  _globals['_HELLO']._serialized_start=234
+  _globals['_HELLO']._serialized_end=342
+  _globals['_START']._serialized_start=345
+  _globals['_START']._serialized_end=667
+  _globals['_START_ORIGIN']._serialized_start=573
+  _globals['_START_ORIGIN']._serialized_end=667
+  _globals['_TAKE']._serialized_start=669
+  _globals['_TAKE']._serialized_end=740
+  _globals['_APPLY']._serialized_start=742
+  _globals['_APPLY']._serialized_end=798
+  _globals['_RECHECK']._serialized_start=800
+  _globals['_RECHECK']._serialized_end=824
+  _globals['_STOP']._serialized_start=826
+  _globals['_STOP']._serialized_end=832
+  _globals['_WORKERCOMMAND']._serialized_start=835
+  _globals['_WORKERCOMMAND']._serialized_end=1007
+  _globals['_READY']._serialized_start=1010
+  _globals['_READY']._serialized_end=1159
+  _globals['_STEP']._serialized_start=1162
+  _globals['_STEP']._serialized_end=1332
+  _globals['_BOUNDARY']._serialized_start=1335
+  _globals['_BOUNDARY']._serialized_end=1477
+  _globals['_RECHECKED']._serialized_start=1479
+  _globals['_RECHECKED']._serialized_end=1568
+  _globals['_WORKEREVENT']._serialized_start=1571
+  _globals['_WORKEREVENT']._serialized_end=1803
+  _globals['_SUPERVISOR']._serialized_start=1805
+  _globals['_SUPERVISOR']._serialized_end=1883
 # @@protoc_insertion_point(module_scope)

@@ -1,50 +1,66 @@
-"""A swarm on a fake clock: the real round machine, log and chain; peers that follow the protocol; a network that is a heap.
+"""A swarm on a fake clock: the product's coordinator and node machines; a network that is a heap; disks that forget what was not
+synced.
 
-Faults are scripted as coordinates: `crash(peer, at, until)`, `partition(peer, at, until)`; loss and delay are random from a seed.
-A peer's model is a digest: applying a commit hashes the counted payloads into it, so equal chains mean equal states.
+Faults are coordinates: `swarm.crash(2, at=70.0, until=200.0)`. Loss and delay are random from a seed. A peer's model is a digest:
+applying a commit folds the counted payloads into it, so equal chains mean equal states.
 """
 
 import heapq
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dilocox.coordinator.log import InputLog
-from dilocox.protocol import chain, round
-from dilocox.protocol.chain import Head
+from dilocox.protocol import chain, member, norms, round
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.head import Head, initial_head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.round import Moment
 from tests.helpers import COORDINATOR, digest, identity
 
-RETRY_SECONDS = 5.0
 STEP_SECONDS = 1.0
-TICK_SECONDS = 1.0
+OFFER_SECONDS = 3.0
+"""A peer offers again what is not held."""
+CONNECT_SECONDS = 2.0
+CHECK_SECONDS = 0.3
+"""About how long fetching and checking one contribution takes."""
+SYNC_SECONDS = 0.05
+"""About how long a batch takes to the coordinator's disk."""
+WALL_MS = 1_700_000_000_000
+
+
+@dataclass
+class Disk:
+    """What a peer finds again after a crash."""
+
+    commits: list[Statement] = field(default_factory=list)
+    own: dict[pb.Kind, Statement] = field(default_factory=dict)
+    serial: int = 0
+
+    def copy(self) -> "Disk":
+        return Disk(list(self.commits), dict(self.own), self.serial)
 
 
 @dataclass
 class SimPeer:
-    """A node's protocol behaviour without tensors. What survives a crash is the chain and the announced contribution."""
+    """Drives the member machine: its workers train, fetch and check in time, without tensors."""
 
     swarm: "Swarm"
     identity: Identity
     hostile: Callable[["SimPeer", pb.Contribution], None] | None = None
-    head: Head = field(default_factory=chain.initial_head)
-    commits: list[Statement] = field(default_factory=list)
-    announced: Statement | None = None
-    seen: dict[bytes, Statement] = field(default_factory=dict)
-    up: bool = True
+    speed: float = 1.0
+    up: bool = False
     life: int = 0
     """Counts restarts: events of an earlier life are void."""
-    fold: list[bytes] = field(default_factory=list)
-    folded: int = 0
-
-    def __post_init__(self) -> None:
-        self.fold = [digest("initial", stage) for stage in range(self.run.model.stages)]
+    disk: Disk = field(default_factory=Disk)
+    connected: bool = False
+    phase_ends: float = 0.0
+    """When the running local phase is over; phases follow each other without a pause."""
+    halted: str = ""
+    last_arrival: float = 0.0
 
     @property
     def name(self) -> str:
@@ -54,269 +70,464 @@ class SimPeer:
     def run(self) -> Manifest:
         return self.swarm.run
 
-    def states(self) -> list[bytes]:
-        """State per stage before the open round: a fold over the counted payloads."""
-        while self.folded < len(self.commits):
-            for item in self.commits[self.folded].body.counted:
-                self.fold = [digest(state, p.digest) for state, p in zip(self.fold, item.payloads, strict=True)]
-            self.folded += 1
-        return self.fold
+    @property
+    def head(self) -> Head:
+        return self.state.head
+
+    # Life
 
     def start(self) -> None:
         self.life += 1
-        self.up = True
-        self.seen.clear()
-        self.catch_up()
+        self.up, self.connected = True, False
+        self.state = member.start(self.run, self.name, initial_head(COORDINATOR.peer), self.disk.serial)
+        commits, self.disk.commits = self.disk.commits, []
+        self.fold = digest("initial")
+        self.ready: dict[int, bytes] = {0: self.fold}
+        for commit in commits:
+            self.state = replace(self.state, head=self.swarm.extend(self.head, commit.envelope)[0])
+            self.keep(commit)
+        self.phase_ends = self.swarm.now + self.phase_seconds()
+        for statement in self.disk.own.values():
+            self.feed(member.Signed(statement))
+        self.feed(member.StateReady(self.head.round, self.fold, None))
+        self.after(0.0, self.connect)
+        self.after(OFFER_SECONDS, self.offer)
 
     def crash(self) -> None:
-        self.up = False
+        if self.up:
+            self.up = False
+            self.swarm.stream_broke(self, at_once=True)
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         life = self.life
         self.swarm.after(seconds, lambda: action() if self.up and self.life == life else None)
 
-    def catch_up(self) -> None:
-        """Ask for the commits we lack, and again later: the network may lose the answer."""
-        number = self.head.round
-        self.swarm.send(self, lambda: self.swarm.watch(self, number))
-        self.after(RETRY_SECONDS, self.catch_up)
+    def keep(self, commit: Statement) -> None:
+        """Store a commit and make the state after it."""
+        self.disk.commits.append(commit)
+        for item in chain.taken(commit.body):
+            self.fold = digest(self.fold, item.contribution.leaves)
+        self.ready[commit.body.round + 1] = self.fold
+
+    # The coordinator's stream
+
+    def connect(self) -> None:
+        """Open the stream whenever it is not; the network may be cut."""
+        if not self.connected and self.swarm.reaches(self):
+            self.swarm.open_stream(self)
+        self.after(CONNECT_SECONDS * self.swarm.random.uniform(0.5, 1.5), self.connect)
+
+    def stream_opened(self, round: int, head: bytes) -> None:
+        self.connected = True
+        self.feed(member.Connected())
+        for commit in self.disk.commits[round:]:  # the coordinator lost what it signed
+            self.swarm.send(self, lambda commit=commit: self.swarm.take_back(self, commit))  # type: ignore[misc]
+        self.offer(again=False)
 
     def receive(self, envelope: pb.Envelope) -> None:
-        if envelope.kind == pb.KIND_COMMIT:
-            try:
-                self.head, commit = self.swarm.extend(self.head, envelope)
-            except RemoteError:
-                return  # old, or a gap: catch_up asks again
-            self.commits.append(commit)
-            self.seen.clear()
-            self.begin_round()
-        else:
-            statement = open_envelope(envelope, self.run.run_id, (pb.KIND_CONTRIBUTION, pb.KIND_BALLOT))
-            if statement.kind == pb.KIND_CONTRIBUTION:
-                self.seen[statement.digest] = statement
-            elif statement.body.head == self.head.digest:
-                self.vote(statement)
-
-    def begin_round(self) -> None:
-        if self.head.finished:
+        if envelope.kind != pb.KIND_COMMIT:
+            kinds = (pb.KIND_CONTRIBUTION, pb.KIND_BALLOT)
+            self.feed(member.Seen(open_envelope(envelope, self.run.run_id, kinds)))
             return
-        if self.name not in self.head.roster:
-            self.claim()
-        elif self.head.round > self.run.rounds.count:
-            states = [pb.StageState(stage=s, digest=d) for s, d in enumerate(self.states())]
-            self.submit(pb.KIND_STATE_REPORT, pb.StateReport(round=self.head.round, head=self.head.digest, states=states))
-        else:
-            steps = self.run.rounds.inner_steps
-            number = self.head.round
-            seconds = steps * STEP_SECONDS * self.swarm.random.uniform(0.8, 1.5)
-            self.after(seconds, lambda: self.contribute(number, steps))
+        known = pb.Commit.FromString(envelope.body).round
+        if known < len(self.disk.commits):
+            assert self.disk.commits[known].envelope.body == envelope.body, "the coordinator signed two commits for one round"
+            return
+        try:
+            after, commit = self.swarm.extend(self.head, envelope)
+        except RemoteError:
+            self.swarm.stream_broke(self, at_once=False)  # a gap: the next stream starts where we are
+            return
+        self.keep(commit)
+        self.feed(member.Committed(commit, after))
+        self.feed(member.StateReady(after.round, self.fold, None))
 
-    def claim(self) -> None:
-        states = [pb.StageState(stage=s, digest=d) for s, d in enumerate(self.states())]
-        claim = pb.Claim(
-            round=max(1, self.head.round),
-            head=self.head.digest,
-            cluster=self.name,
-            first_stage=0,
-            stage_count=len(states),
-            states=states,
+    # The machine
+
+    def feed(self, event: member.Input) -> None:
+        self.state, effects = member.step(self.state, event, self.swarm.now)
+        for effect in effects:
+            match effect:
+                case member.Sign(kind, body):
+                    self.sign(kind, body)
+                case member.Judge(contribution):
+                    self.after(self.swarm.random.expovariate(1 / CHECK_SECONDS), lambda c=contribution: self.judge(c))  # type: ignore[misc]
+                case member.Recheck(number):
+                    self.after(CHECK_SECONDS, lambda number=number: self.feed(member.Rechecked(number, self.fold)))  # type: ignore[misc]
+                case member.Halt(why):
+                    self.halted = why
+        due = member.next_deadline(self.state)
+        if due is not None:
+            self.after(max(0.0, due - self.swarm.now), lambda: self.feed(member.Tick()))
+        if isinstance(event, member.Committed | member.StateReady):
+            self.after(max(0.0, self.phase_ends - self.swarm.now), self.phase_over)
+
+    def sign(self, kind: pb.Kind, body: Any) -> None:
+        if kind == pb.KIND_CONTRIBUTION and self.hostile is not None:
+            self.hostile(self, body)
+        statement = seal(self.identity, kind, self.run.run_id, body)
+        self.disk.own[kind] = statement
+        self.disk.serial = max(self.disk.serial, getattr(body, "serial", 0))
+        self.feed(member.Signed(statement))
+        self.after(0.0, lambda: self.offer(again=False))
+
+    def offer(self, again: bool = True) -> None:
+        if self.connected:
+            for statement in member.offers(self.state):
+                self.swarm.submit(self, statement)
+        if again:
+            self.after(OFFER_SECONDS, self.offer)
+
+    def phase_seconds(self) -> float:
+        return self.run.rounds.inner_steps * STEP_SECONDS * self.speed * self.swarm.random.uniform(0.8, 1.5)
+
+    def phase_over(self) -> None:
+        """The workers have done their steps: contribute where the round is ours, and train on."""
+        head = self.head
+        lease = head.ledger.leases.get(self.name)
+        if self.swarm.now < self.phase_ends or head.round == 0 or self.name not in head.roster or lease is None:
+            return
+        if pb.KIND_CONTRIBUTION in self.state.own or head.closing(self.run):
+            return
+        steps = self.run.rounds.inner_steps
+        event = member.PhaseEnded(
+            round=head.round,
+            base=self.fold,
+            inner_steps=steps,
+            tokens=steps * self.run.tokens_per_step,
+            loss=1.0,
+            samples_read=lease.counted + steps * self.run.training.batch_size,
+            leaves=digest("leaves", self.name, head.digest),
+            norm=norms.norm_code(1.0),
+            effective_rank=4.0,
+            error=0.1,
         )
-        self.submit(pb.KIND_CLAIM, claim)
+        self.phase_ends = self.swarm.now + self.phase_seconds()
+        self.feed(event)
 
-    def contribute(self, number: int, steps: int) -> None:
-        if self.head.round != number or self.name not in self.head.roster:
-            return
-        if self.announced is None or self.announced.body.round != number:
-            body = pb.Contribution(
-                round=number,
-                head=self.head.digest,
-                cluster=self.name,
-                inner_steps=steps,
-                tokens=steps * self.run.tokens_per_step,
-                loss=1.0,
-                samples_read=self.head.ledger.leases[self.name].counted + steps * self.run.training.batch_size,
-                payloads=[
-                    pb.StagePayload(stage=s, base_state=d, digest=digest(self.name, number, s), size=9, norm=1.0)
-                    for s, d in enumerate(self.states())
-                ],
-            )
-            if self.hostile is not None:
-                self.hostile(self, body)
-            self.announced = seal(self.identity, pb.KIND_CONTRIBUTION, self.run.run_id, body)
-        self.swarm.submit(self, self.announced)
-
-    def vote(self, ballot: Statement) -> None:
-        listed = set(ballot.body.contributions)
-        mine = self.announced.digest if self.announced else b""
-        if mine not in listed or not listed <= {*self.seen, mine}:
-            return
-        verdicts = []
-        for key in sorted(listed - {mine}):
-            payloads = self.seen[key].body.payloads
-            honest = [p.base_state for p in payloads] == self.states() and all(p.norm <= 5 for p in payloads)
-            reason = pb.REASON_UNSPECIFIED if honest else pb.REASON_NORM_TOO_LARGE
-            verdicts.append(pb.ContributionVerdict(contribution=key, reason=reason))
-        self.submit(pb.KIND_RECEIPT, pb.Receipt(round=self.head.round, head=self.head.digest, verdicts=verdicts))
-
-    def submit(self, kind: pb.Kind, body: Any) -> None:
-        self.swarm.submit(self, seal(self.identity, kind, self.run.run_id, body))
+    def judge(self, contribution: Statement[pb.Contribution]) -> None:
+        body = contribution.body
+        reason = pb.REASON_UNSPECIFIED if body.base_state == self.fold else pb.REASON_WRONG_BASE
+        if body.leaves == digest("nonsense"):
+            reason = pb.REASON_NON_FINITE
+        self.feed(member.Judged(contribution.digest, (reason, 0)))
 
 
 class Swarm:
-    def __init__(self, run: Manifest, folder: Path, peers: int, seed: int, loss: float, delay: float) -> None:
-        self.run, self.folder, self.loss, self.delay = run, folder, loss, delay
+    def __init__(self, run: Manifest, peers: int, seed: int, loss: float = 0.0, delay: float = 0.1) -> None:
+        self.run, self.loss, self.delay = run, loss, delay
         self.random = random.Random(seed)
         self.now = 1000.0
+        self.wall_offset_ms = 0
+        """A wall clock that somebody set."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.peers = [SimPeer(self, identity(number)) for number in range(peers)]
+        self.by_name = {peer.name: peer for peer in self.peers}
         self.cut: set[str] = set()
-        self.log = InputLog(folder / "inputs.db", run)
-        self.coordinator_up = True
-        self.heard: dict[str, float] = {}
-        self.commits: list[Statement] = []
-        self.ballot: Statement | None = None
-        self.state = round.start(run, self.now)
+        self.coordinator_cut = False
+        self.streams: set[str] = set()
+        """Peers that the coordinator hears."""
         self._extended: dict[tuple[bytes, bytes], tuple[Head, Statement]] = {}
+        # The coordinator: what is on disk, and what is not yet.
+        self.commits: list[Statement] = []
+        self.logged: list[tuple[round.Input, Moment]] = []
+        self.coordinator_up, self.coordinator_life = True, 0
+        self.fail_writes = False
+        self._unwritten: list[Any] = []
+        self._unsent: list[Statement] = []
+        self.ballot: Statement | None = None
+        self.signed: dict[int, bytes] = {}
+        """Digest of every commit that left the coordinator, by round: never two."""
+        self.state = round.start(run, initial_head(COORDINATOR.peer), self.now)
 
     def extend(self, head: Head, envelope: pb.Envelope) -> tuple[Head, Statement]:
         """`chain.extend`, computed once for all peers that stand at the same head: it is a pure function."""
         key = (head.digest, envelope.body)
         if key not in self._extended:
-            self._extended[key] = chain.extend(self.run, COORDINATOR.peer, head, envelope)
+            self._extended[key] = chain.extend(self.run, head, envelope)
         return self._extended[key]
 
     # Time and network
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.now, WALL_MS + self.wall_offset_ms + int(1000 * self.now))
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         self._count += 1
         heapq.heappush(self._heap, (self.now + seconds, self._count, action))
 
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """`time` after the beginning."""
+        self.after(1000.0 + time - self.now, action)
+
+    def reaches(self, peer: SimPeer) -> bool:
+        return self.coordinator_up and not self.coordinator_cut and peer.up and peer.name not in self.cut
+
     def send(self, peer: SimPeer, action: Callable[[], None]) -> None:
-        """One message between a peer and the coordinator: delayed, perhaps lost."""
-        if peer.name not in self.cut and self.random.random() >= self.loss:
-            self.after(self.random.expovariate(1 / self.delay), action)
-
-    def submit(self, peer: SimPeer, statement: Statement) -> None:
-        """Until acknowledged: what is lost is sent again while the peer lives and the round is open."""
-        life, number = peer.life, peer.head.round
+        """One message between a peer and the coordinator: delayed, perhaps lost with its stream."""
+        life, coordinator_life = peer.life, self.coordinator_life
 
         def arrive() -> None:
-            if self.coordinator_up:
-                self.heard[peer.name] = self.now
-                if peer.name in self.state.absent:
-                    self.feed(round.Present(peer.name))
-                self.feed(round.Received(statement))
-                acknowledged.append(True)
+            if self.reaches(peer) and (peer.life, self.coordinator_life) == (life, coordinator_life):
+                action()
 
-        def attempt() -> None:
-            if not acknowledged and peer.up and peer.life == life and peer.head.round == number:
-                self.send(peer, arrive)
-                self.after(RETRY_SECONDS, attempt)
+        if self.random.random() < self.loss:
+            self.stream_broke(peer, at_once=False)
+        elif self.reaches(peer):  # a stream keeps the order of its messages
+            peer.last_arrival = max(peer.last_arrival, self.now + self.random.expovariate(1 / self.delay))
+            self.after(peer.last_arrival - self.now, arrive)
 
-        acknowledged: list[bool] = []
-        attempt()
-
-    def watch(self, peer: SimPeer, number: int) -> None:
-        """Answer with the commits from `number` on and the open round."""
-        if not self.coordinator_up:
-            return
-        self.heard[peer.name] = self.now
-        if peer.name in self.state.absent:
-            self.feed(round.Present(peer.name))
-        events = [*self.commits[number:], *self.state.contributions.values(), *([self.ballot] if self.ballot else [])]
+    def open_stream(self, peer: SimPeer) -> None:
+        """As the service's Watch: where we stand, the commits that the peer lacks, the open round."""
 
         def arrive() -> None:
-            for event in events:
-                if peer.up:
-                    peer.receive(event.envelope)
+            length = len(self.commits)
+            peer.stream_opened(length, self.commits[-1].digest if self.commits else b"")
+            for commit in self.commits[len(peer.disk.commits) :]:
+                peer.receive(commit.envelope)
+            for slot in self.state.gathered.contributions.values():
+                for statement in slot:
+                    peer.receive(statement.envelope)
+            if self.ballot is not None:
+                peer.receive(self.ballot.envelope)
+            if not peer.connected:
+                return
+            self.streams.add(peer.name)
+            if len(peer.disk.commits) <= len(self.commits):
+                self.feed(round.Present(peer.name))
 
         self.send(peer, arrive)
-        if self.state.head.round == 0:
-            self.send(peer, lambda: peer.claim() if peer.up and peer.head.round == 0 else None)
+
+    def stream_broke(self, peer: SimPeer, at_once: bool) -> None:
+        """A killed process is noticed at once, a cut line when the liveness window has passed."""
+        peer.connected = False
+        if peer.up and hasattr(peer, "state"):
+            peer.feed(member.Away())
+        self.streams.discard(peer.name)
+        life = peer.life
+
+        def notice() -> None:
+            if self.coordinator_up and peer.name not in self.streams and (at_once or peer.life == life):
+                self.feed(round.Absent(peer.name))
+
+        self.after(0.0 if at_once else self.run.rounds.liveness_seconds, notice)
+
+    def submit(self, peer: SimPeer, statement: Statement) -> None:
+        def arrive() -> None:
+            judgement = self.feed(round.Received(statement))
+            if peer.name not in self.streams:
+                self.feed(round.Absent(peer.name))
+            answer = member.Answered(statement, judgement.outcome, judgement.reason, judgement.detail)
+            self.send(peer, lambda: peer.feed(answer))
+
+        self.send(peer, arrive)
 
     def broadcast(self, statement: Statement) -> None:
         for peer in self.peers:
-            self.send(peer, lambda peer=peer: peer.receive(statement.envelope) if peer.up else None)  # type: ignore[misc]
+            if peer.connected:
+                self.send(peer, lambda peer=peer: peer.receive(statement.envelope) if peer.connected else None)  # type: ignore[misc]
 
-    # The coordinator
+    # The coordinator's driver: written, then sent; a crash forgets what was not written.
 
-    def feed(self, event: round.Input) -> None:
-        self.log.append(event, self.now)
-        self._step(event, self.now)
-
-    def _step(self, event: round.Input, now: float, replaying: bool = False) -> None:
-        self.state, effects = round.step(self.state, event, now)
+    def feed(self, event: round.Input) -> Any:
+        before = self.state
+        self.state, effects = round.step(before, event, self.moment)
+        if self.state is not before and self.state != before:
+            self._unwritten.append((event, self.moment))
+        judgement = None
         for effect in effects:
             match effect:
+                case round.Reply(answer):
+                    judgement = answer
+                case round.Relay(statement):
+                    self._unsent.append(statement)
+                case round.Differ(number, clusters):
+                    for name in clusters:
+                        peer = self.by_name[name]
+                        self.send(peer, lambda peer=peer, number=number: peer.feed(member.Differs(number)))  # type: ignore[misc]
                 case round.SealCommit(body):
                     commit = seal(COORDINATOR, pb.KIND_COMMIT, self.run.run_id, body)
-                    self.ballot = None
-                    if body.round < len(self.commits):
-                        assert self.commits[body.round].envelope == commit.envelope, "a replay made another commit"
-                    else:
-                        self.commits.append(commit)
-                    if not replaying:
-                        self.broadcast(commit)
+                    self._unwritten.append(commit)
+                    self._unsent.append(commit)
                 case round.SealBallot(body):
-                    self.ballot = seal(COORDINATOR, pb.KIND_BALLOT, self.run.run_id, body)
-                    if not replaying:
-                        self.broadcast(self.ballot)
-                case round.Relay(statement):
-                    if not replaying:
-                        self.broadcast(statement)
+                    ballot = seal(COORDINATOR, pb.KIND_BALLOT, self.run.run_id, body)
+                    self.feed(round.Received(ballot))
+                    self._unsent.append(ballot)
+        if self._unwritten or self._unsent:
+            life = self.coordinator_life
+            delay = self.random.expovariate(1 / SYNC_SECONDS)
+            self.after(delay, lambda: self.flush() if self.coordinator_life == life else None)
+        return judgement
+
+    def flush(self) -> None:
+        batch, self._unwritten = self._unwritten, []
+        sent, self._unsent = self._unsent, []
+        if batch and self.fail_writes:
+            self.fail_writes = False
+            self.stop_coordinator()
+            self.after(3.0, self.start_coordinator)
+            return
+        for item in batch:
+            if isinstance(item, Statement):
+                self.commits.append(item)
+                self.logged = [(round.Attested(a), self.moment) for a in self.state.gathered.attested.values()]
+            else:
+                self.logged.append(item)
+        for statement in sent:
+            if statement.kind == pb.KIND_COMMIT:
+                number = statement.body.round
+                assert self.signed.setdefault(number, statement.digest) == statement.digest, f"two commits for round {number}"
+                self.ballot = None
+                for name in self.state.head.roster:
+                    if name not in self.streams:
+                        self.feed(round.Absent(name))
+            if statement.kind == pb.KIND_BALLOT:
+                self.ballot = statement
+            self.broadcast(statement)
+
+    def stop_coordinator(self) -> None:
+        if self.coordinator_up:
+            self.coordinator_up = False
+            self.coordinator_life += 1
+            self._unwritten, self._unsent, self.ballot = [], [], None
+            for peer in self.peers:
+                if peer.connected:
+                    peer.connected = False
+                    peer.feed(member.Away())
+            self.streams.clear()
+
+    def start_coordinator(self, healed: bool = False) -> None:
+        """Chain, and the inputs since its last commit; then nobody is heard yet."""
+        if self.coordinator_up:
+            return
+        self.coordinator_up = True
+        head = initial_head(COORDINATOR.peer)
+        for commit in self.commits:
+            head = self.extend(head, commit.envelope)[0]
+        self.state = round.start(self.run, head, self.now)
+        for event, moment in self.logged:
+            self.state, _ = round.step(self.state, event, moment)
+        self.ballot = self.state.gathered.ballot
+        self.signed_here = False
+        self.feed(round.Resumed(healed))
+
+    def take_back(self, peer: SimPeer, commit: Statement) -> None:
+        """As RoundDriver.adopt."""
+        if commit.body.round != self.state.head.round or self.state.starting_since is None:
+            return
+        after, _ = self.extend(self.state.head, commit.envelope)
+        self._unwritten, self._unsent = [], []
+        self.commits.append(commit)
+        self.logged, self.ballot = [], None
+        self.state = round.start(self.run, after, self.now)
+        self.feed(round.Resumed(healed=True))
+        self.broadcast(commit)
+        for name in sorted(self.streams):
+            if len(self.by_name[name].disk.commits) <= len(self.commits):
+                self.feed(round.Present(name))
 
     def tick(self) -> None:
         if self.coordinator_up:
-            deadline = round.next_deadline(self.state)
-            if deadline is not None and self.now >= deadline:
+            due = round.next_deadline(self.state)
+            if due is not None and self.now >= due:
                 self.feed(round.Tick())
-            for cluster in list(self.state.head.roster.values()):
-                for name in cluster.peers:
-                    silent = self.now - self.heard.get(name, self.now) > self.run.rounds.liveness_seconds
-                    if silent and name not in self.state.absent:
-                        self.feed(round.Absent(name))
-        self.after(TICK_SECONDS, self.tick)
-
-    def crash_coordinator(self, at: float, until: float) -> None:
-        """Everything but the log is lost; the restart replays it and must stand where the crash happened."""
-
-        def restart() -> None:
-            before = self.state
-            self.state, self.ballot, first = round.start(self.run, self.now), None, True
-            for event, now in self.log.replay():
-                if first:
-                    self.state, first = round.start(self.run, now), False
-                self._step(event, now, replaying=True)
-            if not first:
-                assert self.state == before, "a replay must stand where the crash happened"
-            self.coordinator_up = True
-            self.feed(round.Resumed())
-            self.heard = dict.fromkeys(self.heard, self.now)
-
-        self.after(at, lambda: setattr(self, "coordinator_up", False))
-        self.after(until, restart)
+        self.after(1.0, self.tick)
 
     # Scripted faults
 
     def crash(self, number: int, at: float, until: float | None) -> None:
-        self.after(at, self.peers[number].crash)
+        self.at(at, self.peers[number].crash)
         if until is not None:
-            self.after(until, self.peers[number].start)
+            self.at(until, lambda: None if self.peers[number].up else self.peers[number].start())
 
-    def partition(self, number: int, at: float, until: float) -> None:
-        name = self.peers[number].name
-        self.after(at, lambda: self.cut.add(name))
-        self.after(until, lambda: self.cut.discard(name))
+    def cut_off(self, numbers: Sequence[int], at: float, until: float) -> None:
+        def begin() -> None:
+            for number in numbers:
+                self.cut.add(self.peers[number].name)
+                self.stream_broke(self.peers[number], at_once=False)
 
-    def run_until_finished(self, limit: float) -> None:
-        for peer in self.peers:
-            peer.start()
-        self.after(0, self.tick)
-        end = self.now + limit
-        while self._heap and self.now < end:
+        def end() -> None:
+            self.cut.difference_update(self.peers[number].name for number in numbers)
+
+        self.at(at, begin)
+        self.at(until, end)
+
+    def cut_coordinator(self, at: float, until: float) -> None:
+        def begin() -> None:
+            self.coordinator_cut = True
+            for peer in self.peers:
+                self.stream_broke(peer, at_once=False)
+
+        self.at(at, begin)
+        self.at(until, lambda: setattr(self, "coordinator_cut", False))
+
+    def crash_coordinator(self, at: float, until: float) -> None:
+        self.at(at, self.stop_coordinator)
+        self.at(until, self.start_coordinator)
+
+    def restore_coordinator(self, at: float, until: float, commits_lost: int) -> None:
+        """The database comes back from a backup that is some commits old."""
+
+        def restore() -> None:
+            if not self.coordinator_up:
+                del self.commits[max(0, len(self.commits) - commits_lost) :]
+                self.logged = []
+                self.start_coordinator(healed=True)
+
+        self.at(at, self.stop_coordinator)
+        self.at(until, restore)
+
+    def restore_peer(self, number: int, at: float, until: float, backup_at: float) -> None:
+        backup: list[Disk] = []
+        peer = self.peers[number]
+        self.at(backup_at, lambda: backup.append(peer.disk.copy()))
+
+        def restore() -> None:
+            if not peer.up and backup:
+                peer.disk = backup[0].copy()
+                peer.start()
+
+        self.at(at, peer.crash)
+        self.at(until, restore)
+
+    def leave(self, numbers: Sequence[int], at: float, until: float | None) -> None:
+        """Say goodbye, stop a little later, and come back as somebody who claims again."""
+
+        def say() -> None:
+            for number in numbers:
+                if self.peers[number].up:
+                    self.peers[number].feed(member.LeaveRun())
+
+        self.at(at, say)
+        for number in numbers:
+            self.crash(number, at + 5.0, until)
+
+    # Running
+
+    def run_for(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Whether `until` became true."""
+        end = self.now + seconds
+        while self._heap and self._heap[0][0] <= end:
             self.now, _, action = heapq.heappop(self._heap)
             action()
-            if self.state.head.finished and all(p.head.finished for p in self.peers if p.up and p.name not in self.cut):
-                return
-        raise AssertionError(f"not finished after {limit} s: round {self.state.head.round}")
+            if until():
+                return True
+        self.now = end
+        return until()
+
+    def begin(self) -> "Swarm":
+        for peer in self.peers:
+            peer.start()
+        self.after(0.0, self.tick)
+        return self
+
+    def finished(self) -> bool:
+        everyone = all(peer.head.finished for peer in self.peers if peer.up and peer.name not in self.cut)
+        return self.state.head.finished and everyone
+
+    def run_until_finished(self, limit: float) -> None:
+        self.begin()
+        if not self.run_for(limit, self.finished):
+            raise AssertionError(f"not finished after {limit} s: round {self.state.head.round}: {round.why_open(self.state)}")

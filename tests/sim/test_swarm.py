@@ -1,16 +1,15 @@
-"""Fifty peers, loss, delay, crashes, hostility, on a fake clock: every honest peer ends with one chain."""
-
-from pathlib import Path
+"""Many peers, loss, delay, crashes, hostility, on a fake clock: every honest peer ends with one chain."""
 
 import pytest
 
 from dilocox.protocol import chain
+from dilocox.protocol.head import initial_head
 from dilocox.protocol.pb import messages_pb2 as pb
 from tests.helpers import COORDINATOR, digest, manifest
 from tests.sim.swarm import SimPeer, Swarm
 
 
-def build(tmp_path: Path, peers: int, seed: int, rounds: int = 8, **network: float) -> Swarm:
+def build(peers: int, seed: int, rounds: int = 8, **network: float) -> Swarm:
     run = manifest(
         rounds={
             "count": rounds,
@@ -23,77 +22,78 @@ def build(tmp_path: Path, peers: int, seed: int, rounds: int = 8, **network: flo
             "liveness_seconds": 20,
         }
     )
-    return Swarm(run, tmp_path, peers, seed, network.get("loss", 0.05), network.get("delay", 0.5))
+    return Swarm(run, peers, seed, network.get("loss", 0.01), network.get("delay", 0.3))
 
 
 def check(swarm: Swarm) -> None:
     """One chain, verified from outside, held by everybody who is up; equal states; equal data accounts."""
-    head = chain.initial_head()
+    head = initial_head(COORDINATOR.peer)
     for commit in swarm.commits:
-        head, _ = chain.extend(swarm.run, COORDINATOR.peer, head, commit.envelope)
+        head, _ = chain.extend(swarm.run, head, commit.envelope)
     assert head == swarm.state.head
     assert head.finished
-    for peer in swarm.peers:
-        if peer.up and peer.name not in swarm.cut:
-            assert [c.envelope for c in peer.commits] == [c.envelope for c in swarm.commits]
-    assert len({tuple(peer.states()) for peer in swarm.peers if peer.up}) == 1
-    final = {state.stage: state.digest for state in swarm.commits[-1].body.states}
-    assert list(final.values()) == swarm.peers[0].states()
+    assert head.trained == swarm.run.rounds.count
+    up = [peer for peer in swarm.peers if peer.up and peer.name not in swarm.cut]
+    for peer in up:
+        assert [c.digest for c in peer.disk.commits] == [c.digest for c in swarm.commits]
+        assert not peer.halted
+    assert {peer.fold for peer in up} == {swarm.commits[-1].body.state}
+
+
+def counted(swarm: Swarm) -> list[set[str]]:
+    return [{item.cluster for item in chain.taken(commit.body)} for commit in swarm.commits]
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_fifty_peers_with_loss_delay_and_crashes_end_with_one_chain(tmp_path: Path, seed: int):
-    swarm = build(tmp_path, 50, seed, loss=0.1, delay=1.0)
+def test_fifty_peers_with_loss_delay_and_crashes_end_with_one_chain(seed: int):
+    swarm = build(50, seed, loss=0.01, delay=0.5)
     for number in range(1, 12):
         at = 20.0 + 23 * number
         swarm.crash(number, at, at + swarm.random.uniform(5, 120))
     swarm.crash(40, 60.0, None)
-    swarm.partition(30, 40.0, 160.0)
-    swarm.partition(31, 100.0, 140.0)
+    swarm.cut_off([30], 40.0, 160.0)
+    swarm.cut_off([31], 100.0, 140.0)
     swarm.crash_coordinator(90.0, 130.0)
     swarm.crash_coordinator(210.0, 215.0)
-    swarm.run_until_finished(3000)
+    swarm.run_until_finished(5000)
     check(swarm)
-    counted = [len(commit.body.counted) for commit in swarm.commits[1:-1]]
-    assert min(counted) >= swarm.run.rounds.min_clusters
-    assert max(counted) >= 40
+    assert max(len(names) for names in counted(swarm)) >= 40
 
 
-def test_a_killed_peer_costs_no_round(tmp_path: Path):
-    swarm = build(tmp_path, 6, 3, loss=0.0, delay=0.1)
+def test_a_killed_peer_costs_no_round():
+    swarm = build(6, 3)
     swarm.crash(5, 70.0, None)
     swarm.run_until_finished(2000)
     check(swarm)
-    assert all(len(commit.body.counted) >= 5 for commit in swarm.commits[2:-1])  # the first round begins with three
+    assert all(len(names) >= 5 for names in counted(swarm)[2:-1])  # the first round begins with three
     assert swarm.peers[5].name not in swarm.state.head.roster
 
 
-def test_a_restarted_peer_is_counted_again(tmp_path: Path):
-    swarm = build(tmp_path, 6, 4, rounds=12, loss=0.0, delay=0.1)
+def test_a_restarted_peer_is_counted_again():
+    swarm = build(6, 4, rounds=12)
     swarm.crash(5, 70.0, 200.0)
     swarm.run_until_finished(3000)
     check(swarm)
-    assert swarm.peers[5].name in {item.cluster for item in swarm.commits[-2].body.counted}
+    assert swarm.peers[5].name in counted(swarm)[-2]
 
 
-def test_a_late_joiner_is_counted_within_three_rounds(tmp_path: Path):
-    swarm = build(tmp_path, 6, 5, rounds=12, loss=0.0, delay=0.1)
+def test_a_late_joiner_is_counted_within_three_rounds():
+    swarm = build(6, 5, rounds=12)
     swarm.crash(5, 0.5, 150.0)
     open_at_join: list[int] = []
-    swarm.after(150.0, lambda: open_at_join.append(swarm.state.head.round))
+    swarm.at(150.0, lambda: open_at_join.append(swarm.state.head.round))
     swarm.run_until_finished(3000)
     check(swarm)
-    names = [{item.cluster for item in commit.body.counted} for commit in swarm.commits]
-    first = next(number for number, counted in enumerate(names) if swarm.peers[5].name in counted and number > 2)
+    first = next(n for n, names in enumerate(counted(swarm)) if swarm.peers[5].name in names and n > 2)
     assert first <= open_at_join[0] + 2
 
 
-def loud(peer: SimPeer, body: pb.Contribution) -> None:
-    body.payloads[0].norm = 1e6
+def nonsense(peer: SimPeer, body: pb.Contribution) -> None:
+    body.leaves = digest("nonsense")
 
 
 def diverged(peer: SimPeer, body: pb.Contribution) -> None:
-    body.payloads[1].base_state = digest("elsewhere", peer.name)
+    body.base_state = digest("elsewhere", peer.name)
 
 
 def greedy(peer: SimPeer, body: pb.Contribution) -> None:
@@ -101,40 +101,95 @@ def greedy(peer: SimPeer, body: pb.Contribution) -> None:
 
 
 def two_faced(peer: SimPeer, body: pb.Contribution) -> None:
+    from dilocox.protocol.messages import seal
+
     other = pb.Contribution.FromString(body.SerializeToString())
     other.loss = 0.5
-    peer.submit(pb.KIND_CONTRIBUTION, other)
+    peer.swarm.submit(peer, seal(peer.identity, pb.KIND_CONTRIBUTION, peer.run.run_id, other))
 
 
-def test_hostile_peers_are_never_counted_and_stop_nobody(tmp_path: Path):
-    swarm = build(tmp_path, 20, 6, loss=0.02, delay=0.3)
-    for number, behaviour in ((15, loud), (16, diverged), (17, greedy), (18, two_faced), (19, loud)):
+def test_hostile_peers_are_never_counted_and_stop_nobody():
+    swarm = build(20, 6)
+    for number, behaviour in ((15, nonsense), (16, diverged), (17, greedy), (18, two_faced), (19, nonsense)):
         swarm.peers[number].hostile = behaviour
     swarm.run_until_finished(3000)
     check(swarm)
     hostile = {peer.name for peer in swarm.peers if peer.hostile}
-    for commit in swarm.commits:
-        assert not hostile & {item.cluster for item in commit.body.counted}
+    assert not hostile & set().union(*counted(swarm))
     reasons = {item.reason for commit in swarm.commits for item in (*commit.body.excluded, *commit.body.refusals)}
-    assert {pb.REASON_NORM_TOO_LARGE, pb.REASON_EQUIVOCATION, pb.REASON_IMPOSSIBLE_TOKENS} <= reasons
+    assert {pb.REASON_NON_FINITE, pb.REASON_EQUIVOCATION, pb.REASON_IMPOSSIBLE_TOKENS} <= reasons
+    assert reasons & {pb.REASON_WRONG_BASE}
 
 
-def test_every_sample_is_counted_at_most_once(tmp_path: Path):
-    swarm = build(tmp_path, 12, 7, loss=0.05, delay=0.5)
+def test_every_sample_is_counted_at_most_once_and_given_back_ones_are_leased_again():
+    swarm = build(12, 7, rounds=10)
     for number in range(4):
-        swarm.crash(number, 40.0 + 30 * number, 100.0 + 40 * number)
+        swarm.crash(number, 40.0 + 30 * number, 160.0 + 40 * number)
     swarm.run_until_finished(3000)
     check(swarm)
     seen: set[int] = set()
-    head = chain.initial_head()
+    head = initial_head(COORDINATOR.peer)
     for commit in swarm.commits:
-        read = {item.cluster: item for item in commit.body.counted}
-        for envelope in commit.body.contributions:
-            body = pb.Contribution.FromString(envelope.body)
-            if body.cluster in read:
-                lease = head.ledger.leases[body.cluster]
-                positions = lease.positions(lease.counted, body.samples_read - lease.counted)
-                assert positions is not None
-                assert seen.isdisjoint(positions)
-                seen.update(positions)
-        head, _ = chain.extend(swarm.run, COORDINATOR.peer, head, commit.envelope)
+        for item in chain.taken(commit.body):
+            lease = head.ledger.leases[item.cluster]
+            positions = lease.positions(lease.counted, item.contribution.samples_read - lease.counted)
+            assert positions is not None
+            assert seen.isdisjoint(positions)
+            seen.update(positions)
+        head, _ = chain.extend(swarm.run, head, commit.envelope)
+
+
+# Ordinary events that once emptied a roster for ever.
+
+
+def test_the_coordinators_line_is_cut_for_longer_than_everything():
+    swarm = build(6, 8)
+    swarm.cut_coordinator(70.0, 700.0)
+    swarm.run_until_finished(4000)
+    check(swarm)
+
+
+def test_most_nodes_are_killed_and_started_again():
+    swarm = build(3, 9)
+    swarm.crash(0, 70.0, 170.0)
+    swarm.crash(1, 71.0, 190.0)
+    swarm.run_until_finished(4000)
+    check(swarm)
+
+
+def test_all_nodes_leave_politely_and_come_back():
+    swarm = build(4, 10)
+    swarm.leave(range(4), 80.0, 200.0)
+    swarm.run_until_finished(4000)
+    check(swarm)
+
+
+def test_two_slow_restarts_of_the_coordinator():
+    swarm = build(5, 11)
+    swarm.crash_coordinator(60.0, 160.0)
+    swarm.crash_coordinator(180.0, 300.0)
+    swarm.run_until_finished(4000)
+    check(swarm)
+
+
+def test_the_coordinators_database_comes_back_from_a_backup():
+    swarm = build(5, 12)
+    swarm.restore_coordinator(200.0, 220.0, commits_lost=2)
+    swarm.run_until_finished(4000)
+    check(swarm)
+
+
+def test_a_wall_clock_set_back_an_hour_changes_nothing():
+    swarm = build(4, 13)
+    swarm.at(75.0, lambda: setattr(swarm, "wall_offset_ms", -3_600_000))
+    swarm.run_until_finished(1500)
+    check(swarm)
+
+
+def test_lurkers_do_not_stretch_rounds():
+    swarm = build(4, 14, rounds=10)
+    lurker = swarm.peers[3]
+    lurker.speed = 1e6
+    swarm.run_until_finished(10 * 100.0)
+    check(swarm)
+    assert lurker.name not in set().union(*counted(swarm))

@@ -1,0 +1,161 @@
+"""Drives the round machine: inputs in, on disk, then effects out. Holds no decision.
+
+An input is stepped at once and answered at once; what it changed is written in batches by a thread, and nothing that we sign leaves
+before it, and all inputs before it, are on disk. What a crash takes away is said again by its senders. A write that fails ends the
+process: the next start stands where the last batch ended.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from dilocox.coordinator.log import Committed, Entry, InputLog
+from dilocox.protocol import chain as chains
+from dilocox.protocol import round
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.messages import Statement, open_envelope, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.round import (
+    Differ,
+    Input,
+    Moment,
+    Received,
+    Relay,
+    Reply,
+    Resumed,
+    RoundState,
+    SealBallot,
+    SealCommit,
+    Tick,
+)
+from dilocox.protocol.rules import Judgement
+from dilocox.transport.chain_file import ChainFile
+
+__all__ = ["Clock", "RoundDriver"]
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 1.0
+"""A deadline is noticed within this."""
+
+Clock = Callable[[], Moment]
+Publish = Callable[[Statement[object] | Differ], None]
+
+
+def clock() -> Moment:
+    return Moment(time.monotonic(), int(1000 * time.time()))
+
+
+class RoundDriver:
+    """Single-threaded on the event loop but for the writes."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        chain: ChainFile,
+        publish: Publish,
+        clock: Clock = clock,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`publish` sends what is on disk to everyone; `on_progress` is called after every input that changed something."""
+        self.identity, self.chain, self._publish, self._clock, self._on_progress = identity, chain, publish, clock, on_progress
+        self._run_id = chain.manifest.run_id
+        self._log = InputLog(chain)
+        self._batch: list[Entry | Committed] = []
+        self._outbox: list[Statement[object] | Differ] = []
+        """What leaves when the batch is on disk, in order."""
+        self._writing = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self.state: RoundState = round.start(chain.manifest, chain.head, self._clock().seconds)
+        self._replay()
+
+    def _replay(self) -> None:
+        """Stand where the last batch ended. Nobody is heard yet, and nothing is signed before enough are."""
+        entries = list(self._log.replay())
+        if entries:
+            self.state = round.start(self.chain.manifest, self.chain.head, entries[0].moment.seconds)
+        for entry in entries:
+            self.state, _ = round.step(self.state, entry.event, entry.moment)
+        if entries or self.chain.length:
+            self.feed(Resumed())
+            log.info("started again in round %d, with %d inputs", self.state.head.round, len(entries))
+
+    def feed(self, event: Input) -> Judgement | None:
+        """Step; the answer, where the input is a statement."""
+        moment, before = self._clock(), self.state
+        self.state, effects = round.step(before, event, moment)
+        if self.state is not before and self.state != before:
+            self._batch.append(Entry(event, moment))
+        judgement = None
+        for effect in effects:
+            match effect:
+                case Reply(answer):
+                    judgement = answer
+                case Relay(statement):
+                    self._outbox.append(statement)
+                case Differ():
+                    self._outbox.append(effect)
+                case SealCommit(body):
+                    self._seal_commit(before, body, moment)
+                case SealBallot(body):
+                    ballot = seal(self.identity, pb.KIND_BALLOT, self._run_id, body)
+                    self.feed(Received(ballot))
+                    self._outbox.append(ballot)
+        self._wake.set()
+        self._on_progress()
+        return judgement
+
+    def _seal_commit(self, before: RoundState, body: pb.Commit, moment: Moment) -> None:
+        commit = seal(self.identity, pb.KIND_COMMIT, self._run_id, body)
+        attested = tuple(self.state.gathered.attested.values())
+        self._batch.append(Committed(before.head, commit, self.state.head, attested, moment))
+        self._outbox.append(commit)
+        log.info("round %d closed: %d counted, %d not", body.round, len(body.counted), len(body.excluded))
+
+    async def flush(self) -> None:
+        """Put everything so far on disk and send it. Raises what the disk raises."""
+        async with self._writing:
+            batch, self._batch = self._batch, []
+            outbox, self._outbox = self._outbox, []
+            if batch:
+                await asyncio.to_thread(self._log.write, batch)
+            for item in batch:
+                if isinstance(item, Committed):
+                    self.chain.head = item.after
+            for sent in outbox:
+                self._publish(sent)
+
+    async def run(self) -> None:
+        """Write, send, and notice deadlines, until cancelled."""
+        while True:
+            now, due = self._clock().seconds, round.next_deadline(self.state)
+            if due is not None and now >= due:
+                self.feed(Tick())
+            await self.flush()
+            self._wake.clear()
+            if not self._batch and not self._outbox:
+                pause = TICK_SECONDS if due is None else min(TICK_SECONDS, max(0.01, due - now))
+                try:
+                    async with asyncio.timeout(pause):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+
+    async def adopt(self, envelope: pb.Envelope) -> bool:
+        """Take back a commit that we signed and lost; whether it was the next one. Raises RemoteError for what we did not sign."""
+        head = self.state.head
+        commit = open_envelope(envelope, self._run_id, (pb.KIND_COMMIT,))
+        if commit.body.round != head.round or commit.peer != self.identity.peer:
+            return False
+        after, commit = await asyncio.to_thread(chains.extend, self.chain.manifest, head, envelope)
+        if self.state.head.digest != head.digest or self.state.starting_since is None:
+            raise RemoteError(pb.REASON_WRONG_HEAD, "the round went on meanwhile")
+        log.warning("took back commit %d, which this database did not hold", commit.body.round)
+        moment = self._clock()
+        self._batch.append(Committed(head, commit, after, (), moment))
+        self._outbox.append(commit)
+        self.state = round.start(self.chain.manifest, after, moment.seconds)
+        self.feed(Resumed(healed=True))
+        return True

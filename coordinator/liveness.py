@@ -1,0 +1,77 @@
+"""Who is heard: a peer with an open stream that says something now and then.
+
+A stream that breaks is absence at once: the kernel of a machine closes the sockets of a process that was killed. Silence on an open
+stream, of a machine that lost its power or its line, is absence after the run's liveness window. Replays are no signs of life: every
+heartbeat is signed, and its sequence is above all that were seen.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from dilocox.protocol import limits
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+
+__all__ = ["Liveness"]
+
+
+@dataclass
+class Sign:
+    """A peer's last sign of life."""
+
+    heard_at: float
+    heartbeat: pb.Heartbeat
+    streams: int = 0
+
+
+@dataclass
+class Liveness:
+    window_seconds: float
+    clock: Callable[[], float]
+    """Monotonic."""
+    signs: dict[str, Sign] = field(default_factory=dict)
+
+    def hear(self, heartbeat: Statement[pb.Heartbeat]) -> bool:
+        """Whether it is a sign of life: newer than all that were seen. Peers without a stream are not remembered beyond a bound."""
+        sign = self.signs.get(heartbeat.peer)
+        if sign is None:
+            if len(self.signs) >= limits.KNOWN_PEERS:
+                return False
+            self.signs[heartbeat.peer] = Sign(self.clock(), heartbeat.body)
+            return True
+        if heartbeat.body.sequence <= sign.heartbeat.sequence:
+            return False
+        sign.heard_at, sign.heartbeat = self.clock(), heartbeat.body
+        return True
+
+    def open_stream(self, peer: str) -> None:
+        self.signs[peer].streams += 1
+
+    def close_stream(self, peer: str) -> None:
+        self.signs[peer].streams -= 1
+
+    def alive(self, peer: str) -> bool:
+        sign = self.signs.get(peer)
+        return sign is not None and sign.streams > 0 and self.clock() - sign.heard_at <= self.window_seconds
+
+    def forget(self, keep: Iterable[str]) -> None:
+        """Drop peers that have no stream and that nobody asks about; their sequence starts anew with their next stream."""
+        wanted = set(keep)
+        for peer in [peer for peer, sign in self.signs.items() if not sign.streams and peer not in wanted]:
+            del self.signs[peer]
+
+    def view(self) -> services.PresenceList:
+        return services.PresenceList(
+            peers=[
+                services.Presence(
+                    peer=peer,
+                    present=self.alive(peer),
+                    round=sign.heartbeat.round,
+                    step=sign.heartbeat.step,
+                    loss=sign.heartbeat.loss,
+                    tokens_per_second=sign.heartbeat.tokens_per_second,
+                )
+                for peer, sign in sorted(self.signs.items())
+            ]
+        )

@@ -1,0 +1,561 @@
+"""The node's machine: `step(state, input, now) -> state, effects`. What a cluster's lead says in a round, and when.
+
+A node holds its statements for the open round and offers them again, on connect and every few seconds, until it sees them held
+or finally refused: nothing is said only once. The machine has no clock, no I/O and no key: it asks for signatures (`Sign`), and what was
+signed and put on disk comes back (`Signed`). Drivers are the daemon, the simulation and the tests.
+
+    state before the round is ready     on the roster: report it          else: claim a seat with it
+    a phase ended, its payloads stand   on the roster, round still open:  contribute
+    a contribution of somebody is seen  own state known:                  have it judged (fetched and checked)
+    ballot, and all on it judged        or three quarters of its time:    vote
+    "your report differs"               replay from disk; if memory lied, start again; if the replay contradicts the run, halt
+    commit                              everything above begins anew
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dilocox.protocol import events, limits, rules
+from dilocox.protocol.errors import reason_name
+from dilocox.protocol.head import Head, resting_on
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.rules import Outcome
+
+__all__ = [
+    "Answered",
+    "Attestation",
+    "Away",
+    "Committed",
+    "Connected",
+    "Differs",
+    "Effect",
+    "Emit",
+    "Halt",
+    "Input",
+    "Judge",
+    "Judged",
+    "LeaveRun",
+    "MemberState",
+    "PhaseEnded",
+    "Recheck",
+    "Rechecked",
+    "Resynchronise",
+    "Seen",
+    "Sign",
+    "Signed",
+    "StateReady",
+    "Status",
+    "Tick",
+    "Verdict",
+    "next_deadline",
+    "offers",
+    "start",
+    "status",
+    "step",
+]
+
+VOTE_SHARE = 0.75
+"""Share of a ballot's time after which a voter says what it has."""
+STATES_KEPT = 64
+"""Own state roots remembered: more than rounds can be in dispute."""
+
+Verdict = tuple[pb.Reason, int]
+"""Why not (REASON_UNSPECIFIED: accepted), and the first stage the reason is about."""
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The coordinator's stream is open; what it held of ours is unknown again."""
+
+
+@dataclass(frozen=True)
+class Away:
+    """The stream broke."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A commit that was verified and stored."""
+
+    commit: Statement[pb.Commit]
+    after: Head
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A contribution or ballot of the open round."""
+
+    statement: Statement[Any]
+
+
+@dataclass(frozen=True)
+class StateReady:
+    """Every worker holds the state before a round."""
+
+    round: int
+    root: bytes
+    evaluation_loss: float | None
+    """Held-out loss of that state, where it was measured."""
+
+
+@dataclass(frozen=True)
+class PhaseEnded:
+    """A local phase is over and its payloads are durable."""
+
+    round: int
+    base: bytes
+    """State root that it started from."""
+    inner_steps: int
+    tokens: int
+    loss: float
+    samples_read: int
+    leaves: bytes
+    """Blob digest of its leaves."""
+    norm: int
+    """Norm code over all stages."""
+    effective_rank: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A contribution was fetched and checked, or could not be."""
+
+    contribution: bytes
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Signed:
+    """What `Sign` asked for, on disk; at a start also what an earlier life signed."""
+
+    statement: Statement[Any]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What the coordinator made of a statement that was offered."""
+
+    statement: Statement[Any]
+    outcome: Outcome
+    reason: pb.Reason
+    detail: str
+
+
+@dataclass(frozen=True)
+class Differs:
+    """The coordinator says that our report differs from others'."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Rechecked:
+    """The last commit was replayed from disk."""
+
+    round: int
+    root: bytes
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """Where the run asks for evidence: whether ours holds, and why not."""
+
+    holds: bool
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class LeaveRun:
+    """This node goes."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Sign this, put it on disk, give it back as Signed."""
+
+    kind: pb.Kind
+    body: Any
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Fetch and check a contribution."""
+
+    contribution: Statement[pb.Contribution]
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """Replay the last commit from disk."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Resynchronise:
+    """Start the workers again from a state that the run agreed on."""
+
+    round: int
+    detail: str
+
+
+@dataclass(frozen=True)
+class Halt:
+    """This node must not go on: the sentence holds the evidence."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Emit:
+    event: events.Event
+
+
+Input = (
+    Connected
+    | Away
+    | Committed
+    | Seen
+    | StateReady
+    | PhaseEnded
+    | Judged
+    | Signed
+    | Answered
+    | Differs
+    | Rechecked
+    | Attestation
+    | LeaveRun
+    | Tick
+)
+Effect = Sign | Judge | Recheck | Resynchronise | Halt | Emit
+
+
+@dataclass(frozen=True)
+class MemberState:
+    manifest: Manifest
+    me: str
+    """Our peer id; of a cluster of several boxes the lead's."""
+    head: Head
+    layout: bytes = b""
+    """Digest of our Cluster statement; empty: a cluster of this one box."""
+    serial: int = 0
+    """Of the newest claim or leave that we signed."""
+    roots: Mapping[int, bytes] = field(default_factory=dict)
+    """Own state root before each round."""
+    loss: float | None = None
+    """Held-out loss of the newest of them."""
+    own: Mapping[pb.Kind, Statement[Any]] = field(default_factory=dict)
+    """Our statements for the open round; a replayed report replaces the first one."""
+    held: frozenset[bytes] = frozenset()
+    """Digests of those that the coordinator has."""
+    refused: Mapping[pb.Kind, tuple[pb.Reason, str]] = field(default_factory=dict)
+    """Why the coordinator turned one away for good."""
+    turned_away: tuple[pb.Reason, str] | None = None
+    """Why our last claim was: shown until one is held."""
+    seen: Mapping[bytes, Statement[pb.Contribution]] = field(default_factory=dict)
+    """Contributions of the open round, by digest."""
+    judging: frozenset[bytes] = frozenset()
+    verdicts: Mapping[bytes, Verdict] = field(default_factory=dict)
+    ballot: Statement[pb.Ballot] | None = None
+    vote_by: float | None = None
+    """When we vote with what we have."""
+    replayed: frozenset[int] = frozenset()
+    """Rounds whose state a replay confirmed, or is about to."""
+    connected: bool = False
+    attestation: Attestation | None = None
+    """None: the run asks for none."""
+    leaving: bool = False
+
+    @property
+    def on_roster(self) -> bool:
+        return self.me in self.head.roster
+
+    @property
+    def root(self) -> bytes | None:
+        """Own state before the open round; None: not there yet."""
+        return self.roots.get(self.head.round)
+
+
+def start(manifest: Manifest, me: str, head: Head, serial: int = 0) -> MemberState:
+    """`serial`: of the newest claim or leave that any life of this node signed."""
+    attestation = Attestation(False, "no evidence was given yet") if manifest.attestation.kinds else None
+    return MemberState(manifest, me, head, serial=serial, attestation=attestation)
+
+
+def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, list[Effect]]:
+    """Apply one input. Never raises on anything that others can cause."""
+    effects: list[Effect] = []
+    match event:
+        case Connected():
+            state = replace(state, connected=True, held=frozenset())
+        case Away():
+            state = replace(state, connected=False)
+        case Committed(commit, after):
+            state, effects = _committed(state, commit.body, after)
+        case Seen(statement):
+            state = _seen(state, statement, now)
+        case StateReady(round, root, loss):
+            roots = dict(sorted({**state.roots, round: root}.items())[-STATES_KEPT:])
+            state = replace(state, roots=roots, loss=loss if round == state.head.round else state.loss)
+        case PhaseEnded():
+            effects = _contribute(state, event)
+        case Judged(contribution, verdict):
+            if contribution in state.seen:
+                state = replace(state, verdicts={**state.verdicts, contribution: verdict})
+        case Signed(statement):
+            state = _signed(state, statement)
+        case Answered(statement, outcome, reason, detail):
+            state = _answered(state, statement, outcome, reason, detail)
+        case Differs(round):
+            if round == state.head.round and round in state.roots and round not in state.replayed:
+                state = replace(state, replayed=state.replayed | {round})
+                effects = [Recheck(round)]
+        case Rechecked(round, root):
+            effects = _rechecked(state, round, root)
+        case Attestation():
+            state = replace(state, attestation=event)
+        case LeaveRun():
+            state = replace(state, leaving=True)
+        case Tick():
+            pass
+    return _speak(state, effects, now)
+
+
+def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[MemberState, list[Effect]]:
+    """The round is closed: everything that was said in it is over."""
+    effects: list[Effect] = []
+    mine = state.roots.get(commit.round)
+    contradicts = bool(commit.state) and mine is not None and mine != commit.state
+    if contradicts and commit.round in state.replayed:
+        why = f"replaying to round {commit.round} gives {_short(mine)}, the run says {_short(commit.state)}"
+        return state, [Halt(f"{why}: this machine computes differently from the others, or the run was misled")]
+    if contradicts:
+        effects.append(Resynchronise(commit.round, f"memory holds {_short(mine)}, the run {_short(commit.state)}"))
+    for item in commit.excluded:
+        if item.peer == state.me:
+            effects.append(Emit(events.NotCounted(commit.round, item.reason, item.detail)))
+    if after.finished:
+        effects.append(Emit(events.RunFinished(commit.trained)))
+    roots = {round: root for round, root in state.roots.items() if not contradicts}
+    state = replace(
+        state,
+        head=after,
+        roots=roots,
+        own={},
+        held=frozenset(),
+        refused={},
+        seen={},
+        judging=frozenset(),
+        verdicts={},
+        ballot=None,
+        vote_by=None,
+        replayed=frozenset(),
+        loss=None,
+    )
+    return state, effects
+
+
+def _short(root: bytes | None) -> str:
+    return (root or b"").hex()[:12] + "…"
+
+
+def _seen(state: MemberState, statement: Statement[Any], now: float) -> MemberState:
+    head = state.head
+    if (statement.body.round, statement.body.head) != (head.round, head.digest):
+        return state
+    if statement.kind == pb.KIND_CONTRIBUTION and statement.peer in head.roster:
+        if statement.peer == state.me:  # what an earlier life announced, and the disk forgot
+            return _signed(state, statement) if pb.KIND_CONTRIBUTION not in state.own else state
+        if len(state.seen) < 2 * limits.CLUSTERS:
+            return replace(state, seen={**state.seen, statement.digest: statement})
+    if statement.kind == pb.KIND_BALLOT and statement.peer == head.coordinator and state.ballot is None:
+        return replace(state, ballot=statement, vote_by=now + VOTE_SHARE * statement.body.seconds)
+    return state
+
+
+def _contribute(state: MemberState, phase: PhaseEnded) -> list[Effect]:
+    """Nothing where the round was closed meanwhile: the work returns to the error feedback with that commit."""
+    head, cluster = state.head, state.head.roster.get(state.me)
+    if phase.round != head.round or cluster is None or pb.KIND_CONTRIBUTION in state.own or head.closing(state.manifest):
+        return []
+    body = pb.Contribution(
+        round=head.round,
+        head=head.digest,
+        inner_steps=phase.inner_steps,
+        tokens=phase.tokens,
+        loss=phase.loss,
+        samples_read=phase.samples_read,
+        leaves=phase.leaves,
+        base_state=phase.base,
+        norm=phase.norm,
+        effective_rank=phase.effective_rank,
+        error=phase.error,
+        attestation=resting_on(head.attestations, cluster),
+    )
+    return [Sign(pb.KIND_CONTRIBUTION, body)]
+
+
+def _is_open(state: MemberState, body: Any) -> bool:
+    """Whether a statement of ours is about the open round."""
+    head = state.head
+    if isinstance(body, pb.Receipt):
+        return bool(body.round == head.round and state.ballot is not None and body.ballot == state.ballot.digest)
+    if isinstance(body, (pb.Claim, pb.Leave)):
+        return head.names(body)
+    return bool((body.round, body.head) == (head.round, head.digest))
+
+
+def _signed(state: MemberState, statement: Statement[Any]) -> MemberState:
+    serial = max(state.serial, getattr(statement.body, "serial", 0))
+    state = replace(state, serial=serial)
+    if statement.peer != state.me or not _is_open(state, statement.body):
+        return state
+    refused = {kind: why for kind, why in state.refused.items() if kind != statement.kind}
+    return replace(state, own={**state.own, statement.kind: statement}, refused=refused)
+
+
+def _answered(state: MemberState, statement: Statement[Any], outcome: Outcome, reason: pb.Reason, detail: str) -> MemberState:
+    if state.own.get(statement.kind) is None or state.own[statement.kind].digest != statement.digest:
+        return state
+    claim = statement.kind == pb.KIND_CLAIM
+    if outcome is Outcome.REJECT and reason != pb.REASON_RATE:
+        away = (reason, detail) if claim else state.turned_away
+        return replace(state, refused={**state.refused, statement.kind: (reason, detail)}, turned_away=away)
+    if outcome is not Outcome.ACCEPT and reason != pb.REASON_UNSPECIFIED:
+        return state
+    away = None if claim else state.turned_away
+    return replace(state, held=state.held | {statement.digest}, turned_away=away)
+
+
+def _rechecked(state: MemberState, round: int, root: bytes) -> list[Effect]:
+    if round != state.head.round or round not in state.roots:
+        return []
+    if root != state.roots[round]:
+        return [Resynchronise(round, "replaying the last commit from disk gives another state than memory holds")]
+    body = pb.StateReport(round=round, head=state.head.digest, state=root, replayed=True)
+    return [Sign(pb.KIND_STATE_REPORT, body)] if state.on_roster else []
+
+
+# What follows from where we stand: the same whatever input brought us here.
+
+
+def _speak(state: MemberState, effects: list[Effect], now: float) -> tuple[MemberState, list[Effect]]:
+    """Ask for what is due and not asked for yet."""
+    asked = {effect.kind for effect in effects if isinstance(effect, Sign)}
+    if state.leaving:
+        if pb.KIND_LEAVE not in state.own and pb.KIND_LEAVE not in asked:
+            leave = pb.Leave(serial=state.serial + 1, round=max(1, state.head.round), head=state.head.digest)
+            effects = [*effects, Sign(pb.KIND_LEAVE, leave)]
+        return state, effects
+    if state.root is None or state.head.finished:
+        return state, effects
+    unjudged = [digest for digest in state.seen if digest not in state.judging]
+    effects = [*effects, *(Judge(state.seen[digest]) for digest in unjudged)]
+    state = replace(state, judging=state.judging | set(unjudged)) if unjudged else state
+    for kind, body in _due(state, now):
+        if kind not in state.own and kind not in asked:
+            effects = [*effects, Sign(kind, body)]
+    return state, effects
+
+
+def _due(state: MemberState, now: float) -> list[tuple[pb.Kind, Any]]:
+    due: list[tuple[pb.Kind, Any]] = []
+    if state.on_roster:
+        due.append((pb.KIND_STATE_REPORT, _report(state)))
+        if (receipt := _vote(state, now)) is not None:
+            due.append((pb.KIND_RECEIPT, receipt))
+    elif state.attestation is None or state.attestation.holds:
+        due.append((pb.KIND_CLAIM, _claim(state)))
+    return due
+
+
+def _claim(state: MemberState) -> pb.Claim:
+    head = state.head
+    return pb.Claim(
+        serial=state.serial + 1, round=max(1, head.round), head=head.digest, state=state.root or b"", cluster=state.layout
+    )
+
+
+def _report(state: MemberState) -> pb.StateReport:
+    measured = state.loss is not None
+    return pb.StateReport(
+        round=state.head.round,
+        head=state.head.digest,
+        state=state.root or b"",
+        evaluated=measured,
+        evaluation_loss=min(limits.LOSS, state.loss or 0.0),
+    )
+
+
+def _vote(state: MemberState, now: float) -> pb.Receipt | None:
+    """Our verdicts on the ballot: when all are reached, or when time presses. Who is not on it has no vote."""
+    ballot, own = state.ballot, state.own.get(pb.KIND_CONTRIBUTION)
+    if ballot is None or own is None or own.digest not in ballot.body.contributions:
+        return None
+    listed = list(ballot.body.contributions)
+    pressing = state.vote_by is not None and now >= state.vote_by
+    if not pressing and not all(digest in state.verdicts for digest in listed if digest != own.digest):
+        return None
+    unknown: Verdict = (pb.REASON_UNAVAILABLE, 0)
+    verdicts = {digest: state.verdicts.get(digest, unknown) for digest in listed if digest != own.digest}
+    against = [(index, *verdicts[digest]) for index, digest in enumerate(listed) if digest in verdicts and verdicts[digest][0]]
+    return pb.Receipt(
+        round=state.head.round,
+        ballot=ballot.digest,
+        accepted=rules.bits([digest in verdicts and not verdicts[digest][0] for digest in listed]),
+        findings=[pb.Finding(index=i, reason=reason, stage=stage) for i, reason, stage in against[: limits.FINDINGS]],
+    )
+
+
+def offers(state: MemberState) -> list[Statement[Any]]:
+    """What the coordinator should have and, as far as we know, has not: to be said now, and again until it does."""
+    return [s for kind, s in sorted(state.own.items()) if s.digest not in state.held and kind not in state.refused]
+
+
+def next_deadline(state: MemberState) -> float | None:
+    """When a Tick could change something."""
+    return state.vote_by if pb.KIND_RECEIPT not in state.own else None
+
+
+# What people see.
+
+
+@dataclass(frozen=True)
+class Status:
+    name: str
+    why: str
+    advice: str = ""
+
+
+def status(state: MemberState, workers: Status | None) -> Status:
+    """Where this node stands: the first row that applies. `workers`: what they do; None before they are up."""
+    head = state.head
+    away = state.turned_away
+    if head.finished:
+        return Status("finished", "the run is finished; serving its state")
+    if state.leaving:
+        return Status("leaving", "asked to stop")
+    if away is not None and not state.on_roster:
+        return Status("refused", f"{reason_name(away[0])}: {away[1]}", "ask the run's owner")
+    if state.attestation is not None and not state.attestation.holds and not state.on_roster:
+        return Status("refused", f"not attested: {state.attestation.why}")
+    if workers is None:
+        return Status("starting", "starting the stage workers")
+    if workers.name != "training" and workers.name != "waiting":
+        return workers
+    if head.round == 0:
+        return Status("joining", f"waiting for {state.manifest.start_clusters} clusters")
+    if not state.on_roster:
+        return Status("warming up", "not on the roster yet; this phase is not counted")
+    if not state.connected and workers.name == "waiting":
+        return Status("waiting", "the coordinator is away")
+    return workers
