@@ -279,7 +279,7 @@ def taken(commit: pb.Commit) -> list[Taken]:
     """The counted of a commit that was verified, in the order of the mean."""
     envelopes = [commit.contributions[item.contribution] for item in commit.counted]
     return [
-        Taken(peer_id(e.key), item.weight, item.clip, parse(pb.Contribution, e.body), sha256(e.body))
+        Taken(peer_id(e.key), item.weight, item.clip, parse(pb.Contribution, e.body), sha256(e.key, e.body))
         for item, e in zip(commit.counted, envelopes, strict=True)
     ]
 

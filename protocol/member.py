@@ -499,7 +499,7 @@ def _report(state: MemberState) -> pb.StateReport:
 def _vote(state: MemberState, now: float) -> pb.Receipt | None:
     """Our verdicts on the ballot: when all are reached, or when time presses. Who is not on it has no vote."""
     ballot, own = state.ballot, state.own.get(pb.KIND_CONTRIBUTION)
-    if ballot is None or own is None or own.digest not in ballot.body.contributions:
+    if ballot is None or own is None or not _has_vote(state):
         return None
     listed = list(ballot.body.contributions)
     pressing = state.vote_by is not None and now >= state.vote_by
@@ -516,6 +516,11 @@ def _vote(state: MemberState, now: float) -> pb.Receipt | None:
     )
 
 
+def _has_vote(state: MemberState) -> bool:
+    ballot, own = state.ballot, state.own.get(pb.KIND_CONTRIBUTION)
+    return ballot is not None and own is not None and own.digest in ballot.body.contributions
+
+
 def offers(state: MemberState) -> list[Statement[Any]]:
     """What the coordinator should have and, as far as we know, has not: to be said now, and again until it does."""
     return [s for kind, s in sorted(state.own.items()) if s.digest not in state.held and kind not in state.refused]
@@ -523,7 +528,8 @@ def offers(state: MemberState) -> list[Statement[Any]]:
 
 def next_deadline(state: MemberState) -> float | None:
     """When a Tick could change something."""
-    return state.vote_by if pb.KIND_RECEIPT not in state.own else None
+    waits = state.root is not None and not state.leaving and not state.head.finished and state.on_roster
+    return state.vote_by if waits and _has_vote(state) and pb.KIND_RECEIPT not in state.own else None
 
 
 # What people see.

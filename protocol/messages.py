@@ -37,8 +37,9 @@ class Statement(Generic[Body]):
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the signed body: how other statements refer to this one."""
-        return sha256(self.envelope.body)
+        """SHA-256 of the signer's key and the signed body: how other statements refer to this one. Who repeats another's words says
+        something else."""
+        return sha256(self.envelope.key, self.envelope.body)
 
 
 def canonical(message: Message) -> bytes:
@@ -56,7 +57,7 @@ def seal(identity: Identity, kind: pb.Kind, run_id: bytes, body: Any) -> Stateme
 
 def unsigned(kind: pb.Kind, peer: str, body: Any) -> Statement[Any]:
     """A statement that its author has yet to sign: its digest is already the one it will have."""
-    return Statement(kind, peer, body, pb.Envelope(kind=kind, body=canonical(body)))
+    return Statement(kind, peer, body, pb.Envelope(kind=kind, key=key_of_peer(peer), body=canonical(body)))
 
 
 def open_envelope(envelope: pb.Envelope | bytes, run_id: bytes, kinds: Iterable[int]) -> Statement[Any]:

@@ -65,7 +65,7 @@ def test_a_killed_peer_costs_no_round():
     swarm.crash(5, 70.0, None)
     swarm.run_until_finished(2000)
     check(swarm)
-    assert all(len(names) >= 5 for names in counted(swarm)[2:-1])  # the first round begins with three
+    assert all(len(names) == 5 for names in counted(swarm)[3:-1])  # three begin, two newcomers a round
     assert swarm.peers[5].name not in swarm.state.head.roster
 
 
