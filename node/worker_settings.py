@@ -4,8 +4,10 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-__all__ = ["WorkerSettings"]
+__all__ = ["RENDEZVOUS", "WorkerSettings"]
 
+RENDEZVOUS = "DILOCOX_RENDEZVOUS"
+"""Path of the file by which the workers of one generation find each other; beside it torch's RANK, LOCAL_RANK and WORLD_SIZE."""
 _PREFIX = "DILOCOX_WORKER_"
 
 

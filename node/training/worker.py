@@ -1,4 +1,4 @@
-"""A stage worker: one process per device, started by torch's elastic launcher (launch.py), commanded by the daemon (link.py).
+"""A stage worker: one process per device, started by the daemon (../workers.py) and commanded by it (link.py).
 
 The main thread trains. A local phase belongs to a round; the committed state Θ(head) is what commits 0 … head-1 made.
 
@@ -31,6 +31,7 @@ from dilocox.node.outer.state import StageState
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.link import DaemonLink
 from dilocox.node.training.pipeline import split_stages
+from dilocox.node.training.rendezvous import join_generation
 from dilocox.node.training.trainer import Trainer
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.protocol import chain
@@ -486,7 +487,7 @@ def main() -> None:
     torch.set_num_threads(settings.threads)
     link = DaemonLink(settings.socket)
     try:
-        dist.init_process_group("nccl" if settings.devices == "cuda" else "gloo")
+        join_generation("nccl" if settings.devices == "cuda" else "gloo")
         manifest = Manifest.from_canonical(settings.manifest.read_bytes())
         worker = Worker(settings, manifest, dist.get_rank(), dist.get_world_size(), link)
         worker.start()
