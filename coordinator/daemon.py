@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from dilocox.coordinator.log import InputLog
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.protocol.attestation import Appraiser
-from dilocox.protocol.crypto import Identity
+from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
@@ -67,26 +67,18 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
             "coordinator",
             tasks,
             closing,
-            announced=lambda addresses: reachable(addresses, settings.listen.host),
             on_record=service.learn_own_record,
         )
         rpc.add_CoordinatorServicer_to_server(service, network.server)
         await network.server.start()
         tasks.start(service.run(), "rounds")
-        link = JoinLink(manifest.run_id, home.identity.peer, network.dht_addresses)
+        digest = sha256(network.certificate.certificate_der)
+        link = JoinLink(manifest.run_id, home.identity.peer, network.address, digest, (network.dht_address,))
         runner, url = await serve_http(_api(service, network.directory), settings.api)
         closing.push_async_callback(runner.cleanup)
         home.announce(role="coordinator", api=url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
         announce(link)
         await tasks.wait()
-
-
-def reachable(addresses: list[str], host: str) -> list[str]:
-    """libp2p lists every interface; the join link wants the one that others reach."""
-    first = next((address for address in addresses if f"/{host}/" in address), addresses[0])
-    parts = first.split("/")
-    kind = "ip4" if host.replace(".", "").isdigit() else "dns4"
-    return ["/".join(["", kind, host, *parts[3:]])]
 
 
 def _api(service: CoordinatorService, directory: Directory) -> web.Application:

@@ -5,6 +5,7 @@ Not the Ed25519 identity itself: the BoringSSL in grpcio refuses Ed25519 certifi
 
 import datetime
 import os
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import write_atomically
 
-__all__ = ["SERVER_NAME", "Certificate", "load_or_create", "pem_of"]
+__all__ = ["SERVER_NAME", "Certificate", "fetch_certificate", "load_or_create", "pem_of"]
 
 SERVER_NAME = "dilocox"
 """The name in every certificate: who a peer is stands in its signed record, not in DNS."""
@@ -58,6 +61,14 @@ def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
         .sign(key, hashes.SHA256())
     )
+
+
+def fetch_certificate(host: str, port: int, seconds: float) -> bytes:
+    """What a TLS server presents, DER, believed by nobody: the caller compares its digest. Blocking. Raises RemoteError."""
+    try:
+        return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, port), timeout=seconds))
+    except (OSError, ValueError) as error:
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"no TLS server answers at {host}:{port}: {error}") from error
 
 
 def pem_of(der: bytes) -> bytes:
