@@ -1,6 +1,7 @@
 """`dilocox testnet up | status | kill | start | down`: a real swarm on this machine."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,11 +14,11 @@ import typer
 from dilocox.cli.common import JsonOption, console, errors, fail, number, print_json, print_table, testnet_folder
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node.testnet import POLL_SECONDS, Member, Testnet
+from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
-from dilocox.transport.blobs import write_atomically
-from dilocox.transport.data_directory import load_identity
+from dilocox.transport.data_directory import format_identity
 
 __all__ = ["app"]
 
@@ -49,16 +50,16 @@ def up(
     baseline: Annotated[bool, typer.Option(help="At the end, train one node alone for as many inner steps.")] = True,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return; stop with `testnet down`.")] = False,
 ) -> None:
-    """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces an older testnet's folder."""
+    """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces what an earlier testnet made."""
     folder = folder or testnet_folder()
-    run_file = run_file or _preset_run(folder, preset)
-    manifest = Manifest.from_toml(run_file.read_text())
+    run, key = _preset_run(preset) if run_file is None else _read_run(run_file)
+    manifest = Manifest.from_toml(run.decode())
     if nodes < manifest.start_clusters:
         fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", 2)
     options = ["--devices", str(devices), "--threads", "1"]
     options += ["--upload-limit", str(upload_limit)] if upload_limit is not None else []
     kills = [_parse_kill(text) for text in kill or []]
-    testnet = Testnet.create(folder, run_file, nodes, options)
+    testnet = Testnet.create(folder, run, key, nodes, options)
     if detach:
         testnet.start_all(attached=False)
         errors.print(f"{nodes} nodes and a coordinator run in {folder}; stop them: dilocox testnet down", highlight=False)
@@ -77,14 +78,20 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _preset_run(folder: Path, preset: str) -> Path:
+def _preset_run(preset: str) -> tuple[bytes, bytes]:
+    """A run file and its owner's key."""
     if preset not in preset_names():
         fail(f"no preset {preset}", 2, f"one of: {', '.join(preset_names())}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    path = folder.parent / f"{folder.name}-run.toml"
-    owner = load_identity(path.with_suffix(".key"))
-    write_atomically(path, render_preset(preset, f"testnet-{preset}", owner.key.hex()).encode())
-    return path
+    secret = os.urandom(32)
+    text = render_preset(preset, f"testnet-{preset}", Identity(secret).key.hex())
+    return text.encode(), format_identity(secret)
+
+
+def _read_run(run_file: Path) -> tuple[bytes, bytes]:
+    try:
+        return run_file.read_bytes(), run_file.with_suffix(".key").read_bytes()
+    except OSError as error:
+        fail(f"the run cannot be read: {error}", 2, f"make one: dilocox init {run_file}")
 
 
 def _parse_kill(text: str) -> tuple[str, int]:

@@ -9,15 +9,21 @@ from typing import Any
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.blobs import write_atomically
+from dilocox.transport.files import write_new
 
-__all__ = ["DataDirectory", "load_identity", "running_daemon"]
+__all__ = ["DataDirectory", "format_identity", "load_identity", "running_daemon"]
+
+
+def format_identity(secret: bytes) -> bytes:
+    """What an identity file holds."""
+    return secret.hex().encode() + b"\n"
 
 
 def load_identity(path: Path) -> Identity:
     """The Ed25519 identity in `path` (32 bytes, hexadecimal), made on first use. Mode 0600 is enforced."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, os.urandom(32).hex().encode() + b"\n", mode=0o600)
+        write_new(path, format_identity(os.urandom(32)), mode=0o600)
     if path.stat().st_mode & 0o077:
         raise ConfigError(f"{path} can be read by others. Run: chmod 600 {path}")
     try:
@@ -33,7 +39,7 @@ class DataDirectory:
         """Raises LocalError when another daemon runs on this folder."""
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.folder / "lock").open("w")
+        self._lock = (self.folder / "lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -44,7 +50,8 @@ class DataDirectory:
         """Whether this process made the identity: what attested software may vouch for."""
         self.identity = load_identity(key)
         for leftover in self.folder.glob("parent-*"):
-            leftover.unlink()
+            if leftover.is_fifo():  # parent_pipe.py's
+                leftover.unlink()
 
     def close(self) -> None:
         """Let another daemon have the folder."""

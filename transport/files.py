@@ -7,15 +7,32 @@ as if it had never been there. `identity.key` is not such a file: without it a n
 import itertools
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["quarantine", "read_checked", "read_facts"]
+from dilocox.transport.blobs import fsync_directory
+
+__all__ = ["quarantine", "read_checked", "read_facts", "write_new"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Make a file that is not there yet, whole or not at all. Raises FileExistsError: nothing is overwritten."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink()
+        raise
+    fsync_directory(path.parent)
 
 
 def quarantine(path: Path, why: str) -> Path:
