@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import sys
 import urllib.error
 import urllib.request
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dilocox.transport.chain_file import find_chains
-from dilocox.transport.data_directory import running_daemon
+from dilocox.transport.health import base_folder, running_daemon
 
 __all__ = ["HomeOption", "JsonOption", "api_get", "fail", "print_json", "print_table", "set_up_logging"]
 
@@ -29,10 +28,6 @@ HomeOption = Annotated[
     Path | None, typer.Option("--home", help="The daemon's folder (default: node or coordinator in $DILOCOX_HOME, ~/.dilocox).")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def base_folder() -> Path:
-    return Path(os.environ.get("DILOCOX_HOME", Path.home() / ".dilocox"))
 
 
 def testnet_folder() -> Path:

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import HomeOption, base_folder, set_up_logging
+from dilocox.cli.common import HomeOption, set_up_logging
 from dilocox.node.daemon import NodeSettings, run_node
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink
+from dilocox.transport.health import base_folder
 from dilocox.transport.network import Listen
 from dilocox.transport.parent_pipe import exit_with_parent
 

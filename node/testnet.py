@@ -19,7 +19,7 @@ from typing import Any
 
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.blobs import write_atomically
-from dilocox.transport.data_directory import running_daemon
+from dilocox.transport.health import running_daemon
 from dilocox.transport.parent_pipe import ParentPipe
 
 __all__ = ["Member", "Testnet"]

@@ -11,7 +11,7 @@ from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.blobs import write_atomically
 from dilocox.transport.files import write_new
 
-__all__ = ["DataDirectory", "format_identity", "load_identity", "running_daemon"]
+__all__ = ["DataDirectory", "format_identity", "load_identity"]
 
 
 def format_identity(secret: bytes) -> bytes:
@@ -71,17 +71,3 @@ class DataDirectory:
         path = self.folder / "daemon.json"
         facts: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return facts
-
-
-def running_daemon(folder: Path) -> dict[str, Any] | None:
-    """What the daemon on this folder announced, or None when none runs there."""
-    try:
-        with (folder / "lock").open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return None
-    except BlockingIOError:
-        path = folder / "daemon.json"
-        facts: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-        return facts
-    except FileNotFoundError:
-        return None
