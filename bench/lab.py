@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from dilocox.node.data_folders import Folders
 from dilocox.node.training.data import Dataset, load_dataset
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.adaptive import next_keep
@@ -57,6 +58,8 @@ class Lab:
     """Relative speed of each cluster, the fastest 1: a slower one takes that share of the steps. Default: all equal."""
     device: torch.device = CPU
     evaluate_every: int = 1
+    data: Folders = field(default_factory=dict)
+    """Where the run's data folders lie here."""
     points: list[Point] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -64,7 +67,7 @@ class Lab:
         self.trainers = [Trainer(self.run, stages, 0, 1, self.device) for _ in range(self.clusters)]
         for trainer in self.trainers:
             trainer.load_initial()
-        self.dataset: Dataset = load_dataset(self.run)
+        self.dataset: Dataset = load_dataset(self.run, self.data)
         self.position = self.steps = self.wire_bytes = self.commits = 0
         self.in_flight: list[list[bytes]] | None = None
         self.phase_tokens = [0] * self.clusters

@@ -15,7 +15,7 @@ from rich.table import Table
 from dilocox.transport.chain_file import find_chains
 from dilocox.transport.health import base_folder, running_daemon
 
-__all__ = ["HomeOption", "JsonOption", "api_get", "fail", "print_json", "print_table", "set_up_logging"]
+__all__ = ["DataOption", "HomeOption", "JsonOption", "api_get", "fail", "print_json", "print_table", "set_up_logging"]
 
 EXIT_UNEXPECTED, EXIT_USAGE, EXIT_NOT_RUNNING = 1, 2, 3
 API_SECONDS = 10.0
@@ -26,6 +26,10 @@ errors = Console(stderr=True)
 
 HomeOption = Annotated[
     Path | None, typer.Option("--home", help="The daemon's folder (default: node or coordinator in $DILOCOX_HOME, ~/.dilocox).")
+]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option("--data", metavar="NAME=DIR", help="Let the run read its data folder NAME in DIR (repeat for more)."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -13,6 +13,7 @@ from dilocox.node.api.server import create_node_app
 from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.prover import AttestorService, Challenger, Prover
 from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.data_folders import check_data
 from dilocox.node.exchange import Exchange
 from dilocox.node.participant import Participant
 from dilocox.node.worker_settings import WorkerSettings
@@ -56,6 +57,8 @@ class NodeSettings:
     collateral: Path | None
     """File with the collateral that verifiers of this machine's TDX quotes need."""
     upload_bytes_per_second: float | None
+    data: dict[str, Path]
+    """The folders that a run may read, by name."""
 
 
 def count_cuda_devices() -> int:
@@ -126,6 +129,7 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     link, me, network = settings.join, home.identity, place.network
     coordinator = CoordinatorLink(link, network.directory, place.channels)
     manifest, canonical = await tasks.race(coordinator.manifest())
+    await asyncio.to_thread(check_data, manifest.data, settings.data)  # here, not in minutes by a worker
     write_atomically(place.folder / "manifest.json", canonical)
     pool = _worker_pool(settings, home, place, manifest)
     closing.push_async_callback(pool.close)
@@ -190,6 +194,7 @@ def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, mani
             devices="cuda" if cuda else "cpu",
             threads=threads,
             codec_cpus=settings.codec_cpus,
+            data=settings.data,
         ).environment()
 
     return WorkerPool(home.folder, workers, environment)

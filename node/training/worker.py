@@ -81,7 +81,7 @@ class Worker:
         self.device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if settings.devices == "cuda" else "cpu")
         self.stages = split_stages(range(manifest.model.stages), workers)[rank]
         self.trainer = Trainer(manifest, self.stages, rank, workers, self.device)
-        self.dataset = load_dataset(manifest)
+        self.dataset = load_dataset(manifest, settings.data)
         self.store = BlobStore(settings.blobs)
         self.background = Background(settings.codec_cpus)
         self.head = chain.initial_head()

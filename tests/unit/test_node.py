@@ -33,7 +33,7 @@ def test_workers_follow_devices_stages_and_microbatches():
 
 
 def test_worker_settings_survive_the_environment(monkeypatch: pytest.MonkeyPatch):
-    settings = WorkerSettings("/s", Path("/m"), Path("/b"), Path("/st"), "cluster", "cpu", 2, (1, 3))
+    settings = WorkerSettings("/s", Path("/m"), Path("/b"), Path("/st"), "cluster", "cpu", 2, (1, 3), {"texts": Path("/d=a,t")})
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     assert WorkerSettings.from_environment() == settings
