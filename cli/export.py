@@ -45,6 +45,8 @@ def export(
                 2,
                 "try another node's --home",
             )
+        if not all(store.verify(digest) for digest in found[held[-1]]):
+            fail(f"the state before round {held[-1]} is damaged on this disk", help="start its node, which fetches it again")
         from dilocox.node.outer.export import export_model  # torch loads only here
 
         with Progress(console=errors, disable=not sys.stderr.isatty()) as bar:

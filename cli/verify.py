@@ -56,9 +56,15 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
         if stage not in before or before[stage] not in store:
             here = [c.body.round for c in commits[1:-1] if c.body.states and all(s.digest in store for s in c.body.states)]
             fail(f"the state before round {round} is not on this disk", 2, f"it has those of rounds {here}")
+        counted = commits[round].body.counted
+        for digest in (before[stage], *(item.payloads[stage].digest for item in counted)):
+            if not store.verify(digest):
+                fail(
+                    f"blob {digest.hex()[:16]}… is missing or damaged on this disk",
+                    help="start its node, which fetches it again",
+                )
         state = StageState(chain.manifest, stage)
         state.load_state(store.view(before[stage]))
-        counted = commits[round].body.counted
         payloads = [store.view(item.payloads[stage].digest) for item in counted]
         state.apply(payloads, [item.tokens for item in counted], round, commits[round - 1].body.keep)
         digest = digest_of([state.state_bytes()])

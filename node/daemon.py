@@ -134,7 +134,7 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     pool = _worker_pool(settings, home, place, manifest)
     closing.push_async_callback(pool.close)
     await pool.open()
-    chain = ChainFile(place.folder / "chain.db", manifest, link.coordinator)
+    chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, link.coordinator)
     stages = range(manifest.model.stages)
     exchange = Exchange(manifest, stages, place.store, network.directory, place.channels, me.peer)
     prover = _prover(settings, home, manifest)

@@ -72,8 +72,8 @@ class Exchange:
         return FetchStatistics(self._counts["bytes"], self._counts["fetches"], self._counts["failures"], held, wanted)
 
     async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES) -> None:
-        """Have the blob. Concurrent calls for one digest share a download. Raises RemoteError when no provider served it."""
-        while digest not in self._store:
+        """Have the blob, and right. Concurrent calls for one digest share a download. Raises RemoteError when nobody served it."""
+        while not await asyncio.to_thread(self._store.sound, digest):
             task = self._fetching.get(digest)
             if task is None:
                 task = asyncio.create_task(self._fetch(digest, list(providers), max_size), name=f"fetch {digest.hex()[:8]}")

@@ -1,5 +1,6 @@
 """Where the stage workers can start from, and which blobs must be kept so that they, and others, can."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from dilocox.node.exchange import Exchange
@@ -30,18 +31,31 @@ class Starts:
         (the inner optimizer and the feedback are kept); a snapshot alone; the beginning.
         """
         snapshots = self._agreed_snapshots()
-        resumable = {} if avoid_boundaries else _resumable(hellos)
+        resumable = {} if avoid_boundaries else self._resumable(hellos)
         boundaries = [round for round in sorted(resumable, reverse=True) if round <= self._chain.head.round]
         starts = [
             self._start(worker.Start.ORIGIN_BOUNDARY, boundary, resumable[boundary], boundary)
             for boundary in boundaries
-            if all(self._store.verify(state.digest) for state in resumable[boundary])
+            if all(self._store.sound(state.digest) for state in resumable[boundary])
         ]
         for boundary in boundaries[:1]:
             later = {round: states for round, states in snapshots.items() if round > boundary}
             starts += [self._start(worker.Start.ORIGIN_BOUNDARY, r, states, boundary) for r, states in later.items()]
         starts += [self._start(worker.Start.ORIGIN_SNAPSHOT, round, states) for round, states in snapshots.items()]
         return [*starts, worker.Start(origin=worker.Start.ORIGIN_INITIAL)]
+
+    def _resumable(self, hellos: Sequence[worker.Hello]) -> dict[int, list[pb.StageState]]:
+        """Boundaries that every worker has, with the state they build on. Their payloads are here and right: they are announced
+        again, and what was not counted returns from them to the feedback."""
+        rounds = set.intersection(*({b.round for b in hello.boundaries} for hello in hellos))
+        found: dict[int, list[pb.StageState]] = {round: [] for round in rounds}
+        for hello in sorted(hellos, key=lambda hello: int(hello.rank)):
+            for boundary in hello.boundaries:
+                if not all(self._store.sound(payload.digest) for payload in boundary.payloads):
+                    found.pop(boundary.round, None)
+                elif boundary.round in found:
+                    found[boundary.round] += [pb.StageState(stage=p.stage, digest=p.base_state) for p in boundary.payloads]
+        return found
 
     def _agreed_snapshots(self) -> dict[int, list[pb.StageState]]:
         """The states that peers keep for joiners and the run agreed on, the newest first."""
@@ -66,7 +80,7 @@ class Starts:
     async def complete(self, start: worker.Start, say: Callable[[str, str], None]) -> worker.Start:
         """Fetch what the start needs. Raises RemoteError when it cannot be had."""
         commit = self._chain.commit(start.round)
-        if commit is not None and any(state.digest not in self._store for state in start.states):
+        if commit is not None and not all([await asyncio.to_thread(self._store.sound, state.digest) for state in start.states]):
             providers = [host.peer for member in commit.body.roster for host in member.hosts]
             for number, state in enumerate(start.states, 1):
                 say("synchronising", f"fetching the state before round {start.round}, stage {number} of {len(start.states)}")
@@ -102,14 +116,3 @@ class Starts:
             if wanted(round):
                 keep |= set(states.values())
         return keep
-
-
-def _resumable(hellos: Sequence[worker.Hello]) -> dict[int, list[pb.StageState]]:
-    """Boundaries that every worker has, with the state they build on."""
-    rounds = set.intersection(*({b.round for b in hello.boundaries} for hello in hellos))
-    found: dict[int, list[pb.StageState]] = {round: [] for round in rounds}
-    for hello in sorted(hellos, key=lambda hello: int(hello.rank)):
-        for boundary in hello.boundaries:
-            if boundary.round in rounds:
-                found[boundary.round] += [pb.StageState(stage=p.stage, digest=p.base_state) for p in boundary.payloads]
-    return found

@@ -157,16 +157,17 @@ class WorkerPool(rpc.SupervisorServicer):
                 self.events.put_nowait((first.hello.rank, event))
 
         receiving = asyncio.create_task(receive(), name=f"worker {first.hello.rank}")
+        command = asyncio.create_task(attached.commands.get())
         try:
             while True:
-                command = asyncio.create_task(attached.commands.get())
                 done, _ = await asyncio.wait({command, receiving}, return_when=asyncio.FIRST_COMPLETED)
                 if command not in done:
-                    command.cancel()
                     return
                 yield command.result()
+                command = asyncio.create_task(attached.commands.get())
         finally:
             receiving.cancel()
+            command.cancel()
 
     def command(self, command: pb.WorkerCommand) -> None:
         """To every worker of the generation."""

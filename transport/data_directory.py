@@ -9,7 +9,7 @@ from typing import Any
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.blobs import write_atomically
-from dilocox.transport.files import write_new
+from dilocox.transport.files import read_checked, write_new
 
 __all__ = ["DataDirectory", "format_identity", "load_identity"]
 
@@ -48,7 +48,11 @@ class DataDirectory:
         key = self.folder / "identity.key"
         self.identity_is_new = not key.exists()
         """Whether this process made the identity: what attested software may vouch for."""
-        self.identity = load_identity(key)
+        try:
+            self.identity = load_identity(key)
+        except (LocalError, OSError):
+            self._lock.close()
+            raise
         for leftover in self.folder.glob("parent-*"):
             if leftover.is_fifo():  # parent_pipe.py's
                 leftover.unlink()
@@ -68,6 +72,12 @@ class DataDirectory:
 
     def remembered(self) -> dict[str, Any]:
         """What the last daemon on this folder announced: a restart keeps its addresses."""
-        path = self.folder / "daemon.json"
-        facts: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return facts
+        return read_checked(self.folder / "daemon.json", _facts) or {}
+
+
+def _facts(raw: bytes) -> dict[str, Any]:
+    """A JSON object with ports, if it has any, that can be listened on. Raises ValueError."""
+    facts = json.loads(raw)
+    if not isinstance(facts, dict) or not all(facts.get(key, 1) in range(1, 1 << 16) for key in ("port", "dht_port")):
+        raise ValueError("not what a daemon announces")
+    return facts

@@ -123,6 +123,27 @@ def test_killing_a_node_costs_no_round_and_it_resumes(swarm: Swarm):
     wait_for(lambda: swarm.same_states(number), 30, "the restarted node has the others' state")
 
 
+def test_a_node_whose_caches_are_damaged_heals_them(swarm: Swarm):
+    victim = swarm.testnet.member("node-2")
+    processes = swarm.processes(victim.name)
+    swarm.testnet.kill(victim)
+    psutil.wait_procs(processes, timeout=20)
+    (folder,) = (victim.home / "runs").iterdir()
+    chain = folder / "chain.db"
+    (folder / "chain.db-wal").unlink()  # what SQLite would mend it with
+    chain.write_bytes(b"garbage" * 100)
+    for blob in folder.glob("blobs/" + "?" * 64):
+        blob.write_bytes(blob.read_bytes()[:-1] + b"\x7f")
+    damaged = [chain, folder / "peers.json", victim.home / "daemon.json", victim.home / "tls.pem"]
+    for path in damaged[1:]:
+        path.write_bytes(b"garbage")
+    swarm.testnet.start(victim)
+    swarm.wait_until_counted(victim.name, swarm.open_round())
+    number = swarm.open_round()
+    wait_for(lambda: swarm.same_states(number), 30, "the healed node has the others' state")
+    assert all(path.with_name(path.name + ".bad").exists() for path in damaged)
+
+
 @pytest.mark.parametrize("word", ["dilocox.node.training.worker", "dht_child", "p2pd"])
 def test_killing_any_one_process_of_a_node_leaves_it_whole(swarm: Swarm, word: str):
     victim = "node-3"
