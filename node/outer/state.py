@@ -205,31 +205,31 @@ def _outer_step(
     return combine
 
 
-def start_phase(state: StageState, live: Sequence[Tensor], lead_weight: float = 1.0) -> None:
-    """A local phase ended: `feedback += anchor − live; anchor = live = Θ + lead_weight · (live − Θ)`. Nothing waits.
+def start_phase(state: StageState, live: Sequence[Tensor], private_share: float = 1.0) -> None:
+    """A local phase ended: `feedback += anchor − live; anchor = live = Θ + private_share · (live − Θ)`. Nothing waits.
 
     A phase's own work is one cluster's noisy guess of the mean that its commit will bring: half of it is nearer to that mean than
-    all of it (docs/results.md). The rebase takes the lead away with the anchor, so its weight decides only where gradients are
-    taken until the commit arrives.
+    all of it (docs/results.md). The rebase takes private progress away with the anchor, so its share decides only where gradients
+    are taken until the commit arrives.
     """
     copies = (state.views(flat) for flat in (state.feedback, state.anchor, state.parameters))
     for (_, feedback), (_, anchor), (_, theta), tensor in zip(*copies, live, strict=True):
         feedback.add_(anchor.sub_(tensor.to(anchor.device)))
         anchor.copy_(tensor)
-        if lead_weight != 1:
-            anchor.sub_(theta).mul_(lead_weight).add_(theta)
+        if private_share != 1:
+            anchor.sub_(theta).mul_(private_share).add_(theta)
             tensor.copy_(anchor)
 
 
-def rebase(state: StageState, live: Sequence[Tensor], keep_lead: bool = True) -> None:
+def rebase(state: StageState, live: Sequence[Tensor], keep_private: bool = True) -> None:
     """Move the live parameters onto the committed ones: `live = Θ + (live − anchor); anchor = copy(Θ)`.
 
-    With live = anchor this is exactly live = Θ: a commit applied at step 0 is the synchronous algorithm. Without `keep_lead` the
-    private lead is dropped (overlap delayed, and a phase that was not counted).
+    With live = anchor this is exactly live = Θ: a commit applied at step 0 is the synchronous algorithm. Without `keep_private`
+    private progress is dropped (overlap delayed, and a phase that was not counted).
     """
     for (_, theta), (_, anchor), tensor in zip(state.views(state.parameters), state.views(state.anchor), live, strict=True):
         committed = theta.to(tensor.device)
-        if keep_lead:
+        if keep_private:
             tensor.sub_(anchor.to(tensor.device))
             tensor.add_(committed)
         else:
