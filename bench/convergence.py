@@ -90,7 +90,7 @@ def run_job(job: Job) -> None:
         lab = Lab(
             run,
             CLUSTERS,
-            arrive_at=lambda size, steps: min(steps, arrival_steps(run, job.ratio, size)),
+            arrive_at=lambda lab, _: min(lab.head.inner_steps, arrival_steps(run, job.ratio, lab.payload_bytes)),
             device=device,
             evaluate_every=max(1, every // arm.horizon),
             data=data,

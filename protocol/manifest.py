@@ -203,7 +203,7 @@ class Rounds(_Section):
     evaluate_every: Count = 1
     """Measure the held-out loss of the state after every so-manieth round; 0: never."""
     max_norm_ratio: Annotated[float, Field(gt=2)] = 5.0
-    """A payload whose norm is above this multiple of the last committed median is rejected. Senders scale to at most 2."""
+    """A payload whose norm is above this multiple of the last committed median is rejected. Senders keep to 2 and owe the rest."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Rounds":
