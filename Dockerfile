@@ -39,6 +39,6 @@ VOLUME /data
 # gRPC, DHT and HTTP; publish the first two to be reachable.
 EXPOSE 7400 7401 7402
 HEALTHCHECK --interval=15s --timeout=10s --start-period=120s \
-    CMD ["python3", "-P", "-m", "dilocox.cli.health"]
+    CMD ["python3", "-P", "-m", "dilocox.transport.health"]
 ENTRYPOINT ["dilocox"]
 CMD ["--help"]

@@ -47,7 +47,7 @@ def main() -> None:
         results[name] = [
             {
                 "round": EVERY * (index + 1),
-                "keep": point.keep,
+                "keep": point.rank_or_k,
                 "error": point.error,
                 "loss": point.loss,
                 "bits_per_parameter": 8 * point.wire_bytes / parameter_count(run.model),

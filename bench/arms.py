@@ -12,6 +12,8 @@ __all__ = ["ARMS", "CLUSTERS", "HORIZON", "RANK", "Arm", "Lengths"]
 CLUSTERS = 4
 HORIZON = 20
 """Inner steps of a round, for all that have rounds and are not told otherwise."""
+MOST_PHASES = 4
+"""max_inner_steps in rounds: no commit of these benches is as late."""
 RANK = 16
 """Of DiLoCoX as published: with Int4 it sets the bytes that the others may use."""
 
@@ -58,7 +60,7 @@ class Arm:
         horizon = min(self.horizon, steps // 2)
         return {
             "inner_steps": horizon,
-            "max_inner_steps": 1000 * horizon,
+            "max_inner_steps": MOST_PHASES * horizon,
             "count": steps // horizon,
             "synchronous_rounds": 0,
             "first_inner_steps": None,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bench.lab import CPU, Point
+from dilocox.node.data_folders import Folders
 from dilocox.node.outer import codec
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.trainer import Trainer
@@ -19,11 +20,13 @@ __all__ = ["AllReduce", "CocktailSGD"]
 class AllReduce:
     """Data parallelism with an exchange at every step: `clusters` batches, one update. Exchanges fp32 gradients."""
 
-    def __init__(self, run: Manifest, clusters: int, evaluate_every: int = 20, device: torch.device = CPU) -> None:
+    def __init__(
+        self, run: Manifest, clusters: int, evaluate_every: int = 20, device: torch.device = CPU, data: Folders | None = None
+    ) -> None:
         self.run, self.clusters, self.evaluate_every = run, clusters, evaluate_every
         self.trainer = Trainer(run, range(run.model.stages), 0, 1, device)
         self.trainer.load_initial()
-        self.dataset = load_dataset(run)
+        self.dataset = load_dataset(run, data)
         self.parameters = [p for _, stage in self.trainer.pairs() for p in stage.tensors()]
         self.wire_bytes = 0
         self.points: list[Point] = []
@@ -65,10 +68,16 @@ class CocktailSGD(AllReduce):
     DRAWN = 0.1
 
     def __init__(
-        self, run: Manifest, clusters: int, share: float, evaluate_every: int = 20, device: torch.device = CPU
+        self,
+        run: Manifest,
+        clusters: int,
+        share: float,
+        evaluate_every: int = 20,
+        device: torch.device = CPU,
+        data: Folders | None = None,
     ) -> None:
         """`share`: of the drawn values, how many are sent."""
-        super().__init__(run, clusters, evaluate_every, device)
+        super().__init__(run, clusters, evaluate_every, device, data)
         size = sum(parameter.numel() for parameter in self.parameters)
         self.share = share
         self.feedback = [torch.zeros(size, device=device) for _ in range(clusters)]

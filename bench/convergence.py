@@ -14,12 +14,13 @@ import os
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.arms import ARMS, CLUSTERS, HORIZON, RANK, Arm, Lengths, Settings
 from bench.report import RESULTS, table, write
+from dilocox.node.data_folders import parse_folders
 from dilocox.node.plan import PAPER_RATIO
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Compression, Manifest
@@ -48,6 +49,8 @@ class Job:
     steps: int
     source: str
     ratio: float
+    data: tuple[str, ...] = ()
+    """NAME=DIR of each data folder on this machine: where files lie is no part of a result."""
 
     @property
     def definition(self) -> Arm:
@@ -80,24 +83,25 @@ def run_job(job: Job) -> None:
 
     process_group_of_one()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    arm, started = job.definition, time.monotonic()
+    arm, started, data = job.definition, time.monotonic(), parse_folders(job.data)
     run = arm.manifest(arm.choices[job.choice], job.steps, job.seed, job.source)
     every = max(1, job.steps // POINTS)
     if arm.runner == "lab":
         lab = Lab(
             run,
             CLUSTERS,
-            arrive_at=lambda size, steps: min(steps, arrival_steps(run, job.ratio, size)),
+            arrive_at=lambda lab, _: min(lab.head.inner_steps, arrival_steps(run, job.ratio, lab.payload_bytes)),
             device=device,
             evaluate_every=max(1, every // arm.horizon),
+            data=data,
         ).rounds()
         points = lab.points
     elif arm.runner == "allreduce":
-        points = AllReduce(run, CLUSTERS, every, device).train().points
+        points = AllReduce(run, CLUSTERS, every, device, data).train().points
     else:
-        points = CocktailSGD(run, CLUSTERS, arm.share, every, device).train().points
+        points = CocktailSGD(run, CLUSTERS, arm.share, every, device, data).train().points
     result = {
-        "job": asdict(job),
+        "job": asdict(replace(job, data=())),
         "points": [asdict(point) for point in points],
         "parameters": parameter_count(run.model),
         "seconds": time.monotonic() - started,
@@ -155,17 +159,18 @@ def summarize(arm: Arm, choice: int, jobs: Sequence[Job], sweep: Sequence[float]
 
 
 def compare(
-    arms: Sequence[Arm], seeds: int, lengths: Lengths, source: str, ratio: float, processes: int
+    arms: Sequence[Arm], seeds: int, lengths: Lengths, source: str, ratio: float, processes: int, data: tuple[str, ...] = ()
 ) -> list[dict[str, Any]]:
     """Sweep, choose, run: a summary for each arm."""
     sweeps = {
-        arm.name: [Job(arm.name, choice, 0, lengths.sweep_steps, source, ratio) for choice in range(len(arm.choices))]
+        arm.name: [Job(arm.name, choice, 0, lengths.sweep_steps, source, ratio, data) for choice in range(len(arm.choices))]
         for arm in arms
     }
     run_all((job for jobs in sweeps.values() for job in jobs), processes)
     best = {name: min(jobs, key=last_loss).choice for name, jobs in sweeps.items()}
     finals = {
-        arm.name: [Job(arm.name, best[arm.name], seed, lengths.steps, source, ratio) for seed in range(seeds)] for arm in arms
+        arm.name: [Job(arm.name, best[arm.name], seed, lengths.steps, source, ratio, data) for seed in range(seeds)]
+        for arm in arms
     }
     run_all((job for jobs in finals.values() for job in jobs), processes)
     return [summarize(arm, best[arm.name], finals[arm.name], [last_loss(job) for job in sweeps[arm.name]]) for arm in arms]
@@ -251,7 +256,8 @@ def main() -> None:
     parser.add_argument("--arms", help="names separated by commas; default all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=Lengths().steps, help="inner steps of a run")
-    parser.add_argument("--source", default="stdlib", help="stdlib, or text:GLOB")
+    parser.add_argument("--source", default="stdlib", help="stdlib, or text:NAME/GLOB")
+    parser.add_argument("--data", action="append", default=[], metavar="NAME=DIR", help="where the data folder NAME lies")
     parser.add_argument(
         "--ratio", type=float, default=PAPER_RATIO, help="exchange of DiLoCoX's payload / computing of its round"
     )
@@ -264,7 +270,7 @@ def main() -> None:
     arms = [arm for arm in ARMS if arm.name in names]
     lengths = Lengths(60, 20) if options.quick else Lengths(options.steps, options.steps // 3)
     seeds = 1 if options.quick else options.seeds
-    summaries = compare(arms, seeds, lengths, options.source, options.ratio, options.processes)
+    summaries = compare(arms, seeds, lengths, options.source, options.ratio, options.processes, tuple(options.data))
     print_summary(summaries)
     name = "convergence" + ("-quick" if options.quick else "") + ("" if options.source == "stdlib" else "-text")
     cost = delay_cost(summaries, options.ratio, options.source)

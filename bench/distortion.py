@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from bench.arms import ARMS, Settings
-from bench.lab import Lab, process_group_of_one
+from bench.lab import CPU, process_group_of_one
 from bench.report import table, write
 from dilocox.node.outer.state import StageState
+from dilocox.node.training.data import load_dataset
+from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Compression, Manifest
 
 __all__ = ["main"]
@@ -39,14 +41,17 @@ def pseudo_gradient(optimizer: str) -> tuple[Manifest, Tensor]:
     """The work of one cluster's round after a short training."""
     arm = next(arm for arm in ARMS if arm.name == "DiLoCo fp32")
     settings: Settings = {"training": {"optimizer": optimizer, "learning_rate": 3e-3}}
-    lab = Lab(arm.manifest(settings, WARM_STEPS + ROUND_STEPS, 0, "stdlib"), clusters=1)
-    lab.train(WARM_STEPS)
-    lab.end_phase()
-    lab.encode()
-    lab.commit()
-    lab.train(ROUND_STEPS)
-    lab.end_phase()
-    return lab.run, lab.trainers[0].states[0].feedback.clone()
+    run = arm.manifest(settings, WARM_STEPS + ROUND_STEPS, 0, "stdlib")
+    trainer = Trainer(run, range(1), 0, 1, CPU)
+    trainer.load_initial()
+    dataset, batch = load_dataset(run), run.training.batch_size
+    for step in range(WARM_STEPS + ROUND_STEPS):
+        if step == WARM_STEPS:
+            trainer.end_phase(1, restart=False)
+            trainer.states[0].feedback.zero_()
+        trainer.step(*dataset.batch(list(range(step * batch, (step + 1) * batch))))
+    trainer.end_phase(2, restart=False)
+    return run, trainer.states[0].feedback.clone()
 
 
 def lose(run: Manifest, work: Tensor, compressions: tuple[dict[str, Any], ...]) -> tuple[float, float]:

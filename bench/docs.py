@@ -15,7 +15,9 @@ __all__ = ["main"]
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "results"
-WIKITEXT = "python -m bench.convergence --steps 200 --arms AllReduce,DiLoCoX,ours --source text:…/wikitext-2/*.txt"
+WIKITEXT = (
+    "python -m bench.convergence --steps 200 --arms AllReduce,DiLoCoX,ours --source text:wikitext-2/*.txt --data wikitext-2=DIR"
+)
 TEXT = DOCS / "results-notes.md"
 """What people wrote: goes in front of the tables."""
 
@@ -29,12 +31,6 @@ def markdown(columns: list[str], rows: list[list[str]]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines)
-
-
-def source_text(source: str) -> str:
-    """A data source without the place of its folder on the machine that ran."""
-    kind, _, path = source.partition(":")
-    return f"{kind}:…/{'/'.join(Path(path).parts[-2:])}" if path else kind
 
 
 def machine(result: dict[str, Any]) -> str:
@@ -143,7 +139,6 @@ def main() -> None:
     for title, name, render in sections:
         if (result := load(name)) is not None:
             if isinstance(values := result["results"], dict) and "arms" in values:
-                values["source"] = source_text(values["source"])
                 for arm in values["arms"]:
                     arm.pop("curves", None)
             parts.append(f"## {title}\n\n{render(result)}")

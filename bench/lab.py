@@ -1,19 +1,27 @@
-"""Clusters in one process, one after the other, exchanging through function calls: the product's trainer, codecs and outer loop
-without its network and clock. What a network would do is said in steps: when a commit arrives."""
+"""Clusters in one process, exchanging through function calls: the product without its network and clock.
 
+Each cluster drives the phase machine (protocol/phase.py) and the trainer as a worker of one rank does, so a bench measures what the
+product runs: a golden test holds the two to the same bits. What a network would do is said in steps: when a commit arrives.
+"""
+
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
 
+from dilocox.node.data_folders import Folders
 from dilocox.node.training.data import Dataset, load_dataset
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.adaptive import next_keep
+from dilocox.node.training.trainer import Commit, Take, Trainer
+from dilocox.protocol import adaptive, chain, norms, phase, tally
+from dilocox.protocol.head import Cluster, Head, initial_head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.phase import Apply, Encode, End, PhaseState, Train, Turn
+from dilocox.transport.blobs import digest_of
 
-__all__ = ["Lab", "Point", "process_group_of_one"]
+__all__ = ["Arrival", "Lab", "Point", "process_group_of_one"]
 
 CPU = torch.device("cpu")
 
@@ -23,7 +31,7 @@ class Point:
     """One applied commit."""
 
     steps: int
-    """Inner steps that a full-speed cluster has done."""
+    """Inner steps that the first cluster has done."""
     tokens: int
     """Read by all clusters."""
     wire_bytes: int
@@ -32,8 +40,8 @@ class Point:
     """Held-out loss of the committed model, nats per token."""
     error: float
     """Mean relative error of the payloads in the commit."""
-    keep: int = 0
-    """What their codec kept: rank or k."""
+    rank_or_k: int = 0
+    """Of their codec."""
 
 
 def process_group_of_one() -> None:
@@ -43,8 +51,30 @@ def process_group_of_one() -> None:
         dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
 
 
-Arrival = Callable[[int, int], int]
-"""(payload bytes, inner steps of the round) -> the step of the next phase at which the commit arrives."""
+Arrival = Callable[["Lab", int], int]
+"""(lab, index of a cluster) -> the inner step of its running phase at which the last commit reaches it."""
+
+
+@dataclass
+class Member:
+    """One cluster."""
+
+    trainer: Trainer
+    state: PhaseState
+    prepared: Head | None = None
+    """The last commit is in Θ, and not yet applied."""
+    payloads: dict[int, bytes] = field(default_factory=dict)
+    """Digests of what is in flight, by stage."""
+    total_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a cluster contributed to a round."""
+
+    contribution: pb.Contribution
+    payloads: Sequence[bytes]
+    """Digests, by stage."""
 
 
 @dataclass
@@ -52,110 +82,181 @@ class Lab:
     run: Manifest
     clusters: int
     arrive_at: int | Arrival = 0
-    """Inner step of the next phase at which a commit arrives; means nothing where a round waits for its commit."""
+    """Inner step of the next phase at which a commit arrives; means nothing where a cluster waits for it."""
     speeds: Sequence[float] = ()
-    """Relative speed of each cluster, the fastest 1: a slower one takes that share of the steps. Default: all equal."""
+    """Of time-boxed rounds: inner steps that each cluster takes in a second."""
+    names: Sequence[str] = ()
+    """Cluster ids, in order: payloads are added up in it."""
     device: torch.device = CPU
     evaluate_every: int = 1
+    data: Folders = field(default_factory=dict)
+    """Where the run's data folders lie here."""
     points: list[Point] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        stages = range(self.run.model.stages)
-        self.trainers = [Trainer(self.run, stages, 0, 1, self.device) for _ in range(self.clusters)]
-        for trainer in self.trainers:
+        names = self.names or [f"cluster-{index:04}" for index in range(self.clusters)]
+        roster = {name: Cluster(name, (), joined=1) for name in names}
+        self.counted: dict[str, Sent] = {}
+        """In the last commit, by cluster."""
+        self.takes: list[Take] = []
+        self.head = self._advance(replace(initial_head(""), roster=roster), {})
+        """What it makes of the run."""
+        self._rank_or_k = self.head.rank_or_k
+        """Of its payloads."""
+        self._blobs: dict[bytes, bytes] = {}
+        self._contributions: dict[str, Sent] = {}
+        """Of the open round, by cluster."""
+        self._samples_read: dict[str, int] = {}
+        self.wire_bytes = self.tokens = 0
+        self.dataset: Dataset = load_dataset(self.run, self.data)
+        self.members = []
+        for name in names:
+            trainer = Trainer(self.run, range(self.run.model.stages), 0, 1, self.device)
             trainer.load_initial()
-        self.dataset: Dataset = load_dataset(self.run)
-        self.position = self.steps = self.wire_bytes = self.commits = 0
-        self.in_flight: list[list[bytes]] | None = None
-        self.phase_tokens = [0] * self.clusters
-        self.weights: list[int] = []
-        self.errors: list[float] = []
-        self.keep = self.run.compression.keep
-        self.measured: list[pb.Counted] = []
+            self.members.append(Member(trainer, phase.begin(self.run, name, self.head)))
+
+    @property
+    def trainers(self) -> list[Trainer]:
+        return [member.trainer for member in self.members]
 
     @property
     def losses(self) -> list[float]:
         """Held-out loss of the committed model after each evaluated commit."""
         return [point.loss for point in self.points]
 
-    def train(self, steps: int) -> None:
-        batch = self.run.training.batch_size
-        for _ in range(steps):
-            self.steps += 1
-            for index, trainer in enumerate(self.trainers):
-                speed = self.speeds[index] if self.speeds else 1.0
-                if int(self.steps * speed) == int((self.steps - 1) * speed):
-                    continue  # a slower cluster is still at its last step
-                positions = list(range(self.position, self.position + batch))
-                self.position += batch
-                self.phase_tokens[index] += batch * self.run.model.sequence_length
-                trainer.step(*self.dataset.batch(positions))
-
-    def end_phase(self) -> None:
-        for trainer in self.trainers:
-            trainer.end_phase()
-        self.weights, self.phase_tokens = self.phase_tokens, [0] * self.clusters
-
-    def encode(self) -> None:
-        encoded = [[state.encode(None, self.keep) for state in trainer.states] for trainer in self.trainers]
-        self.measured = [
-            pb.Counted(payloads=[pb.StagePayload(effective_rank=s.effective_rank, error=s.error) for s in stages])
-            for stages in encoded
-        ]
-        self.in_flight = [[stage.raw for stage in stages] for stages in encoded]
-        self.errors = [stage.error for stages in encoded for stage in stages]
-        self.wire_bytes += self.payload_bytes
-
     @property
     def payload_bytes(self) -> int:
-        """Of the largest cluster's payloads in flight."""
-        return max(sum(len(raw) for raw in stages) for stages in self.in_flight or [[]])
-
-    def commit(self, keep_lead: bool = True) -> None:
-        """Apply the payloads in flight everywhere; decide what the codec keeps next."""
-        assert self.in_flight is not None
-        for trainer in self.trainers:
-            for index, state in enumerate(trainer.states):
-                payloads = [memoryview(payload[index]) for payload in self.in_flight]
-                state.apply(payloads, self.weights, self.commits + 1, self.keep)
-            trainer.rebase(keep_lead)
-        self.in_flight = None
-        self.commits += 1
-        keep, self.keep = self.keep, next_keep(self.run, self.keep, self.measured)
-        if self.commits % self.evaluate_every == 0:
-            self.measure(keep)
-
-    def measure(self, keep: int = 0) -> None:
-        loss = self.trainers[0].evaluate_committed(self.dataset)
-        tokens = self.position * self.run.model.sequence_length
-        error = sum(self.errors) / max(1, len(self.errors))
-        self.points.append(Point(self.steps, tokens, self.wire_bytes, loss, error, keep))
+        """Of the largest cluster's payloads in the last commit."""
+        return max((int(sent.contribution.size) for sent in self.counted.values()), default=0)
 
     def rounds(self) -> "Lab":
-        """The whole run under the manifest's overlap rules."""
-        for number in range(1, self.run.rounds.count + 1):
-            steps = self.run.inner_steps(number)
-            if self.run.overlap(number - 1) == "rebase" and self.in_flight is not None:
-                arrival = self.arrive_at if isinstance(self.arrive_at, int) else self.arrive_at(self.payload_bytes, steps)
-                self.train(arrival)
-                self.commit()
-                self.train(max(0, steps - arrival))
-            else:
-                self.train(steps)
-            self.end_phase()
-            if self.run.overlap(number) == "delayed":
-                if self.in_flight is not None:
-                    self.commit(keep_lead=False)
-                for trainer in self.trainers:
-                    trainer.rebase(keep_lead=False)
-            self.encode()
-            if self.run.overlap(number) == "none":
-                self.commit()
-        if self.in_flight is not None:
-            self.commit()
-        if not self.points or self.points[-1].steps < self.steps or self.commits % self.evaluate_every:
+        """The whole run."""
+        for _ in range(self.run.rounds.count):
+            self.round()
+        self.settle()
+        if self.run.rounds.count % self.evaluate_every:
             self.measure()
         return self
+
+    def settle(self) -> None:
+        """The last commit, after the last phase: every cluster moves onto it."""
+        self._take_turns(lambda member: member.state.head is not self.head)
+
+    def round(self) -> None:
+        """Every cluster's phase, and the commit that counts all of them; it is applied in the next round's phases."""
+        number = self.head.round
+        self._take_turns(lambda member: member.state.round == number)
+        self.counted = dict(sorted(self._contributions.items()))
+        self.wire_bytes += self.payload_bytes
+        self._rank_or_k = self.head.rank_or_k
+        self.head = self._advance(self.head, self._samples_read)
+        kept = {digest for sent in self.counted.values() for digest in sent.payloads}
+        self._blobs = {digest: raw for digest, raw in self._blobs.items() if digest in kept}
+
+    def _take_turns(self, unfinished: Callable[[Member], bool]) -> None:
+        """One turn of each cluster after the other, until none is unfinished."""
+        while waiting := [index for index, member in enumerate(self.members) if unfinished(member)]:
+            before = self._applied()
+            for index in waiting:
+                self._turn(index)
+            if self._applied() > before and (self.head.round - 1) % self.evaluate_every == 0:
+                self.measure()
+
+    def _applied(self) -> int:
+        """Commits that every cluster has applied."""
+        return min(member.state.head.round for member in self.members)
+
+    def _turn(self, index: int) -> None:
+        member = self.members[index]
+        trained = not self._arrives(index, member.state.steps)
+        if trained:
+            self._train(member)
+        steps = member.state.steps + trained
+        if self._arrives(index, steps):
+            self._prepare(member)
+        box = self.run.rounds.round_seconds
+        time_is_up = box is not None and steps >= box * (self.speeds[index] if self.speeds else 1.0)
+        member.state, actions = phase.step(member.state, Turn(trained, member.prepared, True, time_is_up))
+        for action in actions:
+            match action:
+                case Apply():
+                    member.trainer.rebase(action.keep_private)
+                    member.prepared = None
+                case End():
+                    member.trainer.end_phase(action.round, action.restart)
+                case Encode():
+                    self._encode(member, action)
+
+    def _arrives(self, index: int, steps: int) -> bool:
+        """Whether the last commit reaches a cluster now, after so many steps of its phase."""
+        member = self.members[index]
+        if member.prepared is not None or member.state.head.round == self.head.round:
+            return False
+        arrival = self.arrive_at if isinstance(self.arrive_at, int) else self.arrive_at(self, index)
+        return steps >= arrival or not isinstance(phase.next_action(member.state), Train)
+
+    def _train(self, member: Member) -> None:
+        action = phase.next_action(member.state)
+        if not isinstance(action, Train):
+            raise RuntimeError(f"a cluster of the lab waits for ever: {action.why}")
+        member.trainer.step(*self.dataset.batch(list(action.positions)))
+        member.total_steps += 1
+        self.tokens += self.run.tokens_per_step
+
+    def _prepare(self, member: Member) -> None:
+        commit = Commit(self.head.round - 1, self._rank_or_k, self.takes)
+        share = commit.leaves(member.state.cluster) if phase.closes(member.state, commit.round) else 0.0
+        member.trainer.prepare(commit, self.payload, member.payloads if share else {}, share)
+        member.prepared = self.head
+
+    def payload(self, digest: bytes) -> memoryview:
+        """Of the last commit, or in the making."""
+        return memoryview(self._blobs[digest])
+
+    def _encode(self, member: Member, ended: Encode) -> None:
+        stages = member.trainer.encode(ended.rank_or_k)
+        for state, stage in zip(member.trainer.states, stages, strict=True):
+            digest = member.payloads[state.stage] = digest_of([stage.raw])
+            self._blobs[digest] = stage.raw
+        contribution = pb.Contribution(
+            tokens=ended.inner_steps * self.run.tokens_per_step,
+            size=sum(len(stage.raw) for stage in stages),
+            norm=norms.norm_code(math.hypot(*(stage.norm for stage in stages))),
+            effective_rank=sum(stage.effective_rank for stage in stages) / len(stages),
+            error=sum(stage.error for stage in stages) / len(stages),
+        )
+        name = member.state.cluster
+        self._contributions[name] = Sent(contribution, [member.payloads[state.stage] for state in member.trainer.states])
+        self._samples_read[name] = ended.samples_read
+
+    def _advance(self, head: Head, samples_read: dict[str, int]) -> Head:
+        """What chain.compose makes of a round in which every cluster counted."""
+        ledger, bodies = head.ledger, {name: sent.contribution for name, sent in self.counted.items()}
+        for name in sorted(samples_read):
+            ledger = ledger.settle(name, samples_read[name])
+        ahead = chain.LEASE_PHASES * self.run.rounds.max_inner_steps * self.run.training.batch_size
+        first = self.run.compression.keep
+        rank_or_k = adaptive.next_rank_or_k(self.run, head.rank_or_k, list(bodies.values())) if head.round else first
+        median, clips = tally.clip(self.run, {name: body.norm for name, body in bodies.items()})
+        self.takes = [
+            Take(name, body.tokens, self.counted[name].payloads, norms.clip_factor(clips[name]))
+            for name, body in bodies.items()
+        ]
+        return replace(
+            head,
+            round=head.round + 1,
+            trained=head.trained + bool(bodies),
+            ledger=ledger.top_up(sorted(head.roster), ahead),
+            norm=median,
+            rank_or_k=rank_or_k,
+            inner_steps=adaptive.next_inner_steps(self.run, head.round + 1, rank_or_k),
+        )
+
+    def measure(self) -> None:
+        loss = self.trainers[0].evaluate_committed(self.dataset)
+        errors = [sent.contribution.error for sent in self.counted.values()]
+        error = sum(errors) / max(1, len(errors))
+        self.points.append(Point(self.members[0].total_steps, self.tokens, self.wire_bytes, loss, error, self._rank_or_k))
 
     def state(self) -> torch.Tensor:
         return torch.cat([state.committed.flatten() for state in self.trainers[0].states])

@@ -118,7 +118,9 @@ class Pair:
 
     def __init__(self, folder: Path, run_file: Path, megabits: float) -> None:
         options = ["--devices", "1", "--threads", "1", "--upload-limit", str(megabits)]
-        self._testnet = Testnet.create(folder / "swarm", run_file, 2, options)
+        self._testnet = Testnet.create(
+            folder / "swarm", run_file.read_bytes(), run_file.with_suffix(".key").read_bytes(), 2, options
+        )
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {OTHER_CORE})  # inherited by everything that starts now
         self._testnet.start_all()

@@ -29,13 +29,24 @@ ARRIVAL = 0.6
 def run(rule: str, seed: int) -> tuple[float, int]:
     """(held-out loss, tokens read)."""
     arm = next(arm for arm in ARMS if arm.name == "ours")
-    waiting = rule == "waiting"
-    length = HORIZON if rule == "time-boxed" else SLOWDOWN * HORIZON  # of a round, in steps of a fast box
-    rounds = {"inner_steps": length, "count": STEPS // length, "overlap": "none" if waiting else "rebase"}
+    boxed = rule == "time-boxed"
+    length = HORIZON if boxed else SLOWDOWN * HORIZON  # of a round, in steps of a fast box
+    rounds = {
+        "inner_steps": HORIZON,
+        "max_inner_steps": SLOWDOWN * HORIZON,
+        "count": STEPS // length,
+        "overlap": "none" if rule == "waiting" else "rebase",
+        "round_seconds": float(HORIZON) if boxed else None,  # a second is a step of a fast box
+    }
     manifest = arm.manifest({"rounds": rounds, **arm.choices[0]}, STEPS, seed, "stdlib")
-    # Waiting, a fast box idles after its H; the slow one needs the whole round for it.
-    speeds = (1 / SLOWDOWN,) * CLUSTERS if waiting else SPEEDS
-    lab = Lab(manifest, CLUSTERS, arrive_at=int(ARRIVAL * HORIZON), speeds=speeds, evaluate_every=10**6).rounds()
+
+    def arrive(_: Lab, cluster: int) -> int:
+        """A fast box is SLOWDOWN rounds of its own ahead when the slow one has done its H."""
+        if rule == "fixed H" and SPEEDS[cluster] == 1:
+            return SLOWDOWN * HORIZON
+        return int(SPEEDS[cluster] * ARRIVAL * HORIZON)
+
+    lab = Lab(manifest, CLUSTERS, arrive_at=arrive, speeds=SPEEDS, evaluate_every=10**6).rounds()
     return lab.losses[-1], lab.points[-1].tokens
 
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import sys
 import urllib.error
 import urllib.request
@@ -14,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dilocox.transport.chain_file import find_chains
-from dilocox.transport.data_directory import running_daemon
+from dilocox.transport.health import base_folder, running_daemon
 
-__all__ = ["HomeOption", "JsonOption", "api_get", "fail", "print_json", "print_table", "set_up_logging"]
+__all__ = ["DataOption", "HomeOption", "JsonOption", "api_get", "fail", "print_json", "print_table", "set_up_logging"]
 
 EXIT_UNEXPECTED, EXIT_USAGE, EXIT_NOT_RUNNING = 1, 2, 3
 API_SECONDS = 10.0
@@ -28,11 +27,11 @@ errors = Console(stderr=True)
 HomeOption = Annotated[
     Path | None, typer.Option("--home", help="The daemon's folder (default: node or coordinator in $DILOCOX_HOME, ~/.dilocox).")
 ]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option("--data", metavar="NAME=DIR", help="Let the run read its data folder NAME in DIR (repeat for more)."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def base_folder() -> Path:
-    return Path(os.environ.get("DILOCOX_HOME", Path.home() / ".dilocox"))
 
 
 def testnet_folder() -> Path:

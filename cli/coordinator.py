@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import HomeOption, base_folder, fail, set_up_logging
+from dilocox.cli.common import HomeOption, fail, set_up_logging
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.data_directory import load_identity
+from dilocox.transport.health import base_folder
 from dilocox.transport.network import Listen
 from dilocox.transport.parent_pipe import exit_with_parent
 

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from dilocox.cli.common import HomeOption, JsonOption, console, errors, fail, find_chain_files, print_json
+from dilocox.cli.common import DataOption, HomeOption, JsonOption, console, errors, fail, find_chain_files, print_json
+from dilocox.node.data_folders import check_data, parse_folders
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 
@@ -19,20 +20,21 @@ def export(
     home: HomeOption = None,
     round: Annotated[int | None, typer.Option(help="The state that this round starts from (default: the newest).")] = None,
     evaluate: Annotated[bool, typer.Option(help="Load it with transformers and measure its held-out loss.")] = False,
+    data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the committed model as a Hugging Face folder."""
     chains = find_chain_files(home)
     if folder.exists() and any(folder.iterdir()):
         fail(f"{folder} is not empty", 2, "name a new folder")
+    folders = parse_folders(data or ())
     with ChainFile.for_reading(chains[-1]) as chain:
+        if evaluate:
+            check_data(chain.manifest.data, folders)
         store = BlobStore(chains[-1].parent / "blobs")
         stages = chain.manifest.model.stages
-        found = {
-            commit.body.round: [state.digest for state in commit.body.states]
-            for commit in chain.commits()
-            if commit.body.round and all(state.digest in store for state in commit.body.states)
-        }
+        found = {commit.body.round: store.stage_digests(commit.body.state) for commit in chain.commits() if commit.body.round}
+        found = {round: digests for round, digests in found.items() if all(digest in store for digest in digests)}
         held = [number for number, digests in found.items() if len(digests) == stages and round in (None, number)]
         if not held:
             fail(
@@ -40,6 +42,8 @@ def export(
                 2,
                 "try another node's --home",
             )
+        if not all(store.verify(digest) for digest in found[held[-1]]):
+            fail(f"the state before round {held[-1]} is damaged on this disk", help="start its node, which fetches it again")
         from dilocox.node.outer.export import export_model  # torch loads only here
 
         with Progress(console=errors, disable=not sys.stderr.isatty()) as bar:
@@ -49,7 +53,7 @@ def export(
         if evaluate:
             from dilocox.node.training.evaluate import evaluate_folder
 
-            report["evaluation_loss"] = evaluate_folder(chain.manifest, folder)
+            report["evaluation_loss"] = evaluate_folder(chain.manifest, folder, folders)
     if as_json:
         print_json(report)
         return

@@ -1,5 +1,6 @@
 """`dilocox init RUN.toml`: the owner's key and a commented run file from a preset."""
 
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -7,9 +8,10 @@ from typing import Annotated
 import typer
 
 from dilocox.cli.common import errors, fail
+from dilocox.protocol.crypto import Identity
 from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import write_atomically
-from dilocox.transport.data_directory import load_identity
+from dilocox.transport.data_directory import format_identity, load_identity
+from dilocox.transport.files import write_new
 
 __all__ = ["init", "preset_names", "render_preset"]
 
@@ -34,13 +36,25 @@ def init(
     """Make the owner's key and a commented run file."""
     if preset not in preset_names():
         fail(f"no preset {preset}", 2, f"one of: {', '.join(preset_names())}")
+    key = run_file.with_suffix(".key")
+    if key == run_file:
+        fail(f"{run_file} is where the owner's key goes", 2, f"name the run file {run_file.with_suffix('.toml')}")
     if run_file.exists():
         fail(f"{run_file} exists already", 2, "choose another name, or remove it")
-    key = run_file.with_suffix(".key")
-    owner = load_identity(key)
+    secret = None if key.exists() else os.urandom(32)
+    owner = load_identity(key) if secret is None else Identity(secret)
     text = render_preset(preset, name or run_file.stem, owner.key.hex())
-    manifest = Manifest.from_toml(text)
-    write_atomically(run_file, text.encode())
+    manifest = Manifest.from_toml(text)  # before anything is written: a refused init leaves nothing behind
+    made = False
+    try:
+        if secret is not None:
+            write_new(key, format_identity(secret), mode=0o600)
+            made = True
+        write_new(run_file, text.encode())
+    except OSError as error:
+        if made:
+            key.unlink()
+        fail(f"{run_file} cannot be written: {error}", 2, "choose a folder that is there and that you may write to")
     errors.print(f"wrote {run_file} and {key}; keep the key: it signs the run", highlight=False)
     errors.print(f"run id {manifest.run_id.hex()} (changes with every edit)", highlight=False)
     errors.print(f"next: dilocox coordinator {run_file}", highlight=False)

@@ -1,5 +1,7 @@
 """The `dilocox` command."""
 
+import errno
+import sqlite3
 import sys
 
 import typer
@@ -9,6 +11,14 @@ from dilocox.cli.common import fail
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 
 __all__ = ["app", "main"]
+
+DISK_ERRORS = {
+    errno.ENOSPC: "free some space on that disk, or use another --home; nothing that was announced is lost",
+    errno.EDQUOT: "free some space within your quota, or use another --home",
+    errno.EROFS: "that disk is read-only: use another --home",
+    errno.EACCES: "use a --home that you may write to",
+}
+"""What a person can do about a disk."""
 
 app = typer.Typer(
     name="dilocox",
@@ -40,6 +50,12 @@ def main() -> None:
             fail(str(error), 2)
         except (LocalError, RemoteError) as error:
             fail(str(error))
+        except OSError as error:
+            if error.filename is None and error.errno not in DISK_ERRORS:
+                raise
+            fail(f"{error.filename or 'a file'}: {error.strerror}", help=DISK_ERRORS.get(error.errno or 0))
+        except sqlite3.OperationalError as error:
+            fail(f"a database cannot be written: {error}", help=DISK_ERRORS[errno.ENOSPC])
     except typer.Exit as leaving:
         sys.exit(leaving.exit_code)
     except KeyboardInterrupt:

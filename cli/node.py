@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import HomeOption, base_folder, set_up_logging
+from dilocox.cli.common import DataOption, HomeOption, set_up_logging
 from dilocox.node.daemon import NodeSettings, run_node
+from dilocox.node.data_folders import parse_folders
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink
+from dilocox.transport.health import base_folder
 from dilocox.transport.network import Listen
 from dilocox.transport.parent_pipe import exit_with_parent
 
@@ -44,6 +46,7 @@ def node(
     collateral: Annotated[
         Path | None, typer.Option(help="File with this machine's TDX collateral, kept fresh by the operator.")
     ] = None,
+    data: DataOption = None,
     codec_cpus: Annotated[str, typer.Option(help="CPUs for encoding and applying, such as 1,3 (default: any).")] = "",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
 ) -> None:
@@ -67,5 +70,6 @@ def node(
         simulated_measurement=simulated_measurement,
         collateral=collateral,
         upload_bytes_per_second=None if upload_limit is None else upload_limit * 1e6 / 8,
+        data=parse_folders(data or ()),
     )
     asyncio.run(run_node(settings))

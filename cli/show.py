@@ -143,7 +143,7 @@ def round_row(row: dict[str, Any]) -> list[str]:
         f"{row['counted']}/{row['roster']}",
         f"{row['payload_bytes']:,}",
         number(row["seconds"], 1),
-        "".join(state["digest"][:6] + " " for state in row["states"]).strip() or "–",
+        row["state"][:12] or "–",
     ]
 
 
@@ -153,15 +153,16 @@ def _print_round(value: dict[str, Any]) -> None:
         [
             item["cluster"],
             f"{item['tokens']:,}",
-            f"{sum(p['bytes'] for p in item['payloads']):,}",
-            " ".join(f"{p['norm']:.3f}" for p in item["payloads"]),
-            " ".join(f"{p['effective_rank']:.1f}" for p in item["payloads"]),
-            " ".join(p["digest"][:8] for p in item["payloads"]),
+            f"{item['bytes']:,}",
+            f"{item['norm']:.3f}",
+            f"{item['clipped']:.2f}",
+            f"{item['effective_rank']:.1f}",
+            item["leaves"][:12],
         ]
         for item in value["clusters"]
     ]
     console.print()
-    print_table(["counted", "tokens", "bytes", "norms", "effective ranks", "payloads"], rows)
+    print_table(["counted", "tokens", "bytes", "norm", "clipped to", "effective rank", "leaves"], rows)
     attested = [
         [
             item["peer"],

@@ -1,6 +1,7 @@
 """`dilocox testnet up | status | kill | start | down`: a real swarm on this machine."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,14 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from dilocox.cli.common import JsonOption, console, errors, fail, number, print_json, print_table, testnet_folder
+from dilocox.cli.common import DataOption, JsonOption, console, errors, fail, number, print_json, print_table, testnet_folder
 from dilocox.cli.init import preset_names, render_preset
+from dilocox.node.data_folders import check_data, parse_folders
 from dilocox.node.testnet import POLL_SECONDS, Member, Testnet
+from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
-from dilocox.transport.blobs import write_atomically
-from dilocox.transport.data_directory import load_identity
+from dilocox.transport.data_directory import format_identity
 
 __all__ = ["app"]
 
@@ -47,18 +49,23 @@ def up(
     upload_limit: Annotated[float | None, typer.Option(help="Megabits per second that each node may send.")] = None,
     kill: Annotated[list[str] | None, typer.Option(help="NAME@ROUND: kill -9 that member when the round opens.")] = None,
     baseline: Annotated[bool, typer.Option(help="At the end, train one node alone for as many inner steps.")] = True,
+    data: DataOption = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return; stop with `testnet down`.")] = False,
 ) -> None:
-    """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces an older testnet's folder."""
+    """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces what an earlier testnet made."""
     folder = folder or testnet_folder()
-    run_file = run_file or _preset_run(folder, preset)
-    manifest = Manifest.from_toml(run_file.read_text())
+    run, key = _preset_run(preset) if run_file is None else _read_run(run_file)
+    manifest = Manifest.from_toml(run.decode())
     if nodes < manifest.start_clusters:
         fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", 2)
     options = ["--devices", str(devices), "--threads", "1"]
     options += ["--upload-limit", str(upload_limit)] if upload_limit is not None else []
+    folders = parse_folders(data or ())
+    check_data(manifest.data, folders)
+    named = [part for name, place in folders.items() for part in ("--data", f"{name}={place}")]
+    options += named
     kills = [_parse_kill(text) for text in kill or []]
-    testnet = Testnet.create(folder, run_file, nodes, options)
+    testnet = Testnet.create(folder, run, key, nodes, options)
     if detach:
         testnet.start_all(attached=False)
         errors.print(f"{nodes} nodes and a coordinator run in {folder}; stop them: dilocox testnet down", highlight=False)
@@ -70,21 +77,27 @@ def up(
         watched = Watcher(testnet, kills).follow()
     finally:
         testnet.stop()
-    _final(testnet, manifest, watched, baseline)
+    _final(testnet, manifest, watched, named if baseline else None)
 
 
 def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _preset_run(folder: Path, preset: str) -> Path:
+def _preset_run(preset: str) -> tuple[bytes, bytes]:
+    """A run file and its owner's key."""
     if preset not in preset_names():
         fail(f"no preset {preset}", 2, f"one of: {', '.join(preset_names())}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    path = folder.parent / f"{folder.name}-run.toml"
-    owner = load_identity(path.with_suffix(".key"))
-    write_atomically(path, render_preset(preset, f"testnet-{preset}", owner.key.hex()).encode())
-    return path
+    secret = os.urandom(32)
+    text = render_preset(preset, f"testnet-{preset}", Identity(secret).key.hex())
+    return text.encode(), format_identity(secret)
+
+
+def _read_run(run_file: Path) -> tuple[bytes, bytes]:
+    try:
+        return run_file.read_bytes(), run_file.with_suffix(".key").read_bytes()
+    except OSError as error:
+        fail(f"the run cannot be read: {error}", 2, f"make one: dilocox init {run_file}")
 
 
 def _parse_kill(text: str) -> tuple[str, int]:
@@ -183,7 +196,8 @@ class Watcher:
         return max(sum(steps.values()) for steps in self.phase_steps.values())
 
 
-def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: bool) -> None:
+def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: list[str] | None) -> None:
+    """`baseline`: the data folders' options for a node alone; None: without one."""
     if not watched.identical:
         fail("state hashes differ between nodes")
     rows = [row for row in watched.rows if row["counted"]]
@@ -200,18 +214,18 @@ def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: boo
         highlight=False,
         soft_wrap=True,
     )
-    if baseline:
+    if baseline is not None:
         errors.print("training one node alone for as many inner steps …", highlight=False)
-        alone = _train_alone(testnet, watched.inner_steps)
+        alone = _train_alone(testnet, watched.inner_steps, baseline)
         console.print(
             f"held-out loss of one node alone after {watched.inner_steps} inner steps: {number(alone)}", highlight=False
         )
     console.print("every node has the same state hash after every round", highlight=False)
 
 
-def _train_alone(testnet: Testnet, steps: int) -> float:
+def _train_alone(testnet: Testnet, steps: int, data: list[str]) -> float:
     command = [sys.executable, "-P", "-m", "dilocox.node.training.alone", str(testnet.folder / "run.toml"), str(steps)]
-    result = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    result = subprocess.run([*command, *data], stdout=subprocess.PIPE, check=True)
     value: float = json.loads(result.stdout)["evaluation_loss"]
     return value
 

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from dilocox.cli.common import HomeOption, JsonOption, console, fail, find_chain_files, print_json
+from dilocox.node.exchange import read_leaves
+from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import Statement
 from dilocox.transport.blobs import BlobStore, digest_of
@@ -46,23 +48,29 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
     """Apply commit `round` to the state on disk; the result must have the digests that commit round+1 records."""
     if not 1 <= round < len(commits) - 1:
         fail(f"round {round} cannot be replayed: the chain has the rounds 1 … {len(commits) - 2}", 2)
-    before = {state.stage: state.digest for state in commits[round].body.states}
-    after = {state.stage: state.digest for state in commits[round + 1].body.states}
     store = BlobStore(folder / "blobs")
+    before, after = (store.stage_digests(commits[number].body.state) for number in (round, round + 1))
+    if not before or not after or not all(digest in store for digest in before):
+        here = [
+            c.body.round for c in commits[1:-1] if (held := store.stage_digests(c.body.state)) and all(d in store for d in held)
+        ]
+        fail(f"the state before round {round} is not on this disk", 2, f"it has those of rounds {here}")
+    items = taken(commits[round].body)
+    leaves = [read_leaves(chain.manifest, bytes(store.view(item.contribution.leaves))) for item in items]
     from dilocox.node.outer.state import StageState  # torch loads only here
 
     digests: dict[str, str] = {}
-    for stage in sorted(after):
-        if stage not in before or before[stage] not in store:
-            here = [c.body.round for c in commits[1:-1] if c.body.states and all(s.digest in store for s in c.body.states)]
-            fail(f"the state before round {round} is not on this disk", 2, f"it has those of rounds {here}")
+    for stage, wanted in enumerate(after):
+        payloads = [each[stage].digest for each in leaves]
+        for digest in (before[stage], *payloads):
+            if not store.verify(digest):
+                fail(f"round {round}, stage {stage}: the blob {digest.hex()[:16]}… is damaged on this disk")
         state = StageState(chain.manifest, stage)
         state.load_state(store.view(before[stage]))
-        counted = commits[round].body.counted
-        payloads = [store.view(item.payloads[stage].digest) for item in counted]
-        state.apply(payloads, [item.tokens for item in counted], round, commits[round - 1].body.keep)
+        weights, factors = [item.weight for item in items], [item.factor for item in items]
+        state.apply([store.view(d) for d in payloads], weights, round, commits[round - 1].body.rank_or_k, factors)
         digest = digest_of([state.state_bytes()])
-        if digest != after[stage]:
-            fail(f"round {round}, stage {stage}: replay gives {digest.hex()[:16]}…, the chain says {after[stage].hex()[:16]}…")
+        if digest != wanted:
+            fail(f"round {round}, stage {stage}: replay gives {digest.hex()[:16]}…, the chain says {wanted.hex()[:16]}…")
         digests[str(stage)] = digest.hex()
     return digests

@@ -11,10 +11,10 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from dilocox.coordinator.log import InputLog
 from dilocox.coordinator.service import CoordinatorService
+from dilocox.protocol import round
 from dilocox.protocol.attestation import Appraiser
-from dilocox.protocol.crypto import Identity
+from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
@@ -56,10 +56,9 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, tasks.stop)
     async with AsyncExitStack() as closing:
-        chain = ChainFile(folder / "chain.db", manifest, home.identity.peer)
+        chain = ChainFile(folder / "chain.db", manifest, home.identity.peer, views.describe)
         closing.callback(chain.close)
-        log_ = InputLog(folder / "inputs.db", manifest)
-        service = CoordinatorService(home.identity, chain, log_, signed.envelope, appraise)
+        service = CoordinatorService(home.identity, chain, signed.envelope, appraise)
         network = await open_network(
             home,
             manifest.run_id,
@@ -67,13 +66,14 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
             "coordinator",
             tasks,
             closing,
-            announced=lambda addresses: reachable(addresses, settings.listen.host),
             on_record=service.learn_own_record,
         )
         rpc.add_CoordinatorServicer_to_server(service, network.server)
         await network.server.start()
-        tasks.start(service.run(), "rounds")
-        link = JoinLink(manifest.run_id, home.identity.peer, network.dht_addresses)
+        tasks.start(service.driver.run(), "rounds")
+        tasks.start(service.run(), "liveness")
+        digest = sha256(network.certificate.certificate_der)
+        link = JoinLink(manifest.run_id, home.identity.peer, network.address, digest, (network.dht_address,))
         runner, url = await serve_http(_api(service, network.directory), settings.api)
         closing.push_async_callback(runner.cleanup)
         home.announce(role="coordinator", api=url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
@@ -81,19 +81,11 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
         await tasks.wait()
 
 
-def reachable(addresses: list[str], host: str) -> list[str]:
-    """libp2p lists every interface; the join link wants the one that others reach."""
-    first = next((address for address in addresses if f"/{host}/" in address), addresses[0])
-    parts = first.split("/")
-    kind = "ip4" if host.replace(".", "").isdigit() else "dns4"
-    return ["/".join(["", kind, host, *parts[3:]])]
-
-
 def _api(service: CoordinatorService, directory: Directory) -> web.Application:
     registry = CollectorRegistry()
     Gauge("dilocox_round_current", "The open round", registry=registry).set_function(lambda: service.state.head.round)
     Gauge("dilocox_peers_present", "Peers heard from", registry=registry).set_function(
-        lambda: sum(entry.present for entry in service.presence().peers)
+        lambda: sum(entry.present for entry in service.liveness.view().peers)
     )
     commits = Counter("dilocox_rounds", "Rounds closed", registry=registry)
     commits.inc(service.chain.length)
@@ -108,18 +100,19 @@ def _api(service: CoordinatorService, directory: Directory) -> web.Application:
                 "run": views.run(service.chain.manifest),
                 "round": state.head.round,
                 "finished": state.head.finished,
-                "phase": "finished" if state.head.finished else "voting" if state.ballot_at else "collecting",
-                "contributions": len(state.contributions),
-                "receipts": len(state.receipts),
+                "phase": round.phase_of(state),
+                "why": round.why_open(state),
+                "contributions": len(state.gathered.contributions),
+                "receipts": len(state.gathered.receipts),
                 "roster": sorted(state.head.roster),
                 "absent": sorted(state.absent),
-                "refused": views.exclusions(state.refusals),
+                "refused": views.exclusions(state.gathered.refusals),
             }
         )
 
-    def peers() -> list[views.View]:
+    async def peers() -> list[views.View]:
         records = {peer: record.body for peer, record in directory.records.items()}
-        return views.peers(service.chain.head, service.presence(), records, service.identity.peer)
+        return views.peers(service.chain.head, service.liveness.view(), records, service.identity.peer)
 
     add_run_routes(app, service.chain, peers)
     app.router.add_get("/v1/status", status)

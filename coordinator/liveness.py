@@ -1,8 +1,8 @@
 """Who is heard: a peer with an open stream that says something now and then.
 
-A stream that breaks is absence at once: the kernel of a machine closes the sockets of a process that was killed. Silence on an open
-stream, of a machine that lost its power or its line, is absence after the run's liveness window. Replays are no signs of life: every
-heartbeat is signed, and its sequence is above all that were seen.
+A stream that breaks is absence at once: the kernel of a machine closes the sockets of a process that was killed. Silence on an
+open stream, of a machine that lost its power or its line, is absence after the run's liveness window. Replays are no signs of life:
+every heartbeat is signed, and its sequence is above all that were seen.
 """
 
 from collections.abc import Callable, Iterable

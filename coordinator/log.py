@@ -17,6 +17,9 @@ from dilocox.transport.chain_file import ChainFile
 __all__ = ["Committed", "Entry", "InputLog"]
 
 
+NO_MOMENT = Moment(0.0, 0)
+
+
 @dataclass(frozen=True)
 class Entry:
     """An input that changed something."""
@@ -34,7 +37,7 @@ class Committed:
     after: Head
     attested: Sequence[pb.Attestation] = ()
     """Verdicts that the next round inherits."""
-    moment: Moment = Moment(0.0, 0)
+    moment: Moment = NO_MOMENT
 
 
 Row = tuple[str, str | None, int | None, str | None, bytes | None]
@@ -91,12 +94,12 @@ class InputLog:
         for seconds, wall_ms, kind, peer, reason, detail, envelope in self._chain.database.execute(query):
             yield Entry(self._input(kind, peer, reason, detail, envelope), Moment(seconds, wall_ms))
 
-    def _input(self, kind: str, peer: str, reason: int, detail: str, envelope: bytes) -> Input:
+    def _input(self, kind: str, peer: str, reason: pb.Reason, detail: str, envelope: bytes) -> Input:
         match kind:
             case "received":
                 return Received(open_envelope(envelope, self._run_id, JUDGES))
             case "refused":
-                return Refused(peer, pb.Reason.ValueType(reason), detail)
+                return Refused(peer, reason, detail)
             case "absent":
                 return Absent(peer)
             case "present":

@@ -1,32 +1,48 @@
-"""The node's line to the coordinator: find it in the DHT, fetch the manifest, follow the run, submit statements. Never gives up."""
+"""The node's line to the coordinator: find it, fetch the manifest, follow the run, submit statements. Never gives up.
+
+It is found by its newest signed record, which the DHT, a cache or the coordinator itself gave, or at the address in the join link:
+after a failed call the other of the two is tried.
+"""
 
 import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
 
-from dilocox.protocol.crypto import verify
+from dilocox.protocol.crypto import sha256, verify
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.ids import JoinLink, peer_id
+from dilocox.protocol.ids import JoinLink, peer_id, short
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement
+from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.protocol.rules import Outcome
 from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.tls import fetch_certificate
 
 __all__ = ["CoordinatorLink"]
 
 log = logging.getLogger(__name__)
 
 CALL_SECONDS = 10.0
+PRESENCE_SECONDS = 2.0
+"""A person waits for this answer."""
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 5.0
 """A coordinator that restarts is found again within this; jitter keeps a swarm from returning at one instant."""
+
+
+_OUTCOMES = {
+    services.SubmitReply.OUTCOME_ACCEPT: Outcome.ACCEPT,
+    services.SubmitReply.OUTCOME_IGNORE: Outcome.IGNORE,
+    services.SubmitReply.OUTCOME_REJECT: Outcome.REJECT,
+}
 
 
 class Backoff:
@@ -45,27 +61,55 @@ class CoordinatorLink:
     def __init__(self, link: JoinLink, directory: Directory, channels: ChannelPool) -> None:
         self._link, self._directory, self._channels = link, directory, channels
         self.connected = False
+        self._doubt_record = False
+        """The last call failed, and it went by the coordinator's record."""
+        self._pinned: pb.PeerRecord | None = None
+        """The link's address with its certificate, once that was seen to have the link's digest."""
 
-    async def _stub(self) -> rpc.CoordinatorStub:
-        record = await self._directory.find(self._link.coordinator)
-        if record is None:
-            raise RemoteError(pb.REASON_UNAVAILABLE, "the coordinator's record is not in the DHT")
-        return rpc.CoordinatorStub(self._channels.channel(record))
+    @asynccontextmanager
+    async def _calling(self) -> AsyncIterator[rpc.CoordinatorStub]:
+        """A stub for one call; when the call fails the next one goes the other way."""
+        try:
+            record = None if self._doubt_record else await self._directory.find(self._link.coordinator)
+            yield rpc.CoordinatorStub(self._channels.channel(record or await self._by_link()))
+        except (RemoteError, grpc.aio.AioRpcError):
+            self._doubt_record = not self._doubt_record
+            raise
+
+    async def _by_link(self) -> pb.PeerRecord:
+        """How to dial the coordinator where the link says it is. Raises RemoteError when nobody, or somebody else, is there."""
+        if self._pinned is None:
+            certificate = await asyncio.to_thread(fetch_certificate, *self._link.endpoint, CALL_SECONDS)
+            if sha256(certificate) != self._link.certificate:
+                raise RemoteError(pb.REASON_BAD_SIGNATURE, f"at {self._link.at} is another server than the link names")
+            self._pinned = pb.PeerRecord(address=self._link.at, certificate=certificate)
+        return self._pinned
 
     async def manifest(self) -> tuple[Manifest, bytes]:
         """The manifest and its canonical bytes, checked against the run id and the owner's signature; waits until it is there."""
-        backoff, said = Backoff(), False
+        backoff, said = Backoff(), ""
         while True:
             try:
-                run: services.Run = await (await self._stub()).GetRun(services.GetRunRequest(), timeout=CALL_SECONDS)
-                return self._check(run.manifest)
+                async with self._calling() as stub:
+                    run: services.Run = await stub.GetRun(services.GetRunRequest(), timeout=CALL_SECONDS)
+                    manifest = self._check(run.manifest)
+                    self._learn(run.coordinator)
+                return manifest
             except (RemoteError, grpc.aio.AioRpcError) as error:
                 if isinstance(error, RemoteError) and error.reason == pb.REASON_WRONG_RUN:
                     raise LocalError(f"the coordinator serves another run than the link names: {error.detail}") from error
-                if not said:
-                    log.info("waiting for the coordinator %s …", self._link.coordinator)
-                    said = True
+                why = error.detail if isinstance(error, RemoteError) else error.code().name.lower()
+                if why != said:
+                    log.info("waiting for the coordinator %s at %s: %s", short(self._link.coordinator), self._link.at, why)
+                    said = why
                 await backoff.wait()
+
+    def _learn(self, envelope: pb.Envelope) -> None:
+        """The coordinator's own record says where it is better than the link does. Raises RemoteError when it is not its own."""
+        record = open_envelope(envelope, self._link.run_id, (pb.KIND_PEER_RECORD,))
+        if record.peer != self._link.coordinator:
+            raise RemoteError(pb.REASON_BAD_SIGNATURE, f"{record.peer} answers instead of the coordinator")
+        self._directory.learn(record)
 
     def _check(self, envelope: pb.Envelope) -> tuple[Manifest, bytes]:
         manifest = Manifest.from_canonical(envelope.body)
@@ -76,23 +120,28 @@ class CoordinatorLink:
             raise RemoteError(pb.REASON_WRONG_RUN, f"the manifest is not signed by its owner {peer_id(owner)}")
         return manifest, envelope.body
 
-    async def watch(self, next_round: Callable[[], int]) -> AsyncIterator[services.WatchEvent]:
-        """Events for ever; after every reconnect, from the commit that `next_round()` wants."""
+    async def watch(
+        self, next_round: Callable[[], int], hello: Callable[[], Statement[pb.Heartbeat]], away: Callable[[], None]
+    ) -> AsyncIterator[services.WatchEvent]:
+        """Events for ever; after every reconnect, from the commit that `next_round()` wants. The stream is our sign of life: it
+        begins with `hello()`; `away()` is called when it breaks."""
         backoff = Backoff()
         while True:
             try:
-                stream = (await self._stub()).Watch(services.WatchRequest(from_round=next_round()))
-                async for event in stream:
-                    if not self.connected:
-                        self.connected = True
-                        log.info("connected to the coordinator")
-                    backoff.reset()
-                    yield event
+                async with self._calling() as stub:
+                    request = services.WatchRequest(from_round=next_round(), hello=hello().envelope)
+                    async for event in stub.Watch(request):
+                        if not self.connected:
+                            self.connected = True
+                            log.info("connected to the coordinator")
+                        backoff.reset()
+                        yield event
             except (RemoteError, grpc.aio.AioRpcError):
                 pass
             if self.connected:
                 self.connected = False
                 log.warning("the coordinator is away; training goes on")
+                away()
             await backoff.wait()
             await self._directory.refresh()
 
@@ -102,7 +151,8 @@ class CoordinatorLink:
         while True:
             try:
                 request = services.ChallengeRequest(peer=peer)
-                reply: services.Challenge = await (await self._stub()).GetChallenge(request, timeout=CALL_SECONDS)
+                async with self._calling() as stub:
+                    reply: services.Challenge = await stub.GetChallenge(request, timeout=CALL_SECONDS)
                 return reply.nonce
             except (RemoteError, grpc.aio.AioRpcError):
                 await backoff.wait()
@@ -112,17 +162,32 @@ class CoordinatorLink:
         backoff = Backoff()
         while True:
             try:
-                stub = await self._stub()
-                reply: services.SubmitReply = await stub.Submit(statement.envelope, timeout=CALL_SECONDS)
+                async with self._calling() as stub:
+                    reply: services.SubmitReply = await stub.Submit(statement.envelope, timeout=CALL_SECONDS)
                 if reply.reason != pb.REASON_RATE:
                     return reply
             except (RemoteError, grpc.aio.AioRpcError):
                 pass
             await backoff.wait()
 
-    async def try_submit(self, statement: Statement) -> None:
-        """Deliver once or not at all: for heartbeats."""
+    async def submit_once(self, envelope: pb.Envelope) -> services.SubmitReply | None:
+        """Deliver once, or not at all: None when no answer came."""
         try:
-            await (await self._stub()).Submit(statement.envelope, timeout=CALL_SECONDS)
+            async with self._calling() as stub:
+                reply: services.SubmitReply = await stub.Submit(envelope, timeout=CALL_SECONDS)
+                return reply
         except (RemoteError, grpc.aio.AioRpcError):
-            pass
+            return None
+
+    async def presence(self) -> services.PresenceList:
+        """Who is here, as the coordinator hears it; nobody where it does not answer."""
+        try:
+            async with self._calling() as stub:
+                present: services.PresenceList = await stub.GetPresence(services.GetPresenceRequest(), timeout=PRESENCE_SECONDS)
+                return present
+        except (RemoteError, grpc.aio.AioRpcError):
+            return services.PresenceList()
+
+    @staticmethod
+    def outcome(reply: services.SubmitReply) -> Outcome:
+        return _OUTCOMES[reply.outcome]

@@ -13,7 +13,9 @@ from dilocox.node.api.server import create_node_app
 from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.prover import AttestorService, Challenger, Prover
 from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.data_folders import check_data
 from dilocox.node.exchange import Exchange
+from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import WorkerPool
@@ -28,6 +30,7 @@ from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.rpc import BlobService, ChannelPool
 from dilocox.transport.tasks import Stopped, Tasks
+from dilocox.views import rows as views
 from dilocox.views.http import serve_http
 
 __all__ = ["NodeSettings", "run_node"]
@@ -56,6 +59,8 @@ class NodeSettings:
     collateral: Path | None
     """File with the collateral that verifiers of this machine's TDX quotes need."""
     upload_bytes_per_second: float | None
+    data: dict[str, Path]
+    """The folders that a run may read, by name."""
 
 
 def count_cuda_devices() -> int:
@@ -126,16 +131,19 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     link, me, network = settings.join, home.identity, place.network
     coordinator = CoordinatorLink(link, network.directory, place.channels)
     manifest, canonical = await tasks.race(coordinator.manifest())
+    await asyncio.to_thread(check_data, manifest.data, settings.data)  # here, not in minutes by a worker
     write_atomically(place.folder / "manifest.json", canonical)
     pool = _worker_pool(settings, home, place, manifest)
     closing.push_async_callback(pool.close)
     await pool.open()
-    chain = ChainFile(place.folder / "chain.db", manifest, link.coordinator)
+    chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, link.coordinator, views.describe)
+    own = OwnStatements(place.folder / "own.db", manifest.run_id)
+    closing.callback(own.close)
     stages = range(manifest.model.stages)
     exchange = Exchange(manifest, stages, place.store, network.directory, place.channels, me.peer)
     prover = _prover(settings, home, manifest)
     place.attestor.prover = prover
-    participant = Participant(me, manifest, place.store, chain, coordinator, exchange, pool, tasks, prover)
+    participant = Participant(me, manifest, place.store, chain, own, coordinator, exchange, pool, tasks, prover)
     challenger = Challenger(manifest, network.directory, place.channels)
     app = create_node_app(
         participant,
@@ -145,6 +153,7 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
         settings.name,
         network.address,
         lambda: coordinator.connected,
+        coordinator.presence,
     )
     runner, url = await serve_http(app, settings.api)
     closing.push_async_callback(runner.cleanup)
@@ -152,6 +161,7 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     log.info("%s is %s, serving on %s, API %s", settings.name, me.peer, network.address, url)
     closing.push_async_callback(participant.leave, GOODBYE_SECONDS)
     tasks.start(participant.watch(), "watch")
+    tasks.start(participant.offer(), "offer")
     tasks.start(participant.run_workers(), "supervise")
     tasks.start(participant.beat(), "beat")
     if prover is not None:
@@ -190,6 +200,7 @@ def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, mani
             devices="cuda" if cuda else "cpu",
             threads=threads,
             codec_cpus=settings.codec_cpus,
+            data=settings.data,
         ).environment()
 
     return WorkerPool(home.folder, workers, environment)

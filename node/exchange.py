@@ -2,31 +2,33 @@
 
 import asyncio
 import logging
+import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dilocox.protocol import limits
 from dilocox.protocol import payload as wire
+from dilocox.protocol.chain import holders as holders_of
+from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import short
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement
+from dilocox.protocol.member import Verdict
+from dilocox.protocol.messages import Statement, parse
+from dilocox.protocol.norms import matches, norm_of
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool, fetch_blob
 
-__all__ = ["Exchange", "FetchStatistics", "Verdict"]
+__all__ = ["Exchange", "FetchStatistics", "read_leaves"]
 
 log = logging.getLogger(__name__)
 
-Verdict = tuple[pb.Reason, int]
-"""Why not (REASON_UNSPECIFIED: accepted), and the first stage the reason is about."""
-NORM_TOLERANCE = 1e-4
-"""Relative difference allowed between an announced norm and ours: summation order."""
 RETRY_SECONDS = 0.5
 FETCHES_AT_ONCE = 8
 """Downloads in parallel: enough to fill a link from several providers, few enough to finish one early."""
@@ -72,8 +74,8 @@ class Exchange:
         return FetchStatistics(self._counts["bytes"], self._counts["fetches"], self._counts["failures"], held, wanted)
 
     async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES) -> None:
-        """Have the blob. Concurrent calls for one digest share a download. Raises RemoteError when no provider served it."""
-        while digest not in self._store:
+        """Have the blob, and right. Concurrent calls for one digest share a download. Raises RemoteError when nobody served it."""
+        while not await asyncio.to_thread(self._store.sound, digest):
             task = self._fetching.get(digest)
             if task is None:
                 task = asyncio.create_task(self._fetch(digest, list(providers), max_size), name=f"fetch {digest.hex()[:8]}")
@@ -115,32 +117,68 @@ class Exchange:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def judge(
-        self, contribution: Statement, bases: Mapping[int, bytes], medians: Mapping[int, float], keep: int
-    ) -> Verdict:
-        """Fetch and check every payload of our stages; `keep`: the round's rank or k. Fetches until cancelled."""
-        for announced in contribution.body.payloads:
-            if announced.stage not in self._shapes:
-                continue
-            layout = wire.stage_layout(self._shapes[announced.stage], self._manifest.compression, keep)
-            try:
-                if bases.get(announced.stage) != announced.base_state:
-                    raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
-                layout.check_size(announced.size)
-                await self.fetch_forever(announced.digest, [contribution.peer], announced.size)
-                await asyncio.to_thread(self._check, announced, layout, medians.get(announced.stage, 0.0))
-            except RemoteError as error:
-                log.info("payload of %s, stage %d: %s", short(contribution.peer), announced.stage, error)
-                return error.reason, announced.stage
+    async def leaves(self, contribution: pb.Contribution, providers: Iterable[str]) -> list[pb.Leaf]:
+        """What a contribution announces, stage by stage. Raises RemoteError when it cannot be had, or is not that."""
+        await self.fetch(contribution.leaves, providers, limits.LEAVES_BYTES)
+        return read_leaves(self._manifest, bytes(self._store.view(contribution.leaves)))
+
+    async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
+        """Have everything that a commit counts; what workers need to apply it. Raises RemoteError when it is not to be had."""
+        holders = holders_of(commit.body)
+        takes = []
+        for item in taken(commit.body):
+            providers = holders[item.cluster]
+            leaves = await self.leaves(item.contribution, providers)
+            await asyncio.gather(*(self.fetch(leaf.digest, providers, leaf.size) for leaf in leaves))
+            payloads = [leaf.digest for leaf in leaves]
+            takes.append(worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip, payloads=payloads))
+        return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
+
+    async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
+        """Fetch and check the payloads of our stages; `base`: our own state root. Fetches until cancelled."""
+        body, stage = contribution.body, 0
+        try:
+            if body.base_state != base:
+                raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
+            await self.fetch_forever(body.leaves, [contribution.peer], limits.LEAVES_BYTES)
+            leaves = read_leaves(self._manifest, bytes(self._store.view(body.leaves)))
+            if sum(leaf.size for leaf in leaves) != body.size:
+                raise RemoteError(pb.REASON_SIZE_MISMATCH, "its leaves do not add up to the announced bytes")
+            check_norm(body.norm, math.hypot(*(norm_of(code) for leaf in leaves for code in leaf.norms)))
+            for leaf in leaves:
+                stage = leaf.stage
+                if stage in self._shapes:
+                    layout = wire.stage_layout(self._shapes[stage], self._manifest.compression, rank_or_k)
+                    layout.check_size(leaf.size)
+                    await self.fetch_forever(leaf.digest, [contribution.peer], leaf.size)
+                    await asyncio.to_thread(self._check, leaf, layout)
+        except RemoteError as error:
+            log.info("payload of %s, stage %d: %s", short(contribution.peer), stage, error)
+            return error.reason, stage
         return pb.REASON_UNSPECIFIED, 0
 
-    def _check(self, announced: pb.StagePayload, layout: wire.StageLayout, median: float) -> None:
-        """Digest was checked on arrival; here layout, finiteness and norm. Raises RemoteError."""
-        if self._store.size(announced.digest) != announced.size:
+    def _check(self, leaf: pb.Leaf, layout: wire.StageLayout) -> None:
+        """Digest was checked on arrival; here layout, finiteness and norms. Raises RemoteError."""
+        if self._store.size(leaf.digest) != leaf.size:
             raise RemoteError(pb.REASON_SIZE_MISMATCH, "not the announced size")
-        norm = wire.decoded_norm(wire.parse(self._store.view(announced.digest), layout))
-        if abs(norm - announced.norm) > NORM_TOLERANCE * max(norm, 1e-30):
-            raise RemoteError(pb.REASON_NORM_MISMATCH, f"its norm is {norm:.4g}, announced {announced.norm:.4g}")
-        bound = self._manifest.rounds.max_norm_ratio * median
-        if median and norm > bound:
-            raise RemoteError(pb.REASON_NORM_TOO_LARGE, f"norm {norm:.4g} is above {bound:.4g}")
+        tensors = wire.parse(self._store.view(leaf.digest), layout)
+        for code, tensor in zip(leaf.norms, tensors, strict=True):
+            check_norm(code, wire.decoded_norm([tensor]))
+
+
+def read_leaves(manifest: Manifest, raw: bytes) -> list[pb.Leaf]:
+    """Raises RemoteError unless these are leaves of all stages of this run, every number inside its bounds."""
+    leaves = list(parse(pb.Leaves, raw).leaves)
+    if [leaf.stage for leaf in leaves] != list(range(manifest.model.stages)):
+        raise RemoteError(pb.REASON_WRONG_STAGES, f"it does not announce the run's {manifest.model.stages} stages")
+    for leaf in leaves:
+        if len(leaf.digest) != 32 or len(leaf.norms) != len(stage_tensors(manifest.model, leaf.stage)):
+            raise RemoteError(pb.REASON_MALFORMED, "a leaf has no digest, or not a norm for each tensor")
+        if not 0 < leaf.size <= limits.BLOB_BYTES:
+            raise RemoteError(pb.REASON_OVERSIZE, "payload size out of bounds")
+    return leaves
+
+
+def check_norm(code: int, norm: float) -> None:
+    if not matches(code, norm):
+        raise RemoteError(pb.REASON_NORM_MISMATCH, f"its norm is {norm:.4g}, announced {norm_of(code):.4g}")

@@ -1,15 +1,21 @@
 """Where the stage workers can start from, and which blobs must be kept so that they, and others, can."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from dilocox.node.exchange import Exchange
+from dilocox.node.exchange import Exchange, read_leaves
+from dilocox.protocol import limits
+from dilocox.protocol.chain import taken
+from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import canonical, parse
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 
-__all__ = ["BOUNDARIES_KEPT", "Starts"]
+__all__ = ["BOUNDARIES_KEPT", "Candidate", "Starts", "state_blob"]
 
 BOUNDARIES_KEPT = 2
 """Boundary checkpoints whose blobs are kept: as many as the workers keep."""
@@ -19,70 +25,115 @@ SNAPSHOTS_KEPT = 2
 """DESIGN: payloads are kept until two later snapshots are agreed."""
 
 
+def state_blob(digests: Mapping[int, bytes]) -> bytes:
+    """The blob whose digest is the state root; `digests` by stage."""
+    return canonical(pb.StageStates(digests=[digests[stage] for stage in sorted(digests)]))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    start: worker.Start
+    root: bytes = b""
+    """State root of a snapshot, whose stages are not known yet."""
+
+
 class Starts:
     def __init__(self, manifest: Manifest, chain: ChainFile, store: BlobStore, exchange: Exchange) -> None:
         self._manifest, self._chain, self._store, self._exchange = manifest, chain, store, exchange
 
-    def candidates(self, hellos: Sequence[worker.Hello], avoid_boundaries: bool) -> list[worker.Start]:
+    def candidates(self, hellos: Sequence[worker.Hello], avoid_boundaries: bool) -> list[Candidate]:
         """Where the workers could start, the best first.
 
         Our newest boundary with the very state it was built on; with an agreed snapshot, where the payloads in between are gone
         (the inner optimizer and the feedback are kept); a snapshot alone; the beginning.
         """
         snapshots = self._agreed_snapshots()
-        resumable = {} if avoid_boundaries else _resumable(hellos)
+        resumable = {} if avoid_boundaries else self._resumable(hellos)
         boundaries = [round for round in sorted(resumable, reverse=True) if round <= self._chain.head.round]
         starts = [
-            self._start(worker.Start.ORIGIN_BOUNDARY, boundary, resumable[boundary], boundary)
+            Candidate(self._start(worker.Start.ORIGIN_BOUNDARY, boundary, boundary, resumable[boundary]))
             for boundary in boundaries
-            if all(self._store.verify(state.digest) for state in resumable[boundary])
+            if all(self._store.sound(state.digest) for state in resumable[boundary])
         ]
         for boundary in boundaries[:1]:
-            later = {round: states for round, states in snapshots.items() if round > boundary}
-            starts += [self._start(worker.Start.ORIGIN_BOUNDARY, r, states, boundary) for r, states in later.items()]
-        starts += [self._start(worker.Start.ORIGIN_SNAPSHOT, round, states) for round, states in snapshots.items()]
-        return [*starts, worker.Start(origin=worker.Start.ORIGIN_INITIAL)]
+            later = {round: root for round, root in snapshots.items() if round > boundary}
+            starts += [Candidate(self._start(worker.Start.ORIGIN_BOUNDARY, r, boundary), root) for r, root in later.items()]
+        starts += [Candidate(self._start(worker.Start.ORIGIN_SNAPSHOT, round), root) for round, root in snapshots.items()]
+        return [*starts, Candidate(worker.Start(origin=worker.Start.ORIGIN_INITIAL))]
 
-    def _agreed_snapshots(self) -> dict[int, list[pb.StageState]]:
-        """The states that peers keep for joiners and the run agreed on, the newest first."""
-        found: dict[int, list[pb.StageState]] = {}
+    def _resumable(self, hellos: Sequence[worker.Hello]) -> dict[int, list[worker.StageState]]:
+        """Boundaries that every worker has, with the state they build on. Their payloads are here and right: they are announced
+        again, and what was not counted returns from them to the feedback."""
+        rounds = set.intersection(*({b.round for b in hello.boundaries} for hello in hellos))
+        found: dict[int, list[worker.StageState]] = {round: [] for round in rounds}
+        for hello in sorted(hellos, key=lambda hello: int(hello.rank)):
+            for boundary in hello.boundaries:
+                if not all(self._store.sound(payload.digest) for payload in boundary.payloads):
+                    found.pop(boundary.round, None)
+                elif boundary.round in found:
+                    found[boundary.round] += [worker.StageState(stage=p.stage, digest=p.base_state) for p in boundary.payloads]
+        return found
+
+    def _agreed_snapshots(self) -> dict[int, bytes]:
+        """State roots that peers keep for joiners and the run agreed on, by round, the newest first."""
+        found: dict[int, bytes] = {}
         newest = self._manifest.snapshot_round(max(1, self._chain.head.round))
         for round in range(newest, 1, -self._manifest.rounds.snapshot_every)[:SNAPSHOTS_KEPT]:
             commit = self._chain.commit(round)
-            if commit is not None and len(commit.body.states) == self._manifest.model.stages:
-                found[round] = list(commit.body.states)
+            if commit is not None and commit.body.state:
+                found[round] = commit.body.state
         return found
 
     def _start(
-        self, origin: worker.Start.Origin, round: int, states: list[pb.StageState], boundary: int | None = None
+        self,
+        origin: worker.Start.Origin,
+        round: int,
+        boundary: int | None = None,
+        states: Sequence[worker.StageState] = (),
     ) -> worker.Start:
         start = worker.Start(origin=origin, round=round, states=states, opening_commit=self._chain.raw(round - 1))
         if boundary is not None:
             start.boundary = boundary
-            if boundary < round:
-                start.boundary_commit = self._chain.raw(boundary) or b""
         return start
 
-    async def complete(self, start: worker.Start, say: Callable[[str, str], None]) -> worker.Start:
+    async def complete(self, candidate: Candidate, say: Callable[[str], None]) -> worker.Start:
         """Fetch what the start needs. Raises RemoteError when it cannot be had."""
-        commit = self._chain.commit(start.round)
-        if commit is not None and any(state.digest not in self._store for state in start.states):
-            providers = [host.peer for member in commit.body.roster for host in member.hosts]
-            for number, state in enumerate(start.states, 1):
-                say("synchronising", f"fetching the state before round {start.round}, stage {number} of {len(start.states)}")
-                await self._exchange.fetch(state.digest, providers)
+        start = worker.Start.FromString(candidate.start.SerializeToString())
+        if candidate.root:
+            await self._fetch_state(start, candidate.root, say)
+        if start.boundary and start.boundary < start.round:
+            start.boundary_commit.CopyFrom(self._counted(start.boundary))
         for number in range(start.round, self._chain.length):
             commit = self._chain.commit(number)
             assert commit is not None
             if commit.body.closing:
                 break
-            for item in commit.body.counted:
-                for payload in item.payloads:
-                    await self._exchange.fetch(payload.digest, list(item.holders), payload.size)
-            start.commits.append(commit.envelope.SerializeToString())
+            say(f"fetching what round {number} of {self._chain.length - 1} counted")
+            start.commits.append(await self._exchange.take(commit))
         return start
 
-    def worth_keeping(self, own_states: Mapping[int, Mapping[int, bytes]]) -> set[bytes]:
+    def _counted(self, round: int) -> worker.Apply:
+        """Whom a commit counted, without the payloads."""
+        commit = self._chain.commit(round)
+        assert commit is not None
+        takes = [worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip) for item in taken(commit.body)]
+        return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
+
+    async def _fetch_state(self, start: worker.Start, root: bytes, say: Callable[[str], None]) -> None:
+        commit = self._chain.commit(start.round)
+        assert commit is not None, "the snapshot's root stands in it"
+        providers = [member.cluster for member in commit.body.roster]
+        await self._exchange.fetch(root, providers, limits.LEAVES_BYTES)
+        digests = parse(pb.StageStates, bytes(self._store.view(root))).digests
+        if len(digests) != self._manifest.model.stages:
+            raise RemoteError(pb.REASON_WRONG_STAGES, "the state does not have the run's stages")
+        for stage, digest in enumerate(digests):
+            if not await asyncio.to_thread(self._store.sound, digest):
+                say(f"fetching the state before round {start.round}, stage {stage + 1} of {len(digests)}")
+                await self._exchange.fetch(digest, providers)
+            start.states.append(worker.StageState(stage=stage, digest=digest))
+
+    def worth_keeping(self, own_states: Mapping[int, Mapping[int, bytes]], own_roots: Mapping[int, bytes]) -> set[bytes]:
         """Payloads and states of the rounds that a joiner or a restart may build on; `own_states` by round and stage."""
         head = self._chain.head
         newest = self._manifest.snapshot_round(max(1, head.round))
@@ -95,21 +146,20 @@ class Starts:
         for number in range(oldest, head.round):
             commit = self._chain.commit(number)
             assert commit is not None
-            keep |= {payload.digest for item in commit.body.counted for payload in item.payloads}
-            if wanted(number):
-                keep |= {state.digest for state in commit.body.states}
+            for item in taken(commit.body):
+                keep |= {item.contribution.leaves, *self.payloads_of(item.contribution)}
+            if wanted(number) and commit.body.state:
+                keep |= {commit.body.state, *self._store.stage_digests(commit.body.state)}
         for round, states in own_states.items():
             if wanted(round):
-                keep |= set(states.values())
+                keep |= {*states.values(), own_roots[round]}
         return keep
 
-
-def _resumable(hellos: Sequence[worker.Hello]) -> dict[int, list[pb.StageState]]:
-    """Boundaries that every worker has, with the state they build on."""
-    rounds = set.intersection(*({b.round for b in hello.boundaries} for hello in hellos))
-    found: dict[int, list[pb.StageState]] = {round: [] for round in rounds}
-    for hello in sorted(hellos, key=lambda hello: int(hello.rank)):
-        for boundary in hello.boundaries:
-            if boundary.round in rounds:
-                found[boundary.round] += [pb.StageState(stage=p.stage, digest=p.base_state) for p in boundary.payloads]
-    return found
+    def payloads_of(self, contribution: pb.Contribution) -> list[bytes]:
+        """Digests of its payloads, where its leaves are here."""
+        if contribution.leaves not in self._store:
+            return []
+        try:
+            return [leaf.digest for leaf in read_leaves(self._manifest, bytes(self._store.view(contribution.leaves)))]
+        except RemoteError:
+            return []

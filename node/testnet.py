@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dilocox.protocol.errors import LocalError
+from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.blobs import write_atomically
-from dilocox.transport.data_directory import running_daemon
+from dilocox.transport.health import running_daemon
 from dilocox.transport.parent_pipe import ParentPipe
 
 __all__ = ["Member", "Testnet"]
@@ -28,6 +28,10 @@ START_SECONDS = 120.0
 """Six stage workers importing torch on two cores take about a minute."""
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.2
+MARKER = ".dilocox-testnet"
+"""Says that a testnet made this folder, and names its members' folders: what the next one may remove."""
+FILES = ("run.toml", "run.key", "link", "testnet.json")
+"""Beside the members' folders and logs."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,25 @@ class Member:
             return None
 
 
+def _clear(folder: Path) -> None:
+    """Remove what an earlier testnet made in the folder; other files stay. Raises ConfigError or LocalError before it does."""
+    marker = folder / MARKER
+    if not marker.is_file():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"{folder} holds files that no testnet made. Name an empty folder with --folder.")
+        return
+    names = [Path(name).name for name in json.loads(marker.read_text())]
+    if any(running_daemon(folder / name) for name in names):
+        raise LocalError(f"a testnet runs in {folder}. Stop it: dilocox testnet down")
+    for name in names:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (*FILES, *(f"{name}.log" for name in names)):
+        (folder / name).unlink(missing_ok=True)
+    for leftover in folder.glob("parent-*"):
+        if leftover.is_fifo():
+            leftover.unlink()
+
+
 class Testnet:
     __test__ = False  # not a test class, whatever its name
 
@@ -62,22 +85,24 @@ class Testnet:
         self._parent_pipe: ParentPipe | None = None
 
     @classmethod
-    def create(cls, folder: Path, run_file: Path, nodes: int, options: list[str]) -> "Testnet":
-        """Lay out a new testnet in `folder`, replacing an old one. Raises LocalError while one runs there."""
+    def create(cls, folder: Path, run: bytes, key: bytes, nodes: int, options: list[str]) -> "Testnet":
+        """Lay out a new testnet in `folder`, replacing an old one: `run` is the run file, `key` its owner's.
+
+        Raises ConfigError when the folder holds what no testnet made, LocalError while one runs there.
+        """
         folder = folder.absolute()
-        if folder.exists() and any(running_daemon(home) for home in folder.iterdir() if home.is_dir()):
-            raise LocalError(f"a testnet runs in {folder}. Stop it: dilocox testnet down")
-        run, key = run_file.read_bytes(), run_file.with_suffix(".key").read_bytes()
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        names = ["coordinator", *(f"node-{number}" for number in range(1, nodes + 1))]
+        _clear(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / MARKER, json.dumps(names).encode())
         write_atomically(folder / "run.toml", run)
         write_atomically(folder / "run.key", key, mode=0o600)
         link = folder / "link"
         coordinator = folder / "coordinator"
         arguments = ["coordinator", str(folder / "run.toml"), "--home", str(coordinator), "--link-file", str(link)]
         members = [Member("coordinator", coordinator, arguments)]
-        for number in range(1, nodes + 1):
-            home = folder / f"node-{number}"
+        for name in names[1:]:
+            home = folder / name
             arguments = ["node", "--join", f"@{link}", "--home", str(home), "--name", home.name, *options]
             members.append(Member(home.name, home, arguments))
         testnet = cls(folder, members)

@@ -1,11 +1,14 @@
 """What the daemon hands to its stage workers, as environment variables. Free of torch: the daemon imports it too."""
 
+import json
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-__all__ = ["WorkerSettings"]
+__all__ = ["RENDEZVOUS", "WorkerSettings"]
 
+RENDEZVOUS = "DILOCOX_RENDEZVOUS"
+"""Path of the file by which the workers of one generation find each other; beside it torch's RANK, LOCAL_RANK and WORLD_SIZE."""
 _PREFIX = "DILOCOX_WORKER_"
 
 
@@ -24,10 +27,13 @@ class WorkerSettings:
     threads: int
     codec_cpus: tuple[int, ...]
     """CPUs for the background thread; empty: any."""
+    data: dict[str, Path]
+    """The folders that the operator named, by name."""
 
     def environment(self) -> dict[str, str]:
         values = {field.name: str(getattr(self, field.name)) for field in fields(self)}
         values["codec_cpus"] = ",".join(map(str, self.codec_cpus))
+        values["data"] = json.dumps({name: str(folder) for name, folder in self.data.items()})
         return {_PREFIX + name.upper(): value for name, value in values.items()}
 
     @classmethod
@@ -44,4 +50,5 @@ class WorkerSettings:
             devices=get("devices"),
             threads=int(get("threads")),
             codec_cpus=tuple(int(cpu) for cpu in get("codec_cpus").split(",") if cpu),
+            data={name: Path(folder) for name, folder in json.loads(get("data")).items()},
         )

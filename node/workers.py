@@ -1,21 +1,22 @@
-"""Starts and watches the stage workers: one elastic launcher, one gRPC stream per worker over a Unix socket.
+"""Starts and watches the stage workers: one process per rank, one gRPC stream per worker over a Unix socket.
 
-A generation is one launch. When any worker or the launcher dies, the whole generation is ended (its parent pipe is closed), and the
-daemon starts the next one from the last boundary: one path for every kind of death.
+A generation is one launch. When any worker dies, the whole generation is ended (its parent pipe is closed), and the daemon starts
+the next one from the last boundary: one path for every kind of death. The workers meet by a file and talk over loopback: nothing
+that they listen on can be reached from another machine.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
-import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc.aio
 
+from dilocox.node.worker_settings import RENDEZVOUS
 from dilocox.protocol import limits
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.pb import worker_pb2 as pb
@@ -30,6 +31,8 @@ SOCKET_PATH_BYTES = 100
 """Linux allows 107 bytes for the path of a Unix socket."""
 STOP_SECONDS = 10.0
 """A worker finishes its inner step and exits; after this it is killed."""
+LOOPBACK = "lo"
+"""The interface on which gloo and NCCL exchange tensors between workers of this box."""
 _OPTIONS = [
     ("grpc.max_receive_message_length", limits.MESSAGE_BYTES),
     ("grpc.max_send_message_length", limits.MESSAGE_BYTES),
@@ -55,8 +58,12 @@ class WorkerPool(rpc.SupervisorServicer):
         self._attached: dict[int, Attached] = {}
         self.events: asyncio.Queue[tuple[int, pb.WorkerEvent] | None] = asyncio.Queue()
         self._parent_pipe: ParentPipe | None = None
-        self._launcher: asyncio.subprocess.Process | None = None
-        self.pids: list[int] = []
+        self._processes: list[asyncio.subprocess.Process] = []
+        """Of this generation."""
+        self._ended = asyncio.Event()
+        """No generation runs."""
+        self._ended.set()
+        self._stopping = False
 
     async def open(self) -> None:
         self._socket.unlink(missing_ok=True)
@@ -68,35 +75,69 @@ class WorkerPool(rpc.SupervisorServicer):
 
     async def run_generation(self) -> None:
         """Launch, and return when the generation has ended, leaving no process of it."""
+        self._ended.clear()
         self._parent_pipe = ParentPipe(self._folder)
         self._attached.clear()
-        log_path = self._folder / "workers.log"
-        environment = {**self._parent_pipe.environment(), **self._environment(str(self._socket))}
-        with log_path.open("ab") as output:
-            self._launcher = await asyncio.create_subprocess_exec(
+        self._processes = []
+        try:
+            with self._rendezvous() as meeting:
+                for rank in range(self.workers):
+                    self._processes.append(await self._launch(rank, meeting))
+                await self._first_death()
+        finally:
+            self.end_generation()
+            for process in self._processes:
+                if process.returncode is None:  # not reaped: the number is still this process's
+                    process.kill()
+            for process in self._processes:
+                await process.wait()
+            self._ended.set()
+            self.events.put_nowait(None)
+
+    @contextlib.contextmanager
+    def _rendezvous(self) -> Iterator[Path]:
+        """A file name that no other generation had, in a folder that only this user may enter; gone afterwards."""
+        folder = self._folder / "rendezvous"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+        for leftover in folder.iterdir():
+            leftover.unlink()
+        path = folder / os.urandom(8).hex()
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    async def _launch(self, rank: int, meeting: Path) -> asyncio.subprocess.Process:
+        assert self._parent_pipe is not None
+        settings = self._environment(str(self._socket))
+        environment = {"OMP_NUM_THREADS": settings["DILOCOX_WORKER_THREADS"], **self._parent_pipe.environment(), **settings}
+        environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.workers), RENDEZVOUS: str(meeting)}
+        environment |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
+        with (self._folder / "workers.log").open("ab") as output:
+            return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",
                 "-m",
-                "dilocox.node.training.launch",
-                str(self.workers),
+                "dilocox.node.training.worker",
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
+
+    async def _first_death(self) -> None:
+        """Until a worker ends; workers that were told to stop, and do so well, all get their time."""
+        running = {asyncio.create_task(process.wait()) for process in self._processes}
         try:
-            await self._launcher.wait()
+            while running:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                if not self._stopping or any(task.result() for task in done):
+                    return
         finally:
-            self.end_generation()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._launcher.pid, signal.SIGKILL)
-            for pid in self.pids:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            self.pids = []
-            await self._launcher.wait()
-            self.events.put_nowait(None)
+            for task in running:
+                task.cancel()
 
     def end_generation(self) -> None:
         """Make every process of this generation exit at once."""
@@ -109,7 +150,6 @@ class WorkerPool(rpc.SupervisorServicer):
         first = await anext(request_iterator)
         attached = Attached(first.hello)
         self._attached[first.hello.rank] = attached
-        self.pids.append(first.hello.pid)
         self.events.put_nowait((first.hello.rank, first))
 
         async def receive() -> None:
@@ -117,16 +157,17 @@ class WorkerPool(rpc.SupervisorServicer):
                 self.events.put_nowait((first.hello.rank, event))
 
         receiving = asyncio.create_task(receive(), name=f"worker {first.hello.rank}")
+        command = asyncio.create_task(attached.commands.get())
         try:
             while True:
-                command = asyncio.create_task(attached.commands.get())
                 done, _ = await asyncio.wait({command, receiving}, return_when=asyncio.FIRST_COMPLETED)
                 if command not in done:
-                    command.cancel()
                     return
                 yield command.result()
+                command = asyncio.create_task(attached.commands.get())
         finally:
             receiving.cancel()
+            command.cancel()
 
     def command(self, command: pb.WorkerCommand) -> None:
         """To every worker of the generation."""
@@ -135,13 +176,14 @@ class WorkerPool(rpc.SupervisorServicer):
 
     async def stop(self) -> None:
         """Let the workers finish their step, then make sure nothing is left."""
-        if self._launcher is not None and self._launcher.returncode is None:
+        self._stopping = True
+        if not self._ended.is_set():
             self.command(pb.WorkerCommand(stop=pb.Stop()))
             if len(self._attached) < self.workers:
                 self.end_generation()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_SECONDS):
-                    await self._launcher.wait()
+                    await self._ended.wait()
         self.end_generation()
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 A peer id is libp2p's: base58btc of the identity multihash of the protobuf-wrapped Ed25519 key, hence `12D3Koo…`.
 """
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -44,15 +45,29 @@ def short(peer: str) -> str:
 
 @dataclass(frozen=True)
 class JoinLink:
-    """All a stranger needs: `dilocox://RUN_ID@COORDINATOR?dht=MULTIADDR&dht=…`."""
+    """All a stranger needs: `dilocox://RUN_ID@COORDINATOR?at=HOST:PORT&cert=DIGEST&dht=MULTIADDR&dht=…`."""
 
     run_id: bytes
     coordinator: str
-    dht_addresses: tuple[str, ...]
+    """Its peer id: whatever it says is signed with that key."""
+    at: str
+    """host:port of its gRPC server when the link was made."""
+    certificate: bytes
+    """SHA-256 of the DER certificate that this server presents: a digest keeps the link short."""
+    dht_addresses: tuple[str, ...] = ()
+    """Where to look for it should it have moved."""
 
     def __str__(self) -> str:
-        query = "&".join("dht=" + quote(address, safe="/") for address in self.dht_addresses)
-        return f"dilocox://{self.run_id.hex()}@{self.coordinator}?{query}"
+        digest = urlsafe_b64encode(self.certificate).decode().rstrip("=")
+        query = [f"at={quote(self.at, safe=':[]')}", f"cert={digest}"]
+        query += ["dht=" + quote(address, safe="/") for address in self.dht_addresses]
+        return f"dilocox://{self.run_id.hex()}@{self.coordinator}?{'&'.join(query)}"
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Host and port of `at`."""
+        host, _, port = self.at.rpartition(":")
+        return host.removeprefix("[").removesuffix("]"), int(port)
 
     @classmethod
     def parse(cls, text: str) -> "JoinLink":
@@ -67,6 +82,14 @@ class JoinLink:
             if len(run_id) != 32:
                 raise ValueError("the run id is not 64 hexadecimal digits")
             key_of_peer(coordinator)
-            return cls(run_id, coordinator, tuple(parse_qs(urlsplit("?" + query).query).get("dht", ())))
+            values = parse_qs(urlsplit("?" + query).query)
+            certificate = urlsafe_b64decode(values.get("cert", [""])[0] + "=")
+            if len(certificate) != 32:
+                raise ValueError("cert= is not a SHA-256 digest in base64url")
+            link = cls(run_id, coordinator, values.get("at", [""])[0], certificate, tuple(values.get("dht", ())))
+            host, port = link.endpoint
+            if not host or not 0 < port < 1 << 16:
+                raise ValueError("at= is not HOST:PORT")
+            return link
         except ValueError as error:
             raise ConfigError(f"not a join link: {error}. Copy the line that `dilocox coordinator` prints.") from error

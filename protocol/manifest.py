@@ -6,6 +6,7 @@ same id. Unknown keys fail with the nearest right name.
 
 import difflib
 import json
+import re
 import tomllib
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -17,7 +18,7 @@ from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["Manifest"]
+__all__ = ["NAME", "Data", "Manifest"]
 
 Positive = Annotated[int, Field(gt=0, le=1 << 40)]
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
@@ -57,15 +58,37 @@ class Model(_Section):
         return self
 
 
+NAME = r"(?!\.{1,2}$)[A-Za-z0-9._-]+"
+"""Of a data folder: an operator says where it lies on that machine with `--data NAME=DIR`."""
+
+
 class Data(_Section):
-    source: Annotated[str, Field(pattern=r"^(stdlib|text:.+)$")] = "stdlib"
-    """`stdlib`, or `text:GLOB` of files that every node has."""
+    """What to train on. A manifest says nothing about where files lie: it would reach whatever a node's user can read."""
+
+    source: str = "stdlib"
+    """`stdlib`, or `text:NAME/GLOB`: files in the folder that each operator named NAME."""
     tokenizer: str = "bytes"
-    """`bytes`, or the path of a tokenizers JSON file."""
+    """`bytes`, or `NAME/FILE`: a tokenizers JSON file in such a folder."""
     seed: Count = 0
     held_out_every: Annotated[int, Field(ge=2)] = 50
     """Every so-manieth sequence is held out for evaluation."""
     evaluation_sequences: Positive = 32
+
+    @model_validator(mode="after")
+    def _stays_inside(self) -> "Data":
+        if self.source != "stdlib" and not (self.source.startswith("text:") and _is_inside(self.source[5:])):
+            raise ValueError("source is `stdlib` or `text:NAME/GLOB`: no absolute path, no `..`, no `~`")
+        if self.tokenizer != "bytes" and not _is_inside(self.tokenizer):
+            raise ValueError("tokenizer is `bytes` or `NAME/FILE`: no absolute path, no `..`, no `~`")
+        return self
+
+
+def _is_inside(reference: str) -> bool:
+    """Whether it is NAME/PATH, and PATH climbs nowhere."""
+    name, _, path = reference.partition("/")
+    parts = path.split("/")
+    climbs = any(part in ("", ".", "..") or part.startswith("~") or "\\" in part or "\0" in part for part in parts)
+    return re.fullmatch(NAME, name) is not None and not climbs
 
 
 class Training(_Section):

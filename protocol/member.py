@@ -1,8 +1,8 @@
 """The node's machine: `step(state, input, now) -> state, effects`. What a cluster's lead says in a round, and when.
 
 A node holds its statements for the open round and offers them again, on connect and every few seconds, until it sees them held
-or finally refused: nothing is said only once. The machine has no clock, no I/O and no key: it asks for signatures (`Sign`), and what was
-signed and put on disk comes back (`Signed`). Drivers are the daemon, the simulation and the tests.
+or finally refused: nothing is said only once. The machine has no clock, no I/O and no key: it asks for signatures (`Sign`), and
+what was signed and put on disk comes back (`Signed`). Drivers are the daemon, the simulation and the tests.
 
     state before the round is ready     on the roster: report it          else: claim a seat with it
     a phase ended, its payloads stand   on the roster, round still open:  contribute
@@ -114,6 +114,8 @@ class PhaseEnded:
     samples_read: int
     leaves: bytes
     """Blob digest of its leaves."""
+    size: int
+    """Bytes of all payloads."""
     norm: int
     """Norm code over all stages."""
     effective_rank: float
@@ -255,6 +257,8 @@ class MemberState:
     """Held-out loss of the newest of them."""
     own: Mapping[pb.Kind, Statement[Any]] = field(default_factory=dict)
     """Our statements for the open round; a replayed report replaces the first one."""
+    signing: frozenset[pb.Kind] = frozenset()
+    """Kinds that are asked for and not signed yet."""
     held: frozenset[bytes] = frozenset()
     """Digests of those that the coordinator has."""
     refused: Mapping[pb.Kind, tuple[pb.Reason, str]] = field(default_factory=dict)
@@ -351,6 +355,7 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
         head=after,
         roots=roots,
         own={},
+        signing=frozenset(),
         held=frozenset(),
         refused={},
         seen={},
@@ -385,7 +390,8 @@ def _seen(state: MemberState, statement: Statement[Any], now: float) -> MemberSt
 def _contribute(state: MemberState, phase: PhaseEnded) -> list[Effect]:
     """Nothing where the round was closed meanwhile: the work returns to the error feedback with that commit."""
     head, cluster = state.head, state.head.roster.get(state.me)
-    if phase.round != head.round or cluster is None or pb.KIND_CONTRIBUTION in state.own or head.closing(state.manifest):
+    said = pb.KIND_CONTRIBUTION in state.own or pb.KIND_CONTRIBUTION in state.signing
+    if phase.round != head.round or cluster is None or said or head.closing(state.manifest):
         return []
     body = pb.Contribution(
         round=head.round,
@@ -397,6 +403,7 @@ def _contribute(state: MemberState, phase: PhaseEnded) -> list[Effect]:
         leaves=phase.leaves,
         base_state=phase.base,
         norm=phase.norm,
+        size=phase.size,
         effective_rank=phase.effective_rank,
         error=phase.error,
         attestation=resting_on(head.attestations, cluster),
@@ -420,7 +427,8 @@ def _signed(state: MemberState, statement: Statement[Any]) -> MemberState:
     if statement.peer != state.me or not _is_open(state, statement.body):
         return state
     refused = {kind: why for kind, why in state.refused.items() if kind != statement.kind}
-    return replace(state, own={**state.own, statement.kind: statement}, refused=refused)
+    own = {**state.own, statement.kind: statement}
+    return replace(state, own=own, refused=refused, signing=state.signing - {statement.kind})
 
 
 def _answered(state: MemberState, statement: Statement[Any], outcome: Outcome, reason: pb.Reason, detail: str) -> MemberState:
@@ -450,19 +458,23 @@ def _rechecked(state: MemberState, round: int, root: bytes) -> list[Effect]:
 
 def _speak(state: MemberState, effects: list[Effect], now: float) -> tuple[MemberState, list[Effect]]:
     """Ask for what is due and not asked for yet."""
-    asked = {effect.kind for effect in effects if isinstance(effect, Sign)}
+    state = replace(state, signing=state.signing | {effect.kind for effect in effects if isinstance(effect, Sign)})
     if state.leaving:
-        if pb.KIND_LEAVE not in state.own and pb.KIND_LEAVE not in asked:
-            leave = pb.Leave(serial=state.serial + 1, round=max(1, state.head.round), head=state.head.digest)
-            effects = [*effects, Sign(pb.KIND_LEAVE, leave)]
-        return state, effects
+        leave = pb.Leave(serial=state.serial + 1, round=max(1, state.head.round), head=state.head.digest)
+        return _ask(state, effects, [(pb.KIND_LEAVE, leave)])
     if state.root is None or state.head.finished:
         return state, effects
     unjudged = [digest for digest in state.seen if digest not in state.judging]
     effects = [*effects, *(Judge(state.seen[digest]) for digest in unjudged)]
     state = replace(state, judging=state.judging | set(unjudged)) if unjudged else state
-    for kind, body in _due(state, now):
-        if kind not in state.own and kind not in asked:
+    return _ask(state, effects, _due(state, now))
+
+
+def _ask(state: MemberState, effects: list[Effect], due: list[tuple[pb.Kind, Any]]) -> tuple[MemberState, list[Effect]]:
+    for kind, body in due:
+        if kind not in state.own and kind not in state.signing:
+            serial = max(state.serial, getattr(body, "serial", 0))
+            state = replace(state, serial=serial, signing=state.signing | {kind})
             effects = [*effects, Sign(kind, body)]
     return state, effects
 

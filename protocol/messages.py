@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 from google.protobuf.message import DecodeError, Message
+from typing_extensions import TypeVar
 
 from dilocox.protocol import limits
 from dilocox.protocol.attestation import Evidence
@@ -22,7 +23,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["Statement", "canonical", "open_envelope", "parse", "seal", "unsigned"]
 
-Body = TypeVar("Body", covariant=True)
+Body = TypeVar("Body", covariant=True, default=Any)
 M = TypeVar("M", bound=Message)
 
 
@@ -165,6 +166,7 @@ def _check_contribution(body: pb.Contribution) -> None:
     _check_number(body.effective_rank, "effective rank")
     _check_number(body.error, "relative error")
     _require(body.norm <= 255, "the norm code is not 8 bits")
+    _require(0 < body.size <= limits.BLOB_BYTES, "payload bytes out of bounds", pb.REASON_OVERSIZE)
     _require(len(body.holders) <= limits.HOLDERS, "too many holders", pb.REASON_OVERSIZE)
     for peer in body.holders:
         _check_peer(peer, "holder")

@@ -11,9 +11,9 @@ last commit stands in exactly the same state.
     when trained  reports ───────────────(all heard reported, or deadline)──────────────────────► closing commit; finished
 
 Three rules about time. A deadline is learnt from the moments at which more than half of the roster had contributed, or voted, in
-the last rounds and in this one: who lurks cannot stretch it. Clocks stand still while fewer than min_clusters are heard, and go
-on with at least one grace left; they start afresh when the coordinator had heard nobody at all. After a start nothing is signed before more
-than half of the last roster is heard, or one full deadline has passed.
+the last rounds and in this one: who lurks cannot stretch it. Clocks stand still while fewer than min_clusters are heard, and go on
+with at least one grace left; they start afresh when the coordinator had heard nobody at all. After a start nothing is signed before
+more than half of the last roster is heard, or one full deadline has passed.
 """
 
 import statistics

@@ -2,8 +2,8 @@
 can recheck a commit.
 
 Voters are the clusters that contributed and voted: who does not vote does not count (unless it said goodbye in between), and does
-not stand in the others' way. A contribution counts when at least half of the other voters, and at least one, accepted it; a lone one
-counts only where the manifest's min_clusters is 1.
+not stand in the others' way. A contribution counts when at least half of the other voters, and at least one, accepted it; a lone
+one counts only where the manifest's min_clusters is 1.
 """
 
 from collections import Counter
@@ -21,7 +21,15 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["Tally", "tally"]
+__all__ = ["Tally", "clip", "tally"]
+
+
+def clip(manifest: Manifest, codes: Mapping[str, int]) -> tuple[int, dict[str, int]]:
+    """The lower median of these norm codes, and by how many codes each is above clip_ratio times it."""
+    median = norms.lower_median(list(codes.values()))
+    bound = median + norms.ratio_codes(manifest.rounds.clip_ratio)
+    return median, {name: max(0, code - bound) for name, code in codes.items()}
+
 
 Why = tuple[pb.Reason, str]
 """A reason, and the sentence where the reason does not say it all."""
@@ -51,9 +59,7 @@ def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[
         too_few = f"{len(accepted)} could be counted; the run needs {manifest.rounds.min_clusters}"
         reasons.update((name, (pb.REASON_TOO_FEW_CLUSTERS, too_few)) for name in accepted)
         accepted = {}
-    codes = [statement.body.norm for statement in accepted.values()]
-    median = norms.lower_median(codes)
-    bound = median + norms.ratio_codes(manifest.rounds.clip_ratio)
+    median, clips = clip(manifest, {name: statement.body.norm for name, statement in accepted.items()})
     tokens = sum(statement.body.tokens for statement in accepted.values())
     return Tally(
         accepted,
@@ -64,7 +70,7 @@ def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[
         ],
         next((statement.body.base_state for statement in accepted.values()), b""),
         median if accepted else head.norm,
-        {name: max(0, statement.body.norm - bound) for name, statement in accepted.items()},
+        clips,
         sum(statement.body.loss * statement.body.tokens for statement in accepted.values()) / max(1, tokens),
     )
 

@@ -1,7 +1,6 @@
 """Fixtures that several suites share."""
 
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,16 +15,3 @@ def process_group() -> Iterator[None]:
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     yield
     dist.destroy_process_group()
-
-
-@pytest.fixture
-def free_port() -> Callable[[], int]:
-    """A port that was free a moment ago."""
-
-    def find() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            return port
-
-    return find

@@ -163,6 +163,7 @@ class Table:
             leaves=digest("leaves", number, self.head.round),
             base_state=self.state_root(),
             norm=norm_code(1.0),
+            size=2000,
             effective_rank=4.0,
             attestation=resting_on(self.head.attestations, cluster) if cluster else b"",
         )

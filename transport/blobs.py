@@ -9,6 +9,7 @@ resumes and a sweep removes.
 
 import mmap
 import os
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,10 +18,12 @@ from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.files import fsync_directory, quarantine, write_atomically
 
-__all__ = ["BlobStore", "PartialBlob", "blob_digest", "write_atomically"]
+__all__ = ["BlobStore", "PartialBlob", "blob_digest", "fsync_directory", "write_atomically"]
 
 Buffer = bytes | memoryview
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def blob_digest(size: int, chunk_hashes: Iterable[bytes]) -> bytes:
@@ -59,27 +62,8 @@ def digest_of(buffers: Iterable[Buffer]) -> bytes:
     return blob_digest(size, hashes)
 
 
-def fsync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace `path` so that after any crash it holds the old bytes or the new ones."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-    fsync_directory(path.parent)
+def _read_if_there(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
 
 
 class BlobStore:
@@ -87,6 +71,8 @@ class BlobStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._sound: set[bytes] = set()
+        """Whose bytes this process has seen to have their digest."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, digest: bytes) -> Path:
@@ -99,7 +85,7 @@ class BlobStore:
         return self.path(digest).stat().st_size
 
     def digests(self) -> set[bytes]:
-        return {bytes.fromhex(entry.name) for entry in self.folder.iterdir() if len(entry.name) == 64}
+        return {bytes.fromhex(entry.name) for entry in self.folder.iterdir() if _DIGEST.fullmatch(entry.name)}
 
     def put(self, buffers: Iterable[Buffer]) -> bytes:
         """Store the concatenation of `buffers`; returns its digest. Blocking: fsyncs."""
@@ -123,6 +109,7 @@ class BlobStore:
         write_atomically(self.path(digest).with_suffix(".index"), b"".join(hashes))
         os.replace(complete, self.path(digest))
         fsync_directory(self.folder)
+        self._sound.add(digest)
 
     def index(self, digest: bytes) -> list[bytes]:
         """The chunk hashes. Raises FileNotFoundError when the blob is not held."""
@@ -143,17 +130,44 @@ class BlobStore:
         except FileNotFoundError:
             return False
 
+    def sound(self, digest: bytes) -> bool:
+        """Whether the blob is here and right, read once in the life of this process. A damaged one is set aside: fetch it again.
+
+        Blocking. What becomes state, or is served to others, passes here.
+        """
+        path = self.path(digest)
+        if digest not in self or digest in self._sound:
+            return digest in self
+        try:
+            view = self.view(digest)
+            size, hashes = len(view), [sha256(chunk) for chunk in _chunks([view])]  # type: ignore[arg-type]
+        except FileNotFoundError:
+            return False
+        if blob_digest(size, hashes) != digest:
+            quarantine(path, "its bytes do not have its digest", (".index",))
+            return False
+        if _read_if_there(path.with_suffix(".index")) != b"".join(hashes):
+            write_atomically(path.with_suffix(".index"), b"".join(hashes))
+        self._sound.add(digest)
+        return True
+
     def remove(self, digest: bytes) -> None:
+        self._sound.discard(digest)
         self.path(digest).unlink(missing_ok=True)
         self.path(digest).with_suffix(".index").unlink(missing_ok=True)
+
+    def stage_digests(self, root: bytes) -> list[bytes]:
+        """Of the state with this root, in stage order; empty where its list is not here."""
+        return list(pb.StageStates.FromString(bytes(self.view(root))).digests) if root and root in self else []
 
     def sweep(self, keep: set[bytes]) -> None:
         """Remove every blob and partial download that is not in `keep`. Only while nobody else writes here."""
         for digest in self.digests() - keep:
             self.remove(digest)
         for entry in self.folder.iterdir():
-            scratch = entry.name.endswith(".tmp")
-            if scratch or (".part" in entry.suffixes and bytes.fromhex(entry.name.partition(".")[0]) not in keep):
+            name, _, ending = entry.name.partition(".")
+            left = ending == "part" and _DIGEST.fullmatch(name) is not None and bytes.fromhex(name) not in keep
+            if left or (not name and ending.endswith(".tmp")):
                 entry.unlink(missing_ok=True)
 
 

@@ -1,33 +1,69 @@
 """The commit chain on disk: an append-only SQLite table, the same file at a node and at the coordinator.
 
-Beside each commit stands what people see of it (views/rows.py), written once when it is appended.
+Beside each commit stands its checksum, and what people see of it (views/rows.py), both written once when it is appended. A daemon
+trusts its own file as far as the checksums go; `verify` trusts nothing. A damaged file is set aside and begun again with the
+commits that hold, from the first on: a node gets the others from its coordinator, and a coordinator gets back from nodes what it signed.
 """
 
 import json
+import logging
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dilocox.protocol import chain
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.head import Head, advance, initial_head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.files import quarantine
 
-__all__ = ["ChainFile", "find_chains", "open_database"]
+__all__ = ["ChainFile", "DamagedError", "Describe", "find_chains", "open_database"]
+
+log = logging.getLogger(__name__)
+
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+"""Of SQLite's errors, those that say that the file is not what was written; others are the disk's."""
 
 Describe = Callable[[Head, Statement[pb.Commit]], tuple[dict[str, Any], dict[str, Any]]]
 """(the head before, a commit) -> its line in a table, and everything about it."""
 
 
-def open_database(path: Path) -> sqlite3.Connection:
-    """A connection that commits every statement and survives `kill -9` and power loss."""
-    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    database.execute("PRAGMA journal_mode=WAL")
-    database.execute("PRAGMA synchronous=FULL")
+class DamagedError(LocalError):
+    """A database does not hold what was written to it."""
+
+
+def open_database(path: Path, check: bool = True) -> sqlite3.Connection:
+    """A connection that commits every statement and survives `kill -9` and power loss. `check` reads the whole file once.
+
+    Raises DamagedError, or LocalError when the disk does not let it be opened.
+    """
+    with sentences(path):
+        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=FULL")
+            if check and (found := database.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise DamagedError(f"{path} is damaged: {found}. Restore it from a backup.")
+        except (sqlite3.Error, DamagedError):
+            database.close()
+            raise
     return database
+
+
+@contextmanager
+def sentences(path: Path) -> Iterator[None]:
+    """SQLite's errors as ours."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF in DAMAGE:
+            raise DamagedError(f"{path} is damaged: {error}. Restore it from a backup.") from error
+        raise LocalError(f"{path} cannot be used: {error}. Look whether the disk is full or read-only.") from error
 
 
 def find_chains(home: Path) -> list[Path]:
@@ -39,27 +75,88 @@ class ChainFile:
     """Verified commits 0 … n-1, and the head they imply."""
 
     def __init__(self, path: Path, manifest: Manifest, coordinator: str, describe: Describe | None = None) -> None:
-        self.manifest, self.coordinator, self._describe = manifest, coordinator, describe
-        self.database = open_database(path)
-        self._reader = open_database(path)  # a reader never waits for a writer's fsync
-        self.database.execute("CREATE TABLE IF NOT EXISTS commits (round INTEGER PRIMARY KEY, envelope BLOB NOT NULL)")
-        self.database.execute("CREATE TABLE IF NOT EXISTS views (round INTEGER PRIMARY KEY, row TEXT, detail TEXT)")
-        self.database.execute("CREATE TABLE IF NOT EXISTS run (manifest BLOB NOT NULL, coordinator TEXT NOT NULL)")
-        if self.database.execute("SELECT 1 FROM run").fetchone() is None:
-            self.database.execute("INSERT INTO run VALUES (?, ?)", (manifest.canonical_bytes(), coordinator))
-        self.head: Head = initial_head(coordinator)
-        newest = self._reader.execute("SELECT envelope FROM commits ORDER BY round DESC LIMIT 1").fetchone()
-        if newest:
-            self.head = advance(manifest, self._open(newest[0]))
+        """Opens or heals: every commit's checksum and number are checked. Blocking: reads the whole file."""
+        self.path, self.manifest, self.coordinator, self._describe = path, manifest, coordinator, describe
+        self.healed = False
+        """Commits may be missing at the end."""
+        try:
+            self._load()
+        except DamagedError as error:
+            self._heal(str(error))
+            self._load()
+            self.healed = True
+            log.warning("%d of its commits hold", self.length)
+
+    def _load(self) -> None:
+        """Raises DamagedError."""
+        self.database = open_database(self.path)
+        try:
+            self._lay_out()
+            newest = None
+            for newest in self._holding(self.database):  # noqa: B007
+                pass
+            self.head = initial_head(self.coordinator) if newest is None else self._head_after(newest)
+        except LocalError:
+            self.database.close()
+            raise
+        self._reader = open_database(self.path, check=False)  # a reader never waits for a writer's fsync
+
+    def _lay_out(self) -> None:
+        mine = (self.manifest.canonical_bytes(), self.coordinator)
+        with sentences(self.path):
+            for table in (
+                "commits (round INTEGER PRIMARY KEY, envelope BLOB NOT NULL, checksum BLOB NOT NULL)",
+                "views (round INTEGER PRIMARY KEY, row TEXT, detail TEXT)",
+                "run (manifest BLOB NOT NULL, coordinator TEXT NOT NULL)",
+            ):
+                self.database.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+            found = self.database.execute("SELECT manifest, coordinator FROM run").fetchone()
+            if found is None:
+                self.database.execute("INSERT INTO run VALUES (?, ?)", mine)
+        if found not in (None, mine):
+            raise DamagedError(f"{self.path} is damaged: it is of another run.")
+
+    def _holding(self, database: sqlite3.Connection) -> Iterator[bytes]:
+        """The stored commits, as they were written, without a gap. Raises DamagedError at the first that is not."""
+        with sentences(self.path):
+            rows = database.execute("SELECT round, envelope, checksum FROM commits ORDER BY round")
+            for number, (round, raw, checksum) in enumerate(rows):
+                if round != number or not isinstance(raw, bytes) or sha256(raw) != checksum:
+                    raise DamagedError(f"{self.path} is damaged: commit {number} is not what was written.")
+                yield raw
+
+    def _head_after(self, raw: bytes) -> Head:
+        try:
+            commit = self._open(raw)
+        except RemoteError as error:
+            raise DamagedError(f"{self.path} is damaged: its last commit: {error}.") from error
+        if commit.peer != self.coordinator:
+            raise DamagedError(f"{self.path} is damaged: its last commit is not the coordinator's.")
+        return advance(self.manifest, commit)
+
+    def _heal(self, why: str) -> None:
+        """Set the damaged file aside and begin another with the commits that verify."""
+        aside = quarantine(self.path, why, ("-wal", "-shm"))
+        with closing(open_database(self.path)) as self.database, closing(sqlite3.connect(aside)) as old:
+            self._lay_out()
+            self.head = initial_head(self.coordinator)
+            with suppress(DamagedError, RemoteError):
+                for raw in self._holding(old):
+                    self.append(pb.Envelope.FromString(raw))
 
     @classmethod
     @contextmanager
     def for_reading(cls, path: Path) -> Iterator["ChainFile"]:
-        """The chain in a file, with the run and coordinator that the file names."""
-        database = sqlite3.connect(path)
-        manifest, coordinator = database.execute("SELECT manifest, coordinator FROM run").fetchone()
-        database.close()
-        chain = cls(path, Manifest.from_canonical(manifest), coordinator)
+        """The chain in a file, with the run and coordinator that the file names. Changes nothing. Raises LocalError."""
+        chain = cls.__new__(cls)
+        try:
+            with sentences(path), closing(sqlite3.connect(path)) as database:
+                manifest, coordinator = database.execute("SELECT manifest, coordinator FROM run").fetchone()
+            chain.path, chain.manifest, chain.coordinator = path, Manifest.from_canonical(manifest), coordinator
+            chain._describe, chain.healed = None, False
+            chain._load()
+        except (DamagedError, RemoteError, TypeError) as error:
+            raise LocalError(f"{path} cannot be read: {error} Its daemon heals it when it starts.") from error
         try:
             yield chain
         finally:
@@ -85,7 +182,7 @@ class ChainFile:
     def write(self, before: Head, commit: Statement[pb.Commit]) -> None:
         """Within a transaction: store a commit that is known to hold, and what people see of it. `head` is not moved."""
         raw = commit.envelope.SerializeToString(deterministic=True)
-        self.database.execute("INSERT INTO commits VALUES (?, ?)", (commit.body.round, raw))
+        self.database.execute("INSERT INTO commits VALUES (?, ?, ?)", (commit.body.round, raw, sha256(raw)))
         if self._describe is not None:
             row, detail = self._describe(before, commit)
             self.database.execute(

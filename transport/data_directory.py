@@ -9,15 +9,21 @@ from typing import Any
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.blobs import write_atomically
+from dilocox.transport.files import read_checked, write_new
 
-__all__ = ["DataDirectory", "load_identity", "running_daemon"]
+__all__ = ["DataDirectory", "format_identity", "load_identity"]
+
+
+def format_identity(secret: bytes) -> bytes:
+    """What an identity file holds."""
+    return secret.hex().encode() + b"\n"
 
 
 def load_identity(path: Path) -> Identity:
     """The Ed25519 identity in `path` (32 bytes, hexadecimal), made on first use. Mode 0600 is enforced."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, os.urandom(32).hex().encode() + b"\n", mode=0o600)
+        write_new(path, format_identity(os.urandom(32)), mode=0o600)
     if path.stat().st_mode & 0o077:
         raise ConfigError(f"{path} can be read by others. Run: chmod 600 {path}")
     try:
@@ -33,7 +39,7 @@ class DataDirectory:
         """Raises LocalError when another daemon runs on this folder."""
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.folder / "lock").open("w")
+        self._lock = (self.folder / "lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -42,9 +48,14 @@ class DataDirectory:
         key = self.folder / "identity.key"
         self.identity_is_new = not key.exists()
         """Whether this process made the identity: what attested software may vouch for."""
-        self.identity = load_identity(key)
+        try:
+            self.identity = load_identity(key)
+        except (LocalError, OSError):
+            self._lock.close()
+            raise
         for leftover in self.folder.glob("parent-*"):
-            leftover.unlink()
+            if leftover.is_fifo():  # parent_pipe.py's
+                leftover.unlink()
 
     def close(self) -> None:
         """Let another daemon have the folder."""
@@ -61,20 +72,12 @@ class DataDirectory:
 
     def remembered(self) -> dict[str, Any]:
         """What the last daemon on this folder announced: a restart keeps its addresses."""
-        path = self.folder / "daemon.json"
-        facts: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return facts
+        return read_checked(self.folder / "daemon.json", _facts) or {}
 
 
-def running_daemon(folder: Path) -> dict[str, Any] | None:
-    """What the daemon on this folder announced, or None when none runs there."""
-    try:
-        with (folder / "lock").open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return None
-    except BlockingIOError:
-        path = folder / "daemon.json"
-        facts: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-        return facts
-    except FileNotFoundError:
-        return None
+def _facts(raw: bytes) -> dict[str, Any]:
+    """A JSON object with ports, if it has any, that can be listened on. Raises ValueError."""
+    facts = json.loads(raw)
+    if not isinstance(facts, dict) or not all(facts.get(key, 1) in range(1, 1 << 16) for key in ("port", "dht_port")):
+        raise ValueError("not what a daemon announces")
+    return facts

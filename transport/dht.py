@@ -23,12 +23,11 @@ __all__ = ["Dht"]
 
 log = logging.getLogger(__name__)
 
-START_SECONDS = 60.0
-"""Importing hivemind takes seconds on a busy small machine."""
 REQUEST_SECONDS = 20.0
 RECORD_SECONDS = 300
 """A record lives so long after it was last published; a peer that is gone disappears with it."""
-RESTART_SECONDS = 1.0
+FIRST_RESTART_SECONDS, LONGEST_RESTART_SECONDS = 1.0, 30.0
+"""Between the end of a child and the next: doubled while none comes up."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,17 @@ class DhtSettings:
     identity: Identity
     folder: Path
     """Where the libp2p form of the identity lies, mode 0600."""
-    listen: Sequence[str]
-    announce: Sequence[str]
+    listen: str
+    """Multiaddr, with the port that others were told."""
     bootstrap: Sequence[str]
+    """Where to begin; nobody has to answer."""
 
 
 class Dht:
-    """Keep one running child; a child that dies is started again with the addresses seen so far."""
+    """Keep one running child; a child that dies is started again with the addresses seen so far.
+
+    Nothing waits for it: while there is no child, `publish` and `peers` raise LocalError.
+    """
 
     def __init__(self, settings: DhtSettings) -> None:
         self._settings = settings
@@ -51,28 +54,30 @@ class Dht:
         self._process: asyncio.subprocess.Process | None = None
         self._requests: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._next_id = 0
-        self._listening: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        self.addresses: list[str] = []
-        """Multiaddrs of this node, once started."""
+        self._up = False
+        """The child listens and takes requests."""
 
     async def run(self) -> None:
         """Supervise the child until cancelled."""
+        pause = FIRST_RESTART_SECONDS
+        while True:
+            try:
+                came_up = await self._run_once()
+            except OSError as error:  # no process, no memory, no disk: it may be there later
+                log.warning("the DHT process cannot be started: %s", error)
+                came_up = False
+            pause = FIRST_RESTART_SECONDS if came_up else min(LONGEST_RESTART_SECONDS, 2 * pause)
+            log.warning("the DHT process ended; starting it again in %.0f s", pause)
+            await asyncio.sleep(pause)
+
+    async def _run_once(self) -> bool:
+        """One child's life; whether it came up."""
         identity = self._settings.folder / "libp2p.key"
         write_atomically(identity, self._settings.identity.libp2p_private_key(), mode=0o600)
-        while True:
-            await self._run_once(identity)
-            if not self._listening.done():
-                self._listening.set_exception(LocalError("the DHT process did not start; see the log above"))
-                return
-            log.warning("the DHT process ended; starting it again")
-            await asyncio.sleep(RESTART_SECONDS)
-
-    async def _run_once(self, identity: Path) -> None:
         settings = {
             "run_id": self._settings.run_id.hex(),
             "identity": str(identity),
-            "listen": list(self._settings.listen),
-            "announce": list(self._settings.announce),
+            "listen": self._settings.listen,
             "bootstrap": self._bootstrap,
         }
         process = await asyncio.create_subprocess_exec(
@@ -89,14 +94,11 @@ class Dht:
         self._process = process
         try:
             assert process.stdout is not None
-            async with asyncio.timeout(START_SECONDS) as starting:
-                while line := await process.stdout.readline():
-                    self._receive(json.loads(line))
-                    starting.reschedule(None)
-        except TimeoutError:
-            log.error("the DHT process said nothing for %.0f s", START_SECONDS)
+            while line := await process.stdout.readline():
+                self._receive(json.loads(line))
+            return self._up
         finally:
-            self._process = None
+            self._process, self._up = None, False
             for future in self._requests.values():
                 future.cancel()
             self._requests.clear()
@@ -105,18 +107,12 @@ class Dht:
             await process.wait()
 
     def _receive(self, message: dict[str, Any]) -> None:
-        if "addresses" in message:
-            self.addresses = message["addresses"]
-            if not self._listening.done():
-                self._listening.set_result(self.addresses)
+        if "up" in message:
+            self._up = True
         elif "id" not in message:
             log.error("DHT: %s", message.get("error"))
         elif (future := self._requests.pop(message["id"], None)) and not future.done():
             future.set_result(message)
-
-    async def started(self) -> list[str]:
-        """This node's multiaddrs. Raises LocalError when the child cannot start."""
-        return await asyncio.shield(self._listening)
 
     def remember(self, addresses: Sequence[str]) -> None:
         """More places to bootstrap from, should the child start again."""
@@ -124,8 +120,8 @@ class Dht:
 
     async def _request(self, message: dict[str, Any]) -> dict[str, Any]:
         process = self._process
-        if process is None or process.stdin is None:
-            raise LocalError("the DHT process is not running")
+        if process is None or process.stdin is None or not self._up:
+            raise LocalError("the DHT process is not up")
         self._next_id += 1
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._requests[self._next_id] = future

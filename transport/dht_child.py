@@ -1,10 +1,12 @@
 """The DHT process: hivemind's P2P and DHTNode on a loop of their own. The only file that imports hivemind.
 
 Not `hivemind.DHT`: that forks, leaves its libp2p daemon behind when its parent is killed, and cannot restart on the same identity.
-This process talks JSON lines on stdin and stdout; it ends, and takes the libp2p daemon with it, when stdin does.
+This process talks JSON lines on stdin and stdout; it ends, and takes the libp2p daemon with it, when stdin does. It is up as soon
+as it listens: the peers it was told of are met in the background, and tried again for ever.
 
-    request   {"id": 1, "put": {"subkey": PEER, "value": BASE64, "seconds": 300}}   or   {"id": 2, "get": true}
-    reply     {"id": 1, "ok": true}    {"id": 2, "records": {PEER: BASE64, …}}       first line: {"addresses": […]}
+    first line {"up": true}
+    request    {"id": 1, "put": {"subkey": PEER, "value": BASE64, "seconds": 300}}   or   {"id": 2, "get": true}
+    reply      {"id": 1, "ok": true}    {"id": 2, "records": {PEER: BASE64, …}}
 """
 
 import asyncio
@@ -12,14 +14,21 @@ import base64
 import contextlib
 import json
 import os
+import select
 import signal
 import sys
+import threading
 from typing import Any
 
+# isort: off
+import dilocox.transport.without_torch  # noqa: F401  before hivemind
+
+# isort: on
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, PeerID
+from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
@@ -28,7 +37,10 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 
-BOOTSTRAP_SECONDS = 30.0
+MEET_SECONDS = 30.0
+"""For one peer to answer: a dial and a ping across the world take about one."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
+"""Between two looks for peers that we were told of and have not met."""
 STOP_SECONDS = 3.0
 
 
@@ -54,15 +66,13 @@ class PeerRecordValidator(RecordValidatorBase):
 async def run(settings: dict[str, Any]) -> None:
     run_id = bytes.fromhex(settings["run_id"])
     p2p = await P2P.create(
-        initial_peers=settings["bootstrap"],
-        host_maddrs=settings["listen"],
-        announce_maddrs=settings["announce"] or None,
+        host_maddrs=[settings["listen"]],  # one address: one listener, no UDP
         identity_path=settings["identity"],
         check_if_identity_free=False,
         auto_nat=False,
         nat_port_map=False,
         use_relay=False,
-        startup_timeout=BOOTSTRAP_SECONDS,
+        startup_timeout=None,  # a slow machine is not a dead one: its end is noticed
     )
     try:
         working = asyncio.create_task(_work(p2p, run_id, settings["bootstrap"]))
@@ -77,18 +87,46 @@ async def run(settings: dict[str, Any]) -> None:
 
 
 async def _work(p2p: P2P, run_id: bytes, bootstrap: list[str]) -> None:
-    """Join the DHT, say where we listen, answer requests until stdin ends, leave."""
+    """Say that we listen, meet the others, answer requests until stdin ends, leave."""
     key = f"dilocox/{run_id.hex()}/peers"
     node = await DHTNode.create(
         p2p=p2p,
         node_id=DHTID.generate(source=str(p2p.peer_id)),  # a restart is the same node to the others
-        initial_peers=bootstrap,
         record_validator=PeerRecordValidator(run_id, key),
-        ensure_bootstrap_success=False,
     )
-    print(json.dumps({"addresses": [str(address) for address in await p2p.get_visible_maddrs()]}), flush=True)
+    print(json.dumps({"up": True}), flush=True)
+    meeting = asyncio.create_task(_meet_forever(p2p, node, bootstrap))
     await _serve(node, key)
+    meeting.cancel()
     await node.shutdown()
+
+
+async def _meet_forever(p2p: P2P, node: DHTNode, bootstrap: list[str]) -> None:
+    """Keep every peer we were told of in the routing table, whenever it comes up."""
+    wanted: dict[PeerID, Multiaddr] = {}
+    for text in bootstrap:
+        with contextlib.suppress(Exception):  # others' records name them: one that is no address is nobody
+            place, _, peer = text.rpartition("/p2p/")  # apart: libp2p does not read hivemind's encoding of both together
+            wanted[PeerID.from_base58(peer)] = Multiaddr(place)
+    wanted.pop(p2p.peer_id, None)
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        missing = [peer for peer in wanted if node.protocol.routing_table.get(peer_id=peer) is None]
+        met = await asyncio.gather(*(_meet(p2p, node, peer, wanted[peer]) for peer in missing))
+        if any(met):
+            await node.find_nearest_nodes([node.node_id])
+        await asyncio.sleep(pause)
+        pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
+
+
+async def _meet(p2p: P2P, node: DHTNode, peer: PeerID, address: Multiaddr) -> bool:
+    """Whether the peer answered."""
+    try:
+        async with asyncio.timeout(MEET_SECONDS):
+            await p2p._client.connect(peer, [address])
+            return await node.protocol.call_ping(peer) is not None
+    except Exception:  # hivemind raises its own family for what libp2p answers; whatever it is, we try again
+        return False
 
 
 async def _serve(node: DHTNode, key: str) -> None:
@@ -117,10 +155,19 @@ async def _answer(node: DHTNode, key: str, request: dict[str, Any]) -> None:
     print(json.dumps(reply), flush=True)
 
 
+def _end_with_daemon() -> None:
+    """The daemon alone holds the other end of stdin: when that is gone so are we, also while libp2p starts."""
+    hangup = select.poll()
+    hangup.register(sys.stdin, 0)
+    hangup.poll()
+    os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
     """argv[1]: JSON settings. Leads its own process group, so that the daemon can end libp2p's process with it."""
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)
+    threading.Thread(target=_end_with_daemon, name="parent", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = json.loads(sys.argv[1])
     try:

@@ -1,23 +1,34 @@
-"""A daemon's place in the network, the same for node and coordinator: a gRPC server, a DHT child, a published record."""
+"""A daemon's place in the network, the same for node and coordinator: a gRPC server, a DHT child, a published record.
 
+The DHT is how addresses are found again, not a condition: the daemon chooses its DHT port and computes its DHT address itself, so
+that nothing waits for the child, and the child tries for ever in the background.
+"""
+
+import ipaddress
+import random
+import socket
 from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 import grpc.aio
 
+from dilocox.protocol.errors import LocalError
 from dilocox.protocol.messages import Statement
 from dilocox.transport import tls
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.dht import Dht, DhtSettings
-from dilocox.transport.presence import Directory, cached_addresses
+from dilocox.transport.presence import Directory, cached_records
 from dilocox.transport.rpc import create_server
 from dilocox.transport.tasks import Tasks
+from dilocox.transport.tls import Certificate
 
-__all__ = ["Listen", "Network", "open_network"]
+__all__ = ["Listen", "Network", "choose_port", "multiaddr", "open_network"]
 
 STOP_SECONDS = 0.5
 """Grace for calls in progress when the server stops."""
+OWN_PORTS = range(20_000, 32_768)
+"""Below those that Linux gives to outgoing connections: a port that is free when we look is free when libp2p binds it."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +47,30 @@ class Network:
     """Not started: services are added first."""
     address: str
     """host:port of the server."""
-    dht_addresses: tuple[str, ...]
-    """As announced."""
+    certificate: Certificate
+    """What the server presents."""
+    dht_address: str
+    """As others are told; nobody has to be there yet."""
     ports: dict[str, int]
     """Kept over restarts, because the join link and other peers' records name them."""
     directory: Directory
+
+
+def choose_port() -> int:
+    """A free TCP port for another process. Raises LocalError."""
+    for port in random.sample(OWN_PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("0.0.0.0", port))
+            return port
+    raise LocalError("no free TCP port was found. Name one with --dht-port.")
+
+
+def multiaddr(host: str, port: int, peer: str) -> str:
+    """The libp2p address of a peer's DHT node."""
+    kind = "dns4"
+    with suppress(ValueError):
+        kind = f"ip{ipaddress.ip_address(host).version}"
+    return f"/{kind}/{host}/tcp/{port}/p2p/{peer}"
 
 
 async def open_network(
@@ -51,42 +81,30 @@ async def open_network(
     tasks: Tasks,
     closing: AsyncExitStack,
     bootstrap: Iterable[str] = (),
-    announced: Callable[[list[str]], list[str]] = list,
     on_record: Callable[[Statement], None] = lambda record: None,
 ) -> Network:
-    """Join the run's DHT and keep our record there. `announced`: which of our DHT addresses others are told.
-
-    A daemon that restarts finds the DHT again through the peers it knew, even when its first contact has forgotten it.
-    """
+    """Serve, and keep our record in the run's DHT, beginning with the peers known before and `bootstrap`."""
     certificate = tls.load_or_create(home.folder)
     kept = home.remembered()
     server, port = await create_server(f"0.0.0.0:{listen.port or kept.get('port', 0)}", certificate)
     closing.push_async_callback(server.stop, STOP_SECONDS)
-    known = home.run_folder(run_id) / "dht-peers.json"
-    dht = Dht(
-        DhtSettings(
-            run_id=run_id,
-            identity=home.identity,
-            folder=home.folder,
-            listen=[f"/ip4/0.0.0.0/tcp/{listen.dht_port or kept.get('dht_port', 0)}"],
-            announce=[],
-            bootstrap=list(dict.fromkeys([*bootstrap, *cached_addresses(known)])),
-        )
-    )
-    closing.push_async_callback(tasks.close)
-    tasks.start(dht.run(), "dht")
-    addresses = announced(await dht.started())
-    address = f"{listen.host}:{port}"
+    dht_port = listen.dht_port or kept.get("dht_port") or choose_port()
+    known = home.run_folder(run_id) / "peers.json"
+    dht = Dht(DhtSettings(run_id, home.identity, home.folder, f"/ip4/0.0.0.0/tcp/{dht_port}", tuple(bootstrap)))
     directory = Directory(dht, home.identity, run_id)
+    for seen in cached_records(known, run_id):
+        directory.learn(seen)
+    address, dht_address = f"{listen.host}:{port}", multiaddr(listen.host, dht_port, home.identity.peer)
 
     def record() -> Statement:
-        sealed = directory.seal_record(address, certificate.certificate_der, name, addresses)
+        sealed = directory.seal_record(address, certificate.certificate_der, name, [dht_address])
         on_record(sealed)
         return sealed
 
     record()
+    closing.push_async_callback(tasks.close)
+    tasks.start(dht.run(), "dht")
     tasks.start(directory.publish_forever(record), "publish")
     tasks.start(directory.refresh_forever(), "refresh")
     tasks.start(directory.cache_forever(known), "cache")
-    ports = {"port": port, "dht_port": int(addresses[0].split("/")[4])}
-    return Network(server, address, tuple(addresses), ports, directory)
+    return Network(server, address, certificate, dht_address, {"port": port, "dht_port": dht_port}, directory)

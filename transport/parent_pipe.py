@@ -1,7 +1,7 @@
 """No orphans: a child holds on to its parent by a pipe that only the parent can keep open.
 
 The parent creates a FIFO and keeps the only write end. A child reads from it; the read returns when the parent dies, however it
-dies, or closes the pipe. Works across intermediate processes (a launcher), which inherit nothing.
+dies, or closes the pipe. Works across intermediate processes, which inherit nothing.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """A daemon's place in the DHT: its own signed record kept published, everyone else's kept known."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import logging
@@ -10,28 +11,37 @@ from importlib.metadata import version
 from pathlib import Path
 
 from dilocox.protocol.crypto import Identity
-from dilocox.protocol.errors import DilocoxError
-from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.errors import DilocoxError, RemoteError
+from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import write_atomically
 from dilocox.transport.dht import Dht
+from dilocox.transport.files import read_checked
 
-__all__ = ["Directory", "cached_addresses"]
+__all__ = ["Directory", "cached_records"]
 
 log = logging.getLogger(__name__)
 
 PUBLISH_SECONDS = 60.0
 """Records live 300 s: four republications may fail before a peer disappears."""
 REFRESH_SECONDS = 10.0
-CACHED_ADDRESSES = 64
+CACHED_RECORDS = 256
+"""Of these one will be there after a restart; about 1 KiB each."""
 LOOKUP_SECONDS = 1.0
 """A missing record is looked up at most so often."""
 
 
-def cached_addresses(path: Path) -> list[str]:
-    """DHT addresses of peers known before: a daemon that restarts finds the swarm even when its first contact is gone."""
-    addresses: list[str] = json.loads(path.read_text()) if path.exists() else []
-    return addresses
+def cached_records(path: Path, run_id: bytes) -> list[Statement]:
+    """Records of peers known before, each verified: a daemon that restarts finds the swarm even when its first contact is gone."""
+
+    def parse(raw: bytes) -> list[Statement]:
+        try:
+            envelopes = [base64.b64decode(text, validate=True) for text in json.loads(raw)]
+            return [open_envelope(envelope, run_id, (pb.KIND_PEER_RECORD,)) for envelope in envelopes]
+        except (TypeError, RemoteError) as error:
+            raise ValueError(str(error)) from error
+
+    return read_checked(path, parse) or []
 
 
 class Directory:
@@ -64,15 +74,17 @@ class Directory:
             await asyncio.sleep(pause)
 
     async def cache_forever(self, path: Path) -> None:
-        """Write down where the peers' DHT nodes are, for `cached_addresses` after a restart."""
-        written: list[str] = []
+        """Write the newest records down, for `cached_records` after a restart."""
+        written = b""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             records = [record for peer, record in self.records.items() if peer != self._identity.peer]
-            addresses = sorted({address for record in records for address in record.body.dht_addresses})[:CACHED_ADDRESSES]
-            if addresses and addresses != written:
-                write_atomically(path, json.dumps(addresses).encode())
-                written = addresses
+            newest = sorted(records, key=lambda record: -record.body.sequence)[:CACHED_RECORDS]
+            raw = json.dumps([base64.b64encode(record.envelope.SerializeToString()).decode() for record in newest]).encode()
+            if newest and raw != written:
+                with contextlib.suppress(OSError):  # a full disk costs the cache, not the daemon
+                    write_atomically(path, raw)
+                    written = raw
 
     async def refresh_forever(self) -> None:
         while True:

@@ -96,7 +96,7 @@ class BlobService(rpc.PeerServicer):
     async def Fetch(
         self, request: services.FetchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[services.FetchReply]:
-        if len(request.digest) != 32 or request.digest not in self._store:
+        if len(request.digest) != 32 or not await asyncio.to_thread(self._store.sound, request.digest):
             await context.abort(grpc.StatusCode.NOT_FOUND, "this peer does not hold that blob")
         async with self._slots:
             hashes = await asyncio.to_thread(self._store.index, request.digest)

@@ -5,6 +5,7 @@ Not the Ed25519 identity itself: the BoringSSL in grpcio refuses Ed25519 certifi
 
 import datetime
 import os
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +14,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import write_atomically
+from dilocox.transport.files import read_checked
 
-__all__ = ["SERVER_NAME", "Certificate", "load_or_create", "pem_of"]
+__all__ = ["SERVER_NAME", "Certificate", "fetch_certificate", "load_or_create", "pem_of"]
 
 SERVER_NAME = "dilocox"
 """The name in every certificate: who a peer is stands in its signed record, not in DNS."""
@@ -30,18 +34,26 @@ class Certificate:
 
 
 def load_or_create(folder: Path) -> Certificate:
-    """The certificate in `folder`, made on first use. The key file has mode 0600."""
+    """The certificate in `folder`, made on first use, and again when the file is damaged. It has mode 0600."""
     path = folder / "tls.pem"
-    if not path.exists():
-        key = ec.generate_private_key(ec.SECP256R1())
-        key_pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        certificate = _self_signed(key).public_bytes(serialization.Encoding.PEM)
-        write_atomically(path, key_pem + certificate, mode=0o600)
-    os.chmod(path, 0o600)
-    raw = path.read_bytes()
+    if (kept := read_checked(path, _parse)) is not None:
+        os.chmod(path, 0o600)
+        return kept
+    key = ec.generate_private_key(ec.SECP256R1())
+    key_pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    raw = key_pem + _self_signed(key).public_bytes(serialization.Encoding.PEM)
+    write_atomically(path, raw, mode=0o600)
+    return _parse(raw)
+
+
+def _parse(raw: bytes) -> Certificate:
+    """A key and its certificate. Raises ValueError."""
     split = raw.index(b"-----BEGIN CERTIFICATE")
-    certificate_der = x509.load_pem_x509_certificate(raw[split:]).public_bytes(serialization.Encoding.DER)
-    return Certificate(raw[:split], raw[split:], certificate_der)
+    certificate = x509.load_pem_x509_certificate(raw[split:])
+    key = serialization.load_pem_private_key(raw[:split], password=None)
+    if key.public_key() != certificate.public_key():
+        raise ValueError("the key is not the certificate's")
+    return Certificate(raw[:split], raw[split:], certificate.public_bytes(serialization.Encoding.DER))
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
@@ -58,6 +70,14 @@ def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
         .sign(key, hashes.SHA256())
     )
+
+
+def fetch_certificate(host: str, port: int, seconds: float) -> bytes:
+    """What a TLS server presents, DER, believed by nobody: the caller compares its digest. Blocking. Raises RemoteError."""
+    try:
+        return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, port), timeout=seconds))
+    except (OSError, ValueError) as error:
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"no TLS server answers at {host}:{port}: {error}") from error
 
 
 def pem_of(der: bytes) -> bytes:

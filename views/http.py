@@ -59,24 +59,24 @@ def create_app(registry: CollectorRegistry, ready: Callable[[], str | None]) -> 
     return app
 
 
-def add_run_routes(app: web.Application, chain: ChainFile, peers: Callable[[], list[views.View]]) -> None:
+def add_run_routes(app: web.Application, chain: ChainFile, peers: Callable[[], Awaitable[list[views.View]]]) -> None:
     """What a run looks like from any member: /v1/peers, /v1/stages, /v1/rounds."""
 
     async def get_peers(request: web.Request) -> web.Response:
-        return json_response(peers())
+        return json_response(await peers())
 
     async def get_stages(request: web.Request) -> web.Response:
         return json_response(views.stages(chain.manifest, chain.head))
 
     async def get_rounds(request: web.Request) -> web.Response:
-        return json_response([views.round_row(commit.body) for commit in chain.commits()])
+        return web.Response(text=chain.rows(), content_type="application/json")
 
     async def get_round(request: web.Request) -> web.Response:
         text = request.match_info["number"]
-        commit = chain.commit(int(text)) if text.isdecimal() and len(text) < 10 else None
-        if commit is None:
+        detail = chain.detail(int(text)) if text.isdecimal() and len(text) < 10 else None
+        if detail is None:
             raise Problem(404, "no-such-round", f"no commit for round {text[:10]}")
-        return json_response(views.round_detail(commit.body))
+        return web.Response(text=detail, content_type="application/json")
 
     app.router.add_get("/v1/peers", get_peers)
     app.router.add_get("/v1/stages", get_stages)

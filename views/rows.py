@@ -1,12 +1,15 @@
 """What people see of a run, as JSON-able values: node, coordinator, command line and tests all read these."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dilocox.protocol.attestation import SIMULATED
-from dilocox.protocol.chain import Head
+from dilocox.protocol.chain import Taken, holders, taken
 from dilocox.protocol.errors import reason_name
+from dilocox.protocol.head import Head, resting_on
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.norms import norm_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.tensors import parameter_count, stage_tensors, stage_units
@@ -25,7 +28,7 @@ def run(manifest: Manifest) -> View:
         "parameters": parameter_count(manifest.model),
         "overlap": manifest.rounds.overlap,
         "codec": manifest.compression.codec,
-        "keep": manifest.compression.keep,
+        "rank_or_k": manifest.compression.keep,
     }
 
 
@@ -33,8 +36,13 @@ def exclusions(items: Iterable[pb.Exclusion]) -> list[View]:
     return [{"peer": item.peer, "reason": reason_name(item.reason), "detail": item.detail} for item in items]
 
 
+def describe(head: Head, commit: Statement[pb.Commit]) -> tuple[View, View]:
+    """What people see of a commit: its line in a table, and everything. Written once, when it is appended."""
+    return round_row(commit.body), round_detail(head, commit.body)
+
+
 def round_row(commit: pb.Commit) -> View:
-    """One line of `dilocox rounds`. Bytes are those of the counted payloads, which every cluster fetches but its own."""
+    """One line of `dilocox rounds`."""
     return {
         "round": commit.round,
         "closing": commit.closing,
@@ -42,33 +50,30 @@ def round_row(commit: pb.Commit) -> View:
         "evaluation_loss": commit.evaluation_loss if commit.evaluated else None,
         "counted": len(commit.counted),
         "roster": len(commit.counted) + len({item.peer for item in commit.excluded}),
-        "tokens": sum(item.tokens for item in commit.counted),
-        "payload_bytes": sum(payload.size for item in commit.counted for payload in item.payloads),
-        "seconds": (commit.closed_at_ms - commit.opened_at_ms) / 1000 if commit.round else 0.0,
-        "vote_seconds": (commit.closed_at_ms - commit.ballot_at_ms) / 1000 if commit.ballot_at_ms else 0.0,
-        "states": [{"stage": state.stage, "digest": state.digest.hex()} for state in commit.states],
+        "trained": commit.trained,
+        "tokens": sum(item.weight for item in commit.counted),
+        "payload_bytes": sum(item.contribution.size for item in taken(commit)),
+        "seconds": commit.open_ms / 1000,
+        "collect_seconds": commit.collect_ms / 1000,
+        "vote_seconds": commit.vote_ms / 1000,
+        "state": commit.state.hex(),
     }
 
 
-def round_detail(commit: pb.Commit) -> View:
-    """Everything about one round: who counted, who did not and why."""
-    named = _named(commit)
+def round_detail(head: Head, commit: pb.Commit) -> View:
+    """Everything about one round: who counted, who did not and why. `head`: before the commit."""
+    held = holders(commit)
     return {
         **round_row(commit),
         "previous": commit.previous.hex(),
-        "clusters": [_counted(item, named) for item in commit.counted],
+        "clusters": [_counted(head, item, held[item.cluster]) for item in taken(commit)],
         "excluded": exclusions(commit.excluded),
         "refused": exclusions(commit.refusals),
         "next_roster": [member.cluster for member in commit.roster],
-        "next_keep": commit.keep,
+        "next_rank_or_k": commit.rank_or_k,
         "next_inner_steps": commit.inner_steps,
-        "median_norms": [{"stage": item.stage, "norm": item.norm} for item in commit.median_norms],
+        "median_norm": norm_of(commit.norm),
     }
-
-
-def _named(commit: pb.Commit) -> set[bytes]:
-    """Nonces of the attestations that the round's contributions name."""
-    return {pb.Contribution.FromString(envelope.body).attestation for envelope in commit.contributions}
 
 
 def attestation(item: pb.Attestation) -> View:
@@ -84,24 +89,24 @@ def attestation(item: pb.Attestation) -> View:
     }
 
 
-def _counted(item: pb.Counted, named: Container[bytes]) -> View:
+def _counted(head: Head, item: Taken, held: list[str]) -> View:
+    cluster, body = head.roster[item.cluster], item.contribution
+    bound = body.attestation == resting_on(head.attestations, cluster)
+    evidence = [attestation(head.attestations[peer]) for peer in cluster.peers if peer in head.attestations]
     return {
         "cluster": item.cluster,
-        "tokens": item.tokens,
-        "holders": list(item.holders),
-        "attestations": [{**attestation(each), "bound": each.nonce in named} for each in item.attestations],
-        "payloads": [
-            {
-                "stage": payload.stage,
-                "digest": payload.digest.hex(),
-                "bytes": payload.size,
-                "norm": payload.norm,
-                "effective_rank": payload.effective_rank,
-                "error": payload.error,
-                "base_state": payload.base_state.hex(),
-            }
-            for payload in item.payloads
-        ],
+        "tokens": item.weight,
+        "clipped": item.factor,
+        "inner_steps": body.inner_steps,
+        "bytes": body.size,
+        "loss": body.loss,
+        "norm": norm_of(body.norm),
+        "effective_rank": body.effective_rank,
+        "error": body.error,
+        "leaves": body.leaves.hex(),
+        "base_state": body.base_state.hex(),
+        "holders": held,
+        "attestations": [{**each, "bound": bound} for each in evidence],
     }
 
 

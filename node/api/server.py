@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from dilocox.node.attest.prover import Challenger
 from dilocox.node.participant import Participant
 from dilocox.protocol.errors import reason_name
+from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import BlobService
 from dilocox.views import rows as views
@@ -32,6 +33,7 @@ def node_status(participant: Participant, blobs: BlobService, name: str, address
     history = participant.counted_history()
     last = chain.commit(head.round - 1) if head.round else None
     mine = [item for item in last.body.excluded if item.peer == participant.identity.peer] if last else []
+    status = participant.status
     current = progress.states.get(head.round) or progress.states.get(head.round - 1) or {}
     return {
         "role": "node",
@@ -41,8 +43,10 @@ def node_status(participant: Participant, blobs: BlobService, name: str, address
         "address": address,
         "coordinator_connected": connected,
         "attestation": asdict(participant.prover.standing) if participant.prover else None,
-        "state": participant.state,
-        "why": participant.why,
+        "state": status.name,
+        "why": status.why,
+        "advice": status.advice,
+        "round_why": participant.standing,
         "finished": head.finished,
         "round": head.round,
         "phase_round": progress.round,
@@ -66,6 +70,7 @@ def node_status(participant: Participant, blobs: BlobService, name: str, address
         "downloading": {"held": fetched.held, "size": fetched.wanted} if fetched.wanted else None,
         "applied_at_step": {str(round): step for round, step in sorted(progress.applied_at.items())},
         "phase_steps": {str(round): steps for round, steps in sorted(progress.inner_steps.items())},
+        "state_roots": {str(round): root.hex() for round, root in sorted(progress.roots.items())},
         "states": {str(stage): digest.hex() for stage, digest in sorted(current.items())},
         "state_hashes": {
             str(round): [digest.hex() for _, digest in sorted(states.items())]
@@ -87,9 +92,10 @@ class _Metrics(Collector):
         step = GaugeMetricFamily("dilocox_step_seconds", "Wall time of an inner step", value=progress.step_seconds)
         tokens = CounterMetricFamily("dilocox_tokens", "Tokens in announced phases", value=progress.tokens)
         current = GaugeMetricFamily("dilocox_round_current", "The open round", value=chain.head.round)
-        present = sum(entry.present for entry in self._participant.presence.peers)
-        peers = GaugeMetricFamily("dilocox_peers_present", "Peers the coordinator hears from", value=present)
-        return [traffic, loss, step, tokens, current, peers, *self._attestations()]
+        roster = GaugeMetricFamily(
+            "dilocox_roster_clusters", "Clusters on the open round's roster", value=len(chain.head.roster)
+        )
+        return [traffic, loss, step, tokens, current, roster, *self._attestations()]
 
     def _attestations(self) -> list[Metric]:
         """By kind: the labels of a metric must not grow with the swarm."""
@@ -113,18 +119,21 @@ def create_node_app(
     name: str,
     address: str,
     connected: Callable[[], bool],
+    presence: Callable[[], Awaitable[services.PresenceList]],
 ) -> web.Application:
+    """`presence`: who is heard, asked of the coordinator when somebody asks us."""
     registry = CollectorRegistry()
     registry.register(_Metrics(participant, blobs))
 
     def not_ready() -> str | None:
-        return None if participant.state in ("training", "waiting", "finished") else f"{participant.state}: {participant.why}"
+        status = participant.status
+        return None if status.name in ("training", "waiting", "finished") else f"{status.name}: {status.why}"
 
     app = create_app(registry, not_ready)
 
-    def peers() -> list[views.View]:
+    async def peers() -> list[views.View]:
         records = {peer: record.body for peer, record in directory.records.items()}
-        return views.peers(participant.chain.head, participant.presence, records, participant.chain.coordinator)
+        return views.peers(participant.chain.head, await presence(), records, participant.chain.coordinator)
 
     async def status(request: web.Request) -> web.Response:
         return json_response(node_status(participant, blobs, name, address, connected()))

@@ -47,15 +47,17 @@ class BoundaryMeta:
     joined: int
     """The `joined` of the lease that samples_read counts in."""
     optimizer_steps: int
-    base_state: str
-    """Digest of the stage's state the round started from, hexadecimal; so are the others."""
-    payload: str
-    payload_size: int
-    norm: float
-    effective_rank: float
-    error: float
-    keep: int
-    """What the codec kept: rank or k."""
+    rank_or_k: int
+    """Of the codec."""
+    base_state: str = ""
+    """Digest of the stage's state the round started from, hexadecimal; so are the others. Empty until it is encoded."""
+    payload: str = ""
+    payload_size: int = 0
+    norm: float = 0.0
+    effective_rank: float = 0.0
+    error: float = 0.0
+    norms: str = ""
+    """Norm codes of the stage's tensors, hexadecimal."""
 
 
 def _folder(root: Path, stage: int, round: int) -> Path:

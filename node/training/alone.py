@@ -1,5 +1,9 @@
-"""One node alone, exchanging nothing: the baseline a swarm must beat. `python -m dilocox.node.training.alone RUN.toml STEPS`."""
+"""One node alone, exchanging nothing: the baseline a swarm must beat.
 
+`python -m dilocox.node.training.alone RUN.toml STEPS [--data NAME=DIR …]`.
+"""
+
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -7,18 +11,19 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from dilocox.node.data_folders import Folders, parse_folders
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Manifest
 
 
-def train_alone(manifest: Manifest, steps: int) -> float:
+def train_alone(manifest: Manifest, steps: int, data: Folders) -> float:
     """Held-out loss after `steps` inner steps of the run's own training settings, nats per token."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(manifest, range(manifest.model.stages), 0, 1, device)
     trainer.load_initial()
-    dataset, batch = load_dataset(manifest), manifest.training.batch_size
+    dataset, batch = load_dataset(manifest, data), manifest.training.batch_size
     for step in range(steps):
         trainer.step(*dataset.batch(list(range(step * batch, (step + 1) * batch))))
     loss = trainer.evaluate(dataset)
@@ -27,5 +32,10 @@ def train_alone(manifest: Manifest, steps: int) -> float:
 
 
 if __name__ == "__main__":
-    manifest = Manifest.from_toml(Path(sys.argv[1]).read_text())
-    json.dump({"steps": int(sys.argv[2]), "evaluation_loss": train_alone(manifest, int(sys.argv[2]))}, sys.stdout)
+    parser = argparse.ArgumentParser(prog="python -m dilocox.node.training.alone")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--data", action="append", default=[], metavar="NAME=DIR")
+    options = parser.parse_args()
+    loss = train_alone(Manifest.from_toml(options.run.read_text()), options.steps, parse_folders(options.data))
+    json.dump({"steps": options.steps, "evaluation_loss": loss}, sys.stdout)

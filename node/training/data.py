@@ -5,7 +5,6 @@ evaluation; the others are visited in a pseudo-random order that changes every e
 positions).
 """
 
-import glob
 import sysconfig
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dilocox.node.data_folders import Folders, check_data, source_files, tokenizer_file
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
@@ -74,28 +74,22 @@ def _permute(index: int, count: int, seed: int, epoch: int) -> int:
             return index
 
 
-def load_dataset(manifest: Manifest) -> Dataset:
-    """Raises ConfigError when the source cannot be read."""
-    data = manifest.data
-    raw = b"\0".join(path.read_bytes() for path in _files(data.source))
+def load_dataset(manifest: Manifest, folders: Folders | None = None) -> Dataset:
+    """`folders`: those that the operator named. Raises ConfigError, before anything is read, when the run wants another."""
+    data, folders = manifest.data, folders or {}
+    check_data(data, folders)
+    files = _standard_library() if data.source == "stdlib" else source_files(data, folders)
+    raw = b"\0".join(path.read_bytes() for path in files)
     if data.tokenizer == "bytes":
         return Dataset(manifest, np.frombuffer(raw, dtype=np.uint8).astype(np.int64))
     from tokenizers import Tokenizer
 
-    if not Path(data.tokenizer).is_file():
-        raise ConfigError(f"data.tokenizer: no file {data.tokenizer}")
-    tokenizer = Tokenizer.from_file(data.tokenizer)
+    tokenizer = Tokenizer.from_file(str(tokenizer_file(data, folders)))
     encoded = tokenizer.encode(raw.decode(errors="replace"), add_special_tokens=False)
     return Dataset(manifest, np.asarray(encoded.ids, dtype=np.int64))
 
 
-def _files(source: str) -> list[Path]:
-    if source == "stdlib":
-        root = Path(sysconfig.get_path("stdlib"))
-        skip = {"site-packages", "test", "tests", "idlelib", "__pycache__"}
-        return sorted(p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts))
-    pattern = source.removeprefix("text:")
-    files = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
-    if not files:
-        raise ConfigError(f"data.source: no file matches {pattern}")
-    return files
+def _standard_library() -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    skip = {"site-packages", "test", "tests", "idlelib", "__pycache__"}
+    return sorted(p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts))

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from dilocox.node.data_folders import Folders
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.pipeline import cross_entropy
 from dilocox.protocol.manifest import Manifest
@@ -13,10 +14,10 @@ __all__ = ["evaluate_folder"]
 
 
 @torch.no_grad()
-def evaluate_folder(manifest: Manifest, folder: Path) -> float:
-    """Mean nats per token over the run's held-out sequences."""
+def evaluate_folder(manifest: Manifest, folder: Path, data: Folders) -> float:
+    """Mean nats per token over the run's held-out sequences; `data`: the folders that the operator named."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    inputs, targets = load_dataset(manifest).evaluation()
+    inputs, targets = load_dataset(manifest, data).evaluation()
     batch, total = manifest.training.batch_size, 0.0
     for start in range(0, len(inputs), batch):
         part = inputs[start : start + batch]

@@ -27,7 +27,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class _Autocast(nn.Module):
-    """bf16 matrix products on CUDA, plain float32 elsewhere."""
+    """bf16 matrix products on CUDA, plain float32 elsewhere; gives float32."""
 
     def __init__(self, chain: Chain, device: torch.device) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Autocast(nn.Module):
         if not self._cuda:
             return self.chain(hidden)
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            return self.chain(hidden)
+            return self.chain(hidden).float()
 
 
 class Pipeline:
@@ -47,8 +47,20 @@ class Pipeline:
         self.rank, self.workers, self.device = rank, workers, device
         self._microbatches = manifest.training.microbatches
         self._module = _Autocast(chain, device)
-        stage = PipelineStage(self._module, rank, workers, device)
+        taken, given = self._microbatch(manifest)
+        stage = PipelineStage(self._module, rank, workers, device, input_args=taken, output_args=given)
         self._schedule = Schedule1F1B(stage, self._microbatches, loss_fn=cross_entropy)
+
+    def _microbatch(self, manifest: Manifest) -> tuple[Tensor, Tensor]:
+        """Examples of what this worker takes and gives; without them torch's stages send each other pickled descriptions."""
+        model, batch = manifest.model, manifest.training.batch_size // self._microbatches
+
+        def passed(width: int) -> Tensor:
+            return torch.empty(batch, model.sequence_length, width, device="meta", requires_grad=True)
+
+        tokens = torch.empty(batch, model.sequence_length, dtype=torch.int64, device="meta")
+        hidden, logits = passed(model.hidden_size), passed(model.vocabulary_size)
+        return tokens if self.first else hidden, logits if self.last else hidden
 
     @property
     def first(self) -> bool:

@@ -1,9 +1,9 @@
-"""One worker's share of a cluster: its stages' parameters, inner optimizer and outer states. No network, no clock, no rounds.
+"""One worker's share of a cluster: its stages' parameters, inner optimizer and outer states. No network, no clock, no decisions.
 
-The worker (worker.py) decides when to call what; tests and benches drive the same class directly.
+The phase machine (protocol/phase.py) decides when to call what; the worker and the lab carry it out on this same class.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dilocox.node.outer.state import StageState, rebase, start_phase
+from dilocox.node.outer.state import EncodedStage, StageState, rebase, start_phase
 from dilocox.node.training.data import Dataset
 from dilocox.node.training.inner import InnerOptimizer
 from dilocox.node.training.model import Stage, build_chain, initial_values
 from dilocox.node.training.pipeline import Pipeline
 from dilocox.protocol.manifest import Manifest
 
-__all__ = ["StepResult", "Trainer", "initial_state"]
+__all__ = ["Commit", "StepResult", "Take", "Trainer", "initial_state"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,40 @@ def initial_state(manifest: Manifest, stage: int) -> StageState:
         for offset, values in initial_values(spec, manifest.model.seed):
             view.view(-1)[offset : offset + len(values)] = values
     return state
+
+
+@dataclass(frozen=True)
+class Take:
+    """What a commit takes of one cluster."""
+
+    cluster: str
+    weight: int
+    """In the mean."""
+    payloads: Sequence[bytes]
+    """Digests, by stage of the run."""
+    factor: float = 1.0
+    """By how much its payloads are clipped."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What an apply reads of one."""
+
+    round: int
+    rank_or_k: int
+    """Of the round that it closes."""
+    takes: Sequence[Take]
+    """In the order of the mean."""
+
+    def apply_to(self, state: StageState, payload: Callable[[bytes], memoryview]) -> None:
+        """Θ and momentum as the commit makes them."""
+        payloads = [payload(take.payloads[state.stage]) for take in self.takes]
+        weights, factors = [take.weight for take in self.takes], [take.factor for take in self.takes]
+        state.apply(payloads, weights, self.round, self.rank_or_k, factors)
+
+    def leaves(self, cluster: str) -> float:
+        """The share of a cluster's payloads that is not taken: all, or what the clip cuts off."""
+        return next((1.0 - take.factor for take in self.takes if take.cluster == cluster), 1.0)
 
 
 class Trainer:
@@ -64,7 +98,7 @@ class Trainer:
 
     def reset_to_committed(self) -> None:
         """live = anchor = Θ: forget all private work but the feedback."""
-        self.rebase(keep_lead=False)
+        self.rebase(keep_private=False)
 
     def step(self, inputs: Tensor, targets: Tensor, flags: Sequence[float] = ()) -> StepResult:
         """One inner step. Gradients are clipped by the norm over all stages of the cluster."""
@@ -88,14 +122,37 @@ class Trainer:
         dist.all_reduce(tensor)
         return [float(value) for value in tensor.tolist()]
 
-    def end_phase(self) -> None:
-        """Θ must not be touched meanwhile."""
+    def end_phase(self, round: int, restart: bool) -> None:
+        """The phase's work into the feedback. The next one starts from a share of it, or (`restart`) from Θ.
+
+        Θ must not be touched meanwhile.
+        """
         for state, stage in self.pairs():
             start_phase(state, self.live(stage), self.manifest.rounds.lead_weight)
+        if restart:
+            self.rebase(keep_private=False)
+        if self.manifest.rounds.round_seconds is not None:  # slow and fast boxes follow one learning rate schedule
+            self.optimizer.steps = self.manifest.nominal_steps(round + 1)
 
-    def rebase(self, keep_lead: bool = True) -> None:
+    def encode(self, rank_or_k: int) -> list[EncodedStage]:
+        """Of each stage, from its feedback. May run beside `step`."""
+        return [state.encode(rank_or_k) for state in self.states]
+
+    def prepare(
+        self, commit: Commit, payload: Callable[[bytes], memoryview], returned: Mapping[int, bytes], share: float = 1.0
+    ) -> None:
+        """Θ, momentum and feedback as the commit says; live parameters are not touched. May run beside `step`.
+
+        `returned`: digests of our own payloads, by stage, of which the commit does not take `share`.
+        """
+        for state in self.states:
+            if state.stage in returned:
+                state.return_to_feedback(payload(returned[state.stage]), commit.rank_or_k, share)
+            commit.apply_to(state, payload)
+
+    def rebase(self, keep_private: bool = True) -> None:
         for state, stage in self.pairs():
-            rebase(state, self.live(stage), keep_lead)
+            rebase(state, self.live(stage), keep_private)
 
     def private_tensors(self, stage: Stage) -> dict[str, Tensor]:
         """Live parameters as `live|NAME` and the inner optimizer's tensors as `KIND|NAME`."""

@@ -252,7 +252,7 @@ class StageStates(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("round", "head", "inner_steps", "tokens", "loss", "samples_read", "leaves", "base_state", "norm", "effective_rank", "error", "attestation", "holders", "audit")
+    __slots__ = ("round", "head", "inner_steps", "tokens", "loss", "samples_read", "leaves", "base_state", "norm", "effective_rank", "error", "attestation", "holders", "audit", "size")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -267,6 +267,7 @@ class Contribution(_message.Message):
     ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     round: int
     head: bytes
     inner_steps: int
@@ -281,7 +282,8 @@ class Contribution(_message.Message):
     attestation: bytes
     holders: _containers.RepeatedScalarFieldContainer[str]
     audit: bytes
-    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., leaves: _Optional[bytes] = ..., base_state: _Optional[bytes] = ..., norm: _Optional[int] = ..., effective_rank: _Optional[float] = ..., error: _Optional[float] = ..., attestation: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ..., audit: _Optional[bytes] = ...) -> None: ...
+    size: int
+    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., leaves: _Optional[bytes] = ..., base_state: _Optional[bytes] = ..., norm: _Optional[int] = ..., effective_rank: _Optional[float] = ..., error: _Optional[float] = ..., attestation: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ..., audit: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Ballot(_message.Message):
     __slots__ = ("round", "head", "contributions", "seconds")

@@ -136,7 +136,7 @@ class Ready(_message.Message):
     def __init__(self, round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., applied_at_step: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("round", "step", "loss", "seconds", "tokens", "waiting", "total_steps", "clock_seconds", "codec_cpu_seconds")
+    __slots__ = ("round", "step", "loss", "seconds", "tokens", "waiting", "total_steps", "clock_seconds", "codec_cpu_seconds", "why")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,7 @@ class Step(_message.Message):
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CODEC_CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     round: int
     step: int
     loss: float
@@ -155,7 +156,8 @@ class Step(_message.Message):
     total_steps: int
     clock_seconds: float
     codec_cpu_seconds: float
-    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., waiting: _Optional[bool] = ..., total_steps: _Optional[int] = ..., clock_seconds: _Optional[float] = ..., codec_cpu_seconds: _Optional[float] = ...) -> None: ...
+    why: str
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., waiting: _Optional[bool] = ..., total_steps: _Optional[int] = ..., clock_seconds: _Optional[float] = ..., codec_cpu_seconds: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Boundary(_message.Message):
     __slots__ = ("round", "inner_steps", "tokens", "loss", "samples_read", "payloads")

@@ -135,10 +135,9 @@ class Swarm:
 
 
 def build(folder: Path, count: int, nodes: int = 3) -> Testnet:
-    run_file = folder / "e2e.toml"
-    owner = load_identity(run_file.with_suffix(".key"))
-    run_file.write_text(RUN.replace("{owner}", owner.key.hex()).replace("{count}", str(count)))
-    return Testnet.create(folder / "t", run_file, nodes, ["--devices", "2", "--threads", "1"])
+    owner = load_identity(folder / "e2e.key")
+    run = RUN.replace("{owner}", owner.key.hex()).replace("{count}", str(count)).encode()
+    return Testnet.create(folder / "t", run, (folder / "e2e.key").read_bytes(), nodes, ["--devices", "2", "--threads", "1"])
 
 
 @contextmanager

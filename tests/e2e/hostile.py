@@ -23,6 +23,7 @@ from dilocox.transport import tls
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.dht import Dht, DhtSettings
+from dilocox.transport.network import choose_port, multiaddr
 from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import BlobService, ChannelPool, create_server
 from dilocox.transport.tasks import Tasks
@@ -47,12 +48,13 @@ class HostilePeer:
         self.server, port = await create_server("127.0.0.1:0", certificate)
         rpc.add_PeerServicer_to_server(BlobService(self.store), self.server)
         await self.server.start()
-        listen = ["/ip4/127.0.0.1/tcp/0"]
-        dht = Dht(DhtSettings(self.link.run_id, self.identity, self.folder, listen, [], self.link.dht_addresses))
+        dht_port = choose_port()
+        listen = f"/ip4/127.0.0.1/tcp/{dht_port}"
+        dht = Dht(DhtSettings(self.link.run_id, self.identity, self.folder, listen, self.link.dht_addresses))
         self.directory = Directory(dht, self.identity, self.link.run_id)
         self.channels = ChannelPool()
         self.tasks.start(dht.run(), "dht")
-        addresses = await dht.started()
+        addresses = [multiaddr("127.0.0.1", dht_port, self.identity.peer)]
         make = lambda: self.directory.seal_record(f"127.0.0.1:{port}", certificate.certificate_der, "mallory", addresses)  # noqa: E731
         self.tasks.start(self.directory.publish_forever(make), "publish")
         self.coordinator = CoordinatorLink(self.link, self.directory, self.channels)

@@ -30,11 +30,9 @@ OPTIONS = ["--devices", "1", "--threads", "1"]
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """Three nodes with good evidence; a fourth is laid out, not started."""
     folder = tmp_path_factory.mktemp("attested")
-    run_file = folder / "run.toml"
-    owner = load_identity(run_file.with_suffix(".key"))
+    owner = load_identity(folder / "run.key")
     text = RUN.replace("{owner}", owner.key.hex()).replace("{count}", "100000").replace("stages = 3", "stages = 1")
-    run_file.write_text(text + SECTION)
-    testnet = Testnet.create(folder / "t", run_file, 4, OPTIONS)
+    testnet = Testnet.create(folder / "t", (text + SECTION).encode(), (folder / "run.key").read_bytes(), 4, OPTIONS)
     for member in testnet.nodes:
         file = measurement(testnet, member)
         file.write_text(GOOD)

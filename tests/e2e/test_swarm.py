@@ -1,8 +1,11 @@
 """Real processes: what a swarm survives. The tests share one swarm and run in order."""
 
 import asyncio
+import contextlib
+import ipaddress
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +63,27 @@ def test_the_command_line_reads_a_running_node(swarm: Swarm):
     assert nowhere.returncode == 3
 
 
+@pytest.mark.parametrize("name", ["node-1", "coordinator"])
+def test_a_daemon_listens_on_its_two_ports_and_loopback_only(swarm: Swarm, name: str):
+    facts = swarm.testnet.member(name).facts()
+    assert facts is not None
+    open_to_others = {(kind, port) for process in swarm.processes(name) for kind, port in listeners(process)}
+    assert open_to_others == {("tcp", facts["port"]), ("tcp", facts["dht_port"])}
+
+
+def listeners(process: psutil.Process) -> list[tuple[str, int]]:
+    """(`tcp` or `udp`, port) of the process's sockets that another machine could send to."""
+    found = []
+    for item in process.net_connections(kind="inet"):
+        kind = "udp" if item.type == socket.SOCK_DGRAM else "tcp"
+        waits = item.status == psutil.CONN_LISTEN or (kind == "udp" and not item.raddr)
+        address = ipaddress.ip_address(item.laddr.ip)
+        address = getattr(address, "ipv4_mapped", None) or address
+        if waits and not address.is_loopback:
+            found.append((kind, item.laddr.port))
+    return found
+
+
 def test_metrics_and_health(swarm: Swarm):
     import urllib.request
 
@@ -85,7 +109,7 @@ def test_a_late_joiner_is_counted_within_three_rounds_with_the_same_state(swarm:
 def test_killing_a_node_costs_no_round_and_it_resumes(swarm: Swarm):
     victim = "node-2"
     processes = swarm.processes(victim)
-    assert len(processes) >= 6  # daemon, DHT child, libp2p, launcher, two workers
+    assert len(processes) >= 5  # daemon, DHT child, libp2p, two workers
     before = swarm.open_round()
     swarm.testnet.kill(swarm.testnet.member(victim))
     _, alive = psutil.wait_procs(processes, timeout=20)
@@ -99,10 +123,31 @@ def test_killing_a_node_costs_no_round_and_it_resumes(swarm: Swarm):
     wait_for(lambda: swarm.same_states(number), 30, "the restarted node has the others' state")
 
 
-@pytest.mark.parametrize("word", ["dilocox.node.training.worker", "dilocox.node.training.launch", "dht_child", "p2pd"])
+def test_a_node_whose_caches_are_damaged_heals_them(swarm: Swarm):
+    victim = swarm.testnet.member("node-2")
+    processes = swarm.processes(victim.name)
+    swarm.testnet.kill(victim)
+    psutil.wait_procs(processes, timeout=20)
+    (folder,) = (victim.home / "runs").iterdir()
+    chain = folder / "chain.db"
+    (folder / "chain.db-wal").unlink()  # what SQLite would mend it with
+    chain.write_bytes(b"garbage" * 100)
+    for blob in folder.glob("blobs/" + "?" * 64):
+        blob.write_bytes(blob.read_bytes()[:-1] + b"\x7f")
+    damaged = [chain, folder / "peers.json", victim.home / "daemon.json", victim.home / "tls.pem"]
+    for path in damaged[1:]:
+        path.write_bytes(b"garbage")
+    swarm.testnet.start(victim)
+    swarm.wait_until_counted(victim.name, swarm.open_round())
+    number = swarm.open_round()
+    wait_for(lambda: swarm.same_states(number), 30, "the healed node has the others' state")
+    assert all(path.with_name(path.name + ".bad").exists() for path in damaged)
+
+
+@pytest.mark.parametrize("word", ["dilocox.node.training.worker", "dht_child", "p2pd"])
 def test_killing_any_one_process_of_a_node_leaves_it_whole(swarm: Swarm, word: str):
     victim = "node-3"
-    whole = {"dilocox.node.training.worker": 2, "dilocox.node.training.launch": 1, "dht_child": 1, "p2pd": 1}
+    whole = {"dilocox.node.training.worker": 2, "dht_child": 1, "p2pd": 1}
     wait_for(lambda: swarm.roles(victim, whole) == whole, 60, f"{victim} has all its processes")
     process = swarm.process(victim, word)
     process.send_signal(signal.SIGKILL)
@@ -128,12 +173,11 @@ def test_killing_the_coordinator_stops_no_training_and_leaves_no_gap(swarm: Swar
 def test_a_bit_that_rots_in_memory_is_found_by_replay_and_mended(swarm: Swarm):
     victim = "node-1"
     blobs = next((swarm.testnet.member(victim).home / "runs").iterdir()) / "blobs"
-    newest = sorted(blobs.glob("*"), key=lambda path: path.stat().st_mtime)
     workers = [p for p in swarm.processes(victim) if "dilocox.node.training.worker" in p.cmdline()]
     for process in workers:
         process.suspend()
     try:
-        states = [path.read_bytes() for path in newest if path.suffix == "" and path.stat().st_size > 50_000]
+        states = [state for path in blobs.glob("?" * 64) if len(state := read_if_there(path)) > 50_000]
         patterns = [state[4096:4160] for state in states]  # inside Θ
         flipped = sum(flip(process.pid, pattern) for process in workers for pattern in patterns)
     except PermissionError as error:
@@ -146,6 +190,13 @@ def test_a_bit_that_rots_in_memory_is_found_by_replay_and_mended(swarm: Swarm):
     swarm.wait_until_counted(victim, swarm.open_round())
     number = swarm.open_round()
     wait_for(lambda: swarm.same_states(number), 30, "the node has the others' state again")
+
+
+def read_if_there(path: Path) -> bytes:
+    """The daemon goes on removing blobs that nobody needs any more."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    return b""
 
 
 def flip(pid: int, pattern: bytes) -> int:

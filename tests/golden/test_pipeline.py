@@ -1,6 +1,7 @@
 """Pipeline workers in real processes compute what one process computes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,19 +9,21 @@ from pathlib import Path
 import pytest
 
 from dilocox.node.training.pipeline import split_stages
+from dilocox.node.worker_settings import RENDEZVOUS
 from tests.helpers import manifest
 
 SCRIPT = """
-import json, os, sys
+import json, sys
 import torch, torch.distributed as dist
 from dilocox.node.training.pipeline import split_stages
+from dilocox.node.training.rendezvous import join_generation
 from dilocox.node.training.trainer import Trainer
 from dilocox.node.training.data import load_dataset
 from dilocox.protocol.manifest import Manifest
-rank, workers, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-dist.init_process_group("gloo", rank=rank, world_size=workers, init_method=f"tcp://127.0.0.1:{port}")
+join_generation("gloo")
+rank, workers = dist.get_rank(), dist.get_world_size()
 torch.set_num_threads(1)
-run = Manifest.from_canonical(open(sys.argv[4], "rb").read())
+run = Manifest.from_canonical(open(sys.argv[1], "rb").read())
 trainer = Trainer(run, split_stages(range(run.model.stages), workers)[rank], rank, workers, torch.device("cpu"))
 trainer.load_initial()
 data = load_dataset(run)
@@ -32,14 +35,15 @@ dist.destroy_process_group()
 """
 
 
-def run_pipeline(folder: Path, stages: int, workers: int, port: int) -> list[list[float]]:
+def run_pipeline(folder: Path, stages: int, workers: int) -> list[list[float]]:
     path = folder / f"manifest-{stages}.json"
     path.write_bytes(manifest(model={"stages": stages}, training={"microbatches": 4}).canonical_bytes())
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), str(workers), str(port), str(path)],
+            [sys.executable, "-c", SCRIPT, str(path)],
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[2],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(workers), RENDEZVOUS: str(folder / f"{stages}-{workers}")},
         )
         for rank in range(workers)
     ]
@@ -51,10 +55,10 @@ def run_pipeline(folder: Path, stages: int, workers: int, port: int) -> list[lis
 
 
 @pytest.mark.e2e
-def test_two_and_three_workers_compute_what_one_computes(tmp_path: Path, free_port):
-    alone = run_pipeline(tmp_path, 2, 1, free_port())
+def test_two_and_three_workers_compute_what_one_computes(tmp_path: Path):
+    alone = run_pipeline(tmp_path, 2, 1)
     for stages, workers in ((2, 2), (5, 2), (3, 3)):
-        together = run_pipeline(tmp_path, stages, workers, free_port())
+        together = run_pipeline(tmp_path, stages, workers)
         for step, expected in zip(together, alone, strict=True):
             assert step[:2] == pytest.approx(expected[:2], rel=1e-4)
         assert together[0][2:] == [workers, sum(range(workers))]

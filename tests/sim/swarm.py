@@ -199,6 +199,7 @@ class SimPeer:
             samples_read=lease.counted + steps * self.run.training.batch_size,
             leaves=digest("leaves", self.name, head.digest),
             norm=norms.norm_code(1.0),
+            size=2000,
             effective_rank=4.0,
             error=0.1,
         )

@@ -90,6 +90,24 @@ def test_children_do_not_run_what_lies_in_the_current_folder():
         assert text.count('"-m"') == text.count('"-P"'), f"{relative(path)}: python -m without -P"
 
 
+def test_nothing_unpickles_and_nothing_of_torch_listens():
+    forbidden = {
+        "pickle",
+        "TCPStore",
+        "elastic_launch",
+        "send_object_list",
+        "recv_object_list",
+        "all_gather_object",
+        "torch.load",
+    }
+    for path in SOURCES:
+        names = {
+            ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name | ast.Attribute)
+        }
+        names |= {name.rpartition(".")[2] for name in names | imports(path) if name != "torch.load"}
+        assert not names & forbidden, relative(path)
+
+
 def test_hivemind_is_imported_in_one_file():
     users = [relative(path) for path in SOURCES if "hivemind" in roots(path)]
     assert users == ["transport/dht_child.py"]

@@ -79,9 +79,21 @@ def test_peer_ids_are_libp2ps():
 
 
 def test_join_links_round_trip_and_explain_themselves():
-    link = JoinLink(RUN, identity(1).peer, ("/ip4/10.0.0.1/tcp/7000/p2p/" + identity(1).peer,))
-    assert JoinLink.parse(f"  {link}\n") == link
-    for bad in ("http://x", "dilocox://zz@x", f"dilocox://{RUN.hex()}@nobody", f"dilocox://ab@{identity(1).peer}"):
+    dht = "/ip4/10.0.0.1/tcp/7000/p2p/" + identity(1).peer
+    for at, endpoint in (("10.0.0.1:7000", ("10.0.0.1", 7000)), ("[::1]:7000", ("::1", 7000))):
+        link = JoinLink(RUN, identity(1).peer, at, b"\xfb" * 32, (dht,))
+        assert JoinLink.parse(f"  {link}\n") == link
+        assert link.endpoint == endpoint
+    start, cert = f"dilocox://{RUN.hex()}@{identity(1).peer}", "cert=" + "A" * 43
+    nobody = [f"dilocox://{RUN.hex()}@nobody?at=h:1&{cert}", f"dilocox://ab@{identity(1).peer}?at=h:1&{cert}"]
+    nowhere = [
+        f"{start}?{cert}",
+        f"{start}?at=:1&{cert}",
+        f"{start}?at=h&{cert}",
+        f"{start}?at=h:65536&{cert}",
+        f"{start}?at=h:1",
+    ]
+    for bad in ("http://x", "dilocox://zz@x", *nobody, *nowhere, f"{start}?at=h:1&cert=AAAA", f"{start}?at=h:1&cert=é"):
         with pytest.raises(ConfigError, match="not a join link"):
             JoinLink.parse(bad)
 

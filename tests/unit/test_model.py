@@ -96,15 +96,15 @@ def test_training_never_sees_what_is_held_out(rows: int):
 
 def test_text_files_tokenizers_and_their_errors(tmp_path):
     (tmp_path / "a.txt").write_text("hello world " * 500)
-    run = manifest(data={"source": f"text:{tmp_path}/*.txt"})
-    assert load_dataset(run).batch([0])[0].shape == (1, 16)
+    run, here = manifest(data={"source": "text:d/*.txt"}), {"d": tmp_path}
+    assert load_dataset(run, here).batch([0])[0].shape == (1, 16)
     with pytest.raises(ConfigError, match="no file matches"):
-        load_dataset(manifest(data={"source": f"text:{tmp_path}/*.none"}))
+        load_dataset(manifest(data={"source": "text:d/*.none"}), here)
     with pytest.raises(ConfigError, match="no file"):
-        load_dataset(manifest(data={"source": f"text:{tmp_path}/*.txt", "tokenizer": str(tmp_path / "t.json")}))
+        load_dataset(manifest(data={"source": "text:d/*.txt", "tokenizer": "d/t.json"}), here)
     (tmp_path / "a.txt").write_text("short")
     with pytest.raises(ConfigError, match="training needs at least"):
-        load_dataset(run)
+        load_dataset(run, here)
 
 
 def test_a_tokenizer_file(tmp_path):
@@ -116,8 +116,8 @@ def test_a_tokenizer_file(tmp_path):
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(tmp_path / "t.json"))
     (tmp_path / "a.txt").write_text("hello world " * 900)
-    run = manifest(data={"source": f"text:{tmp_path}/*.txt", "tokenizer": str(tmp_path / "t.json")})
-    assert sorted(load_dataset(run).batch([0])[0].unique().tolist()) == [1, 2]
+    run = manifest(data={"source": "text:d/*.txt", "tokenizer": "d/t.json"})
+    assert sorted(load_dataset(run, {"d": tmp_path}).batch([0])[0].unique().tolist()) == [1, 2]
 
 
 def test_tokens_outside_the_vocabulary_are_an_error():

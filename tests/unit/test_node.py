@@ -16,7 +16,6 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.presence import cached_addresses
 from dilocox.views import rows as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
@@ -34,7 +33,7 @@ def test_workers_follow_devices_stages_and_microbatches():
 
 
 def test_worker_settings_survive_the_environment(monkeypatch: pytest.MonkeyPatch):
-    settings = WorkerSettings("/s", Path("/m"), Path("/b"), Path("/st"), "cluster", "cpu", 2, (1, 3))
+    settings = WorkerSettings("/s", Path("/m"), Path("/b"), Path("/st"), "cluster", "cpu", 2, (1, 3), {"texts": Path("/d=a,t")})
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     assert WorkerSettings.from_environment() == settings
@@ -48,12 +47,6 @@ def test_what_a_background_job_raises_is_not_swallowed():
     with pytest.raises(ZeroDivisionError):
         _ = background.idle
     assert background.idle
-
-
-def test_addresses_seen_before_are_a_way_back(tmp_path: Path):
-    assert cached_addresses(tmp_path / "none") == []
-    (tmp_path / "known").write_text('["/ip4/10.0.0.1/tcp/1"]')
-    assert cached_addresses(tmp_path / "known") == ["/ip4/10.0.0.1/tcp/1"]
 
 
 def test_every_event_has_a_sentence_and_a_view():

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hivemind.p2p import P2P
 
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
@@ -18,7 +17,8 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport import dht_child, tls
 from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest, digest_of, write_atomically
-from dilocox.transport.data_directory import DataDirectory, load_identity, running_daemon
+from dilocox.transport.data_directory import DataDirectory, load_identity
+from dilocox.transport.health import running_daemon
 from dilocox.transport.parent_pipe import ParentPipe
 from dilocox.transport.rpc import BlobService, ChannelPool, create_server, fetch_blob
 
@@ -285,17 +285,22 @@ def test_killing_the_parent_ends_the_child(tmp_path: Path):
     assert gone(child)
 
 
+def test_the_dht_process_has_no_torch_in_memory():
+    script = "import sys, dilocox.transport.dht_child; sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
+    assert subprocess.run([sys.executable, "-P", "-c", script]).returncode == 0
+
+
 async def test_the_dht_process_ends_when_libp2p_dies_while_joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """hivemind would wait for ever; the daemon above can start the process again only when it ends."""
 
-    async def killed_while_joining(p2p: P2P, **_: object) -> None:
+    async def killed_while_joining(p2p: dht_child.P2P, **_: object) -> None:
         p2p._child.kill()
         await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr(dht_child.DHTNode, "create", killed_while_joining)
     key = tmp_path / "libp2p.key"
     write_atomically(key, load_identity(tmp_path / "identity.key").libp2p_private_key(), mode=0o600)
-    settings = {"run_id": "00" * 32, "identity": str(key), "listen": ["/ip4/127.0.0.1/tcp/0"], "announce": [], "bootstrap": []}
+    settings = {"run_id": "00" * 32, "identity": str(key), "listen": "/ip4/127.0.0.1/tcp/0", "bootstrap": []}
     with pytest.raises(RuntimeError, match="libp2p's process ended"):
         async with asyncio.timeout(20):
             await dht_child.run(settings)

@@ -1,0 +1,159 @@
+"""What the stage workers of a generation say, put together: the cluster's facts, once every rank has told its part."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dilocox.protocol.member import Status
+from dilocox.protocol.pb import worker_pb2 as pb
+
+__all__ = ["Crew", "Phase", "Progress", "Ready"]
+
+ROUNDS_SHOWN = 1000
+"""Rounds whose timings `status` still tells."""
+STUCK_STEPS = 100.0
+"""A generation that trained and then says nothing for so many of its slowest steps is stuck …"""
+STUCK_SECONDS = 60.0
+"""… but not before this: a loaded machine may stand still for a while."""
+
+
+@dataclass
+class Progress:
+    """What the workers last said."""
+
+    round: int = 0
+    step: int = 0
+    loss: float = 0.0
+    step_seconds: float = 0.0
+    waiting: str = ""
+    """For what; empty while training."""
+    tokens_per_second: float = 0.0
+    tokens: int = 0
+    total_steps: int = 0
+    """Inner steps since the workers started …"""
+    clock_seconds: float = 0.0
+    """… and the first worker's monotonic clock after them."""
+    codec_cpu_seconds: float = 0.0
+    applied_at: dict[int, int] = field(default_factory=dict)
+    """Inner step at which each commit was applied."""
+    states: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """Digest per stage of the state before each round, of the last rounds."""
+    roots: dict[int, bytes] = field(default_factory=dict)
+    """And its state root."""
+    inner_steps: dict[int, int] = field(default_factory=dict)
+    """Inner steps of each phase."""
+
+    def forget(self, keep_states: int) -> None:
+        """Bound what is remembered, whatever the length of the run."""
+        few, many = (self.states, self.roots), (self.applied_at, self.inner_steps)
+        for history, keep in (*((each, keep_states) for each in few), *((each, ROUNDS_SHOWN) for each in many)):
+            for round in sorted(history)[:-keep]:
+                del history[round]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """All workers hold the state before a round."""
+
+    round: int
+    digests: dict[int, bytes]
+    """By stage."""
+    evaluation_loss: float | None
+    applied_at_step: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase ended, and its payloads are durable in every worker."""
+
+    first: pb.Boundary
+    payloads: list[pb.StagePayload]
+    """In stage order."""
+
+    @property
+    def norm(self) -> float:
+        return math.hypot(*(payload.norm for payload in self.payloads))
+
+    @property
+    def effective_rank(self) -> float:
+        return sum(payload.effective_rank for payload in self.payloads) / len(self.payloads)
+
+    @property
+    def error(self) -> float:
+        return sum(payload.error for payload in self.payloads) / len(self.payloads)
+
+
+class Crew:
+    def __init__(self, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._workers, self._clock = workers, clock
+        self.progress = Progress()
+        self.begin()
+
+    def begin(self) -> None:
+        """A new generation: nobody has said anything."""
+        self.hellos: dict[int, pb.Hello] = {}
+        self._readies: dict[int, dict[int, pb.Ready]] = {}
+        self._phases: dict[int, dict[int, pb.Boundary]] = {}
+        self._rechecks: dict[int, dict[int, pb.Rechecked]] = {}
+        self.stepped = False
+        self._slowest = 0.0
+        self._heard_at = self._clock()
+
+    def hello(self, rank: int, hello: pb.Hello) -> bool:
+        """Whether all are here."""
+        self.hellos[rank] = hello
+        return len(self.hellos) == self._workers
+
+    def step(self, step: pb.Step) -> None:
+        progress = self.progress
+        self.stepped, self._heard_at = True, self._clock()
+        progress.round, progress.step, progress.waiting = step.round, step.step, step.why
+        progress.total_steps, progress.clock_seconds = step.total_steps, step.clock_seconds
+        progress.codec_cpu_seconds = step.codec_cpu_seconds
+        if step.seconds:
+            self._slowest = max(self._slowest, step.seconds)
+            progress.loss, progress.step_seconds = step.loss, step.seconds
+            progress.tokens_per_second = step.tokens / step.seconds
+
+    def stuck(self) -> bool:
+        """Whether the step counter stands still for much longer than any step took."""
+        silent = self._clock() - self._heard_at
+        return self.stepped and bool(self._slowest) and silent > max(STUCK_SECONDS, STUCK_STEPS * self._slowest)
+
+    def status(self) -> Status | None:
+        """None before the first step."""
+        if not self.stepped:
+            return None
+        return Status("waiting", self.progress.waiting) if self.progress.waiting else Status("training", "on the roster")
+
+    def ready(self, rank: int, ready: pb.Ready) -> Ready | None:
+        parts = self._readies.setdefault(ready.round, {})
+        parts[rank] = ready
+        self._heard_at = self._clock()
+        if len(parts) < self._workers:
+            return None
+        del self._readies[ready.round]
+        digests = {state.stage: state.digest for part in parts.values() for state in part.states}
+        losses = [part.evaluation_loss for part in parts.values() if part.evaluated]
+        return Ready(ready.round, digests, losses[0] if losses else None, ready.applied_at_step)
+
+    def phase(self, rank: int, boundary: pb.Boundary) -> Phase | None:
+        parts = self._phases.setdefault(boundary.round, {})
+        parts[rank] = boundary
+        if len(parts) < self._workers:
+            return None
+        del self._phases[boundary.round]
+        payloads = sorted((p for part in parts.values() for p in part.payloads), key=lambda payload: int(payload.stage))
+        self.progress.tokens += boundary.tokens
+        self.progress.inner_steps[boundary.round] = boundary.inner_steps
+        return Phase(boundary, payloads)
+
+    def rechecked(self, rank: int, result: pb.Rechecked) -> dict[int, bytes] | None:
+        """Digests by stage of the replayed state."""
+        parts = self._rechecks.setdefault(result.round, {})
+        parts[rank] = result
+        if len(parts) < self._workers:
+            return None
+        del self._rechecks[result.round]
+        return {state.stage: state.digest for part in parts.values() for state in part.states}

@@ -1,0 +1,61 @@
+"""What this node signed, on disk before it is said: a restart says the same again, and never something else in the same slot."""
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.messages import Statement, open_envelope
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.chain_file import DamagedError, open_database
+from dilocox.transport.files import quarantine
+
+__all__ = ["OwnStatements"]
+
+KINDS = (pb.KIND_CLAIM, pb.KIND_CLUSTER, pb.KIND_LEAVE, pb.KIND_CONTRIBUTION, pb.KIND_RECEIPT, pb.KIND_STATE_REPORT)
+BLOCK = 1000
+"""Sequence numbers reserved at a time: one write for so many heartbeats."""
+
+
+class OwnStatements:
+    """The newest statement of each kind, and a counter that never goes back."""
+
+    def __init__(self, path: Path, run_id: bytes) -> None:
+        """Opens or heals: a damaged file is set aside; the run's other members still hold what it held."""
+        self._run_id, self._lock = run_id, threading.Lock()
+        try:
+            self._database = open_database(path)
+        except DamagedError as error:
+            quarantine(path, str(error), ("-wal", "-shm"))
+            self._database = open_database(path)
+        self._database.execute("CREATE TABLE IF NOT EXISTS own (kind INTEGER PRIMARY KEY, envelope BLOB NOT NULL)")
+        self._database.execute("CREATE TABLE IF NOT EXISTS sequence (reserved INTEGER NOT NULL)")
+        if self._database.execute("SELECT 1 FROM sequence").fetchone() is None:
+            self._database.execute("INSERT INTO sequence VALUES (0)")
+        self._next = self._reserved = int(self._database.execute("SELECT reserved FROM sequence").fetchone()[0])
+
+    def keep(self, statement: Statement[object]) -> None:
+        """Durable when this returns. Blocking."""
+        raw = statement.envelope.SerializeToString(deterministic=True)
+        with self._lock:
+            self._database.execute("INSERT OR REPLACE INTO own VALUES (?, ?)", (statement.kind, raw))
+
+    def all(self) -> Iterable[Statement[object]]:
+        """What an earlier life signed."""
+        for (raw,) in self._database.execute("SELECT envelope FROM own ORDER BY kind").fetchall():
+            try:
+                yield open_envelope(raw, self._run_id, KINDS)
+            except RemoteError:
+                continue  # of a version that bounds it otherwise
+
+    def next_sequence(self) -> int:
+        """Larger than every number before, also over restarts."""
+        with self._lock:
+            self._next += 1
+            if self._next > self._reserved:
+                self._reserved = self._next + BLOCK
+                self._database.execute("UPDATE sequence SET reserved = ?", (self._reserved,))
+            return self._next
+
+    def close(self) -> None:
+        self._database.close()

@@ -1,0 +1,105 @@
+"""Where a worker starts from: what it offers, what the daemon chooses, the commits replayed onto that."""
+
+from pathlib import Path
+
+from dilocox.node.outer import checkpoint
+from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.training.commits import Commits, read_commit
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol import phase
+from dilocox.protocol.head import Head, advance, initial_head
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import worker_pb2 as pb
+from dilocox.protocol.phase import PhaseState
+from dilocox.transport.blobs import BlobStore
+
+__all__ = ["Resume", "boundary_event"]
+
+
+class Resume:
+    def __init__(
+        self, manifest: Manifest, cluster: str, folder: Path, trainer: Trainer, commits: Commits, store: BlobStore
+    ) -> None:
+        """`folder`: of the boundary checkpoints."""
+        self._manifest, self._cluster, self._folder = manifest, cluster, folder
+        self._trainer, self._commits, self._store = trainer, commits, store
+
+    def offers(self) -> list[pb.Boundary]:
+        """Boundaries that all stages of this worker have, the oldest first."""
+        found = {state.stage: checkpoint.boundaries(self._folder, state.stage) for state in self._trainer.states}
+        common = sorted(set.intersection(*(set(rounds) for rounds in found.values())))
+        return [boundary_event({stage: metas[round] for stage, metas in found.items()}) for round in common]
+
+    def load(self, start: pb.Start) -> PhaseState:
+        """What the daemon chose, with the commits since applied."""
+        head = initial_head("")
+        if start.opening_commit:
+            head = advance(self._manifest, self._commits.open(start.opening_commit))
+        self._load_committed(start)
+        state = phase.begin(self._manifest, self._cluster, head)
+        if start.origin == pb.Start.ORIGIN_BOUNDARY:
+            state = self._load_boundary(start, head)
+        for arrived in start.commits:
+            prepared = self._commits.prepare(state, arrived)
+            self._commits.finish(prepared, keep_private=True)  # where a phase starts there is none
+            state = phase.onto(state, prepared.head)
+        return state
+
+    def _load_committed(self, start: pb.Start) -> None:
+        if start.origin == pb.Start.ORIGIN_INITIAL:
+            self._trainer.load_initial()
+            self._commits.digests = self._commits.store_states()
+            return
+        wanted = {item.stage: item for item in start.states}
+        for state in self._trainer.states:
+            state.load_state(self._store.view(wanted[state.stage].digest))
+        self._commits.digests = [wanted[state.stage] for state in self._trainer.states]
+        self._trainer.reset_to_committed()
+
+    def _load_boundary(self, start: pb.Start, head: Head) -> PhaseState:
+        """The private state. Where Θ is newer, the inner optimizer and what was not sent or not counted are all that is kept."""
+        metas = self._metas(start.boundary)
+        for state, stage in self._trainer.pairs():
+            tensors = checkpoint.load_private(self._folder, state.stage, start.boundary)
+            self._trainer.load_private(state, stage, tensors)
+            checkpoint.load_feedback(self._folder, state, start.boundary)
+        meta = next(iter(metas.values()))
+        self._trainer.optimizer.steps = meta.optimizer_steps
+        self._commits.payloads = {stage: bytes.fromhex(item.payload) for stage, item in metas.items()}
+        if start.boundary < start.round:
+            self._trainer.reset_to_committed()
+            closed = read_commit(start.boundary, start.boundary_commit.takes, meta.rank_or_k)
+            self._commits.return_payloads(self._commits.payloads, meta.rank_or_k, closed.leaves(self._cluster))
+        return phase.resume(self._manifest, self._cluster, head, start.boundary, meta.samples_read, meta.joined)
+
+    def announcement(self, boundary: int) -> pb.Boundary:
+        """Of a boundary whose payloads are still in flight: the same bytes again."""
+        return boundary_event(self._metas(boundary))
+
+    def _metas(self, boundary: int) -> dict[int, BoundaryMeta]:
+        return {s.stage: checkpoint.boundaries(self._folder, s.stage)[boundary] for s in self._trainer.states}
+
+
+def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:
+    """What is announced, from the checkpoints of one worker's stages."""
+    meta = next(iter(metas.values()))
+    return pb.Boundary(
+        round=meta.round,
+        inner_steps=meta.inner_steps,
+        tokens=meta.tokens,
+        loss=meta.loss,
+        samples_read=meta.samples_read,
+        payloads=[
+            pb.StagePayload(
+                stage=stage,
+                base_state=bytes.fromhex(item.base_state),
+                digest=bytes.fromhex(item.payload),
+                size=item.payload_size,
+                norm=item.norm,
+                effective_rank=item.effective_rank,
+                error=item.error,
+                norms=bytes.fromhex(item.norms),
+            )
+            for stage, item in sorted(metas.items())
+        ],
+    )

@@ -1,0 +1,313 @@
+"""The local phase: what every rank of a cluster does next, `step(state, turn) -> state, actions`.
+
+Everything that decides when a cluster trains, waits, moves onto a commit and ends a phase lives in this file. The machine has no
+tensors, no clock and no rank: between two inner steps the ranks agree on one `Turn` (by an all-reduce of flags), each feeds it to
+its own copy of this state, and all of them take the same actions at the same inner step. Workers drive it, and so does the lab.
+
+A phase belongs to a round. Three things move, each at its own time:
+
+    round      of the running phase; the work since the phase began will be contributed to it
+    head       commits 0 … head.round-1 are applied: Θ(head.round) is in place, and the live parameters are on it
+    in flight  the round of our payload that no applied commit has closed yet; 0 when there is none
+
+    head.round = round        the phase's own Θ is in place: it may end
+    head.round = round - 1    the commit before it is on its way: with `rebase` the cluster trains on and moves onto it whenever it
+                              arrives, with `delayed` it holds it back until the phase is over, with `none` it waits for it
+    head.round > round        never: where the run goes on without us the next phase begins at once, with the work kept as private
+                              progress
+
+One turn, in this order (a commit can come and a phase end in one turn):
+
+    when                                                               actions
+    a rank was told to stop                                            Stop
+    every rank has prepared the next commit, and it is not held back   Apply, private progress is kept …
+      and it closes this phase, for whose round we had no place        … or dropped: the phase has warmed up the inner optimizer
+    Θ(round) is in place, we are on its roster, the phase is long
+      enough and every rank's background is idle                       End, Encode: the next phase begins
+      `delayed`: Θ(round) is prepared and held back                    End, Apply (private progress dropped), Encode
+    then, always, one of                                               Train, Wait
+
+A phase is long enough after the H that the commit before it names; a time-boxed one when its time is up, or after max_inner_steps.
+It never takes more than max_inner_steps. Illegal input raises LocalError and leaves the state as it was.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.head import Head, initial_head
+from dilocox.protocol.ledger import Lease
+from dilocox.protocol.manifest import Manifest
+
+__all__ = [
+    "Action",
+    "Apply",
+    "Encode",
+    "End",
+    "Flags",
+    "PhaseState",
+    "Stop",
+    "Train",
+    "Turn",
+    "Wait",
+    "agree",
+    "begin",
+    "closes",
+    "next_action",
+    "onto",
+    "resume",
+    "step",
+]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What all ranks agreed on since the last turn."""
+
+    trained: bool = False
+    """They took the inner step that Train asked for."""
+    prepared: Head | None = None
+    """What the next commit makes of the head, once every rank has its result in Θ."""
+    idle: bool = False
+    """No rank has anything running in the background, nor a commit prepared that another rank has not: Θ is what the head says."""
+    time_is_up: bool = False
+    """Of a time-boxed phase."""
+    stop: bool = False
+    """Some rank was told to stop."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What one rank knows; `agree` reads the sums over all ranks."""
+
+    preparing: bool
+    """It has the next commit, prepared or not."""
+    prepared: bool
+    """Θ, momentum and feedback are as that commit says."""
+    busy: bool
+    """Something runs in the background."""
+    stop: bool
+    time_is_up: bool
+    """Only the first rank's clock counts."""
+
+    def numbers(self) -> list[float]:
+        return [float(self.preparing), float(self.prepared), float(self.busy), float(self.stop), float(self.time_is_up)]
+
+
+def agree(sums: Sequence[float], ranks: int, trained: bool, prepared: Callable[[], Head]) -> Turn:
+    """The turn that the sums of all ranks' flags mean; `prepared` is asked only when every rank has prepared the next commit."""
+    preparing, everywhere = sums[0] > 0, sums[1] == ranks
+    return Turn(
+        trained,
+        prepared() if everywhere else None,
+        idle=sums[2] == 0 and (everywhere or not preparing),
+        stop=sums[3] > 0,
+        time_is_up=sums[4] > 0,
+    )
+
+
+@dataclass(frozen=True)
+class Train:
+    """Take one inner step on the samples at these positions."""
+
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Wait:
+    why: str
+    """A sentence."""
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Move the live parameters onto Θ as the prepared commit left it."""
+
+    keep_private: bool
+    """Private progress stays on top of it; else it is dropped."""
+
+
+@dataclass(frozen=True)
+class End:
+    """Move the phase's work into the error feedback."""
+
+    round: int
+    restart: bool
+    """The next phase starts from Θ; else from a share of the private progress."""
+
+
+@dataclass(frozen=True)
+class Encode:
+    """Hand the feedback to the codec, in the background. What is announced of the phase that ended:"""
+
+    round: int
+    inner_steps: int
+    samples_read: int
+    """Of the lease, since the cluster joined."""
+    joined: int
+    """The `joined` of that lease."""
+    rank_or_k: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Exit."""
+
+
+Action = Train | Wait | Apply | End | Encode | Stop
+
+
+@dataclass(frozen=True)
+class PhaseState:
+    manifest: Manifest
+    cluster: str
+    head: Head
+    """round <= this.round: see above."""
+    round: int
+    steps: int = 0
+    """Inner steps of the phase, at most max_inner_steps."""
+    in_flight: int = 0
+    """0, or round - 1 = head.round: the commit that closes it is the next one."""
+    samples_read: int = 0
+    joined: int = 0
+
+    @property
+    def on_roster(self) -> bool:
+        """Whether the phase that Θ(head) opens is counted."""
+        return self.cluster in self.head.roster
+
+    @property
+    def lease(self) -> Lease:
+        return self.head.ledger.leases.get(self.cluster, Lease())
+
+    @property
+    def finished(self) -> bool:
+        """The run's last phase has ended, unless its commit counts nobody."""
+        flying = 1 if self.in_flight else 0
+        return self.head.trained + flying >= self.manifest.rounds.count
+
+
+def begin(manifest: Manifest, cluster: str, head: Head | None = None) -> PhaseState:
+    """At the first step of the phase that `head` opens; default before the genesis commit."""
+    head = head or initial_head("")
+    return _follow_lease(PhaseState(manifest, cluster, head, max(1, head.round)))
+
+
+def resume(manifest: Manifest, cluster: str, head: Head, boundary: int, samples_read: int, joined: int) -> PhaseState:
+    """Where phase `boundary` had just ended: its payload is in flight again, unless its commit is part of `head`."""
+    flying = boundary if head.round == boundary else 0
+    state = PhaseState(manifest, cluster, head, max(boundary + 1, head.round), 0, flying, samples_read, joined)
+    return _follow_lease(state)
+
+
+def closes(state: PhaseState, round: int) -> bool:
+    """Whether the commit of this round decides what becomes of our payload in flight."""
+    return state.in_flight == round > 0
+
+
+def step(state: PhaseState, turn: Turn) -> tuple[PhaseState, tuple[Action, ...]]:
+    """One turn: what happens at once, in order, and last what to do until the next turn (Train, Wait or Stop)."""
+    if turn.prepared is not None and turn.prepared.round != state.head.round + 1:
+        raise LocalError(f"commit {turn.prepared.round - 1} does not follow the state before round {state.head.round}")
+    if turn.trained:
+        state = _trained(state)
+    if turn.stop:
+        return state, (Stop(),)
+    actions: list[Action] = []
+    if turn.prepared is not None and not _held_back(state, turn.prepared):
+        warmed_up = not state.on_roster and state.head.round == state.round
+        state = onto(state, turn.prepared)
+        actions.append(Apply(keep_private=not warmed_up))
+    if turn.idle and _is_over(state, turn):
+        state, ending = _end(state, turn)
+        actions += ending
+    return state, (*actions, next_action(state))
+
+
+def next_action(state: PhaseState) -> Train | Wait:
+    """What to do until the next turn."""
+    why = _why_wait(state)
+    if why:
+        return Wait(why)
+    positions = _positions(state)
+    if positions is None:
+        return Wait(f"its lease of samples is used up; commit {state.head.round} brings the next one")
+    return Train(tuple(positions))
+
+
+def _why_wait(state: PhaseState) -> str:
+    rounds = state.manifest.rounds
+    if state.head.round == 0:
+        return "the run has not begun: its first commit is on its way"
+    if state.head.closing(state.manifest):
+        return "the run has trained its last round"
+    if state.finished:
+        return f"commit {state.head.round} is on its way; the last phase has ended"
+    if state.in_flight and state.manifest.overlap(state.in_flight) == "none":
+        return f"commit {state.in_flight} is on its way; round {state.in_flight} is synchronous"
+    if state.steps >= rounds.max_inner_steps:
+        return f"commit {state.head.round} is late, and the phase has taken its max_inner_steps ({rounds.max_inner_steps})"
+    return ""
+
+
+def _positions(state: PhaseState) -> list[int] | None:
+    """Of the next batch; None where the lease ends before it."""
+    batch = state.manifest.training.batch_size
+    if state.on_roster:
+        return state.lease.positions(state.samples_read, batch)
+    own = int.from_bytes(sha256(state.cluster.encode())[:6], "big")  # not counted: any samples will do
+    return list(range(own + state.steps * batch, own + (state.steps + 1) * batch))
+
+
+def _trained(state: PhaseState) -> PhaseState:
+    action = next_action(state)
+    if isinstance(action, Wait):
+        raise LocalError(f"an inner step where there was none to take: {action.why}")
+    read = state.manifest.training.batch_size if state.on_roster else 0
+    return replace(state, steps=state.steps + 1, samples_read=state.samples_read + read)
+
+
+def _held_back(state: PhaseState, prepared: Head) -> bool:
+    """A commit that travels beside a phase (delayed) waits for its end, if that phase will be counted."""
+    beside = state.manifest.overlap(state.head.round) == "delayed" and state.head.round < state.round
+    return beside and not state.finished and state.cluster in prepared.roster
+
+
+def _is_over(state: PhaseState, turn: Turn) -> bool:
+    opening = state.head
+    if turn.prepared is not None and opening.round < state.round:
+        opening = turn.prepared  # held back
+    if state.finished or opening.round != state.round or state.cluster not in opening.roster:
+        return False
+    if state.manifest.rounds.round_seconds is None:
+        return state.steps >= opening.inner_steps
+    return state.steps > 0 and (turn.time_is_up or state.steps >= state.manifest.rounds.max_inner_steps)
+
+
+def _end(state: PhaseState, turn: Turn) -> tuple[PhaseState, list[Action]]:
+    actions: list[Action] = [End(state.round, restart=state.manifest.overlap(state.round) == "delayed")]
+    if state.head.round < state.round:
+        assert turn.prepared is not None
+        state = onto(state, turn.prepared)
+        actions.append(Apply(keep_private=False))
+    read = min(state.samples_read, state.lease.end)
+    actions.append(Encode(state.round, state.steps, read, state.joined, state.head.rank_or_k))
+    return replace(state, round=state.round + 1, steps=0, in_flight=state.round), actions
+
+
+def onto(state: PhaseState, head: Head) -> PhaseState:
+    """The next commit is applied. Also how a start replays commits."""
+    in_flight = state.in_flight if state.in_flight >= head.round else 0
+    moved = replace(state, head=head, in_flight=in_flight)
+    if head.round > state.round:  # the round of the running phase has closed without us
+        moved = replace(moved, round=head.round, steps=0)
+    return _follow_lease(moved)
+
+
+def _follow_lease(state: PhaseState) -> PhaseState:
+    """Samples are counted since the cluster joined: another lease starts its own count."""
+    member, counted = state.head.roster.get(state.cluster), state.lease.counted
+    if member is not None and member.joined != state.joined:
+        return replace(state, joined=member.joined, samples_read=counted)
+    return replace(state, samples_read=max(state.samples_read, counted))

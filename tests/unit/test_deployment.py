@@ -1,0 +1,48 @@
+"""The files with which people deploy: who sees whose secrets, and what the health probe costs."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+
+
+def mounts(service: str) -> dict[str, tuple[str, bool]]:
+    """Volume -> (where it is mounted, whether it can be written)."""
+    parts = [text.split(":") for text in SERVICES[service]["volumes"]]
+    return {part[0]: (part[1], part[2:] != ["ro"]) for part in parts}
+
+
+def test_no_node_mounts_a_volume_in_which_the_coordinator_writes_keys():
+    nodes = sorted(set(SERVICES) - {"coordinator"})
+    assert len(nodes) == 3
+    own = mounts("coordinator")
+    for node in nodes:
+        shared = set(own) & set(mounts(node))
+        assert shared == {"link"}
+        assert not mounts(node)["link"][1], "a node could put another link there"
+        assert [name for name, (place, _) in mounts(node).items() if place == "/data"] == [node], "a home of its own"
+    script = SERVICES["coordinator"]["command"][0]
+    assert script.splitlines()[0] == "cd /data"  # run.toml, run.key and, as $DILOCOX_HOME is /data, the coordinator's identity
+    assert script.count(own["link"][0]) == script.count(f"--link-file {own['link'][0]}/link") == 1
+    assert "DILOCOX_HOME=/data" in (ROOT / "Dockerfile").read_text()
+    assert not any("environment" in service for service in SERVICES.values())
+
+
+def test_everything_comes_back_after_a_reboot_and_no_node_loops_hot():
+    assert {service["restart"] for service in SERVICES.values()} == {"unless-stopped"}
+    assert all("sleep 60" in SERVICES[name]["command"][0] for name in SERVICES if name != "coordinator")
+
+
+def test_the_health_probe_is_light_and_the_one_that_the_image_runs(tmp_path: Path):
+    probe = "dilocox.transport.health"
+    assert f'"-m", "{probe}"' in (ROOT / "Dockerfile").read_text()
+    script = f"import sys, {probe}; sys.exit(any(name in sys.modules for name in ('typer', 'grpc', 'cryptography', 'numpy')))"
+    assert subprocess.run([sys.executable, "-P", "-c", script]).returncode == 0
+    nobody = subprocess.run([sys.executable, "-P", "-m", probe], env={"DILOCOX_HOME": str(tmp_path)}, capture_output=True)
+    assert nobody.returncode == 1
+    assert b"no daemon" in nobody.stderr

@@ -1,0 +1,283 @@
+"""Open or heal: whatever lies damaged in a daemon's folder ends no daemon, is set aside, and is made or fetched again."""
+
+import errno
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+from dilocox.cli import main as cli
+from dilocox.node.exchange import Exchange
+from dilocox.node.starts import Starts
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.transport import tls
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile, DamagedError, open_database
+from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.files import quarantine, write_new
+from dilocox.transport.rpc import BlobService, ChannelPool
+from tests.helpers import COORDINATOR, Table, identity, manifest
+from tests.unit.test_transport import BIG, Served
+
+RUN = manifest()
+
+
+def aside(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.bad"))}
+
+
+def test_what_is_set_aside_overwrites_nothing(tmp_path: Path):
+    for text in ("1", "2", "3"):
+        (tmp_path / "f").write_text(text)
+        quarantine(tmp_path / "f", "test")
+    assert aside(tmp_path) == {"f.bad": b"1", "f.2.bad": b"2", "f.3.bad": b"3"}
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_new_file_is_new_or_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_new(tmp_path / "f", b"1", mode=0o600)
+    with pytest.raises(FileExistsError):
+        write_new(tmp_path / "f", b"2")
+    assert (tmp_path / "f").read_bytes() == b"1"
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="full"):
+        write_new(tmp_path / "g", b"2")
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"port": "x"}', b'{"dht_port": 70000}', b"\xff\xfe"])
+def test_a_damaged_announcement_costs_the_ports(tmp_path: Path, damage: bytes):
+    (tmp_path / "daemon.json").write_bytes(damage)
+    home = DataDirectory(tmp_path)
+    assert home.remembered() == {}
+    assert aside(tmp_path) == {"daemon.json.bad": damage}
+    home.announce(port=7400, dht_port=7401)
+    assert home.remembered()["port"] == 7400
+    home.close()
+
+
+def test_a_damaged_certificate_is_made_again(tmp_path: Path):
+    first = tls.load_or_create(tmp_path)
+    assert tls.load_or_create(tmp_path) == first
+    (tmp_path / "other").mkdir()
+    other = tls.load_or_create(tmp_path / "other")
+    whole = first.key_pem + first.certificate_pem
+    damages = [b"", b"garbage", whole[: len(whole) // 2], other.key_pem + first.certificate_pem, first.certificate_pem]
+    for number, damage in enumerate(damages, 1):
+        (tmp_path / "tls.pem").write_bytes(damage)
+        assert tls.load_or_create(tmp_path) == tls.load_or_create(tmp_path) != first
+        assert len(aside(tmp_path)) == number
+    assert (tmp_path / "tls.pem").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 32, b"ab", b"zz" * 32])
+def test_a_damaged_identity_is_never_made_again(tmp_path: Path, damage: bytes):
+    path = tmp_path / "identity.key"
+    path.write_bytes(damage)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="does not hold an identity"):
+        DataDirectory(tmp_path)
+    assert path.read_bytes() == damage
+
+
+COMMITS = 5
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Path:
+    """A closed chain file of a few commits."""
+    table = Table(RUN).genesis()
+    while len(table.commits) < COMMITS:
+        table.contribute().vote()
+    kept = ChainFile(tmp_path / "chain.db", RUN, COORDINATOR.peer)
+    for commit in table.commits:
+        kept.append(commit.envelope)
+    kept.close()
+    return tmp_path / "chain.db"
+
+
+def reopened(path: Path) -> int:
+    """How many commits of the chain hold now; it can be written to, and holds from the first on."""
+    kept = ChainFile(path, RUN, COORDINATOR.peer)
+    assert len(list(kept.verify())) == kept.length
+    kept.close()
+    return kept.length
+
+
+def test_a_chain_that_holds_is_opened_as_it_is(chain: Path):
+    assert reopened(chain) == COMMITS
+    assert aside(chain.parent) == {}
+
+
+@pytest.mark.parametrize("number", range(COMMITS))
+def test_one_flipped_bit_in_a_stored_commit_costs_the_commits_from_there_on(chain: Path, number: int):
+    with closing(sqlite3.connect(chain)) as database:
+        (raw,) = database.execute("SELECT envelope FROM commits WHERE round = ?", (number,)).fetchone()
+    whole = chain.read_bytes()
+    at = whole.index(raw[40:72])  # inside the body: SQLite itself notices nothing
+    chain.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    damaged = chain.read_bytes()
+    with pytest.raises(LocalError, match="heals it"), ChainFile.for_reading(chain):
+        pass
+    assert chain.read_bytes() == damaged, "who only reads changes nothing"
+    assert reopened(chain) == number
+    assert aside(chain.parent) == {"chain.db.bad": damaged}
+
+
+def test_a_chain_grows_again_after_it_was_healed(chain: Path):
+    with closing(sqlite3.connect(chain)) as database:
+        envelopes = [raw for (raw,) in database.execute("SELECT envelope FROM commits ORDER BY round")]
+        database.execute("DELETE FROM commits WHERE round = 2")
+        database.commit()
+    kept = ChainFile(chain, RUN, COORDINATOR.peer)
+    assert kept.length == 2
+    for raw in envelopes[2:]:
+        kept.append(pb.Envelope.FromString(raw))
+    kept.close()
+    assert reopened(chain) == COMMITS
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "header", "pages", "another run", "empty"])
+def test_a_chain_file_that_sqlite_cannot_read_is_begun_again(chain: Path, damage: str):
+    whole = chain.read_bytes()
+    if damage == "another run":
+        chain.unlink()
+        ChainFile(chain, manifest(run={"name": "other"}), COORDINATOR.peer).close()
+    else:
+        chain.write_bytes(
+            {
+                "truncated": whole[: len(whole) // 2],
+                "garbage": b"garbage" * 1000,
+                "header": b"\0" * 100 + whole[100:],
+                "pages": whole[:4096] + os.urandom(len(whole) - 4096),
+                "empty": b"",
+            }[damage]
+        )
+    assert reopened(chain) < COMMITS
+    assert reopened(chain) < COMMITS
+    assert len(aside(chain.parent)) == (damage != "empty")
+
+
+def test_a_damaged_log_is_a_sentence(tmp_path: Path):
+    (tmp_path / "inputs.db").write_bytes(b"garbage" * 1000)
+    with pytest.raises(DamagedError, match="Restore it from a backup"):
+        open_database(tmp_path / "inputs.db")
+    with pytest.raises(LocalError, match="full or read-only"):
+        open_database(tmp_path / "none" / "inputs.db")
+
+
+def rot(store: BlobStore, digest: bytes) -> None:
+    raw = bytearray(store.path(digest).read_bytes())
+    raw[-1] ^= 1
+    store.path(digest).write_bytes(raw)
+
+
+def test_a_blob_is_read_once_and_a_damaged_one_set_aside(tmp_path: Path):
+    BlobStore(tmp_path).put([BIG])
+    store = BlobStore(tmp_path)  # another process
+    (digest,) = store.digests()
+    assert store.sound(digest)
+    rot(store, digest)
+    assert store.sound(digest), "read again"
+    after_restart = BlobStore(tmp_path)
+    assert not after_restart.sound(digest)
+    assert digest not in after_restart
+    assert len(aside(tmp_path)) == 1
+    assert after_restart.put([BIG]) == digest
+    assert after_restart.sound(digest)
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 32, None])
+def test_a_damaged_index_is_made_again(tmp_path: Path, damage: bytes | None):
+    digest = BlobStore(tmp_path).put([BIG])
+    index = BlobStore(tmp_path).path(digest).with_suffix(".index")
+    hashes = BlobStore(tmp_path).index(digest)
+    index.unlink() if damage is None else index.write_bytes(damage)
+    store = BlobStore(tmp_path)
+    assert store.sound(digest)
+    assert store.index(digest) == hashes
+
+
+def test_files_that_are_no_blobs_stay_and_harm_nothing(tmp_path: Path):
+    store = BlobStore(tmp_path)
+    for name in ("notes.part", "x" * 64, ".hidden", "a.tmp"):
+        (tmp_path / name).write_text("mine")
+    assert store.digests() == set()
+    store.sweep(set())
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+async def test_a_blob_that_rotted_is_fetched_again_and_never_served(tmp_path: Path):
+    source = BlobStore(tmp_path / "source")
+    digest = source.put([BIG])
+    (tmp_path / "mine").mkdir()
+    mine = BlobStore(tmp_path / "mine")
+    mine.put([BIG])
+    rot(mine, digest)
+    mine = BlobStore(tmp_path / "mine")
+
+    class Known:
+        def __init__(self, records: dict[str, pb.PeerRecord]) -> None:
+            self.records = records
+
+        async def find(self, peer: str) -> pb.PeerRecord | None:
+            return self.records.get(peer)
+
+    rotten = BlobStore(tmp_path / "rotten")
+    rotten.put([BIG])
+    rot(rotten, digest)
+    channels = ChannelPool()
+    bad, good = identity(2).peer, identity(3).peer
+    async with (
+        Served(tmp_path / "a", BlobService(BlobStore(tmp_path / "rotten"))) as first,
+        Served(tmp_path / "b", BlobService(source)) as second,
+    ):
+        exchange = Exchange(RUN, range(2), mine, Known({bad: first, good: second}), channels, identity(1).peer)
+        with pytest.raises(RemoteError, match="not_found"):
+            await exchange.fetch(digest, [bad])
+        await exchange.fetch(digest, [bad, good])
+    assert BlobStore(tmp_path / "mine").verify(digest)
+    assert aside(tmp_path / "rotten"), "its own server noticed"
+    await channels.close()
+
+
+def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Path, tmp_path: Path):
+    kept = ChainFile(chain, RUN, COORDINATOR.peer)
+    for rotten in (None, "payload", "state"):
+        blobs = BlobStore(tmp_path / f"blobs {rotten}")
+        payload, state = blobs.put([b"a payload"]), blobs.put([b"a state"])
+        if rotten is not None:
+            rot(blobs, payload if rotten == "payload" else state)
+        boundary = worker.Boundary(round=4, payloads=[pb.StagePayload(stage=0, base_state=state, digest=payload)])
+        starts = Starts(RUN, kept, BlobStore(blobs.folder), MagicMock())  # another process
+        origins = {start.origin for start in starts.candidates([worker.Hello(rank=0, boundaries=[boundary])], False)}
+        assert (worker.Start.ORIGIN_BOUNDARY in origins) == (rotten is None)
+        assert worker.Start.ORIGIN_INITIAL in origins
+    kept.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device", "/data/x"),
+        OSError(errno.EROFS, "Read-only file system"),
+        sqlite3.OperationalError("database or disk is full"),
+    ],
+)
+def test_a_full_or_read_only_disk_is_a_sentence(error: Exception, monkeypatch: pytest.MonkeyPatch, capsys):
+    def broken() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", broken)
+    with pytest.raises(SystemExit) as leaving:
+        cli.main()
+    assert leaving.value.code == 1
+    said = capsys.readouterr().err
+    assert "error" in said
+    assert "--home" in said
+    assert "Traceback" not in said

@@ -1,0 +1,172 @@
+"""A daemon finds its coordinator and its peers again, with the DHT and without."""
+
+import asyncio
+import base64
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport import dht, tls
+from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.dht import Dht, DhtSettings
+from dilocox.transport.network import Listen, choose_port, multiaddr, open_network
+from dilocox.transport.presence import Directory, cached_records
+from dilocox.transport.rpc import ChannelPool, create_server
+from dilocox.transport.tasks import Tasks
+from tests.helpers import COORDINATOR, identity, manifest
+
+OWNER = identity(99)
+RUN = manifest(run={"name": "test", "owner": OWNER.key.hex()})
+
+
+def record(number: int, address: str = "127.0.0.1:1", **fields: object) -> Statement:
+    return seal(identity(number), pb.KIND_PEER_RECORD, RUN.run_id, pb.PeerRecord(address=address, sequence=1, **fields))
+
+
+class Coordinator(rpc.CoordinatorServicer):
+    """Answers GetRun."""
+
+    def __init__(self, own: Statement) -> None:
+        self._own = own
+
+    async def GetRun(self, request, context):
+        signed = seal(OWNER, pb.KIND_MANIFEST, RUN.run_id, RUN.canonical_bytes())
+        return services.Run(manifest=signed.envelope, coordinator=self._own.envelope)
+
+
+@asynccontextmanager
+async def serving(folder: Path, signer=COORDINATOR) -> AsyncIterator[JoinLink]:
+    """A coordinator on a free port, and its link without a DHT address; `signer` signs its record."""
+    folder.mkdir(exist_ok=True)
+    certificate = tls.load_or_create(folder)
+    server, port = await create_server("127.0.0.1:0", certificate)
+    at = f"127.0.0.1:{port}"
+    body = pb.PeerRecord(address=at, certificate=certificate.certificate_der, sequence=1)
+    rpc.add_CoordinatorServicer_to_server(Coordinator(seal(signer, pb.KIND_PEER_RECORD, RUN.run_id, body)), server)
+    await server.start()
+    yield JoinLink(RUN.run_id, COORDINATOR.peer, at, sha256(certificate.certificate_der))
+    await server.stop(grace=0)
+
+
+def directory(folder: Path) -> Directory:
+    """Over a DHT whose child was never started."""
+    settings = DhtSettings(RUN.run_id, identity(1), folder, "/ip4/127.0.0.1/tcp/0", ())
+    return Directory(Dht(settings), identity(1), RUN.run_id)
+
+
+async def test_the_link_alone_leads_to_the_coordinator(tmp_path: Path):
+    found, channels = directory(tmp_path), ChannelPool()
+    async with serving(tmp_path / "c") as link:
+        run, _ = await asyncio.wait_for(CoordinatorLink(link, found, channels).manifest(), 20)
+        assert run == RUN
+        assert found.records[COORDINATOR.peer].body.address == link.at, "its signed record is better than the link"
+    await channels.close()
+
+
+async def test_a_record_that_is_out_of_date_is_not_the_only_way(tmp_path: Path):
+    found, channels = directory(tmp_path), ChannelPool()
+    old = pb.PeerRecord(address="127.0.0.1:1", certificate=tls.load_or_create(tmp_path).certificate_der)
+    found.learn(seal(COORDINATOR, pb.KIND_PEER_RECORD, RUN.run_id, old))
+    async with serving(tmp_path / "c") as link:
+        await asyncio.wait_for(CoordinatorLink(link, found, channels).manifest(), 20)
+    await channels.close()
+
+
+@pytest.mark.parametrize("what", ["certificate", "record"])
+async def test_somebody_else_at_the_address_is_not_believed(tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    found, channels = directory(tmp_path), ChannelPool()
+    async with serving(tmp_path / "c", COORDINATOR if what == "certificate" else identity(7)) as link:
+        if what == "certificate":
+            link = JoinLink(link.run_id, link.coordinator, link.at, b"x" * 32)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(CoordinatorLink(link, found, channels).manifest(), 2)
+    assert not found.records
+    assert ("another server" if what == "certificate" else "instead of the coordinator") in caplog.text
+    await channels.close()
+
+
+def test_records_seen_before_are_a_way_back_and_only_those_that_verify(tmp_path: Path):
+    path = tmp_path / "peers.json"
+    assert cached_records(path, RUN.run_id) == []
+    raw = record(1).envelope.SerializeToString()
+    for damage in (b"", b"{", b"[1]", b'{"a": 1}', json.dumps([base64.b64encode(raw[:-1] + b"x").decode()]).encode()):
+        path.write_bytes(damage)
+        assert cached_records(path, RUN.run_id) == []
+        assert not path.exists()
+    assert len(list(tmp_path.glob("peers.json*.bad"))) == 5
+    path.write_text(json.dumps([base64.b64encode(raw).decode()]))
+    assert [item.peer for item in cached_records(path, RUN.run_id)] == [identity(1).peer]
+
+
+async def test_a_dht_that_cannot_listen_is_tried_for_ever_and_others_are_met_when_they_come(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(dht, "FIRST_RESTART_SECONDS", 0.1)
+    ports = [choose_port(), choose_port()]
+    nodes = []
+    for number, port in enumerate(ports):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        other = multiaddr("127.0.0.1", ports[1 - number], identity(1 - number).peer)
+        nodes.append(Dht(DhtSettings(RUN.run_id, identity(number), folder, f"/ip4/127.0.0.1/tcp/{port}", [other, "junk"])))
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", ports[0]))
+        squatter.listen()
+        tasks = [asyncio.create_task(node.run()) for node in nodes]
+        await until(lambda: publish(nodes[1], 1))
+        with pytest.raises(LocalError):
+            await nodes[0].publish(record(0))
+    await until(lambda: publish(nodes[0], 0))
+    await until(lambda: sees(nodes[0], identity(1).peer))
+    assert not any(task.done() for task in tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_a_daemon_whose_dht_does_not_come_up_goes_on(tmp_path: Path):
+    home, tasks = DataDirectory(tmp_path / "home"), Tasks()
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", 0))
+        squatter.listen()
+        listen = Listen("127.0.0.1", 0, squatter.getsockname()[1])
+        async with AsyncExitStack() as closing, asyncio.timeout(20):
+            nobody = [multiaddr("127.0.0.1", 1, identity(5).peer)]
+            network = await open_network(home, RUN.run_id, listen, "n", tasks, closing, nobody)
+            await network.server.start()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(tasks.wait(), 4)  # the child has failed by now, and the daemon has not
+            assert network.address.endswith(str(network.ports["port"]))
+    home.close()
+
+
+async def publish(node: Dht, number: int) -> bool:
+    await node.publish(record(number))
+    return True
+
+
+async def sees(node: Dht, peer: str) -> bool:
+    return peer in await node.peers()
+
+
+async def until(condition) -> None:
+    """Until it is true and raises nothing."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                if await condition():
+                    return
+            except LocalError:
+                pass
+            await asyncio.sleep(0.1)

@@ -1,0 +1,337 @@
+"""The phase machine: every row of its table, and what holds on any schedule of agreed turns."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dilocox.protocol import phase
+from dilocox.protocol.chain import Head
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.ledger import Lease, Ledger
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.phase import Apply, Encode, End, Flags, PhaseState, Stop, Train, Turn, Wait
+from dilocox.protocol.rules import Cluster
+from tests.helpers import manifest
+
+ME = "me"
+BATCH = 4
+
+
+def run_with(overlap: str = "rebase", **rounds: Any) -> Manifest:
+    return manifest(rounds={"count": 6, "inner_steps": 4, "max_inner_steps": 8, "overlap": overlap, **rounds})
+
+
+def head(round: int, member: bool = True, inner_steps: int = 4, counted: int = 0, ahead: int = 1000, joined: int = 1) -> Head:
+    """The state before `round`, with or without us on its roster."""
+    names = [ME, "other"] if member else ["other"]
+    leases = {name: Lease(counted, ((10_000, 10_000 + ahead),)) for name in names}
+    return Head(
+        round=round,
+        digest=b"%d" % round,
+        roster={name: Cluster(name, (), joined) for name in names},
+        ledger=Ledger(leases=leases),
+        keep=7,
+        inner_steps=inner_steps,
+    )
+
+
+def at(round: int, run: Manifest | None = None, **values: Any) -> PhaseState:
+    """The first step of a counted phase whose Θ is in place."""
+    return replace(phase.begin(run or run_with(), ME, head(round)), **values)
+
+
+def trained(state: PhaseState, steps: int) -> PhaseState:
+    """With nothing else going on, and the background busy."""
+    for _ in range(steps):
+        state, actions = phase.step(state, Turn(trained=True))
+        assert len(actions) == 1
+    return state
+
+
+def step(state: PhaseState, **turn: Any) -> tuple[PhaseState, tuple[phase.Action, ...]]:
+    return phase.step(state, Turn(**turn))
+
+
+# Beginning and waiting
+
+
+def test_before_the_first_commit_it_waits_and_says_so():
+    state = phase.begin(run_with(), ME)
+    assert phase.next_action(state) == Wait("the run has not begun: its first commit is on its way")
+    state, actions = step(state, prepared=head(1), idle=True)
+    assert actions == (Apply(keep_private=True), Train(tuple(range(10_000, 10_000 + BATCH))))
+    assert (state.round, state.steps) == (1, 0)
+
+
+def test_positions_follow_the_lease():
+    state = trained(at(1), 2)
+    assert state.samples_read == 2 * BATCH
+    assert phase.next_action(state) == Train(tuple(range(10_008, 10_012)))
+
+
+def test_a_used_up_lease_is_waited_for():
+    state = at(1, head=head(1, ahead=2 * BATCH + 1))
+    state = trained(state, 2)
+    assert phase.next_action(state) == Wait("its lease of samples is used up; commit 1 brings the next one")
+
+
+def test_a_phase_takes_at_most_max_inner_steps():
+    state = trained(at(3, in_flight=2, head=head(2)), 8)
+    why = phase.next_action(state)
+    assert why == Wait("commit 2 is late, and the phase has taken its max_inner_steps (8)")
+    with pytest.raises(LocalError, match="none to take: commit 2 is late"):
+        step(state, trained=True)
+
+
+def test_a_synchronous_round_waits_for_its_commit():
+    run = run_with(synchronous_rounds=2)
+    state, actions = step(trained(at(2, run), 4), idle=True)
+    assert actions[-1] == Wait("commit 2 is on its way; round 2 is synchronous")
+    state, actions = step(state, prepared=head(3), idle=True)
+    assert actions[0] == Apply(keep_private=True)
+    assert isinstance(actions[-1], Train)
+    state, actions = step(trained(state, 4), idle=True)
+    assert isinstance(actions[-1], Train), "round 3 overlaps"
+
+
+def test_the_end_of_the_run_is_waited_out():
+    state, actions = step(trained(at(6), 4), idle=True)
+    assert state.finished
+    assert actions[-1] == Wait("commit 6 is on its way; the last phase has ended")
+    state, actions = step(state, prepared=head(7), idle=True)
+    assert actions == (Apply(keep_private=True), Wait("the run has made its last round"))
+    assert step(state, idle=True)[1] == actions[1:]
+
+
+def test_stop_comes_before_everything():
+    state, actions = step(trained(at(2), 3), trained=True, idle=True, stop=True, prepared=head(3))
+    assert actions == (Stop(),)
+    assert state.steps == 4
+
+
+# Ending a phase
+
+
+def test_a_phase_ends_after_h_steps_and_says_what_it_did():
+    state = trained(at(2, samples_read=8), 3)
+    state, actions = step(state, trained=True, idle=True)
+    assert actions[:2] == (End(2, restart=False), Encode(2, 4, samples_read=8 + 4 * BATCH, joined=1, rank_or_k=7))
+    assert isinstance(actions[2], Train)
+    assert (state.round, state.steps, state.in_flight) == (3, 0, 2)
+
+
+def test_it_waits_for_the_background_and_trains_on():
+    state = trained(at(2), 6)
+    assert state.round == 2
+    state, actions = step(state, trained=True, idle=True)
+    assert actions[1] == Encode(2, 7, 7 * BATCH, 1, 7)
+
+
+def test_a_phase_does_not_end_before_its_own_state_is_in_place():
+    state = trained(at(3, in_flight=2, head=head(2)), 5)
+    assert step(state, idle=True)[1] == (phase.next_action(state),)
+    state, actions = step(state, trained=True, prepared=head(3), idle=True)
+    assert [type(action) for action in actions] == [Apply, End, Encode, Train], "commit and end fall into one turn"
+
+
+def test_the_commit_says_how_long_the_next_phase_is():
+    state, actions = step(at(2, head=head(2, inner_steps=1)), trained=True, idle=True)
+    assert End(2, restart=False) in actions
+    state = trained(at(2, head=head(2, inner_steps=6)), 5)
+    assert step(state, idle=True)[0].round == 2
+
+
+def test_a_time_boxed_phase_ends_with_its_time():
+    run = run_with(round_seconds=1.0)
+    assert step(at(2, run), idle=True, time_is_up=True)[0].round == 2, "no step, nothing to send"
+    state = trained(at(2, run), 6)
+    assert step(state, idle=True)[0].round == 2
+    assert step(state, idle=True, time_is_up=True)[0].round == 3
+
+
+def test_a_time_boxed_phase_that_may_not_go_on_ends_early():
+    state = trained(at(2, run_with(round_seconds=1.0)), 7)
+    assert step(state, trained=True, idle=True)[0].round == 3, "it would wait for its time, which stands still"
+
+
+def test_only_samples_of_the_lease_are_announced():
+    state = at(2, samples_read=10, head=head(2, ahead=12))
+    state = replace(trained(state, 0), steps=4)
+    assert Encode(2, 4, 10, 1, 7) in step(state, idle=True)[1]
+    assert Encode(2, 4, 12, 1, 7) in step(replace(state, samples_read=99), idle=True)[1]
+
+
+# Commits
+
+
+def test_rebase_moves_onto_a_commit_whenever_it_arrives():
+    state = trained(at(3, in_flight=2, head=head(2)), 2)
+    state, actions = step(state, trained=True, prepared=head(3))
+    assert actions[0] == Apply(keep_private=True)
+    assert (state.round, state.steps, state.in_flight) == (3, 3, 0)
+
+
+def test_delayed_holds_a_commit_back_until_the_phase_is_over():
+    run = run_with("delayed")
+    state = trained(at(3, run, in_flight=2, head=head(2)), 3)
+    held, actions = step(state, prepared=head(3), idle=True)
+    assert (held, actions) == (state, (phase.next_action(state),))
+    state, actions = step(state, trained=True, prepared=head(3), idle=True)
+    assert actions[:3] == (End(3, restart=True), Apply(keep_private=False), Encode(3, 4, 4 * BATCH, 1, 7))
+    assert (state.round, state.in_flight, state.head.round) == (4, 3, 3)
+
+
+def test_the_first_delayed_phase_restarts_from_the_committed_state():
+    assert End(1, restart=True) in step(trained(at(1, run_with("delayed")), 4), idle=True)[1]
+
+
+def test_delayed_takes_a_commit_at_once_where_the_phase_will_not_count():
+    state = trained(at(3, run_with("delayed"), in_flight=2, head=head(2)), 1)
+    state, actions = step(state, prepared=head(3, member=False), idle=True)
+    assert actions[0] == Apply(keep_private=True)
+    assert not state.on_roster
+
+
+def test_a_round_that_closes_without_us_is_gone_and_its_work_kept():
+    state = trained(at(2), 3)
+    state, actions = step(state, prepared=head(3), idle=True)
+    assert actions[0] == Apply(keep_private=True)
+    assert (state.round, state.steps) == (3, 0)
+
+
+def test_a_cluster_without_a_place_warms_up_and_drops_its_work():
+    state = phase.begin(run_with(), ME, head(2, member=False))
+    first = phase.next_action(state)
+    assert isinstance(first, Train)
+    state = trained(state, 6)
+    assert state.samples_read == 0
+    assert step(state, idle=True)[0].round == 2, "nothing to contribute"
+    assert phase.next_action(trained(state, 2)) == Wait("commit 2 is late, and the phase has taken its max_inner_steps (8)")
+    state, actions = step(state, prepared=head(3, joined=3, counted=0), idle=True)
+    assert actions[0] == Apply(keep_private=False)
+    assert (state.round, state.steps, state.joined) == (3, 0, 3)
+
+
+def test_a_new_lease_starts_its_own_count():
+    state = phase.onto(at(2, samples_read=40), head(3, joined=3, counted=2))
+    assert (state.samples_read, state.joined) == (2, 3)
+    state = phase.onto(at(2, samples_read=40), head(3, counted=44))
+    assert state.samples_read == 44, "of what was counted nothing is read again"
+
+
+def test_commits_come_in_order():
+    state = at(2)
+    for wrong in (2, 4):
+        with pytest.raises(LocalError, match="does not follow"):
+            step(state, prepared=head(wrong))
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "round", "counted", "returned"),
+    [
+        (2, 2, {"other"}, True),
+        (2, 2, {ME, "other"}, False),
+        (2, 3, {"other"}, False),
+        (0, 2, {"other"}, False),
+        (0, 0, (), False),
+    ],
+)
+def test_only_a_payload_that_its_own_commit_does_not_count_returns(in_flight, round, counted, returned):
+    assert phase.returns(at(3, in_flight=in_flight), round, counted) is returned
+
+
+# Resuming
+
+
+def test_a_boundary_is_resumed_where_it_was():
+    state = phase.resume(run_with(), ME, head(3), 3, samples_read=16, joined=1)
+    assert (state.round, state.steps, state.in_flight, state.samples_read) == (4, 0, 3, 16)
+    ahead = phase.onto(state, head(4))
+    assert (ahead.round, ahead.in_flight) == (4, 0)
+    assert phase.onto(ahead, head(5)).round == 5
+
+
+def test_a_boundary_older_than_the_state_is_not_in_flight():
+    state = phase.resume(run_with(), ME, head(5, counted=20), 3, samples_read=16, joined=1)
+    assert (state.round, state.in_flight, state.samples_read) == (5, 0, 20)
+
+
+# Ranks
+
+
+def flags(**changes: bool) -> Flags:
+    idle = {"preparing": False, "prepared": False, "busy": False, "stop": False, "time_is_up": False}
+    return Flags(**{**idle, **changes})
+
+
+def agreed(*ranks: Flags) -> Turn:
+    sums = [sum(column) for column in zip(*(rank.numbers() for rank in ranks), strict=True)]
+    return phase.agree(sums, len(ranks), True, lambda: head(3))
+
+
+def test_ranks_agree_on_what_all_of_them_have():
+    ready = flags(preparing=True, prepared=True)
+    assert agreed(flags(), flags()) == Turn(trained=True, idle=True)
+    assert agreed(ready, ready) == Turn(trained=True, prepared=head(3), idle=True)
+    assert agreed(ready, flags(preparing=True, busy=True)) == Turn(trained=True)
+    assert agreed(flags(busy=True), flags()) == Turn(trained=True)
+    assert agreed(flags(stop=True), flags()) == Turn(trained=True, idle=True, stop=True)
+    assert agreed(flags(time_is_up=True), flags()) == Turn(trained=True, idle=True, time_is_up=True)
+
+
+def test_no_phase_ends_while_one_rank_already_holds_the_next_state():
+    """Else that rank would measure its work from another Θ than the others, and no commit would return its payload."""
+    assert not agreed(flags(preparing=True, prepared=True), flags()).idle
+
+
+TURNS = st.lists(
+    st.tuples(st.sampled_from(["prepare", "prepare without us", "later"]), st.booleans(), st.booleans(), st.integers(1, 8)),
+    max_size=80,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TURNS, st.sampled_from(["none", "delayed", "rebase"]), st.integers(0, 2), st.sampled_from([None, 1.0]))
+def test_what_holds_on_any_schedule(turns, overlap, synchronous, seconds):
+    """Two ranks are fed the same turns; the network does what it likes."""
+    run = run_with(overlap, synchronous_rounds=synchronous, round_seconds=seconds)
+    ranks = [phase.begin(run, ME), phase.begin(run, ME)]
+    action: phase.Action = phase.next_action(ranks[0])
+    prepared: Head | None = None
+    applied, announced = [], []
+    for what, idle, time_is_up, inner_steps in turns:
+        state = ranks[0]
+        if prepared is None and what != "later" and state.head.round <= run.rounds.count:
+            prepared = head(state.head.round + 1, what == "prepare", inner_steps, counted=state.samples_read)
+        turn = Turn(isinstance(action, Train), prepared, idle, time_is_up)
+        before = state.steps + turn.trained
+        (ranks[0], actions), (ranks[1], others) = (phase.step(rank, turn) for rank in ranks)
+        assert (ranks[0], actions) == (ranks[1], others), "ranks that agreed do the same"
+        action = actions[-1]
+        assert isinstance(action, Train | Wait)
+        assert not any(isinstance(earlier, Train | Wait | Stop) for earlier in actions[:-1])
+        if any(isinstance(item, Apply) for item in actions):
+            assert prepared is not None
+            applied.append(prepared.round)
+            prepared = None
+        kinds = [type(item) for item in actions]
+        assert kinds.count(End) == kinds.count(Encode) <= 1
+        for item in actions:
+            if isinstance(item, Encode):
+                announced.append(item.round)
+                assert idle
+                assert ranks[0].head.round == item.round, "its own Θ is in place"
+                assert ME in ranks[0].head.roster
+                assert 0 < item.inner_steps == before <= run.rounds.max_inner_steps
+        state = ranks[0]
+        assert state.steps <= run.rounds.max_inner_steps
+        assert state.head.round in (state.round, state.round - 1)
+        assert state.in_flight in (0, state.head.round)
+        assert bool(state.in_flight) == (state.head.round == state.round - 1 > 0)
+        if isinstance(action, Wait):
+            assert action.why
+    assert applied == list(range(1, len(applied) + 1)), "each commit once, in order"
+    assert announced == sorted(set(announced))

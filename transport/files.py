@@ -1,0 +1,82 @@
+"""Open or heal: every file of a daemon's folder that can be made or fetched again is checked when it is opened.
+
+A damaged one is set aside as `NAME.bad`, `NAME.2.bad`, … (nothing is overwritten), with one line in the log, and the daemon goes on
+as if it had never been there. `identity.key` is not such a file: without it a node is somebody else, so a person has to look.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+__all__ = ["fsync_directory", "quarantine", "read_checked", "write_atomically", "write_new"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def fsync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace `path` so that after any crash it holds the old bytes or the new ones."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    fsync_directory(path.parent)
+
+
+def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Make a file that is not there yet, whole or, after any crash, not at all. Raises FileExistsError: nothing is overwritten."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(scratch, path)  # exclusive, as O_EXCL is
+    finally:
+        scratch.unlink()
+    fsync_directory(path.parent)
+
+
+def quarantine(path: Path, why: str, companions: Iterable[str] = ()) -> Path:
+    """Set a damaged file aside, with those beside it whose names end in one of `companions`; where it is now."""
+    for number in itertools.count(1):  # one daemon per folder: nobody else makes such names
+        aside = path.with_name(f"{path.name}.bad" if number == 1 else f"{path.name}.{number}.bad")
+        if not aside.exists():
+            path.rename(aside)
+            for ending in companions:
+                with contextlib.suppress(FileNotFoundError):
+                    path.with_name(path.name + ending).rename(aside.with_name(aside.name + ending))
+            log.warning("%s is damaged (%s); it lies aside as %s", path, why, aside.name)
+            return aside
+    raise AssertionError("unreachable")
+
+
+def read_checked(path: Path, parse: Callable[[bytes], T]) -> T | None:
+    """What `parse` makes of the file's bytes; None when there is no file, or after a ValueError, which sets the file aside."""
+    try:
+        return parse(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        quarantine(path, str(error))
+        return None
