@@ -19,6 +19,8 @@ __all__ = ["next_inner_steps", "next_rank_or_k"]
 
 STEP = 1.25
 """Largest change of rank or k from one round to the next, as a factor."""
+SLACK = 1e-3
+"""Measurements travel as float32: what is at its goal stays."""
 LARGEST_ERROR = 2.0
 """Relative errors above this are absurd: sending nothing has 1."""
 
@@ -37,7 +39,7 @@ def next_rank_or_k(manifest: Manifest, keep: int, counted: Sequence[pb.Contribut
     if wanted is None:
         return keep
     moved = keep * min(STEP, max(1 / STEP, wanted))
-    toward = math.ceil(moved) if moved > keep else math.floor(moved)  # a small rank must be able to move at all
+    toward = math.ceil(moved - SLACK) if moved > keep else math.floor(moved + SLACK)  # a small rank must be able to move at all
     return min(settings.largest_keep, max(settings.min_keep, toward))
 
 

@@ -64,6 +64,9 @@ DEADLINE_FLOOR_SECONDS = 10.0
 """Below this a deadline would measure the scheduler, not the peers."""
 LONGEST_MS = (1 << 32) - 1
 """What a commit can say of a duration: seven weeks."""
+DEADLINE_PATIENCE = 4.0
+"""While not even half of the roster has contributed, the deadline is so many times as long: a round that slows down for all is no
+reason to leave most behind."""
 NAMES_SHOWN = 3
 """Clusters that a sentence names before it counts the rest."""
 
@@ -299,11 +302,22 @@ def vote_seconds(head: Head, manifest: Manifest) -> float:
     return deadline_seconds([ms / 1000 for ms in head.vote_history], manifest.rounds.vote_seconds)
 
 
+def _full_deadline(state: RoundState) -> float:
+    """How long a round may take when it goes much slower than it used to: everybody's machine may be busy."""
+    upper = state.manifest.rounds.deadline_seconds
+    return min(upper, DEADLINE_PATIENCE * deadline_seconds([ms / 1000 for ms in state.head.collect_history], upper))
+
+
 def _collect_seconds(state: RoundState) -> float:
-    history = [ms / 1000 for ms in state.head.collect_history]
-    if state.clock.measures and state.clock.contributed_at is not None:  # this round's own pace: a first round has no history
-        history.append(state.clock.contributed_at - state.clock.opened_at)
-    return deadline_seconds(history, state.manifest.rounds.deadline_seconds)
+    """How long contributions are waited for. A deadline ends the waiting for stragglers; it never closes a round that would count
+    nobody while min_clusters are heard and may be working."""
+    upper, clock = state.manifest.rounds.deadline_seconds, state.clock
+    if clock.measures and clock.contributed_at is not None:
+        history = [ms / 1000 for ms in state.head.collect_history]
+        usual = deadline_seconds(history, upper) if history else 0.0
+        return max(usual, deadline_seconds([clock.contributed_at - clock.opened_at], upper))
+    contributed = len(state.gathered.contributions)
+    return upper if 0 < contributed < state.manifest.rounds.min_clusters else _full_deadline(state)
 
 
 def next_deadline(state: RoundState) -> float | None:
@@ -311,7 +325,7 @@ def next_deadline(state: RoundState) -> float | None:
     if state.head.finished:
         return None
     if state.starting_since is not None:
-        return None if state.healed else state.starting_since + _collect_seconds(state)
+        return None if state.healed else state.starting_since + _full_deadline(state)
     if state.head.round == 0 or state.clock.paused_at is not None or state.sealing:
         return None
     return _closes_at(state)

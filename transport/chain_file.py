@@ -2,7 +2,8 @@
 
 Beside each commit stands its checksum, and what people see of it (views/rows.py), both written once when it is appended. A daemon
 trusts its own file as far as the checksums go; `verify` trusts nothing. A damaged file is set aside and begun again with the
-commits that hold, from the first on: a node gets the others from its coordinator, and a coordinator gets back from nodes what it signed.
+commits that hold, from the first on: a node gets the others from its coordinator, and a coordinator gets back from nodes what
+it signed.
 """
 
 import json

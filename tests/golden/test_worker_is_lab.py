@@ -5,6 +5,7 @@ commits from the real round machine. When each commit was applied is read off wh
 """
 
 import asyncio
+import math
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from bench.lab import Lab
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import WorkerPool
+from dilocox.protocol.chain import taken
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as wire
 from dilocox.protocol.pb import worker_pb2 as pb
 from dilocox.transport.blobs import BlobStore, digest_of
@@ -77,11 +80,11 @@ class Box:
                     self.pool.command(self.held[1])
                     self.held = None
 
-    def contribution(self, round: int) -> list[wire.StagePayload]:
+    def payloads(self, round: int) -> list[pb.StagePayload]:
         return [payload for _, part in sorted(self.boundaries[round].items()) for payload in part.payloads]
 
-    def deliver(self, round: int, envelope: bytes, late: bool) -> None:
-        command = pb.WorkerCommand(apply=pb.Apply(commit=envelope))
+    def deliver(self, round: int, arrived: pb.Apply, late: bool) -> None:
+        command = pb.WorkerCommand(apply=arrived)
         if late:
             self.held = round, command
         else:
@@ -126,7 +129,7 @@ def close_round(run: Manifest, boxes: list[Box], table: Table) -> None:
             send(boxes, table, 0)
     elif all(len(box.boundaries[number]) == WORKERS for box in boxes):
         for box in boxes:
-            for payload in box.contribution(number):
+            for payload in box.payloads(number):
                 for other in boxes:
                     other.store.put([box.store.view(payload.digest)])
             table.submit(table.contribution(box.number, lambda body, box=box: fill(body, box)))
@@ -138,15 +141,27 @@ def fill(body: wire.Contribution, box: Box) -> None:
     """As a node announces what its workers say."""
     said = next(iter(box.boundaries[body.round].values()))
     body.inner_steps, body.tokens, body.loss, body.samples_read = said.inner_steps, said.tokens, said.loss, said.samples_read
-    del body.payloads[:]
-    body.payloads.extend(box.contribution(body.round))
+    payloads = box.payloads(body.round)
+    body.size = sum(payload.size for payload in payloads)
+    body.norm = norm_code(math.hypot(*(payload.norm for payload in payloads)))
+    body.effective_rank = sum(payload.effective_rank for payload in payloads) / len(payloads)
+    body.error = sum(payload.error for payload in payloads) / len(payloads)
 
 
 def send(boxes: list[Box], table: Table, round: int) -> None:
     assert table.head.round == round + 1
-    envelope = table.commits[-1].envelope.SerializeToString()
+    commit, by_name = table.commits[-1], {identity(box.number).peer: box for box in boxes}
+    takes = [
+        pb.Take(
+            cluster=item.cluster,
+            weight=item.weight,
+            clip=item.clip,
+            payloads=[payload.digest for payload in by_name[item.cluster].payloads(round)],
+        )
+        for item in taken(commit.body)
+    ]
     for index, box in enumerate(boxes):
-        box.deliver(round, envelope, late=(round, index) == LATE)
+        box.deliver(round, pb.Apply(commit=commit.envelope.SerializeToString(), takes=takes), late=(round, index) == LATE)
 
 
 @pytest.mark.e2e
@@ -174,15 +189,14 @@ def test_real_workers_and_the_lab_make_the_same_bits(tmp_path: Path, rounds: dic
     for number in range(1, run.rounds.count + 1):
         lab.round()
         expected = [digest_of([state.state_bytes()]) for state in lab.trainers[0].states]
-        for box, sent in zip(boxes, lab.counted, strict=True):
+        for box, sent in zip(boxes, lab.counted.values(), strict=True):
             assert [box.states[number][stage] for stage in range(run.model.stages)] == expected, f"the state before {number}"
-            ours = [(payload.stage, payload.digest, payload.norm, payload.error) for payload in box.contribution(number)]
-            assert ours == [(payload.stage, payload.digest, payload.norm, payload.error) for payload in sent.payloads]
-            assert next(iter(box.boundaries[number].values())).tokens == sent.tokens
+            assert [payload.digest for payload in box.payloads(number)] == list(sent.payloads)
+            assert next(iter(box.boundaries[number].values())).tokens == sent.contribution.tokens
     lab.settle()
     expected = [digest_of([state.state_bytes()]) for state in lab.trainers[1].states]
     for box in boxes:
         assert [box.states[run.rounds.count + 1][stage] for stage in range(run.model.stages)] == expected
-    for name in ("round", "keep", "inner_steps", "ledger", "median_norms"):
+    for name in ("round", "trained", "rank_or_k", "inner_steps", "ledger", "norm"):
         assert getattr(lab.head, name) == getattr(table.head, name)
     assert arrivals[1][LATE[0] + 1] == run.rounds.max_inner_steps, "the late commit was late"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.protocol.adaptive import STEP, next_inner_steps, next_keep
+from dilocox.protocol.adaptive import STEP, next_inner_steps, next_rank_or_k
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -16,35 +16,35 @@ RANK = {"rank": 16, "adapt": "effective-rank", "min_keep": 4, "max_keep": 32}
 BUDGET = {"codec": "topk-int2", "k": 256, "adapt": "error-budget", "error_budget": 0.6, "min_keep": 64, "max_keep": 1024}
 
 
-def counted(*measurements: tuple[float, float]) -> list[pb.Counted]:
-    return [pb.Counted(payloads=[pb.StagePayload(effective_rank=rank, error=error)]) for rank, error in measurements]
+def counted(*measurements: tuple[float, float]) -> list[pb.Contribution]:
+    return [pb.Contribution(effective_rank=rank, error=error) for rank, error in measurements]
 
 
 def test_effective_rank_moves_the_rank_either_way():
     run = manifest(compression=RANK)
-    assert next_keep(run, 16, counted((12.0, 0), (11.0, 0), (13.0, 0))) == 20
-    assert next_keep(run, 16, counted((8.0, 0))) == 16
-    assert next_keep(run, 16, counted((4.0, 0))) == 12
-    assert next_keep(run, 32, counted((31.0, 0))) == 32
-    assert next_keep(run, 4, counted((1.0, 0))) == 4
+    assert next_rank_or_k(run, 16, counted((12.0, 0), (11.0, 0), (13.0, 0))) == 20
+    assert next_rank_or_k(run, 16, counted((8.0, 0))) == 16
+    assert next_rank_or_k(run, 16, counted((4.0, 0))) == 12
+    assert next_rank_or_k(run, 32, counted((31.0, 0))) == 32
+    assert next_rank_or_k(run, 4, counted((1.0, 0))) == 4
 
 
 def test_error_budget_moves_k_either_way():
     run = manifest(compression=BUDGET)
-    assert next_keep(run, 256, counted((0, 0.9))) == 320
-    assert next_keep(run, 256, counted((0, 0.6))) == 256
-    assert next_keep(run, 256, counted((0, 0.3))) == 204
-    assert next_keep(run, 64, counted((0, 0.1))) == 64
+    assert next_rank_or_k(run, 256, counted((0, 0.9))) == 320
+    assert next_rank_or_k(run, 256, counted((0, 0.6))) == 256
+    assert next_rank_or_k(run, 256, counted((0, 0.3))) == 204
+    assert next_rank_or_k(run, 64, counted((0, 0.1))) == 64
 
 
 def test_fixed_never_moves():
-    assert next_keep(manifest(), 8, counted((1.0, 1.9))) == 8
+    assert next_rank_or_k(manifest(), 8, counted((1.0, 1.9))) == 8
 
 
 @given(st.lists(st.tuples(*[st.floats(allow_nan=True, allow_infinity=True)] * 2), max_size=5), st.integers(4, 32))
 def test_any_measurements_stay_within_bounds_and_one_step(measurements, keep):
     for settings in (RANK, {**RANK, "adapt": "error-budget"}):
-        moved = next_keep(manifest(compression=settings), keep, counted(*measurements))
+        moved = next_rank_or_k(manifest(compression=settings), keep, counted(*measurements))
         assert 4 <= moved <= 32
         assert math.floor(keep / STEP) <= moved <= math.ceil(keep * STEP)
 
@@ -52,8 +52,8 @@ def test_any_measurements_stay_within_bounds_and_one_step(measurements, keep):
 def test_absurd_or_missing_measurements_hold():
     run = manifest(compression=RANK)
     for absurd in (0.0, -1.0, 17.0, math.nan, math.inf):
-        assert next_keep(run, 16, counted((absurd, 0), (absurd, 0), (8.0, 0))) == 16
-    assert next_keep(run, 16, []) == 16
+        assert next_rank_or_k(run, 16, counted((absurd, 0), (absurd, 0), (8.0, 0))) == 16
+    assert next_rank_or_k(run, 16, []) == 16
 
 
 def test_h_follows_in_proportion_within_its_bounds():
@@ -65,14 +65,13 @@ def test_h_follows_in_proportion_within_its_bounds():
 
 def test_the_commit_records_the_decision_and_anyone_recomputes_it():
     table = Table(manifest(compression={**RANK, "rank": 8, "max_keep": 16})).genesis()
-    assert table.head.keep == 8
+    assert table.head.rank_or_k == 8
     table.contribute().vote()  # they measure an effective rank of 4
-    assert table.head.keep == 8
-    spoil = lambda body: [setattr(payload, "effective_rank", 7.9) for payload in body.payloads]  # noqa: E731
+    assert table.head.rank_or_k == 8
     for number in range(3):
-        table.submit(table.contribution(number, spoil=spoil))
+        table.submit(table.contribution(number, effective_rank=7.9))
     table.vote()
-    assert table.head.keep == 10
+    assert table.head.rank_or_k == 10
     assert table.commits[-1].body.inner_steps == table.run.inner_steps(table.head.round)
     table.verify()
 

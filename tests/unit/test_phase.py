@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilocox.protocol import phase
-from dilocox.protocol.chain import Head
 from dilocox.protocol.errors import LocalError
+from dilocox.protocol.head import Cluster, Head, HostRange
 from dilocox.protocol.ledger import Lease, Ledger
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.phase import Apply, Encode, End, Flags, PhaseState, Stop, Train, Turn, Wait
-from dilocox.protocol.rules import Cluster
 from tests.helpers import manifest
 
 ME = "me"
@@ -31,9 +30,11 @@ def head(round: int, member: bool = True, inner_steps: int = 4, counted: int = 0
     return Head(
         round=round,
         digest=b"%d" % round,
-        roster={name: Cluster(name, (), joined) for name in names},
+        coordinator="",
+        trained=max(0, round - 1),
+        roster={name: Cluster(name, (HostRange(name, 0, 2),), joined) for name in names},
         ledger=Ledger(leases=leases),
-        keep=7,
+        rank_or_k=7,
         inner_steps=inner_steps,
     )
 
@@ -102,7 +103,7 @@ def test_the_end_of_the_run_is_waited_out():
     assert state.finished
     assert actions[-1] == Wait("commit 6 is on its way; the last phase has ended")
     state, actions = step(state, prepared=head(7), idle=True)
-    assert actions == (Apply(keep_private=True), Wait("the run has made its last round"))
+    assert actions == (Apply(keep_private=True), Wait("the run has trained its last round"))
     assert step(state, idle=True)[1] == actions[1:]
 
 
@@ -229,18 +230,16 @@ def test_commits_come_in_order():
             step(state, prepared=head(wrong))
 
 
-@pytest.mark.parametrize(
-    ("in_flight", "round", "counted", "returned"),
-    [
-        (2, 2, {"other"}, True),
-        (2, 2, {ME, "other"}, False),
-        (2, 3, {"other"}, False),
-        (0, 2, {"other"}, False),
-        (0, 0, (), False),
-    ],
-)
-def test_only_a_payload_that_its_own_commit_does_not_count_returns(in_flight, round, counted, returned):
-    assert phase.returns(at(3, in_flight=in_flight), round, counted) is returned
+@pytest.mark.parametrize(("in_flight", "round", "closes"), [(2, 2, True), (2, 3, False), (0, 2, False), (0, 0, False)])
+def test_only_its_own_commit_decides_what_becomes_of_a_payload(in_flight, round, closes):
+    assert phase.closes(at(3, in_flight=in_flight), round) is closes
+
+
+def test_a_last_commit_that_counts_nobody_is_not_the_end():
+    state, actions = step(trained(at(6), 4), idle=True)
+    assert isinstance(actions[-1], Wait)
+    state, actions = step(state, prepared=replace(head(7), trained=5), idle=True)
+    assert isinstance(actions[-1], Train), "another round is needed"
 
 
 # Resuming
