@@ -178,8 +178,8 @@ def test_a_bit_that_rots_in_memory_is_found_by_replay_and_mended(swarm: Swarm):
         process.suspend()
     try:
         states = [state for path in blobs.glob("?" * 64) if len(state := read_if_there(path)) > 50_000]
-        patterns = [state[4096:4160] for state in states]  # inside Θ
-        flipped = sum(flip(process.pid, pattern) for process in workers for pattern in patterns)
+        patterns = {state[4096:4160] for state in states}  # inside Θ
+        flipped = sum(flip(process.pid, patterns) for process in workers)
     except PermissionError as error:
         pytest.skip(f"this machine does not let a test write to its child's memory: {error}")
     finally:
@@ -199,8 +199,11 @@ def read_if_there(path: Path) -> bytes:
     return b""
 
 
-def flip(pid: int, pattern: bytes) -> int:
-    """Flip a bit wherever `pattern` stands in the process's writable private memory; returns how often it was found."""
+def flip(pid: int, patterns: set[bytes]) -> int:
+    """Flip a bit where a pattern stands in the process's writable private memory; returns how many were found.
+
+    The memory is read once: while it lasts the process is suspended, and its daemon gives it up after half a minute.
+    """
     found = 0
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb+", buffering=0) as memory:
         for line in maps:
@@ -210,13 +213,14 @@ def flip(pid: int, pattern: bytes) -> int:
                 continue
             try:
                 memory.seek(start)
-                at = memory.read(end - start).find(pattern)
+                region = memory.read(end - start)
             except OSError:
                 continue
-            if at >= 0:
-                memory.seek(start + at + 2)  # the sign or exponent of a float32: a difference that no rounding hides
-                memory.write(bytes([pattern[2] ^ 0x40]))
-                found += 1
+            for pattern in patterns:
+                if (at := region.find(pattern)) >= 0:
+                    memory.seek(start + at + 2)  # the sign or exponent of a float32: a difference that no rounding hides
+                    memory.write(bytes([pattern[2] ^ 0x40]))
+                    found += 1
     return found
 
 
