@@ -68,10 +68,11 @@ class RoundDriver:
         """What leaves when the batch is on disk, in order."""
         self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._signed = False
+        """Whether this process has signed a commit: what nodes give back then comes too late."""
         self.state: RoundState = round.start(chain.manifest, chain.head, self._clock().seconds)
-        self._replay()
 
-    def _replay(self) -> None:
+    def resume(self) -> None:
         """Stand where the last batch ended. Nobody is heard yet, and nothing is signed before enough are."""
         entries = list(self._log.replay())
         if entries:
@@ -79,7 +80,7 @@ class RoundDriver:
         for entry in entries:
             self.state, _ = round.step(self.state, entry.event, entry.moment)
         if entries or self.chain.length:
-            self.feed(Resumed())
+            self.feed(Resumed(healed=self.chain.healed))
             log.info("started again in round %d, with %d inputs", self.state.head.round, len(entries))
 
     def feed(self, event: Input) -> Judgement | None:
@@ -108,6 +109,7 @@ class RoundDriver:
         return judgement
 
     def _seal_commit(self, before: RoundState, body: pb.Commit, moment: Moment) -> None:
+        self._signed = True
         commit = seal(self.identity, pb.KIND_COMMIT, self._run_id, body)
         attested = tuple(self.state.gathered.attested.values())
         self._batch.append(Committed(before.head, commit, self.state.head, attested, moment))
@@ -150,12 +152,13 @@ class RoundDriver:
         if commit.body.round != head.round or commit.peer != self.identity.peer:
             return False
         after, commit = await asyncio.to_thread(chains.extend, self.chain.manifest, head, envelope)
-        if self.state.head.digest != head.digest or self.state.starting_since is None:
-            raise RemoteError(pb.REASON_WRONG_HEAD, "the round went on meanwhile")
+        if self.state.head.digest != head.digest or self._signed:
+            raise RemoteError(pb.REASON_WRONG_HEAD, "another commit was signed in its place")
         log.warning("took back commit %d, which this database did not hold", commit.body.round)
         moment = self._clock()
         self._batch.append(Committed(head, commit, after, (), moment))
         self._outbox.append(commit)
         self.state = round.start(self.chain.manifest, after, moment.seconds)
         self.feed(Resumed(healed=True))
+        await self.flush()
         return True

@@ -23,6 +23,8 @@ class Sign:
     heard_at: float
     heartbeat: pb.Heartbeat
     streams: int = 0
+    length: int = 0
+    """Commits that it held when its newest stream began."""
 
 
 @dataclass
@@ -45,8 +47,9 @@ class Liveness:
         sign.heard_at, sign.heartbeat = self.clock(), heartbeat.body
         return True
 
-    def open_stream(self, peer: str) -> None:
+    def open_stream(self, peer: str, length: int) -> None:
         self.signs[peer].streams += 1
+        self.signs[peer].length = length
 
     def close_stream(self, peer: str) -> None:
         self.signs[peer].streams -= 1

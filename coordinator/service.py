@@ -94,6 +94,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """As published: what is not on disk yet is told to nobody."""
         self._said = ""
         self.driver = RoundDriver(identity, chain, self._publish, clock, self._say)
+        self.driver.resume()
+        self._ballot = self.state.gathered.ballot
 
     @property
     def state(self) -> RoundState:
@@ -111,12 +113,16 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """Tell the machine whom of the roster and of those who claim we hear, and whom no longer."""
         asked = {*self.state.head.roster, *self.state.gathered.claims}
         for peer in sorted(asked):
-            alive = self.liveness.alive(peer)
+            alive = self._hears(peer)
             if alive and peer in self.state.absent:
                 self.driver.feed(Present(peer))
             elif not alive and peer not in self.state.absent:
                 self.driver.feed(Absent(peer))
         self.liveness.forget(keep=asked)
+
+    def _hears(self, peer: str) -> bool:
+        """Who knows more of the chain than we do is heard when it gave that back."""
+        return self.liveness.alive(peer) and self.liveness.signs[peer].length <= self.state.head.round
 
     # What we say
 
@@ -198,7 +204,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return self._refuse(statement.peer, pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
         judgement = self.driver.feed(Received(statement))
         assert judgement is not None
-        if statement.kind == pb.KIND_CLAIM and not self.liveness.alive(statement.peer):
+        if statement.kind == pb.KIND_CLAIM and not self._hears(statement.peer):
             self.driver.feed(Absent(statement.peer))
         return judgement
 
@@ -206,6 +212,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if request.key != self.identity.key:
             raise RemoteError(pb.REASON_BAD_SIGNATURE, "a commit that we did not sign")
         if await self.driver.adopt(request):
+            self.look_around()
             return ACCEPT
         return ignore(pb.REASON_STALE_ROUND, f"round {self.state.head.round} is open")
 
@@ -222,7 +229,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return ignore(pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
         if not self.liveness.hear(statement):
             return ignore(pb.REASON_STALE_ROUND, "a newer heartbeat was seen")
-        if statement.peer in self.state.absent and self.liveness.alive(statement.peer):
+        if statement.peer in self.state.absent and self._hears(statement.peer):
             self.driver.feed(Present(statement.peer))
         return ACCEPT
 
@@ -258,8 +265,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 number += 1
                 yield services.WatchEvent(statement=pb.Envelope.FromString(raw))
             self._watchers.add(queue)
-            if watcher and number <= self.chain.length:  # one that knows more than we do is heard when it gave that back
-                self.look_around()
+            self.look_around()
             contributions = [s for slot in self.state.gathered.contributions.values() for s in slot]
             for statement in [*contributions, *([self._ballot] if self._ballot else [])]:
                 yield services.WatchEvent(statement=statement.envelope)
@@ -281,5 +287,5 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return ""
         if not self.liveness.hear(hello):
             return ""
-        self.liveness.open_stream(hello.peer)
+        self.liveness.open_stream(hello.peer, request.from_round)
         return hello.peer

@@ -148,11 +148,14 @@ class Starts:
             assert commit is not None
             for item in taken(commit.body):
                 keep |= {item.contribution.leaves, *self.payloads_of(item.contribution)}
-            if wanted(number) and commit.body.state:
-                keep |= {commit.body.state, *self._store.stage_digests(commit.body.state)}
+            keep.add(commit.body.state)  # a list of digests: enough to check a replay
+            if wanted(number):
+                keep |= set(self._store.stage_digests(commit.body.state))
         for round, states in own_states.items():
+            if round >= oldest:
+                keep.add(own_roots[round])
             if wanted(round):
-                keep |= {*states.values(), own_roots[round]}
+                keep |= set(states.values())
         return keep
 
     def payloads_of(self, contribution: pb.Contribution) -> list[bytes]:

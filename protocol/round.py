@@ -244,11 +244,12 @@ def step(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState, l
 
 
 def _receive(state: RoundState, statement: Statement[object]) -> tuple[RoundState, list[Effect]]:
-    judgement, gathered = rules.judge(state.manifest, state.head, state.gathered, statement)
+    before = state.gathered
+    judgement, gathered = rules.judge(state.manifest, state.head, before, statement)
     effects: list[Effect] = [Reply(judgement)]
     if judgement.outcome is Outcome.REJECT:
         state = _refuse(state, statement.peer, judgement.reason, judgement.detail)
-    if gathered is not state.gathered:
+    if gathered is not before:
         gathered = replace(gathered, refusals=state.gathered.refusals)
         state = replace(state, gathered=gathered, sealing=state.sealing and gathered.ballot is None)
         if statement.kind == pb.KIND_CONTRIBUTION:

@@ -2,8 +2,8 @@
 
 import asyncio
 import itertools
+import math
 import os
-import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,11 +14,13 @@ from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.outer.state import StageState
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.messages import seal
+from dilocox.protocol.messages import Statement, canonical, open_envelope, seal
+from dilocox.protocol.norms import norm_code, norm_of
 from dilocox.protocol.payload import Layout
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.protocol.rules import bits
 from dilocox.transport import tls
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -28,7 +30,7 @@ from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import BlobService, ChannelPool, create_server
 from dilocox.transport.tasks import Tasks
 
-Spoil = Callable[["HostilePeer", pb.Contribution], None]
+Spoil = Callable[["HostilePeer", pb.Contribution, pb.Leaves], None]
 
 
 class HostilePeer:
@@ -39,7 +41,10 @@ class HostilePeer:
         folder.mkdir(parents=True, exist_ok=True)
         self.identity = Identity(os.urandom(32))
         self.store = BlobStore(folder / "blobs")
-        self.bases: dict[int, list[bytes]] = {}
+        self.bases: dict[int, bytes] = {}
+        self.announced = b""
+        self.serials = itertools.count(1)
+        self.sequences = itertools.count(1)
         self.moved = asyncio.Event()
 
     async def __aenter__(self) -> "HostilePeer":
@@ -71,8 +76,8 @@ class HostilePeer:
         self.chain.close()
 
     async def _follow(self) -> None:
-        """Keep the chain, learn the open round's base states from others' contributions, and cast an empty vote."""
-        async for event in self.coordinator.watch(lambda: self.chain.length):
+        """Keep the chain, learn the open round's base state from others' contributions, and accept everything."""
+        async for event in self.coordinator.watch(lambda: self.chain.length, self._heartbeat, lambda: None):
             if event.WhichOneof("event") != "statement":
                 continue
             kind, raw = event.statement.kind, event.statement.body
@@ -80,83 +85,91 @@ class HostilePeer:
                 self.chain.append(event.statement)
             elif kind == pb.KIND_CONTRIBUTION and event.statement.key != self.identity.key:
                 body = pb.Contribution.FromString(raw)
-                self.bases[body.round] = [payload.base_state for payload in body.payloads]
+                self.bases[body.round] = body.base_state
             elif kind == pb.KIND_BALLOT:
-                receipt = pb.Receipt(round=self.chain.head.round, head=self.chain.head.digest)
-                self.tasks.start(self.submit(pb.KIND_RECEIPT, receipt), "vote")
+                self.tasks.start(self._vote(open_envelope(event.statement, self.run.run_id, (pb.KIND_BALLOT,))), "vote")
             self.moved.set()
             self.moved.clear()
 
+    async def _vote(self, ballot: Statement[pb.Ballot]) -> None:
+        listed = list(ballot.body.contributions)
+        receipt = pb.Receipt(
+            round=ballot.body.round, ballot=ballot.digest, accepted=bits([digest != self.announced for digest in listed])
+        )
+        await self.submit(pb.KIND_RECEIPT, receipt)
+
+    def _heartbeat(self) -> Statement[pb.Heartbeat]:
+        return seal(self.identity, pb.KIND_HEARTBEAT, self.run.run_id, pb.Heartbeat(sequence=next(self.sequences)))
+
     async def _beat(self) -> None:
-        for sequence in itertools.count(int(time.time() * 1000)):
-            await self.submit(pb.KIND_HEARTBEAT, pb.Heartbeat(sequence=sequence))
+        while True:
+            await self.coordinator.submit_once(self._heartbeat().envelope)
             await asyncio.sleep(1)
 
     async def submit(self, kind: pb.Kind, body: object) -> services.SubmitReply:
         return await self.coordinator.submit(seal(self.identity, kind, self.run.run_id, body))
 
-    async def _open_bases(self) -> list[bytes]:
-        """The base states of the open round, once somebody has announced them."""
+    async def _open_base(self) -> bytes:
+        """The base state of the open round, once somebody has announced it."""
         while self.chain.length not in self.bases:
             await self.moved.wait()
         return self.bases[self.chain.length]
 
     async def join(self) -> None:
-        """Claim until a roster names us. We never computed the state: its digest is in the others' contributions."""
+        """Claim until a roster names us. We never computed the state: its root is in the others' contributions."""
         while self.identity.peer not in self.chain.head.roster:
-            states = [pb.StageState(stage=s, digest=d) for s, d in enumerate(await self._open_bases())]
-            claim = pb.Claim(
-                round=self.chain.head.round,
-                head=self.chain.head.digest,
-                cluster=self.identity.peer,
-                first_stage=0,
-                stage_count=self.run.model.stages,
-                states=states,
-            )
+            state = await self._open_base()
+            head = self.chain.head
+            claim = pb.Claim(serial=next(self.serials), round=head.round, head=head.digest, state=state)
             await self.submit(pb.KIND_CLAIM, claim)
-            number = self.chain.length
-            while self.chain.length == number:
+            while self.chain.length == head.round:
                 await self.moved.wait()
 
     async def misbehave(self, spoil: Spoil) -> int:
         """Join if need be, contribute once, spoiled; returns the round."""
         await self.join()
-        body = self.contribution(await self._open_bases())
-        spoil(self, body)
-        await self.submit(pb.KIND_CONTRIBUTION, body)
-        return body.round
-
-    @cache  # noqa: B019
-    def payload(self, stage: int, scale: float = 1e-3) -> tuple[bytes, float]:
-        """A well-formed payload of this stage, and its norm."""
-        torch.set_num_threads(1)  # beside eight busy workers two threads would mostly wait for each other
-        state = StageState(self.run, stage)
-        state.feedback.normal_(std=scale)
-        encoded = state.encode(None)
-        return encoded.raw, encoded.norm
-
-    def layouts(self, stage: int) -> tuple[Layout, ...]:
-        return StageState(self.run, stage).layout().tensors
-
-    def contribution(self, bases: list[bytes]) -> pb.Contribution:
+        base = await self._open_base()
         head = self.chain.head
-        lease = head.ledger.leases[self.identity.peer]
+        leaves = self.leaves()
         steps = self.run.rounds.inner_steps
         body = pb.Contribution(
             round=head.round,
             head=head.digest,
-            cluster=self.identity.peer,
             inner_steps=steps,
             tokens=steps * self.run.tokens_per_step,
             loss=1.0,
-            samples_read=lease.counted + steps * self.run.training.batch_size,
+            samples_read=head.ledger.leases[self.identity.peer].counted + steps * self.run.training.batch_size,
+            base_state=base,
         )
-        for stage, base in enumerate(bases):
-            body.payloads.add(stage=stage, base_state=base)
-            self.serve(body, stage, *self.payload(stage))
-        return body
+        spoil(self, body, leaves)
+        body.leaves = body.leaves or self.store.put([canonical(leaves)])
+        body.size = body.size or sum(leaf.size for leaf in leaves.leaves)
+        body.norm = body.norm or norm_code(math.hypot(*(norm_of(code) for leaf in leaves.leaves for code in leaf.norms)))
+        statement = seal(self.identity, pb.KIND_CONTRIBUTION, self.run.run_id, body)
+        self.announced = statement.digest
+        await self.coordinator.submit(statement)
+        return int(body.round)
 
-    def serve(self, body: pb.Contribution, stage: int, raw: bytes, norm: float) -> None:
+    @cache  # noqa: B019
+    def payload(self, stage: int, scale: float = 1e-3) -> tuple[bytes, bytes]:
+        """A well-formed payload of this stage, and its norm codes."""
+        torch.set_num_threads(1)  # beside eight busy workers two threads would mostly wait for each other
+        state = StageState(self.run, stage)
+        state.feedback.normal_(std=scale)
+        encoded = state.encode()
+        return encoded.raw, bytes(norm_code(norm) for norm in encoded.norms)
+
+    def layouts(self, stage: int) -> tuple[Layout, ...]:
+        return StageState(self.run, stage).layout().tensors
+
+    def leaves(self) -> pb.Leaves:
+        leaves = pb.Leaves()
+        for stage in range(self.run.model.stages):
+            leaves.leaves.add(stage=stage)
+            self.serve(leaves, stage, *self.payload(stage))
+        return leaves
+
+    def serve(self, leaves: pb.Leaves, stage: int, raw: bytes, norms: bytes) -> None:
         """Announce and serve these bytes as the stage's payload."""
-        entry = body.payloads[stage]
-        entry.digest, entry.size, entry.norm = self.store.put([raw]), len(raw), norm
+        leaf = leaves.leaves[stage]
+        leaf.digest, leaf.size, leaf.norms = self.store.put([raw]), len(raw), norms

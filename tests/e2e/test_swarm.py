@@ -36,7 +36,7 @@ def test_rounds_close_with_everybody_and_one_state(swarm: Swarm):
     assert len(swarm.counted(3)) == 3
     wait_for(lambda: swarm.same_states(4), 30, "all nodes reported one state before round 4")
     rows = swarm.rounds()
-    assert rows[0]["states"] != rows[3]["states"]
+    assert rows[0]["state"] != rows[3]["state"]
     assert all(row["evaluation_loss"] for row in rows[2:4])
 
 
@@ -227,47 +227,52 @@ def flip(pid: int, patterns: set[bytes]) -> int:
 def test_hostile_peers_are_excluded_with_their_reasons(swarm: Swarm, tmp_path: Path):
     link = JoinLink.parse((swarm.testnet.folder / "link").read_text())
 
-    def junk(peer: HostilePeer, body: pb.Contribution) -> None:
-        peer.serve(body, 1, b"\x00" * body.payloads[1].size, 1.0)
+    def junk(peer: HostilePeer, body: pb.Contribution, leaves: pb.Leaves) -> None:
+        peer.serve(leaves, 1, b"\x00" * leaves.leaves[1].size, leaves.leaves[1].norms)
 
-    def not_finite(peer: HostilePeer, body: pb.Contribution) -> None:
+    def not_finite(peer: HostilePeer, body: pb.Contribution, leaves: pb.Leaves) -> None:
         raw = bytearray(peer.payload(0)[0])
         raw[8 + 12 * len(peer.layouts(0)) + 8] = 127  # HEADS' first byte: the first base exponent
-        peer.serve(body, 0, bytes(raw), 1.0)
+        peer.serve(leaves, 0, bytes(raw), leaves.leaves[0].norms)
 
-    def loud(peer: HostilePeer, body: pb.Contribution) -> None:
-        peer.serve(body, 2, *peer.payload(2, scale=100.0))
+    def understated(peer: HostilePeer, body: pb.Contribution, leaves: pb.Leaves) -> None:
+        leaves.leaves[0].norms = bytes(code - 25 for code in leaves.leaves[0].norms)
 
-    def understated(peer: HostilePeer, body: pb.Contribution) -> None:
-        body.payloads[0].norm *= 0.1
+    def contradicting(peer: HostilePeer, body: pb.Contribution, leaves: pb.Leaves) -> None:
+        body.norm = 200
 
-    def short(peer: HostilePeer, body: pb.Contribution) -> None:
-        peer.serve(body, 0, peer.payload(0)[0][:-1], 1.0)
+    def short(peer: HostilePeer, body: pb.Contribution, leaves: pb.Leaves) -> None:
+        peer.serve(leaves, 0, peer.payload(0)[0][:-1], leaves.leaves[0].norms)
 
-    def nowhere(peer: HostilePeer, body: pb.Contribution) -> None:
-        body.payloads[0].digest = digest("nobody has this")
+    def nowhere(peer: HostilePeer, body: pb.Contribution, leaves: pb.Leaves) -> None:
+        leaves.leaves[0].digest = digest("nobody has this")
 
-    def elsewhere(peer: HostilePeer, body: pb.Contribution) -> None:
-        body.payloads[0].base_state = digest("another state")
+    def elsewhere(peer: HostilePeer, body: pb.Contribution, leaves: pb.Leaves) -> None:
+        body.base_state = digest("another state")
+
+    def unlisted(peer: HostilePeer, body: pb.Contribution, leaves: pb.Leaves) -> None:
+        del leaves.leaves[2]
 
     stories = [
         (junk, pb.REASON_MALFORMED),
         (not_finite, pb.REASON_NON_FINITE),
-        (loud, pb.REASON_NORM_TOO_LARGE),
         (understated, pb.REASON_NORM_MISMATCH),
+        (contradicting, pb.REASON_NORM_MISMATCH),
         (short, pb.REASON_SIZE_MISMATCH),
         (nowhere, pb.REASON_UNAVAILABLE),
         (elsewhere, pb.REASON_WRONG_BASE),
+        (unlisted, pb.REASON_WRONG_STAGES),
     ]
 
     async def story() -> list[tuple[int, str]]:
         results = []
-        async with HostilePeer(link, tmp_path / "mallory") as mallory:
-            for spoil, _ in stories:
-                number = await asyncio.wait_for(mallory.misbehave(spoil), 120)
-                while mallory.chain.length <= number:
-                    await asyncio.wait_for(mallory.moved.wait(), 120)
-                results.append((number, mallory.identity.peer))
+        for first in range(0, len(stories), 2):  # who missed two commits would have to rest
+            async with HostilePeer(link, tmp_path / f"mallory-{first}") as mallory:
+                for spoil, _ in stories[first : first + 2]:
+                    number = await asyncio.wait_for(mallory.misbehave(spoil), 120)
+                    while mallory.chain.length <= number:
+                        await asyncio.wait_for(mallory.moved.wait(), 120)
+                    results.append((number, mallory.identity.peer))
         return results
 
     running = {m.name: m.facts() for m in swarm.testnet.members}
@@ -278,6 +283,26 @@ def test_hostile_peers_are_excluded_with_their_reasons(swarm: Swarm, tmp_path: P
         assert detail["counted"] >= 2
         assert peer not in {item["cluster"] for item in detail["clusters"]}
     assert {m.name: m.facts() for m in swarm.testnet.members} == running, "a process died of it"
+
+
+def test_a_loud_payload_counts_by_no_more_than_twice_the_median(swarm: Swarm, tmp_path: Path):
+    link = JoinLink.parse((swarm.testnet.folder / "link").read_text())
+
+    def loud(peer: HostilePeer, body: pb.Contribution, leaves: pb.Leaves) -> None:
+        peer.serve(leaves, 2, *peer.payload(2, scale=100.0))
+
+    async def story() -> tuple[int, str]:
+        async with HostilePeer(link, tmp_path / "loud") as mallory:
+            number = await asyncio.wait_for(mallory.misbehave(loud), 120)
+            while mallory.chain.length <= number:
+                await asyncio.wait_for(mallory.moved.wait(), 120)
+            return number, mallory.identity.peer
+
+    number, peer = asyncio.run(story())
+    detail = swarm.round(number)
+    counted = next(item for item in detail["clusters"] if item["cluster"] == peer)
+    assert counted["clipped"] < 0.1
+    assert counted["norm"] * counted["clipped"] <= 2.2 * detail["median_norm"]
 
 
 def test_the_chain_verifies_and_a_round_replays(swarm: Swarm):

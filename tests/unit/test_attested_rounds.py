@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.coordinator.log import InputLog
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest import simulated
 from dilocox.node.attest.verify import appraise
@@ -15,6 +14,7 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.round import Moment
 from dilocox.protocol.rules import Judgement, Outcome
 from dilocox.transport.chain_file import ChainFile
 from dilocox.views import rows as views
@@ -53,21 +53,23 @@ def test_a_contribution_names_what_it_rests_on_and_the_commit_says_it():
     for spoiled in (b"", b"\x01" * 32):
         judgement = table.submit(table.contribution(0, attestation=spoiled))
         assert judgement.reason == pb.REASON_NOT_ATTESTED
+    before = table.head
     table.contribute().vote()
-    detail = views.round_detail(table.commits[-1].body)
+    detail = views.round_detail(before, table.commits[-1].body)
     shown = [item for cluster in detail["clusters"] for item in cluster["attestations"]]
     assert [(item["kind"], item["bound"], item["measurement"]) for item in shown] == [("sev-snp", True, "ab" * 48)] * 3
     table.verify()
 
 
-def test_a_commit_cannot_hide_what_a_payload_rests_on():
-    table = attested_table().contribute().vote()
-    head, _ = chain.extend(RUN, COORDINATOR.peer, chain.initial_head(), table.commits[0].envelope)
+def test_a_commit_cannot_change_what_admits_a_host():
+    table = attested_table()
+    head = table.head
+    table.contribute().vote()
     body = pb.Commit.FromString(table.commits[1].envelope.body)
-    body.counted[0].attestations[0].measurement = "cd" * 48
+    body.roster[0].hosts[0].attestation.measurement = "cd" * 48
     forged = seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, body)
-    with pytest.raises(RemoteError, match="counted"):
-        chain.extend(RUN, COORDINATOR.peer, head, forged.envelope)
+    with pytest.raises(RemoteError, match="roster"):
+        chain.extend(RUN, head, forged.envelope)
 
 
 def test_an_expired_attestation_takes_the_peer_off_the_roster_with_its_reason():
@@ -106,9 +108,9 @@ class Desk:
         self.open()
 
     def open(self) -> None:
-        self.log = InputLog(self.folder / "inputs.db", RUN)
         chain_file = ChainFile(self.folder / "chain.db", RUN, COORDINATOR.peer)
-        self.service = CoordinatorService(COORDINATOR, chain_file, self.log, pb.Envelope(), appraise, lambda: self.now)
+        clock = lambda: Moment(self.now, int(1000 * self.now))  # noqa: E731
+        self.service = CoordinatorService(COORDINATOR, chain_file, pb.Envelope(), appraise, clock)
 
     def challenge(self, number: int) -> bytes:
         request = services.ChallengeRequest(peer=identity(number).peer)
@@ -123,7 +125,9 @@ class Desk:
 
     def answer(self, number: int, body: pb.BoundEvidence) -> Judgement:
         statement = seal(identity(number), pb.KIND_EVIDENCE, RUN.run_id, body)
-        return asyncio.run(self.service._judge_evidence(statement.envelope))
+        judgement = asyncio.run(self.service.judge(statement.envelope, "peer"))
+        asyncio.run(self.service.driver.flush())
+        return judgement
 
 
 @pytest.fixture
@@ -140,10 +144,10 @@ def code(judgement: Judgement) -> str:
 def test_good_evidence_is_accepted_and_survives_a_restart(desk: Desk):
     judgement = desk.answer(0, desk.evidence(0, desk.challenge(0)))
     assert (judgement.outcome, judgement.detail) == (Outcome.ACCEPT, "1100")
-    before = desk.service.state.attested
+    before = desk.service.state.gathered.attested
     assert before[identity(0).peer].valid_until_ms == 1_100_000
     desk.open()
-    assert desk.service.state.attested == before
+    assert desk.service.state.gathered.attested == before
 
 
 def test_every_way_to_borrow_evidence_has_its_own_reason(desk: Desk):
@@ -164,7 +168,7 @@ def test_every_way_to_borrow_evidence_has_its_own_reason(desk: Desk):
     assert code(desk.answer(0, good)) == "nonce"
     assert code(desk.answer(0, desk.evidence(0, b"\x01" * 32))) == "nonce"
     assert code(desk.answer(0, desk.evidence(0, desk.challenge(0), measurement=b"\x08" * 48))) == "measurement"
-    refused = {item.detail.partition(":")[0] for item in desk.service.state.refusals}
+    refused = {item.detail.partition(":")[0] for item in desk.service.state.gathered.refusals}
     assert refused == {"peer", "report-data", "nonce", "run", "measurement"}
 
 

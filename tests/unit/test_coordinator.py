@@ -1,48 +1,88 @@
-"""The coordinator's service without a network: hostile input, and restarts that continue the same chain."""
+"""The coordinator's service without a network: hostile input, presence, and restarts that continue the same chain."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from dilocox.coordinator.log import InputLog
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest.verify import appraise
+from dilocox.protocol import limits, round
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import Outcome
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.round import Moment
+from dilocox.protocol.rules import Judgement, Outcome
 from dilocox.transport.chain_file import ChainFile
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 RUN = manifest(rounds={"count": 3})
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Desk(Table):
-    """Statements made for, and submitted to, a real service on disk."""
+    """Statements made for, and submitted to, a real service on disk; `hear` opens a peer's stream."""
 
     def __init__(self, folder: Path) -> None:
-        self.run, self.folder, self.clock = RUN, folder, Clock()
+        self.run, self.folder, self.now, self.wall = RUN, folder, 1000.0, 1_700_000_000.0
+        self.serials: dict[int, int] = {}
+        self.sequences: dict[int, int] = {}
+        self.streams: dict[int, object] = {}
         self.open()
 
     def open(self) -> None:
+        """As a start after `kill -9`: nothing was closed, streams are gone."""
         chain = ChainFile(self.folder / "chain.db", self.run, COORDINATOR.peer)
-        log = InputLog(self.folder / "inputs.db", self.run)
-        self.service = CoordinatorService(COORDINATOR, chain, log, pb.Envelope(), appraise, self.clock)
+        self.streams = {}
+        clock = lambda: Moment(self.now, int(1000 * (self.wall + self.now)))  # noqa: E731
+        self.service = CoordinatorService(COORDINATOR, chain, pb.Envelope(), appraise, clock)
 
     @property
     def state(self):
         return self.service.state
 
-    def submit(self, statement: Statement):
-        self.clock.now += 0.5
-        return self.service._judge(statement.envelope)
+    @state.setter
+    def state(self, value) -> None:
+        raise AssertionError("the service holds the state")
+
+    @property
+    def ballots(self):
+        return [self.state.gathered.ballot]
+
+    @property
+    def commits(self):
+        return list(self.service.chain.commits())
+
+    async def hear(self, *numbers: int) -> None:
+        for number in numbers:
+            request = services.WatchRequest(from_round=self.service.chain.length, hello=self.beat(number).envelope)
+            stream = self.service.Watch(request, None)
+            await anext(stream)  # the standing
+            self.streams[number] = stream
+        self.service.look_around()
+        await self.service.driver.flush()
+
+    def beat(self, number: int, **changes: int) -> Statement:
+        self.sequences[number] = self.sequences.get(number, 0) + 1
+        body = pb.Heartbeat(**{"sequence": self.sequences[number], "step": 3, **changes})
+        return seal(identity(number), pb.KIND_HEARTBEAT, RUN.run_id, body)
+
+    async def say(self, statement: Statement, connection: str = "") -> Judgement:
+        judgement = await self.service.judge(statement.envelope, connection or statement.peer)
+        await self.service.driver.flush()
+        return judgement
+
+    async def begin(self) -> "Desk":
+        await self.hear(0, 1, 2)
+        for number in range(3):
+            await self.say(self.claim(number))
+        assert self.state.head.round == 1
+        return self
+
+    async def round(self) -> None:
+        for number in range(3):
+            await self.say(self.contribution(number))
+        for receipt in [self.receipt(number) for number in range(3)]:
+            await self.say(receipt)
 
 
 @pytest.fixture
@@ -50,46 +90,107 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def test_a_restart_at_any_instant_continues_the_same_chain(desk: Desk):
-    script = [*(("claim", n) for n in range(3))]
+async def test_a_restart_at_any_instant_continues_the_same_chain(desk: Desk):
+    await desk.begin()
+    script = []
     for _ in range(2):
         script += [("contribution", n) for n in range(3)] + [("receipt", n) for n in range(3)]
     for kind, number in script:
-        before = desk.submit(getattr(desk, kind)(number))
-        assert before.outcome is Outcome.ACCEPT
-        state = desk.state
-        desk.open()  # kill -9: nothing was closed
-        assert desk.state.head == state.head
-        assert desk.state.contributions.keys() == state.contributions.keys()
-        assert desk.state.receipts.keys() == state.receipts.keys()
+        assert (await desk.say(getattr(desk, kind)(number))).outcome is Outcome.ACCEPT
+        before = desk.state
+        desk.open()
+        assert desk.state.head == before.head
+        assert desk.state.gathered == before.gathered
+        assert round.phase_of(desk.state) == "starting"
+        await desk.hear(0, 1, 2)
     commits = list(desk.service.chain.verify())
     assert [commit.body.round for commit in commits] == [0, 1, 2]
     assert desk.state.head.round == 3
 
 
-def test_a_commit_that_was_logged_but_not_stored_is_made_again(desk: Desk):
-    desk.genesis()
-    desk.contribute().vote()
-    commit = desk.service.chain.raw(1)
-    desk.service.chain._database.execute("DELETE FROM commits WHERE round = 1")
+async def test_what_was_not_written_yet_is_forgotten_and_said_again(desk: Desk):
+    await desk.begin()
+    statement = desk.contribution(0)
+    await desk.service.judge(statement.envelope, "peer")  # accepted, and the process dies before the batch is written
     desk.open()
-    assert desk.service.chain.raw(1) == commit
+    assert not desk.state.gathered.contributions
+    assert (await desk.say(statement)).outcome is Outcome.ACCEPT
 
 
-def test_hostile_statements_are_rejected_with_their_reasons_and_recorded(desk: Desk):
-    desk.genesis()
+async def test_nothing_leaves_before_it_is_on_disk(desk: Desk):
+    await desk.begin()
+    sent: list[services.WatchEvent] = []
+    queue: asyncio.Queue[services.WatchEvent | None] = asyncio.Queue()
+    desk.service._watchers.add(queue)
+    for number in range(3):
+        await desk.service.judge(desk.contribution(number).envelope, "peer")
+    assert desk.state.gathered.ballot is not None
+    assert queue.empty() or all(e.WhichOneof("event") == "standing" for e in [queue.get_nowait() for _ in range(queue.qsize())])
+    desk.service.chain.database.close()
+    with pytest.raises(Exception, match="closed"):
+        await desk.service.driver.flush()
+    while not queue.empty():
+        sent.append(queue.get_nowait())
+    assert not [event for event in sent if event is not None and event.WhichOneof("event") == "statement"]
+
+
+async def test_after_a_start_nothing_is_signed_before_most_are_heard(desk: Desk):
+    await desk.begin()
+    await desk.round()
+    desk.open()
+    await desk.hear(0)
+    for number in range(3):
+        await desk.say(desk.contribution(number))
+    assert desk.state.gathered.ballot is None
+    assert "started again" in round.why_open(desk.state)
+    await desk.hear(1)
+    assert desk.state.gathered.ballot is not None
+
+
+async def test_a_coordinator_behind_its_own_chain_gets_it_back(desk: Desk, tmp_path: Path):
+    await desk.begin()
+    await desk.round()
+    await desk.round()
+    commits = desk.commits
+    desk.service.chain.database.execute("DELETE FROM commits WHERE round > 0")
+    desk.service.chain.database.execute("DELETE FROM inputs")
+    desk.open()
+    assert desk.state.head.round == 1
+    request = services.WatchRequest(from_round=3, hello=desk.beat(0).envelope)
+    stream = desk.service.Watch(request, None)
+    assert (await anext(stream)).standing.round == 1
+    desk.service.look_around()
+    assert identity(0).peer in desk.state.absent, "who knows more than we do is not heard before it gave that back"
+    for commit in commits[1:]:
+        assert (await desk.say(commit)).outcome is Outcome.ACCEPT
+    assert desk.state.head.round == 3
+    assert (await desk.say(commits[1])).outcome is Outcome.IGNORE
+    forged = seal(identity(1), pb.KIND_COMMIT, RUN.run_id, commits[2].body)
+    assert (await desk.say(forged)).reason == pb.REASON_BAD_SIGNATURE
+    await desk.hear(0, 1)
+    assert round.phase_of(desk.state) != "starting"
+    assert [commit.digest for commit in desk.service.chain.verify()] == [commit.digest for commit in commits]
+
+
+async def test_hostile_statements_are_rejected_with_their_reasons_and_recorded(desk: Desk):
+    await desk.begin()
+
+    async def reason(envelope: pb.Envelope) -> int:
+        return (await desk.service.judge(envelope, "somewhere")).reason
+
     forged = desk.contribution(0).envelope
     forged.signature = b"\0" * 64
-    assert desk.service._judge(forged).reason == pb.REASON_BAD_SIGNATURE
+    assert await reason(forged) == pb.REASON_BAD_SIGNATURE
     other_run = seal(identity(0), pb.KIND_LEAVE, digest("other run"), pb.Leave())
-    assert desk.service._judge(other_run.envelope).reason == pb.REASON_BAD_SIGNATURE
-    assert desk.submit(seal(identity(0), pb.KIND_CONTRIBUTION, RUN.run_id, b"\xff\xff")).reason == pb.REASON_MALFORMED
+    assert await reason(other_run.envelope) == pb.REASON_BAD_SIGNATURE
+    garbage = seal(identity(0), pb.KIND_CONTRIBUTION, RUN.run_id, b"\xff\xff")
+    assert await reason(garbage.envelope) == pb.REASON_MALFORMED
     large = pb.Envelope(kind=pb.KIND_CLAIM, key=identity(0).key, body=b"x" * (2 << 20), signature=b"s" * 64)
-    assert desk.service._judge(large).reason == pb.REASON_OVERSIZE
-    assert desk.service._judge(pb.Envelope()).reason == pb.REASON_MALFORMED
-    assert desk.submit(desk.contribution(9)).reason == pb.REASON_NOT_ON_ROSTER
-    assert desk.submit(desk.contribution(0, round=0)).reason == pb.REASON_STALE_ROUND
-    desk.contribute().vote()
+    assert await reason(large) == pb.REASON_OVERSIZE
+    assert await reason(pb.Envelope()) == pb.REASON_MALFORMED
+    assert await reason(desk.contribution(9).envelope) == pb.REASON_NOT_ON_ROSTER
+    assert await reason(desk.contribution(0, round=0).envelope) == pb.REASON_STALE_ROUND
+    await desk.round()
     commit = desk.service.chain.commit(1)
     assert commit is not None
     recorded = {item.reason for item in commit.body.refusals}
@@ -99,31 +200,62 @@ def test_hostile_statements_are_rejected_with_their_reasons_and_recorded(desk: D
     assert len(commit.body.counted) == 3
 
 
-def test_floods_are_cut_off(desk: Desk):
-    desk.genesis()
-    contribution = desk.contribution(0).envelope
-    reasons = [desk.service._judge(contribution).reason for _ in range(1000)]
+async def test_who_sends_a_peers_statements_again_spends_its_own_rate(desk: Desk):
+    await desk.begin()
+    statement = desk.contribution(0)
+    reasons = [(await desk.service.judge(statement.envelope, "mallory")).reason for _ in range(1000)]
     assert reasons.count(pb.REASON_RATE) > 500
-    desk.clock.now += 60
-    assert desk.service._judge(contribution).reason != pb.REASON_RATE
+    assert (await desk.say(desk.contribution(1))).outcome is Outcome.ACCEPT
+    assert (await desk.say(statement, "its own connection")).outcome is Outcome.IGNORE
+    desk.now += 60
+    assert (await desk.service.judge(statement.envelope, "mallory")).reason != pb.REASON_RATE
 
 
-def test_strangers_leave_no_trace_in_the_log(desk: Desk):
-    desk.genesis()
-    size = sum(1 for _ in desk.service._log.replay())
+async def test_inputs_that_change_nothing_leave_no_trace_in_the_log(desk: Desk):
+    await desk.begin()
+    statement = desk.contribution(0)
+    await desk.say(statement)
+    rows = lambda: desk.service.chain.database.execute("SELECT count(*) FROM inputs").fetchone()[0]  # noqa: E731
+    size = rows()
+    for number in range(3000):
+        await desk.service.judge(statement.envelope, f"connection {number}")
     for number in range(10, 90):
-        desk.submit(desk.contribution(number))
-    assert sum(1 for _ in desk.service._log.replay()) - size <= 64
+        await desk.say(desk.contribution(number), f"stranger {number}")
+    assert rows() - size <= limits.REFUSALS_PER_ROUND
 
 
-def test_heartbeats_keep_peers_present_and_replays_of_them_do_not(desk: Desk):
-    desk.genesis()
-    beat = seal(identity(0), pb.KIND_HEARTBEAT, RUN.run_id, pb.Heartbeat(sequence=5, step=3))
-    assert desk.submit(beat).outcome is Outcome.ACCEPT
-    desk.clock.now += RUN.rounds.liveness_seconds + 1
-    desk.service._check_presence(desk.clock.now)
+async def test_an_open_stream_and_new_heartbeats_are_signs_of_life_and_replays_are_not(desk: Desk):
+    await desk.begin()
+    old = desk.beat(0)
+    assert (await desk.say(old)).outcome is Outcome.ACCEPT
+    desk.now += RUN.rounds.liveness_seconds + 1
+    for number in (1, 2):
+        await desk.say(desk.beat(number))
+    desk.service.look_around()
     assert identity(0).peer in desk.state.absent
-    assert desk.submit(beat).outcome is Outcome.IGNORE
-    assert identity(0).peer in desk.state.absent
-    desk.submit(seal(identity(0), pb.KIND_HEARTBEAT, RUN.run_id, pb.Heartbeat(sequence=6)))
+    assert (await desk.say(old)).outcome is Outcome.IGNORE
+    await desk.say(desk.contribution(0), "mallory")
+    assert identity(0).peer in desk.state.absent, "somebody said again what it signed"
+    await desk.say(desk.beat(0))
     assert identity(0).peer not in desk.state.absent
+    await desk.streams[0].aclose()
+    assert identity(0).peer in desk.state.absent, "a stream that breaks is absence at once"
+    await desk.say(desk.beat(0))
+    assert identity(0).peer in desk.state.absent, "and heartbeats without a stream are nobody's"
+
+
+async def test_strangers_heartbeats_are_remembered_by_nobody(desk: Desk):
+    await desk.begin()
+    for number in range(100, 400):
+        assert (await desk.say(desk.beat(number))).outcome is Outcome.IGNORE
+    assert len(desk.service.liveness.signs) == 3
+
+
+async def test_a_wall_clock_set_back_opens_the_ballot_no_later(desk: Desk):
+    await desk.begin()
+    await desk.round()
+    desk.wall -= 3600
+    await desk.round()
+    times = [commit.body.closed_at_ms for commit in desk.commits]
+    assert times == sorted(times)
+    assert desk.state.head.round == 3

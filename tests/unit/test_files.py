@@ -253,9 +253,11 @@ def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Path, tm
         payload, state = blobs.put([b"a payload"]), blobs.put([b"a state"])
         if rotten is not None:
             rot(blobs, payload if rotten == "payload" else state)
-        boundary = worker.Boundary(round=4, payloads=[pb.StagePayload(stage=0, base_state=state, digest=payload)])
+        boundary = worker.Boundary(round=4, payloads=[worker.StagePayload(stage=0, base_state=state, digest=payload)])
         starts = Starts(RUN, kept, BlobStore(blobs.folder), MagicMock())  # another process
-        origins = {start.origin for start in starts.candidates([worker.Hello(rank=0, boundaries=[boundary])], False)}
+        origins = {
+            candidate.start.origin for candidate in starts.candidates([worker.Hello(rank=0, boundaries=[boundary])], False)
+        }
         assert (worker.Start.ORIGIN_BOUNDARY in origins) == (rotten is None)
         assert worker.Start.ORIGIN_INITIAL in origins
     kept.close()

@@ -1,21 +1,17 @@
 """Small decisions of the node, without processes."""
 
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 
 from dilocox.node.daemon import count_workers
 from dilocox.node.outer.background import Background
-from dilocox.node.participant import Participant
 from dilocox.node.worker_settings import WorkerSettings
-from dilocox.protocol import chain, events
+from dilocox.protocol import events
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.messages import seal
+from dilocox.protocol.head import initial_head
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
 from dilocox.views import rows as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
@@ -67,8 +63,10 @@ def test_every_event_has_a_sentence_and_a_view():
 
 def test_views_tell_who_counted_who_did_not_and_why():
     table = Table(manifest()).genesis()
+    before = table.head
     table.contribute().vote(reject={2: pb.REASON_NORM_TOO_LARGE})
-    detail = views.round_detail(table.commits[-1].body)
+    row, detail = views.describe(before, table.commits[-1])
+    assert row.items() <= detail.items()
     assert detail["counted"] == 2
     assert detail["roster"] == 3
     assert [(item["peer"], item["reason"]) for item in detail["excluded"]] == [(identity(2).peer, "norm-too-large")]
@@ -77,16 +75,4 @@ def test_views_tell_who_counted_who_did_not_and_why():
     assert [row["peer"] for row in rows] == sorted(identity(n).peer for n in range(3))
     assert [row["step"] for row in rows if row["peer"] == identity(0).peer] == [5]
     assert [row["replicas"] for row in views.stages(table.run, table.head)] == [3, 3]
-    assert views.stages(table.run, chain.initial_head())[0]["replicas"] == 0
-
-
-def test_what_a_coordinator_may_not_send_ends_no_node(tmp_path: Path):
-    run = manifest()
-    kept = ChainFile(tmp_path / "chain.sqlite", run, COORDINATOR.peer)
-    store = BlobStore(tmp_path / "blobs")
-    participant = Participant(identity(1), run, store, kept, *[MagicMock() for _ in range(4)], None)
-    forged = seal(identity(2), pb.KIND_COMMIT, run.run_id, pb.Commit())
-    for envelope in (pb.Envelope(kind=pb.KIND_COMMIT, body=b"\xff"), pb.Envelope(), forged.envelope):
-        participant._statement(envelope)
-    assert kept.length == 0
-    kept.close()
+    assert views.stages(table.run, initial_head(COORDINATOR.peer))[0]["replicas"] == 0
