@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.liar LIE node …`: a real node whose evidence is not what it should be."""
+"""`python -P tests/e2e/liar.py LIE node …`: a real node whose evidence is not what it should be."""
 
 import sys
 from collections.abc import Awaitable, Callable

@@ -83,7 +83,7 @@ def test_each_lie_is_refused_with_its_reason_in_the_liars_own_status(swarm: Swar
     link = swarm.testnet.folder / "link"
     home = ["--home", str(tmp_path / "home"), "--simulated-measurement", str(tmp_path / "measurement"), *OPTIONS]
     liar = Member(lie, tmp_path / "home", [])
-    command = [sys.executable, "-P", "-m", "tests.e2e.liar", lie, "node", "--join", f"@{link}", *home]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("liar.py")), lie, "node", "--join", f"@{link}", *home]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
