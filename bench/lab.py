@@ -117,8 +117,8 @@ class Lab:
         return max((sum(payload.size for payload in item.payloads) for item in self.counted), default=0)
 
     def rounds(self) -> "Lab":
-        """The whole run."""
-        for _ in range(self.run.rounds.count):
+        """The rounds that are left of the run."""
+        while self.head.round <= self.run.rounds.count:
             self.round()
         self.settle()
         if self.run.rounds.count % self.evaluate_every:
