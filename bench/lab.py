@@ -130,8 +130,8 @@ class Lab:
         return max((int(sent.contribution.size) for sent in self.counted.values()), default=0)
 
     def rounds(self) -> "Lab":
-        """The whole run."""
-        for _ in range(self.run.rounds.count):
+        """The rounds that are left of the run."""
+        while self.head.round <= self.run.rounds.count:
             self.round()
         self.settle()
         if self.run.rounds.count % self.evaluate_every:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import convergence
+from bench import convergence, unequal
 from bench.arms import ARMS, CLUSTERS
 from bench.convergence import Job
 from dilocox.node.outer.state import StageState
@@ -50,6 +50,15 @@ def test_a_commit_arrives_at_the_step_that_its_bytes_earn():
     size = StageState(run, 0).layout().largest
     assert convergence.arrival_steps(run, 0.5, size) == 10
     assert convergence.arrival_steps(run, 0.5, size / 2) == 5
+
+
+@pytest.mark.parametrize(("rule", "steps"), [("waiting", (10, 10)), ("fixed H", (25, 10)), ("time-boxed", (40, 16))])
+def test_unequal_boxes_take_the_steps_that_their_rule_allows(monkeypatch, rule: str, steps: tuple[int, int]):
+    """In the time of 40 steps of a fast box; (a fast one's, the slow one's)."""
+    monkeypatch.setattr(unequal, "STEPS", 40)
+    monkeypatch.setattr(unequal, "HORIZON", 5)
+    _, tokens = unequal.run(rule, seed=0)
+    assert tokens == (3 * steps[0] + steps[1]) * 8 * 64
 
 
 def test_the_cost_of_a_late_commit_is_nothing_where_waiting_never_gets_as_far():

@@ -34,10 +34,17 @@ def text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_with(
-    overlap: str, lead_weight: float = 1.0, learning_rate: float = 0.8, momentum: float = 0.3, count: int = 4
+    overlap: str, lead_weight: float = 1.0, learning_rate: float = 0.8, momentum: float = 0.3, **rounds: float
 ) -> Manifest:
     return manifest(
-        rounds={"count": count, "inner_steps": 6, "max_inner_steps": 12, "overlap": overlap, "lead_weight": lead_weight},
+        rounds={
+            "count": 4,
+            "inner_steps": 6,
+            "max_inner_steps": 12,
+            "overlap": overlap,
+            "lead_weight": lead_weight,
+            **rounds,
+        },
         training={"learning_rate": 3e-3},
         outer={"learning_rate": learning_rate, "momentum": momentum},
         model={"hidden_size": 64, "intermediate_size": 96, "sequence_length": 32},
@@ -131,6 +138,16 @@ def test_a_payload_returns_to_the_feedback_only_when_its_commit_does_not_count_i
     lab.settle()
     for state, before, payload in zip(member.trainer.states, left, sent, strict=True):
         assert torch.equal(state.feedback, before + payload.float())
+
+
+def test_time_boxed_boxes_take_what_fits_and_follow_one_schedule():
+    run = run_with("rebase", round_seconds=6.0)
+    lab = Lab(run, clusters=2, arrive_at=1, speeds=(1.0, 0.5))
+    lab.round()
+    assert [item.tokens for item in lab.counted] == [6 * run.tokens_per_step, 3 * run.tokens_per_step]
+    assert [trainer.optimizer.steps for trainer in lab.trainers] == [6, 6]
+    lab.rounds()
+    assert [member.total_steps for member in lab.members] == [24, 12]
 
 
 def dense(raw: bytes | memoryview, state: StageState) -> torch.Tensor:
