@@ -30,7 +30,7 @@ def text(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["".join(chr(97 + int(26 * rng.random())) for _ in range(2 + int(6 * rng.random()))) for _ in range(60)]
     stream = " ".join(words[int(len(words) * rng.random() ** 2)] for _ in range(60_000))
     tokens = np.frombuffer(stream.encode(), dtype=np.uint8).astype(np.int64)
-    monkeypatch.setattr("bench.lab.load_dataset", lambda run: Dataset(run, tokens))
+    monkeypatch.setattr("bench.lab.load_dataset", lambda run, folders: Dataset(run, tokens))
 
 
 def run_with(
@@ -134,7 +134,7 @@ def test_a_payload_returns_to_the_feedback_only_when_its_commit_does_not_count_i
     lab.round()
     member, other = lab.members
     sent = [dense(lab.payload(member.payloads[state.stage]), state) for state in member.trainer.states]
-    lab.counted = [item for item in lab.counted if item.cluster == other.state.cluster]
+    lab.takes = [take for take in lab.takes if take.cluster == other.state.cluster]
     lab.settle()
     for state, before, payload in zip(member.trainer.states, left, sent, strict=True):
         assert torch.equal(state.feedback, before + payload.float())
@@ -144,7 +144,7 @@ def test_time_boxed_boxes_take_what_fits_and_follow_one_schedule():
     run = run_with("rebase", round_seconds=6.0)
     lab = Lab(run, clusters=2, arrive_at=1, speeds=(1.0, 0.5))
     lab.round()
-    assert [item.tokens for item in lab.counted] == [6 * run.tokens_per_step, 3 * run.tokens_per_step]
+    assert [sent.contribution.tokens for sent in lab.counted.values()] == [6 * run.tokens_per_step, 3 * run.tokens_per_step]
     assert [trainer.optimizer.steps for trainer in lab.trainers] == [6, 6]
     lab.rounds()
     assert [member.total_steps for member in lab.members] == [24, 12]
