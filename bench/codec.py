@@ -144,7 +144,7 @@ def measure(shape: Shape, device: torch.device) -> dict[str, Any]:
     state = StageState(run, shape.stage, specs)
     state.feedback.normal_(generator=torch.Generator().manual_seed(0), std=1e-3)
     payloads: list[bytes] = []
-    encode = seconds(lambda: payloads.append(state.encode(None).raw), device, shape.repeats)  # own decode and packing included
+    encode = seconds(lambda: payloads.append(state.encode().raw), device, shape.repeats)  # own decode and packing included
     views = [memoryview(payloads[-1])] * 3
     apply = seconds(lambda: state.apply(views, [1, 1, 1]), device, shape.repeats)  # parse, decode three, mean, Nesterov
     return {

@@ -60,7 +60,7 @@ def lose(run: Manifest, work: Tensor, compressions: tuple[dict[str, Any], ...]) 
     for values in compressions:
         state = StageState(run.model_copy(update={"compression": Compression(**values)}), 0)
         state.feedback.copy_(left)
-        size += len(state.encode(None).raw)
+        size += len(state.encode().raw)
         left = state.feedback.clone()
     return 8 * size / len(work), float(left.norm() / work.norm())
 

@@ -26,7 +26,7 @@ def payload_bytes(run: Manifest) -> tuple[int, str]:
         if encode:
             state = StageState(run, stage)
             state.feedback.normal_(generator=torch.Generator().manual_seed(stage))
-            size = len(state.encode(None).raw)
+            size = len(state.encode().raw)
         total += size
     return total, "encoded" if encode else "layout"
 

@@ -28,7 +28,7 @@ trainer = Trainer(run, split_stages(range(run.model.stages), workers)[rank], ran
 trainer.load_initial()
 data = load_dataset(run)
 results = [trainer.step(*data.batch([4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3]), flags=[1.0, rank]) for i in range(4)]
-trainer.end_phase()
+trainer.end_phase(1, restart=False)
 evaluation = trainer.evaluate_committed(data)
 print(json.dumps([[r.loss, r.gradient_norm, *r.flags] for r in results] + [[evaluation]]))
 dist.destroy_process_group()

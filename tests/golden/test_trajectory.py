@@ -101,7 +101,7 @@ def test_in_place_copies_match_an_out_of_place_reference(lead_weight: float):
         if lead_weight != 1:
             flat_live = theta + (flat_live - theta) * lead_weight
         anchor = flat_live.clone()
-        encoded = state.encode(None)
+        encoded = state.encode()
         decoded = dense(encoded.raw, state)
         feedback = feedback - decoded.float()
         lead = draw()  # work of the next phase before the commit arrives

@@ -68,7 +68,7 @@ def test_decoding_and_applying_do_not_depend_on_the_thread_count():
         torch.set_num_threads(threads)
         state = StageState(run, 0)
         state.feedback.copy_(torch.randn(state.size, generator=torch.Generator().manual_seed(0)))
-        raw = state.encode(None).raw if not states else states[0][1]
+        raw = state.encode().raw if not states else states[0][1]
         state.apply([memoryview(raw), memoryview(raw)], [100, 300])
         states.append((state.committed.clone(), raw))
     torch.set_num_threads(1)
@@ -94,7 +94,7 @@ def test_what_is_encoded_parses_and_leaves_the_rest_in_the_feedback(seed, compre
     state = StageState(run, 1)
     state.feedback.copy_(torch.randn(state.size, generator=torch.Generator().manual_seed(seed)))
     before = state.feedback.clone()
-    encoded = state.encode(None)
+    encoded = state.encode()
     state.layout().check_size(len(encoded.raw))
     tensors = wire.parse(encoded.raw, state.layout())
     assert encoded.norm == pytest.approx(wire.decoded_norm(tensors))
@@ -148,7 +148,7 @@ def test_subnormal_results_become_zero():
     state = StageState(run, 0)
     state.committed.fill_(1.2e-38)
     state.feedback.fill_(1e-3)
-    raw = state.encode(None).raw
+    raw = state.encode().raw
     state.apply([memoryview(raw)], [1])
     values = state.committed.abs()
     assert not ((values > 0) & (values < 2.0**-126)).any()
@@ -159,7 +159,7 @@ def test_a_bad_payload_changes_nothing():
 
     state = StageState(manifest(), 0)
     state.feedback.normal_(generator=torch.Generator().manual_seed(0))
-    raw = state.encode(None).raw
+    raw = state.encode().raw
     before = state.committed.clone()
     with pytest.raises(RemoteError):
         state.apply([memoryview(raw), memoryview(raw[:-1])], [1, 1])
