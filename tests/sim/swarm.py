@@ -19,6 +19,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.round import Moment
+from dilocox.protocol.rules import JUDGES
 from tests.helpers import COORDINATOR, digest, identity
 
 STEP_SECONDS = 1.0
@@ -235,6 +236,8 @@ class Swarm:
         self.logged: list[tuple[round.Input, Moment]] = []
         self.coordinator_up, self.coordinator_life = True, 0
         self.fail_writes = False
+        self.signed_here = False
+        """A commit, by this life of the coordinator."""
         self._unwritten: list[Any] = []
         self._unsent: list[Statement] = []
         self.ballot: Statement | None = None
@@ -349,6 +352,7 @@ class Swarm:
                         peer = self.by_name[name]
                         self.send(peer, lambda peer=peer, number=number: peer.feed(member.Differs(number)))  # type: ignore[misc]
                 case round.SealCommit(body):
+                    self.signed_here = True
                     commit = seal(COORDINATOR, pb.KIND_COMMIT, self.run.run_id, body)
                     self._unwritten.append(commit)
                     self._unsent.append(commit)
@@ -361,6 +365,10 @@ class Swarm:
             delay = self.random.expovariate(1 / SYNC_SECONDS)
             self.after(delay, lambda: self.flush() if self.coordinator_life == life else None)
         return judgement
+
+    def feed_envelope(self, envelope: pb.Envelope) -> None:
+        """A statement that somebody brings, whoever signed it."""
+        self.feed(round.Received(open_envelope(envelope, self.run.run_id, JUDGES)))
 
     def flush(self) -> None:
         batch, self._unwritten = self._unwritten, []
@@ -416,7 +424,7 @@ class Swarm:
 
     def take_back(self, peer: SimPeer, commit: Statement) -> None:
         """As RoundDriver.adopt."""
-        if commit.body.round != self.state.head.round or self.state.starting_since is None:
+        if commit.body.round != self.state.head.round or self.signed_here:
             return
         after, _ = self.extend(self.state.head, commit.envelope)
         self._unwritten, self._unsent = [], []

@@ -1,0 +1,178 @@
+"""Random faults on a simulated swarm of the product's machines: what must hold always, whatever happens.
+
+Hypothesis draws schedules of faults and shrinks those that break something. `DILOCOX_SCHEDULES=20000 pytest tests/sim -k whatever`
+looks at more of them.
+"""
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dilocox.protocol import chain, round
+from dilocox.protocol.head import initial_head
+from dilocox.protocol.messages import seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from tests.helpers import COORDINATOR, digest, identity, manifest
+from tests.sim.swarm import Swarm
+
+SCHEDULES = int(os.environ.get("DILOCOX_SCHEDULES", "250"))
+PEERS = 5
+FAULTS_END = 150.0
+"""Seconds after the beginning: from then on everybody works who will ever work again."""
+PATIENCE = 1500.0
+"""Then the run must be over: a few full deadlines of every kind."""
+RUN = manifest(
+    rounds={
+        "count": 8,
+        "inner_steps": 8,
+        "max_inner_steps": 24,
+        "min_clusters": 2,
+        "start_clusters": 3,
+        "deadline_seconds": 60,
+        "vote_seconds": 20,
+        "liveness_seconds": 5,
+    }
+)
+NUMBER = st.integers(0, PEERS - 1)
+SOME = st.lists(NUMBER, min_size=1, max_size=PEERS, unique=True)
+AT = st.integers(1, int(FAULTS_END) - 20).map(float)
+LONG = st.sampled_from([0.5, 3.0, 8.0, 20.0, 70.0])
+FAULT = st.one_of(
+    st.tuples(st.just("crash"), SOME, AT, LONG),
+    st.tuples(st.just("cut"), SOME, AT, LONG),
+    st.tuples(st.just("cut coordinator"), st.just(0), AT, LONG),
+    st.tuples(st.just("crash coordinator"), st.just(0), AT, LONG),
+    st.tuples(st.just("failed write"), st.just(0), AT, st.just(0.0)),
+    st.tuples(st.just("backup of a peer"), NUMBER, AT, LONG),
+    st.tuples(st.just("leave"), SOME, AT, LONG),
+    st.tuples(st.just("wall clock"), st.sampled_from([-3600, 3600, 86400]), AT, st.just(0.0)),
+    st.tuples(st.just("lurk"), NUMBER, AT, LONG),
+    st.tuples(st.just("replay"), NUMBER, AT, st.just(0.0)),
+    st.tuples(st.just("equivocate"), NUMBER, AT, st.just(0.0)),
+    st.tuples(st.just("stranger claims"), st.integers(100, 140), AT, st.just(0.0)),
+    st.tuples(st.just("false report"), NUMBER, AT, st.just(0.0)),
+)
+SCHEDULE = st.tuples(
+    st.lists(FAULT, max_size=6),
+    st.lists(NUMBER, max_size=PEERS - 2, unique=True),
+    st.integers(0, 2**16),
+)
+"""Faults; peers that are gone for ever when the faults end, but never so many that too few are left; a seed for delays."""
+
+
+def inflict(swarm: Swarm, fault: tuple[str, Any, float, float]) -> None:
+    kind, what, at, seconds = fault
+    until = min(at + seconds, FAULTS_END)
+    match kind:
+        case "crash":
+            for number in what:
+                swarm.crash(number, at, until)
+        case "cut":
+            swarm.cut_off(what, at, until)
+        case "cut coordinator":
+            swarm.cut_coordinator(at, until)
+        case "crash coordinator":
+            swarm.crash_coordinator(at, until)
+        case "failed write":
+            swarm.at(at, lambda: setattr(swarm, "fail_writes", True))
+        case "backup of a peer":
+            swarm.restore_peer(what, at, until, backup_at=at / 2)
+        case "leave":
+            swarm.leave(what, at, until + 6)
+        case "wall clock":
+            swarm.at(at, lambda: setattr(swarm, "wall_offset_ms", swarm.wall_offset_ms + 1000 * what))
+        case "lurk":
+            swarm.at(at, lambda: setattr(swarm.peers[what], "phase_ends", swarm.now + seconds))
+        case "replay":
+            swarm.at(at, lambda: replay(swarm, what))
+        case "equivocate":
+            swarm.at(at, lambda: equivocate(swarm, what))
+        case "stranger claims":
+            swarm.at(at, lambda: stranger_claims(swarm, what))
+        case "false report":
+            swarm.at(at, lambda: false_report(swarm, what))
+
+
+def replay(swarm: Swarm, number: int) -> None:
+    """Somebody sends again everything that a peer ever said in the chain."""
+    if swarm.coordinator_up:
+        for commit in list(swarm.commits):
+            body = commit.body
+            for envelope in (*body.claims, *body.leaves, *body.contributions, *body.receipts, *body.reports):
+                if envelope.key == swarm.peers[number].identity.key:
+                    swarm.feed_envelope(envelope)
+
+
+def equivocate(swarm: Swarm, number: int) -> None:
+    """A peer signs a second contribution for the open round."""
+    peer = swarm.peers[number]
+    own = peer.state.own.get(pb.KIND_CONTRIBUTION) if peer.up else None
+    if swarm.coordinator_up and own is not None:
+        other = pb.Contribution.FromString(own.envelope.body)
+        other.loss = 7.0
+        swarm.feed_envelope(seal(peer.identity, pb.KIND_CONTRIBUTION, swarm.run.run_id, other).envelope)
+
+
+def stranger_claims(swarm: Swarm, number: int) -> None:
+    """An identity nobody knows claims a seat with a state of its own, and is never heard of again."""
+    head = swarm.state.head
+    claim = pb.Claim(serial=1, round=max(1, head.round), head=head.digest, state=digest("mine"))
+    if swarm.coordinator_up and head.round:
+        swarm.feed_envelope(seal(identity(number), pb.KIND_CLAIM, swarm.run.run_id, claim).envelope)
+        swarm.feed(round.Absent(identity(number).peer))
+
+
+def false_report(swarm: Swarm, number: int) -> None:
+    head = swarm.state.head
+    report = pb.StateReport(round=head.round, head=head.digest, state=digest("false"), replayed=True)
+    if swarm.coordinator_up and head.round:
+        swarm.feed_envelope(seal(swarm.peers[number].identity, pb.KIND_STATE_REPORT, swarm.run.run_id, report).envelope)
+
+
+def end_of_faults(swarm: Swarm, gone: list[int]) -> None:
+    swarm.cut.clear()
+    swarm.coordinator_cut = False
+    swarm.start_coordinator()
+    for number, peer in enumerate(swarm.peers):
+        if number in gone:
+            peer.crash()
+        elif not peer.up or peer.state.leaving:
+            peer.crash()
+            peer.start()
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(SCHEDULE)
+def test_whatever_happens_the_run_goes_on_with_one_chain(schedule):
+    faults, gone, seed = schedule
+    swarm = Swarm(RUN, PEERS, seed, loss=0.002, delay=0.2)
+    for fault in faults:
+        inflict(swarm, fault)
+    swarm.at(FAULTS_END + 10, lambda: end_of_faults(swarm, gone))
+    swarm.begin()
+    swarm.run_for(FAULTS_END + 11)
+    alive = swarm.run_for(PATIENCE, swarm.finished)
+    where = f"round {swarm.state.head.round}, {swarm.state.head.trained} trained: {round.why_open(swarm.state)}"
+    assert alive, f"a dead run: {where}"
+    head = initial_head(COORDINATOR.peer)
+    for commit in swarm.commits:
+        head, _ = chain.extend(swarm.run, head, commit.envelope)
+    assert head == swarm.state.head
+    for peer in swarm.peers:
+        assert not peer.halted
+        if peer.up:
+            assert [c.digest for c in peer.disk.commits] == [c.digest for c in swarm.commits]
+            assert peer.fold == head_state(swarm)
+
+
+def head_state(swarm: Swarm) -> bytes:
+    """What applying the chain makes."""
+    fold = digest("initial")
+    for commit in swarm.commits:
+        for item in chain.taken(commit.body):
+            fold = digest(fold, item.contribution.leaves)
+    return fold
