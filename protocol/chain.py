@@ -165,7 +165,7 @@ def seats(
         return Seating({name: complete[name][0] for name in group}, complete[group[0]][1] if group else b"")
     heard = len(set(head.roster) - set(absent) - gathered.leaving())
     waking = not counting and heard < manifest.rounds.min_clusters
-    state = built_on or rules.known_state(head, gathered) or (b"" if counting else _plurality(head, gathered, complete))
+    state = built_on or rules.known_state(head, gathered) or (b"" if counting else _plurality(manifest, head, gathered))
     wanting = [name for name, (_, root) in complete.items() if state and root == state]
     fresh = [name for name in wanting if name not in head.roster and (waking or not _rests(head, name))]
     if manifest.admission.policy == "open":
@@ -187,10 +187,18 @@ def genesis_group(complete: Mapping[str, tuple[Cluster, bytes]]) -> list[str]:
     return min(groups.values(), key=lambda names: (-len(names), names[0]), default=[])
 
 
-def _plurality(head: Head, gathered: Gathered, complete: Mapping[str, tuple[Cluster, bytes]]) -> bytes:
-    """Where two thirds of those who made the state cannot be heard: what most of those say who can; without any, most claims."""
-    told = list(rules.told_states(head, gathered).values()) or [root for _, root in complete.values()]
-    return min(set(told), key=lambda root: (-told.count(root), root), default=b"")
+def _plurality(manifest: Manifest, head: Head, gathered: Gathered) -> bytes:
+    """The state where two thirds of those who made it cannot be heard: what most say of the first of these who can be.
+
+    Those who made it; the roster; clusters that rest; and where the run's owner named everybody, who claims. Strangers alone never
+    say what an open run's model is: when all who knew it are gone, it waits for one of them.
+    """
+    admitted = gathered.claims if manifest.admission.policy == "allow-list" else ()
+    for names in (head.built_by, head.roster, head.resting, admitted):
+        told = list(rules.told_states(gathered, names).values())
+        if told:
+            return min(set(told), key=lambda root: (-told.count(root), root))
+    return b""
 
 
 def _next_roster(

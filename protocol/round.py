@@ -261,7 +261,7 @@ def _receive(state: RoundState, statement: Statement[object]) -> tuple[RoundStat
 
 def _differing(state: RoundState, reporter: str) -> list[Effect]:
     """A report that differs stands against its author; while no two thirds agree, everybody looks again."""
-    head, told = state.head, rules.told_states(state.head, state.gathered)
+    head, told = state.head, rules.told_states(state.gathered, state.head.built_by)
     known = rules.known_state(head, state.gathered)
     mine = [slot[0].body.state for (name, _), slot in state.gathered.reports.items() if name == reporter]
     if known:

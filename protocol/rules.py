@@ -18,7 +18,7 @@ for another moment) or REJECTed with its reason; what is gathered changes exactl
 Two different statements in one slot are REJECTed with EQUIVOCATION, and both kept as its proof.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -319,11 +319,11 @@ def _state_report(manifest: Manifest, head: Head, gathered: Gathered, statement:
     return _once(reports[key]), replace(gathered, reports=reports)
 
 
-def told_states(head: Head, gathered: Gathered) -> dict[str, bytes]:
-    """What each cluster that made the state says it is: by replay, else by report, else by the claim of one that came back."""
+def told_states(gathered: Gathered, clusters: Iterable[str]) -> dict[str, bytes]:
+    """What each of these clusters says the state is: by replay, else by report, else by the claim of one that came back."""
     told: dict[str, bytes] = {}
     claiming = gathered.claiming()
-    for name in head.built_by:
+    for name in clusters:
         for statement in (
             single(gathered.reports.get((name, True))),
             single(gathered.reports.get((name, False))),
@@ -343,7 +343,7 @@ def known_state(head: Head, gathered: Gathered) -> bytes:
     if head.state:
         return head.state
     votes: dict[bytes, int] = {}
-    for root in told_states(head, gathered).values():
+    for root in told_states(gathered, head.built_by).values():
         votes[root] = votes.get(root, 0) + 1
     return next((root for root, count in votes.items() if 3 * count >= 2 * len(head.built_by)), b"")
 
