@@ -57,10 +57,9 @@ class RoundDriver:
         chain: ChainFile,
         publish: Publish,
         clock: Clock = clock,
-        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`publish` sends what is on disk to everyone; `on_progress` is called after every input that changed something."""
-        self.identity, self.chain, self._publish, self._clock, self._on_progress = identity, chain, publish, clock, on_progress
+        """`publish` sends what is on disk to everyone."""
+        self.identity, self.chain, self._publish, self._clock = identity, chain, publish, clock
         self._run_id = chain.manifest.run_id
         self._log = InputLog(chain)
         self._batch: list[Entry | Committed] = []
@@ -105,7 +104,6 @@ class RoundDriver:
                     self.feed(Received(ballot))
                     self._outbox.append(ballot)
         self._wake.set()
-        self._on_progress()
         return judgement
 
     def _seal_commit(self, before: RoundState, body: pb.Commit, moment: Moment) -> None:

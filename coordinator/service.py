@@ -30,7 +30,7 @@ __all__ = ["CoordinatorService"]
 log = logging.getLogger(__name__)
 
 PRESENCE_SECONDS = 1.0
-"""How often silence is looked for."""
+"""How often silence is looked for, and the state of the round told."""
 WATCH_BACKLOG = 4096
 """Events queued for a watcher before it is dropped; it reconnects and catches up from the chain."""
 _OUTCOMES = {
@@ -93,7 +93,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self._ballot: Statement[object] | None = None
         """As published: what is not on disk yet is told to nobody."""
         self._said = ""
-        self.driver = RoundDriver(identity, chain, self._publish, clock, self._say)
+        self.driver = RoundDriver(identity, chain, self._publish, clock)
         self.driver.resume()
         self._ballot = self.state.gathered.ballot
 
@@ -102,9 +102,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return self.driver.state
 
     async def run(self) -> None:
-        """Notice silence, until cancelled."""
+        """Notice silence and say why the round is open, until cancelled."""
         while True:
             self.look_around()
+            self._say()
             await asyncio.sleep(PRESENCE_SECONDS)
 
     # Who is heard
@@ -148,7 +149,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 queue.put_nowait(event)
 
     def _say(self) -> None:
-        """Say why the round is open, whenever the reason changes."""
+        """Why the round is open, where that changed since the last time: a sentence a second, however many contribute."""
         why = round.why_open(self.state)
         if why != self._said:
             self._said = why

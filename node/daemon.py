@@ -162,7 +162,7 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     closing.push_async_callback(participant.leave, GOODBYE_SECONDS)
     tasks.start(participant.watch(), "watch")
     tasks.start(participant.offer(), "offer")
-    tasks.start(participant.run_workers(), "supervise")
+    tasks.start(participant.workers.run(), "supervise")
     tasks.start(participant.beat(), "beat")
     if prover is not None:
         tasks.start(participant.prove(), "prove")

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,14 @@ class DataDirectory:
         for leftover in self.folder.glob("parent-*"):
             if leftover.is_fifo():  # parent_pipe.py's
                 leftover.unlink()
+
+    def start_number(self) -> int:
+        """Larger at every start of a daemon on this folder, whatever its wall clock says; counted on disk. A folder that forgot its
+        count begins at the time of day, above what it may have counted."""
+        path = self.folder / "starts"
+        number = (read_checked(path, int) or int(time.time())) + 1
+        write_atomically(path, str(number).encode())
+        return number
 
     def close(self) -> None:
         """Let another daemon have the folder."""

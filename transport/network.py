@@ -91,7 +91,7 @@ async def open_network(
     dht_port = listen.dht_port or kept.get("dht_port") or choose_port()
     known = home.run_folder(run_id) / "peers.json"
     dht = Dht(DhtSettings(run_id, home.identity, home.folder, f"/ip4/0.0.0.0/tcp/{dht_port}", tuple(bootstrap)))
-    directory = Directory(dht, home.identity, run_id)
+    directory = Directory(dht, home.identity, run_id, home.start_number())
     for seen in cached_records(known, run_id):
         directory.learn(seen)
     address, dht_address = f"{listen.host}:{port}", multiaddr(listen.host, dht_port, home.identity.peer)

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import logging
 import time
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 PUBLISH_SECONDS = 60.0
 """Records live 300 s: four republications may fail before a peer disappears."""
 REFRESH_SECONDS = 10.0
+SEQUENCE_BITS = 24
+"""Of a record's sequence for the records of one life: one a minute for thirty years."""
 CACHED_RECORDS = 256
 """Of these one will be there after a restart; about 1 KiB each."""
 LOOKUP_SECONDS = 1.0
@@ -47,8 +50,10 @@ def cached_records(path: Path, run_id: bytes) -> list[Statement]:
 class Directory:
     """Peer records by peer id, newest sequence first."""
 
-    def __init__(self, dht: Dht, identity: Identity, run_id: bytes) -> None:
+    def __init__(self, dht: Dht, identity: Identity, run_id: bytes, start_number: int) -> None:
+        """`start_number`: of this life of the daemon; its records are newer than those of all lives before."""
         self._dht, self._identity, self._run_id = dht, identity, run_id
+        self._sequence = itertools.count(start_number << SEQUENCE_BITS)
         self.records: dict[str, Statement] = {}
         self._looked_up_at = 0.0
         self._looking = asyncio.Lock()
@@ -58,7 +63,7 @@ class Directory:
             address=address,
             certificate=certificate,
             dht_addresses=dht_addresses,
-            sequence=int(time.time() * 1000),
+            sequence=next(self._sequence),
             name=name,
             version=version("dilocox"),
         )

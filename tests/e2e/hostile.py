@@ -56,7 +56,7 @@ class HostilePeer:
         dht_port = choose_port()
         listen = f"/ip4/127.0.0.1/tcp/{dht_port}"
         dht = Dht(DhtSettings(self.link.run_id, self.identity, self.folder, listen, self.link.dht_addresses))
-        self.directory = Directory(dht, self.identity, self.link.run_id)
+        self.directory = Directory(dht, self.identity, self.link.run_id, 1)
         self.channels = ChannelPool()
         self.tasks.start(dht.run(), "dht")
         addresses = [multiaddr("127.0.0.1", dht_port, self.identity.peer)]

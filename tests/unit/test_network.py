@@ -63,7 +63,7 @@ async def serving(folder: Path, signer=COORDINATOR) -> AsyncIterator[JoinLink]:
 def directory(folder: Path) -> Directory:
     """Over a DHT whose child was never started."""
     settings = DhtSettings(RUN.run_id, identity(1), folder, "/ip4/127.0.0.1/tcp/0", ())
-    return Directory(Dht(settings), identity(1), RUN.run_id)
+    return Directory(Dht(settings), identity(1), RUN.run_id, 1)
 
 
 async def test_the_link_alone_leads_to_the_coordinator(tmp_path: Path):

@@ -1,0 +1,262 @@
+"""Generations of stage workers, one after the other: where each starts, the commits it gets, what it says.
+
+Facts of the workers become inputs of the member machine; blobs that nobody can want any more go.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from dilocox.node.crew import Crew, Phase, Ready
+from dilocox.node.exchange import Exchange
+from dilocox.node.starts import BOUNDARIES_KEPT, Starts, state_blob
+from dilocox.node.workers import WorkerPool
+from dilocox.protocol import events, member
+from dilocox.protocol.chain import taken
+from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.member import MemberState, Status
+from dilocox.protocol.messages import Statement, canonical
+from dilocox.protocol.norms import norm_code
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.tasks import Tasks
+
+__all__ = ["Generations"]
+
+log = logging.getLogger(__name__)
+
+GENERATION_PAUSE_SECONDS = 1.0
+FAILED_GENERATIONS = 5
+"""So many launches in a row without one phase: something here is broken, and a person should look."""
+
+
+class Generations:
+    def __init__(
+        self,
+        manifest: Manifest,
+        me: str,
+        chain: ChainFile,
+        store: BlobStore,
+        exchange: Exchange,
+        pool: WorkerPool,
+        tasks: Tasks,
+        member: Callable[[], MemberState],
+        feed: Callable[[member.Input], None],
+        emit: Callable[[events.Event], None],
+        tell: Callable[[Status | None], None],
+    ) -> None:
+        """`tell`: what we do before the workers train; None when they do."""
+        self._manifest, self._me, self._chain, self._store, self._exchange = manifest, me, chain, store, exchange
+        self._pool, self._tasks = pool, tasks
+        self._member, self._feed, self._emit, self._tell = member, feed, emit, tell
+        self._starts = Starts(manifest, chain, store, exchange)
+        self._crew = Crew(pool.workers)
+        self.progress = self._crew.progress
+        self._grew = asyncio.Event()
+        """Set when the chain has a commit more."""
+        self._fed = 0
+        """The next commit for the workers."""
+        self._feeding: asyncio.Task[None] | None = None
+        self._boundary_blobs: dict[int, set[bytes]] = {}
+        """Payloads and base states that a restart would announce again, by round."""
+        self._kept: set[bytes] = set()
+        """Blobs that were once worth keeping: only these are ever removed while workers write."""
+        self._avoid_boundaries = False
+        self._failed_generations = 0
+
+    def status(self) -> Status | None:
+        """What the workers do; None before their first step."""
+        return self._crew.status()
+
+    def chain_grew(self) -> None:
+        self._grew.set()
+
+    def recheck(self, round: int) -> None:
+        """Have the last commit replayed from disk."""
+        self._pool.command(worker.WorkerCommand(recheck=worker.Recheck(round=round)))
+
+    def resynchronise(self) -> None:
+        """Start again from a state that the run agreed on."""
+        self._avoid_boundaries = True
+        self._pool.end_generation()
+
+    async def stop(self) -> None:
+        await self._pool.stop()
+
+    async def run(self) -> None:
+        """Generations, one after the other, until cancelled or the run cannot go on here."""
+        while not self._member().leaving:
+            self._crew.begin()
+            generation = self._tasks.start(self._pool.run_generation(), "workers")
+            why = await self._follow_generation()
+            await generation
+            if self._feeding is not None:
+                self._feeding.cancel()
+                self._feeding = None
+            if self._member().leaving:
+                return
+            self._failed_generations += 1
+            if self._failed_generations >= FAILED_GENERATIONS:
+                raise LocalError(f"the stage workers failed {FAILED_GENERATIONS} times in a row: {why or 'see workers.log'}")
+            self._emit(events.WorkersEnded(why or "a process died"))
+            self._tell(Status("restarting", "starting the stage workers again"))
+            await asyncio.sleep(GENERATION_PAUSE_SECONDS)
+
+    async def _follow_generation(self) -> str:
+        """What the workers of one generation say, until it ends; why it failed, where they could tell."""
+        why = ""
+        watchdog = self._tasks.start(self._watch_workers(), "watchdog")
+        while (item := await self._pool.events.get()) is not None:
+            rank, event = item
+            match event.WhichOneof("event"):
+                case "hello":
+                    if self._crew.hello(rank, event.hello):
+                        self._remember_boundaries()
+                        self._feeding = self._tasks.start(self._hand_out(), "hand out")
+                case "ready":
+                    if (ready := self._crew.ready(rank, event.ready)) is not None:
+                        await self._ready(ready)
+                case "boundary":
+                    if (phase := self._crew.phase(rank, event.boundary)) is not None:
+                        await self._phase_ended(phase)
+                case "step":
+                    self._crew.step(event.step)
+                    self._tell(None)
+                case "rechecked":
+                    if (digests := self._crew.rechecked(rank, event.rechecked)) is not None:
+                        root = await asyncio.to_thread(self._store.put, [state_blob(digests)])
+                        self._feed(member.Rechecked(event.rechecked.round, root))
+                case "failed":
+                    why = event.failed
+                    log.error("a stage worker failed: %s", why)
+                    self._pool.end_generation()
+        watchdog.cancel()
+        return why
+
+    async def _watch_workers(self) -> None:
+        """Workers that stand still are ended: the next generation resumes."""
+        while True:
+            await asyncio.sleep(GENERATION_PAUSE_SECONDS)
+            if self._crew.stuck():
+                log.error("the stage workers stand still in step %d; starting them again", self._crew.progress.step)
+                self._pool.end_generation()
+                return
+
+    async def _ready(self, ready: Ready) -> None:
+        """All workers hold the state before a round."""
+        root = await asyncio.to_thread(self._store.put, [state_blob(ready.digests)])
+        self._crew.progress.states[ready.round], self._crew.progress.roots[ready.round] = ready.digests, root
+        self._crew.progress.forget(keep_states=3 * self._manifest.rounds.snapshot_every)
+        applied = self._chain.commit(ready.round - 1) if ready.round else None
+        if applied is not None and applied.body.round:
+            self._crew.progress.applied_at[ready.round - 1] = ready.applied_at_step
+            counted = {item.cluster for item in taken(applied.body)}
+            last = ready.digests[max(ready.digests)].hex()[:8]
+            mine = self._me in counted
+            self._emit(events.CommitApplied(ready.round - 1, mine, len(counted), ready.applied_at_step, last))
+        self._feed(member.StateReady(ready.round, root, ready.evaluation_loss))
+        await self._retain()
+
+    async def _phase_ended(self, phase: Phase) -> None:
+        """A phase's payloads are durable in every worker: put their leaves beside them, and contribute."""
+        first = phase.first
+        leaves = pb.Leaves(leaves=[pb.Leaf(stage=p.stage, digest=p.digest, size=p.size, norms=p.norms) for p in phase.payloads])
+        digest = await asyncio.to_thread(self._store.put, [canonical(leaves)])
+        base = await asyncio.to_thread(self._store.put, [state_blob({p.stage: p.base_state for p in phase.payloads})])
+        self._boundary_blobs[first.round] = {digest, base, *blobs_of(phase.payloads)}
+        self._failed_generations = 0
+        self._avoid_boundaries = False
+        size = sum(payload.size for payload in phase.payloads)
+        self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, size))
+        self._feed(
+            member.PhaseEnded(
+                round=first.round,
+                base=base,
+                inner_steps=first.inner_steps,
+                tokens=first.tokens,
+                loss=first.loss,
+                samples_read=first.samples_read,
+                leaves=digest,
+                size=size,
+                norm=norm_code(phase.norm),
+                effective_rank=phase.effective_rank,
+                error=phase.error,
+            )
+        )
+
+    # Starting a generation and feeding it
+
+    async def _hand_out(self) -> None:
+        """Choose where the workers start, have the bytes they need, then hand them every commit in order."""
+        start = await self._choose_start()
+        self._fed = start.round + len(start.commits)  # the chain may have grown meanwhile
+        self._pool.command(worker.WorkerCommand(start=start))
+        log.info(
+            "workers start from %s of round %d, replaying %d commits",
+            worker.Start.Origin.Name(start.origin).removeprefix("ORIGIN_").lower(),
+            start.round,
+            len(start.commits),
+        )
+        while True:
+            commit = self._chain.commit(self._fed)
+            if commit is None:
+                self._grew.clear()
+                await self._grew.wait()
+            elif commit.body.closing:
+                return
+            else:
+                self._pool.command(worker.WorkerCommand(apply=await self._take_forever(commit)))
+                self._fed += 1
+
+    async def _take_forever(self, commit: Statement[pb.Commit]) -> worker.Apply:
+        while True:
+            try:
+                return await self._exchange.take(commit)
+            except RemoteError as error:
+                log.warning("round %d: a counted payload is not to be had yet: %s", commit.body.round, error)
+                await asyncio.sleep(GENERATION_PAUSE_SECONDS)
+
+    async def _choose_start(self) -> worker.Start:
+        while True:
+            hellos = list(self._crew.hellos.values())
+            for candidate in await asyncio.to_thread(self._starts.candidates, hellos, self._avoid_boundaries):
+                try:
+                    return await self._starts.complete(candidate, lambda why: self._tell(Status("synchronising", why)))
+                except RemoteError as error:
+                    log.warning("cannot start from round %d: %s", candidate.start.round, error)
+            self._tell(Status("synchronising", "no peer serves the state yet; trying again"))
+            await asyncio.sleep(GENERATION_PAUSE_SECONDS)
+
+    # Housekeeping
+
+    def _remember_boundaries(self) -> None:
+        """The workers write nothing yet: forget what an earlier process left behind, but not what it could resume."""
+        for hello in self._crew.hellos.values():
+            for boundary in hello.boundaries:
+                self._boundary_blobs.setdefault(boundary.round, set()).update(blobs_of(boundary.payloads))
+        self._store.sweep(self._worth_keeping())
+
+    def _worth_keeping(self) -> set[bytes]:
+        """Blobs somebody may still ask for, or a restart needs."""
+        for round in sorted(self._boundary_blobs)[:-BOUNDARIES_KEPT]:
+            del self._boundary_blobs[round]
+        keep = {digest for blobs in self._boundary_blobs.values() for digest in blobs}
+        state = self._member()
+        own = state.own.get(pb.KIND_CONTRIBUTION)
+        for contribution in [*state.seen.values(), *([own] if own else [])]:
+            keep |= {contribution.body.leaves, *self._starts.payloads_of(contribution.body)}
+        return keep | self._starts.worth_keeping(self._crew.progress.states, self._crew.progress.roots)
+
+    async def _retain(self) -> None:
+        """Remove blobs that were worth keeping and no longer are."""
+        keep = self._worth_keeping()
+        for digest in self._kept - keep:
+            await asyncio.to_thread(self._store.remove, digest)
+        self._kept = keep
+
+
+def blobs_of(payloads: Iterable[worker.StagePayload]) -> set[bytes]:
+    return {digest for payload in payloads for digest in (payload.digest, payload.base_state)}
