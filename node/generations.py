@@ -191,14 +191,16 @@ class Generations:
 
     async def _hand_out(self) -> None:
         """Choose where the workers start, have the bytes they need, then hand them every commit in order."""
-        start = await self._choose_start()
-        self._fed = start.round + len(start.commits)  # the chain may have grown meanwhile
+        start, replays = await self._choose_start()
+        self._fed = start.round + len(replays)  # the chain may have grown meanwhile
         self._pool.command(worker.WorkerCommand(start=start))
+        for replay in replays:
+            self._pool.command(worker.WorkerCommand(apply=replay))
         log.info(
             "workers start from %s of round %d, replaying %d commits",
             worker.Start.Origin.Name(start.origin).removeprefix("ORIGIN_").lower(),
             start.round,
-            len(start.commits),
+            len(replays),
         )
         while True:
             commit = self._chain.commit(self._fed)
@@ -219,7 +221,7 @@ class Generations:
                 log.warning("round %d: a counted payload is not to be had yet: %s", commit.body.round, error)
                 await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 
-    async def _choose_start(self) -> worker.Start:
+    async def _choose_start(self) -> tuple[worker.Start, list[worker.Apply]]:
         while True:
             hellos = list(self._crew.hellos.values())
             for candidate in await asyncio.to_thread(self._starts.candidates, hellos, self._avoid_boundaries):

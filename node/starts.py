@@ -96,21 +96,23 @@ class Starts:
             start.boundary = boundary
         return start
 
-    async def complete(self, candidate: Candidate, say: Callable[[str], None]) -> worker.Start:
-        """Fetch what the start needs. Raises RemoteError when it cannot be had."""
+    async def complete(self, candidate: Candidate, say: Callable[[str], None]) -> tuple[worker.Start, list[worker.Apply]]:
+        """Fetch what the start needs; the commits that it replays. Raises RemoteError when it cannot be had."""
         start = worker.Start.FromString(candidate.start.SerializeToString())
         if candidate.root:
             await self._fetch_state(start, candidate.root, say)
         if start.boundary and start.boundary < start.round:
             start.boundary_commit.CopyFrom(self._counted(start.boundary))
+        replays = []
         for number in range(start.round, self._chain.length):
             commit = self._chain.commit(number)
             assert commit is not None
             if commit.body.closing:
                 break
             say(f"fetching what round {number} of {self._chain.length - 1} counted")
-            start.commits.append(await self._exchange.take(commit))
-        return start
+            replays.append(await self._exchange.take(commit))
+        start.replays = len(replays)
+        return start, replays
 
     def _counted(self, round: int) -> worker.Apply:
         """Whom a commit counted, without the payloads."""

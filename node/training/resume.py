@@ -1,5 +1,6 @@
 """Where a worker starts from: what it offers, what the daemon chooses, the commits replayed onto that."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from dilocox.node.outer import checkpoint
@@ -30,8 +31,8 @@ class Resume:
         common = sorted(set.intersection(*(set(rounds) for rounds in found.values())))
         return [boundary_event({stage: metas[round] for stage, metas in found.items()}) for round in common]
 
-    def load(self, start: pb.Start) -> PhaseState:
-        """What the daemon chose, with the commits since applied."""
+    def load(self, start: pb.Start, next_command: Callable[[], pb.WorkerCommand]) -> PhaseState | None:
+        """What the daemon chose, with the commits since applied, one by one as they come; None when told to stop meanwhile."""
         head = initial_head("")
         if start.opening_commit:
             head = advance(self._manifest, self._commits.open(start.opening_commit))
@@ -39,8 +40,12 @@ class Resume:
         state = phase.begin(self._manifest, self._cluster, head)
         if start.origin == pb.Start.ORIGIN_BOUNDARY:
             state = self._load_boundary(start, head)
-        for arrived in start.commits:
-            prepared = self._commits.prepare(state, arrived)
+        for _ in range(start.replays):
+            while (command := next_command()).HasField("recheck"):
+                pass  # what is being replayed needs no second look
+            if command.HasField("stop"):
+                return None
+            prepared = self._commits.prepare(state, command.apply)
             self._commits.finish(prepared, keep_private=True)  # where a phase starts there is none
             state = phase.onto(state, prepared.head)
         return state

@@ -77,7 +77,11 @@ class Worker:
         if command.HasField("stop"):
             self._stopping = True
             return
-        self.state = resume.load(command.start)
+        state = resume.load(command.start, self.link.wait_command)
+        if state is None:
+            self._stopping = True
+            return
+        self.state = state
         self._report_ready(self.state.head, 0)
         if self.state.in_flight:
             self.link.send(pb.WorkerEvent(boundary=resume.announcement(self.state.in_flight)))

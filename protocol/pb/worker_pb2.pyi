@@ -50,7 +50,7 @@ class Hello(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., boundaries: _Optional[_Iterable[_Union[Boundary, _Mapping]]] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("origin", "round", "states", "boundary", "commits", "opening_commit", "boundary_commit")
+    __slots__ = ("origin", "round", "states", "boundary", "replays", "opening_commit", "boundary_commit")
     class Origin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ORIGIN_UNSPECIFIED: _ClassVar[Start.Origin]
@@ -65,17 +65,17 @@ class Start(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
-    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    REPLAYS_FIELD_NUMBER: _ClassVar[int]
     OPENING_COMMIT_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_COMMIT_FIELD_NUMBER: _ClassVar[int]
     origin: Start.Origin
     round: int
     states: _containers.RepeatedCompositeFieldContainer[StageState]
     boundary: int
-    commits: _containers.RepeatedCompositeFieldContainer[Apply]
+    replays: int
     opening_commit: bytes
     boundary_commit: Apply
-    def __init__(self, origin: _Optional[_Union[Start.Origin, str]] = ..., round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., boundary: _Optional[int] = ..., commits: _Optional[_Iterable[_Union[Apply, _Mapping]]] = ..., opening_commit: _Optional[bytes] = ..., boundary_commit: _Optional[_Union[Apply, _Mapping]] = ...) -> None: ...
+    def __init__(self, origin: _Optional[_Union[Start.Origin, str]] = ..., round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., boundary: _Optional[int] = ..., replays: _Optional[int] = ..., opening_commit: _Optional[bytes] = ..., boundary_commit: _Optional[_Union[Apply, _Mapping]] = ...) -> None: ...
 
 class Take(_message.Message):
     __slots__ = ("cluster", "weight", "clip", "payloads")
