@@ -7,7 +7,7 @@ is counted at most once (ledger.py); a commit that counts nobody changes nothing
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -146,11 +146,11 @@ def seats(
     head: Head,
     gathered: Gathered,
     attestations: Mapping[str, pb.Attestation],
-    absent: Iterable[str],
+    absent: Set[str],
     counting: bool,
     built_on: bytes,
 ) -> Seating:
-    """Which claims a commit seats. All of them hold one state: the run's.
+    """Which claims a commit seats. All of them hold one state, the run's, and are heard: who is `absent` takes nobody's place.
 
     `counting`: the commit counts somebody, who built on `built_on`. One that does not brings a run back when fewer than
     min_clusters of its roster are heard: then also clusters that rest may claim.
@@ -163,10 +163,10 @@ def seats(
     if head.round == 0:
         group = genesis_group(complete)
         return Seating({name: complete[name][0] for name in group}, complete[group[0]][1] if group else b"")
-    heard = len(set(head.roster) - set(absent) - gathered.leaving())
+    heard = len(set(head.roster) - absent - gathered.leaving())
     waking = not counting and heard < manifest.rounds.min_clusters
     state = built_on or rules.known_state(head, gathered) or (b"" if counting else _plurality(manifest, head, gathered))
-    wanting = [name for name, (_, root) in complete.items() if state and root == state]
+    wanting = [name for name, (_, root) in complete.items() if state and root == state and name not in absent]
     fresh = [name for name in wanting if name not in head.roster and (waking or not _rests(head, name))]
     if manifest.admission.policy == "open":
         most = max(manifest.rounds.min_clusters, len(head.roster) // NEWCOMER_SHARE)

@@ -206,7 +206,8 @@ def _check_commit(body: pb.Commit) -> None:
     _check_digest(body.previous, "previous commit", optional=body.round == 0)
     _require(len(body.roster) <= limits.CLUSTERS, "roster too large", pb.REASON_OVERSIZE)
     _require(len(body.attested) <= limits.ATTESTATIONS, "too many attestations", pb.REASON_OVERSIZE)
-    _require(len(body.refusals) <= limits.REFUSALS_PER_ROUND + limits.CLUSTERS, "too many refusals", pb.REASON_OVERSIZE)
+    most = limits.REFUSALS_PER_ROUND + 2 * limits.CLUSTERS + limits.CLAIMS
+    _require(len(body.refusals) <= most, "too many refusals", pb.REASON_OVERSIZE)
 
 
 def _check_leave(body: pb.Leave) -> None:

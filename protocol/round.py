@@ -471,9 +471,8 @@ def _ask_for_ballot(state: RoundState) -> tuple[RoundState, list[Effect]]:
 def _noted(state: RoundState, moment: Moment) -> Gathered:
     """What is gathered, with notes on who is not heard and whose evidence has run out."""
     head, notes = state.head, []
-    for name in sorted(head.roster):
-        if name in state.absent:
-            notes.append(pb.Exclusion(peer=name, reason=pb.REASON_ABSENT))
+    for name in sorted(state.absent & {*head.roster, *state.gathered.claims}):
+        notes.append(pb.Exclusion(peer=name, reason=pb.REASON_ABSENT))
     if state.manifest.attestation.kinds:
         valid = chain.valid_attestations(head, state.gathered.attested.values(), moment.wall_ms)
         notes += [

@@ -370,3 +370,19 @@ def test_what_is_gathered_is_the_same_in_any_order(order, cap):
 def test_an_initial_head_has_no_past():
     head = initial_head(COORDINATOR.peer)
     assert (head.round, head.digest, head.trained, head.coordinator) == (0, b"", 0, COORDINATOR.peer)
+
+
+def test_who_asks_for_a_seat_and_is_gone_takes_nobody_s_place():
+    """Found by the explorer: dead claimants with small hashes kept a living one out, and the run stood still."""
+    table = Table(manifest(rounds={"count": 30})).genesis().train(1)
+    for number in range(3):
+        table.submit(table.report(number))
+    for number in range(10, 30):
+        table.submit(table.claim(number))
+        table.absent(number)
+    table.absent(0, 1)
+    table.submit(table.claim(9))
+    assert table.roster() == [0, 1, 2, 9]
+    table.train(1, [2, 9])
+    assert table.counted() == [2, 9]
+    table.verify()
