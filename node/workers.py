@@ -34,8 +34,8 @@ STOP_SECONDS = 10.0
 LOOPBACK = "lo"
 """The interface on which gloo and NCCL exchange tensors between workers of this box."""
 _OPTIONS = [
-    ("grpc.max_receive_message_length", limits.MESSAGE_BYTES),
-    ("grpc.max_send_message_length", limits.MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", limits.WORKER_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", limits.WORKER_MESSAGE_BYTES),
 ]
 
 

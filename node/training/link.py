@@ -14,8 +14,8 @@ from dilocox.protocol.pb import worker_pb2_grpc as rpc
 __all__ = ["DaemonLink"]
 
 _OPTIONS = [
-    ("grpc.max_receive_message_length", limits.MESSAGE_BYTES),
-    ("grpc.max_send_message_length", limits.MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", limits.WORKER_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", limits.WORKER_MESSAGE_BYTES),
 ]
 
 
