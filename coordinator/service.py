@@ -30,7 +30,8 @@ __all__ = ["CoordinatorService"]
 log = logging.getLogger(__name__)
 
 PRESENCE_SECONDS = 1.0
-"""How often silence is looked for."""
+"""How often silence is looked for, and at most how often everybody is told why the round is open: every vote changes the
+sentence, and a sentence to each of n peers for each of n votes would be n² of them."""
 WATCH_BACKLOG = 4096
 """Events queued for a watcher before it is dropped; it reconnects and catches up from the chain."""
 _OUTCOMES = {
@@ -92,7 +93,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self.liveness = Liveness(chain.manifest.rounds.liveness_seconds, lambda: clock().seconds)
         self._ballot: Statement[object] | None = None
         """As published: what is not on disk yet is told to nobody."""
-        self._said = ""
+        self._said, self._said_at = "", -PRESENCE_SECONDS
         self.driver = RoundDriver(identity, chain, self._publish, clock, self._say)
         self.driver.resume()
         self._ballot = self.state.gathered.ballot
@@ -102,9 +103,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return self.driver.state
 
     async def run(self) -> None:
-        """Notice silence, until cancelled."""
+        """Notice silence, and say why the round is open, until cancelled."""
         while True:
             self.look_around()
+            self._say()
             await asyncio.sleep(PRESENCE_SECONDS)
 
     # Who is heard
@@ -148,16 +150,21 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 queue.put_nowait(event)
 
     def _say(self) -> None:
-        """Say why the round is open, whenever the reason changes."""
+        """Say why the round is open, when the reason has changed and the last time is long enough ago."""
+        now = self._clock().seconds
+        if now - self._said_at < PRESENCE_SECONDS:
+            return
         why = round.why_open(self.state)
         if why != self._said:
-            self._said = why
+            self._said, self._said_at = why, now
             log.info("round %d: %s", self.state.head.round, why)
             self._tell(self._standing())
 
     def _standing(self) -> services.WatchEvent:
         head = self.chain.head
-        return services.WatchEvent(standing=services.Standing(round=head.round, head=head.digest, why=self._said))
+        return services.WatchEvent(
+            standing=services.Standing(round=head.round, head=head.digest, why=round.why_open(self.state))
+        )
 
     # gRPC
 
