@@ -24,7 +24,7 @@ RUN version=$(grep '^torch==' constraints.txt) \
     && if [ "$DEVICE" = cpu ]; then \
          pip install --no-cache-dir --extra-index-url "$TORCH_CPU_INDEX" "$version+cpu" || pip install --no-cache-dir "$version"; \
        else pip install --no-cache-dir "$version"; fi
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY coordinator coordinator
 COPY node node

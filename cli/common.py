@@ -67,13 +67,20 @@ def known_homes(home: Path | None) -> list[Path]:
     ]
 
 
-def find_daemon(home: Path | None) -> dict[str, Any]:
+def some_daemon(home: Path | None) -> dict[str, Any] | None:
     """The first running daemon among `known_homes`."""
     for folder in known_homes(home):
         if (facts := running_daemon(folder)) is not None:
             if home is None:
                 errors.print(f"[dim]reading {folder}[/]", highlight=False, soft_wrap=True)
             return facts
+    return None
+
+
+def find_daemon(home: Path | None) -> dict[str, Any]:
+    """`some_daemon`; exits with the right code when there is none."""
+    if (facts := some_daemon(home)) is not None:
+        return facts
     place = f"on {home}" if home else f"under {base_folder()}"
     fail(f"no daemon runs {place}", EXIT_NOT_RUNNING, "start one with `dilocox node --join LINK`, or name its --home")
 

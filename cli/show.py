@@ -1,12 +1,29 @@
-"""`dilocox status | peers | stages | rounds`: what the running daemon knows."""
+"""`dilocox status | peers | stages | rounds`: what the running daemon knows; of rounds and stages also what its folder says."""
 
+import json
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dilocox.cli.common import HomeOption, JsonOption, api_get, console, number, print_json, print_table
+from dilocox.cli.common import (
+    EXIT_USAGE,
+    HomeOption,
+    JsonOption,
+    api_get,
+    console,
+    errors,
+    fail,
+    find_chain_files,
+    number,
+    print_json,
+    print_table,
+    some_daemon,
+)
 from dilocox.protocol.ids import short
+from dilocox.transport.chain_file import ChainFile
+from dilocox.views import rows as views
 
 __all__ = ["peers", "rounds", "stages", "status"]
 
@@ -28,7 +45,11 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [
         ("run", f'{run["name"]} ({run["run_id"][:8]}…)   node {short(value["peer"])} "{value["name"]}"'),
         ("state", f"{value['state']}: {value['why']}   round {value['phase_round']}/{run['rounds']}, {step}"),
-        ("network", f"{value['address']}, coordinator {'connected' if value['coordinator_connected'] else 'away'}"),
+        (
+            "round",
+            f"{value['round']} is open: {value['round_why']}" if value["coordinator_connected"] else "the coordinator is away",
+        ),
+        ("network", value["address"]),
         ("counted", f"{sum(counted)} of the last {len(counted)} rounds" if counted else "no round closed yet"),
         (
             "speed",
@@ -43,22 +64,27 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         label = "SIMULATED" if standing["kind"] == "simulated" else standing["kind"]
         text = f"until {_until(standing)}" if standing["attested"] else f"refused: {standing['code']}: {standing['reason']}"
         lines.append(("attested", f"{label}, {text}"))
-    lines += [("warning", f"not counted: {item['reason']}: {item['detail']}") for item in value["excluded"]]
+    lines += [("warning", f"not counted: {_reason(item)}") for item in value["excluded"]]
+    lines += [("help", value["advice"])] if value["advice"] else []
     return lines
+
+
+def _reason(item: dict[str, Any]) -> str:
+    return f"{item['reason']}: {item['detail']}" if item["detail"] else str(item["reason"])
 
 
 def _coordinator_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     run = value["run"]
     lines = [
         ("run", f"{run['name']} ({run['run_id'][:8]}…)   coordinator {short(value['peer'])}"),
-        ("state", f"{value['phase']}   round {value['round']}/{run['rounds']}"),
+        ("state", f"{value['phase']}   round {value['round']}/{run['rounds']}: {value['why']}"),
         (
             "round",
             f"{value['contributions']} contributions, {value['receipts']} receipts of {len(value['roster'])} clusters",
         ),
     ]
     lines += [("absent", short(peer)) for peer in value["absent"]]
-    lines += [("refused", f"{short(item['peer'])}: {item['reason']}: {item['detail']}") for item in value["refused"]]
+    lines += [("refused", f"{short(item['peer'])}: {_reason(item)}") for item in value["refused"]]
     return lines
 
 
@@ -103,7 +129,7 @@ def _until(attestation: dict[str, Any]) -> str:
 
 def stages(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Which stage has how many replicas."""
-    rows = api_get(home, "/v1/stages")
+    rows = api_get(home, "/v1/stages") if some_daemon(home) else _offline_stages(home)
     if as_json:
         print_json(rows)
         return
@@ -126,29 +152,54 @@ def rounds(
     as_json: JsonOption = False,
 ) -> None:
     """The rounds so far; or who counted in one, who did not and why."""
-    value = api_get(home, "/v1/rounds" if round is None else f"/v1/rounds/{round}")
+    if some_daemon(home):
+        value = api_get(home, "/v1/rounds" if round is None else f"/v1/rounds/{round}")
+    else:
+        value = _offline_rounds(home, round)
     if as_json:
         print_json(value)
     elif round is None:
-        print_table(["round", "loss", "held-out", "counted", "bytes", "seconds", "state"], [round_row(row) for row in value])
+        print_table(ROUND_COLUMNS, [round_row(row) for row in value])
     else:
         _print_round(value)
+
+
+def _chain_file(home: Path | None) -> Path:
+    path = find_chain_files(home)[-1]
+    errors.print(f"[dim]no daemon runs; reading {path}[/]", highlight=False, soft_wrap=True)
+    return path
+
+
+def _offline_stages(home: Path | None) -> list[dict[str, Any]]:
+    with ChainFile.for_reading(_chain_file(home)) as chain:
+        return views.stages(chain.manifest, chain.head)
+
+
+def _offline_rounds(home: Path | None, round: int | None) -> Any:
+    with ChainFile.for_reading(_chain_file(home)) as chain:
+        text = chain.rows() if round is None else chain.detail(round)
+    if text is None:
+        fail(f"no commit for round {round}", EXIT_USAGE)
+    return json.loads(text)
+
+
+ROUND_COLUMNS = ["round", "loss", "counted", "bytes", "seconds", "state before", "held-out before"]
 
 
 def round_row(row: dict[str, Any]) -> list[str]:
     return [
         str(row["round"]) + (" closing" if row["closing"] else ""),
         number(row["loss"]),
-        number(row["evaluation_loss"]),
         f"{row['counted']}/{row['roster']}",
         f"{row['payload_bytes']:,}",
         number(row["seconds"], 1),
         row["state"][:12] or "–",
+        number(row["evaluation_loss"]),
     ]
 
 
 def _print_round(value: dict[str, Any]) -> None:
-    print_table(["round", "loss", "held-out", "counted", "bytes", "seconds", "state"], [round_row(value)])
+    print_table(ROUND_COLUMNS, [round_row(value)])
     rows = [
         [
             item["cluster"],
@@ -156,7 +207,7 @@ def _print_round(value: dict[str, Any]) -> None:
             f"{item['bytes']:,}",
             f"{item['norm']:.3f}",
             f"{item['clipped']:.2f}",
-            f"{item['effective_rank']:.1f}",
+            number(item["effective_rank"] or None, 1),
             item["leaves"][:12],
         ]
         for item in value["clusters"]

@@ -31,11 +31,11 @@ LATE_APPLY_SECONDS = 30.0
 COLUMNS = (
     ("round", 6),
     ("loss", 7),
-    ("held-out", 9),
+    ("held-out after", 15),
     ("counted", 8),
     ("bytes", 11),
     ("applied at step", 16),
-    ("state hash", 18),
+    ("state after", 14),
 )
 
 
@@ -152,13 +152,13 @@ class Watcher:
             applied = {name: s["applied_at_step"].get(str(round)) for name, s in statuses.items()}
             if None in applied.values() and time.monotonic() - seen < LATE_APPLY_SECONDS:
                 return
-            hashes = {tuple(h) for s in statuses.values() if (h := s["state_hashes"].get(str(round + 1)))}
-            self._identical &= len(hashes) == 1
+            roots = {root for s in statuses.values() if (root := s["state_roots"].get(str(round + 1)))}
+            self._identical &= len(roots) == 1
             # The held-out loss of the state that this round made is measured after it, and recorded in the next commit.
             following = rows[round + 1] if round + 1 < len(rows) else None
             if following is None:
                 return
-            self._print(row, following, applied, hashes)
+            self._print(row, following, applied, roots)
             self._shown = round + 1
 
     def _print(
@@ -166,7 +166,7 @@ class Watcher:
         row: dict[str, Any],
         following: dict[str, Any],
         applied: dict[str, int | None],
-        hashes: set[tuple[str, ...]],
+        roots: set[str],
     ) -> None:
         cells = [
             str(row["round"]),
@@ -175,7 +175,7 @@ class Watcher:
             f"{row['counted']}/{row['roster']}",
             f"{row['payload_bytes']:,}",
             " ".join("–" if step is None else str(step) for step in applied.values()),
-            " ".join(digest[:8] for digest in min(hashes, default=())) if len(hashes) == 1 else f"{len(hashes)} DIFFER",
+            min(roots)[:12] if len(roots) == 1 else f"{len(roots)} DIFFER",
         ]
         line = "  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
         console.print(line, highlight=False, soft_wrap=True)

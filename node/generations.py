@@ -154,9 +154,8 @@ class Generations:
         if applied is not None and applied.body.round:
             self._crew.progress.applied_at[ready.round - 1] = ready.applied_at_step
             counted = {item.cluster for item in taken(applied.body)}
-            last = ready.digests[max(ready.digests)].hex()[:8]
             mine = self._me in counted
-            self._emit(events.CommitApplied(ready.round - 1, mine, len(counted), ready.applied_at_step, last))
+            self._emit(events.CommitApplied(ready.round - 1, mine, len(counted), ready.applied_at_step, root.hex()[:12]))
         self._feed(member.StateReady(ready.round, root, ready.evaluation_loss))
         await self._retain()
 

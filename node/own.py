@@ -1,6 +1,7 @@
 """What this node signed, on disk before it is said: a restart says the same again, and never something else in the same slot."""
 
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ __all__ = ["OwnStatements"]
 
 KINDS = (pb.KIND_CLAIM, pb.KIND_CLUSTER, pb.KIND_LEAVE, pb.KIND_CONTRIBUTION, pb.KIND_RECEIPT, pb.KIND_STATE_REPORT)
 BLOCK = 1000
-"""Sequence numbers reserved at a time: one write for so many heartbeats."""
+"""Sequence numbers reserved at a time: one write for so many heartbeats, and more than a process says in a second."""
 
 
 class OwnStatements:
@@ -31,7 +32,9 @@ class OwnStatements:
         self._database.execute("CREATE TABLE IF NOT EXISTS own (kind INTEGER PRIMARY KEY, envelope BLOB NOT NULL)")
         self._database.execute("CREATE TABLE IF NOT EXISTS sequence (reserved INTEGER NOT NULL)")
         if self._database.execute("SELECT 1 FROM sequence").fetchone() is None:
-            self._database.execute("INSERT INTO sequence VALUES (0)")
+            # Where the counter was lost, it goes on above what it can have been: the coordinator remembers the old one, and a
+            # smaller one would be taken for a replay.
+            self._database.execute("INSERT INTO sequence VALUES (?)", (int(time.time()) * BLOCK,))
         self._next = self._reserved = int(self._database.execute("SELECT reserved FROM sequence").fetchone()[0])
 
     def keep(self, statement: Statement[object]) -> None:

@@ -22,7 +22,7 @@ BOUNDARIES_KEPT = 2
 RECENT_STATES = 2
 """States of the last rounds are kept whether snapshots or not: a restart builds on them."""
 SNAPSHOTS_KEPT = 2
-"""DESIGN: payloads are kept until two later snapshots are agreed."""
+"""Payloads are kept until two later snapshots are agreed."""
 
 
 def state_blob(digests: Mapping[int, bytes]) -> bytes:

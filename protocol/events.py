@@ -62,7 +62,7 @@ class CommitApplied(Event):
     applied_at_step: int
     """Inner step of the next local phase."""
     state: str
-    """First digits of the state hash of the last stage."""
+    """First digits of the state root."""
 
     def line(self) -> str:
         me = "counted" if self.counted else "not counted"
@@ -77,7 +77,8 @@ class NotCounted(Event):
     detail: str
 
     def line(self) -> str:
-        return f"round {self.round}: this node was not counted: {reason_name(self.reason)}: {self.detail}"
+        why = f": {self.detail}" if self.detail else ""
+        return f"round {self.round}: this node was not counted: {reason_name(self.reason)}{why}"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 
 CHUNK_BYTES = 4 * MIB
-"""Unit of hashing, resuming and checking a blob: a bad byte costs one chunk; DESIGN's state hash uses it."""
+"""Unit of hashing, resuming and checking a blob: a bad byte costs one chunk; the state hash uses it."""
 
 FRAME_BYTES = MIB
 """Bytes of blob data in one gRPC message: well under the message limit, large enough to amortise framing."""
@@ -19,22 +19,35 @@ MESSAGE_BYTES = COMMIT_BYTES + 64 * KIB
 """Largest gRPC message that a peer receives: a commit in its envelope."""
 
 SUBMISSION_BYTES = MIB
-"""Largest gRPC message that a coordinator receives: evidence of a box with eight GPUs."""
+"""Largest evidence in its envelope: of a box with eight GPUs."""
 
 WORKER_MESSAGE_BYTES = 64 * MIB
 """Largest message between a daemon and its own workers: a commit with the digests of what it takes."""
 
 CLAIM_BYTES = 512
+"""Three digests, an account, two numbers: about 140."""
+
 CLUSTER_BYTES = 16 * KIB
 """A layout of 128 hosts, at about 100 bytes each."""
+
 CONTRIBUTION_BYTES = KIB
+"""Five digests and eight holders of 54 bytes, whatever the model: about 700."""
+
 RECEIPT_BYTES = KIB
 """A bit for each of 1,024 contributions, 16 findings of about 12 bytes, two digests."""
+
 REPORT_BYTES = 256
+"""Two digests and a loss: about 80."""
+
 LEAVE_BYTES = 256
+"""A digest and two numbers: about 50."""
+
 HEARTBEAT_BYTES = 256
+"""A digest and five numbers: about 70."""
+
 BALLOT_BYTES = 64 * KIB
 """A digest for each of 1,024 contributions."""
+
 EVIDENCE_BYTES = SUBMISSION_BYTES - 4 * KIB
 """See EVIDENCE_*: the sum of what is allowed inside is larger, no vendor's is."""
 
@@ -61,9 +74,6 @@ TEXT_CHARACTERS = 256
 
 STAGES = 1024
 """Most stages of a run; the largest preset has 80."""
-
-STAGE_TENSORS = 4096
-"""Most tensors of a stage: a layer has a dozen."""
 
 HOSTS = 128
 """Most boxes of a cluster: the paper's run had 20."""

@@ -572,6 +572,9 @@ def status(state: MemberState, workers: Status | None) -> Status:
         return workers
     if head.round == 0:
         return Status("joining", f"waiting for {state.manifest.start_clusters} clusters")
+    rest = head.resting.get(state.me)
+    if not state.on_roster and rest is not None and head.round < rest.until:
+        return Status("resting", f"too many commits did not count it; commit {rest.until} may seat it again")
     if not state.on_roster:
         return Status("warming up", "not on the roster yet; this phase is not counted")
     if not state.connected and workers.name == "waiting":

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import load_identity
-from tests.e2e.conftest import RUN, wait_for
+from tests.e2e.conftest import PATIENCE_SECONDS, RUN, wait_for, wait_until_gone
 
 pytestmark = pytest.mark.e2e
 
@@ -48,7 +47,7 @@ def members(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 def test_a_testnet_runs_to_its_end_and_the_model_exports(tmp_path: Path):
     process = start(tmp_path, 4, "--devices", "1", "--kill", "node-3@3")
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, output
     assert "kill -9 node-3" in output
     assert "every node has the same state hash after every round" in output
@@ -85,24 +84,25 @@ def test_a_testnet_runs_to_its_end_and_the_model_exports(tmp_path: Path):
 @pytest.mark.parametrize("overlap", ["none", "delayed"])
 def test_the_other_overlaps_train_to_one_state(tmp_path: Path, overlap: str):
     process = start(tmp_path, 5, "--devices", "2", "--no-baseline", overlap=overlap)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, output
     assert "every node has the same state hash after every round" in output
-    assert output.count(" 3/3 ") == 5, output
+    assert len(re.findall(r" [23]/3 ", output)) == 5, output
+    assert " 3/3 " in output
 
 
 def test_time_boxed_rounds_with_an_adaptive_codec_train_to_one_state(tmp_path: Path):
     codec = '[compression]\ncodec = "topk-int2"\nk = 300\nentropy_coding = true\nadapt = "error-budget"\nerror_budget = 0.3'
     changes = {"[compression]\nrank = 8": codec, "inner_steps = 40\n": "inner_steps = 40\nround_seconds = 1.5\n"}
     process = start(tmp_path, 5, "--devices", "2", "--no-baseline", changes=changes)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, output
     assert "every node has the same state hash after every round" in output
     run = Manifest.from_toml((tmp_path / "t" / "run.toml").read_text())
     (folder,) = (tmp_path / "t" / "node-1" / "runs").iterdir()
     with ChainFile.for_reading(folder / "chain.db") as chain:
         commits = list(chain.verify())
-        assert [commit.body.keep for commit in commits[:3]] == [300, 375, 469]  # the error is above the budget: keep more
+        assert [commit.body.rank_or_k for commit in commits[:3]] == [300, 375, 469]  # the error is above the budget: keep more
         steps = {pb.Contribution.FromString(e.body).inner_steps for commit in commits for e in commit.body.contributions}
         assert len(steps) > 1, "every cluster took exactly as many steps: the clock did not decide"
         assert run.rounds.round_seconds == 1.5
@@ -113,24 +113,20 @@ def test_ctrl_c_at_any_point_leaves_no_process(tmp_path: Path, after: str):
     process = start(tmp_path, 1000, "--devices", "1")
     if after == "training":
         log = tmp_path / "t" / "node-1.log"
-        wait_for(lambda: log.exists() and "training" in log.read_text(), 120, "node-1 trains")
+        wait_for(lambda: log.exists() and "training" in log.read_text(), "node-1 trains")
     else:
-        wait_for(lambda: len(members(process)) >= 3, 60, "processes have started")
+        wait_for(lambda: len(members(process)) >= 3, "processes have started")
     children = members(process)
     os.kill(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
-    _, alive = psutil.wait_procs(children, timeout=15)
-    assert not alive, f"orphans: {alive}"
+    process.communicate(timeout=PATIENCE_SECONDS)
+    wait_until_gone(children)
     assert process.returncode == 130
 
 
 def test_killing_the_testnet_itself_leaves_no_process(tmp_path: Path):
     process = start(tmp_path, 1000, "--devices", "1")
-    wait_for(lambda: len(members(process)) >= 8, 120, "processes have started")
+    wait_for(lambda: len(members(process)) >= 8, "processes have started")
     children = members(process)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 30
-    while (alive := [p for p in children if p.is_running()]) and time.monotonic() < deadline:
-        psutil.wait_procs(alive, timeout=1)
-    assert not alive, f"orphans: {alive}"
+    wait_until_gone(children)

@@ -5,7 +5,6 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -25,6 +24,16 @@ from tests.helpers import COORDINATOR, Table, identity, manifest
 from tests.unit.test_transport import BIG, Served
 
 RUN = manifest()
+
+
+class Known:
+    """A directory that knows these records."""
+
+    def __init__(self, records: dict[str, pb.PeerRecord]) -> None:
+        self.records = records
+
+    async def find(self, peer: str) -> pb.PeerRecord | None:
+        return self.records.get(peer)
 
 
 def aside(folder: Path) -> dict[str, bytes]:
@@ -221,13 +230,6 @@ async def test_a_blob_that_rotted_is_fetched_again_and_never_served(tmp_path: Pa
     rot(mine, digest)
     mine = BlobStore(tmp_path / "mine")
 
-    class Known:
-        def __init__(self, records: dict[str, pb.PeerRecord]) -> None:
-            self.records = records
-
-        async def find(self, peer: str) -> pb.PeerRecord | None:
-            return self.records.get(peer)
-
     rotten = BlobStore(tmp_path / "rotten")
     rotten.put([BIG])
     rot(rotten, digest)
@@ -254,7 +256,9 @@ def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Path, tm
         if rotten is not None:
             rot(blobs, payload if rotten == "payload" else state)
         boundary = worker.Boundary(round=4, payloads=[worker.StagePayload(stage=0, base_state=state, digest=payload)])
-        starts = Starts(RUN, kept, BlobStore(blobs.folder), MagicMock())  # another process
+        store = BlobStore(blobs.folder)  # another process
+        alone = Exchange(RUN, range(2), store, Known({}), ChannelPool(), identity(1).peer)
+        starts = Starts(RUN, kept, store, alone)
         origins = {
             candidate.start.origin for candidate in starts.candidates([worker.Hello(rank=0, boundaries=[boundary])], False)
         }

@@ -36,7 +36,7 @@ def test_the_cost_model_takes_the_measured_cost_of_a_late_commit():
 
 
 OVERLAP_COST = 0.0366
-"""Nats: half of what ALGORITHM's toy paid for a commit at step 7 (1.513 at 0, 1.569 at 5, 1.612 at 10, so 0.073)."""
+"""Nats: half of what a toy problem paid for a commit at step 7 (1.513 at 0, 1.569 at 5, 1.612 at 10, so 0.073)."""
 
 
 def test_other_presets_take_the_winning_arm_of_the_published_results():

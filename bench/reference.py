@@ -1,0 +1,92 @@
+"""`python -m bench.reference`: what docs/protocol.md quotes from the source: the rules, the machines, the reasons, the limits.
+
+A block of the page stands between `<!-- NAME -->` and `<!-- /NAME -->`; a test holds that every block says what the source says.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+from bench.docs import markdown
+from dilocox.protocol import limits
+
+__all__ = ["BLOCKS", "main", "render"]
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "protocol.md"
+
+
+def docstring(module: str) -> str:
+    return ast.get_docstring(ast.parse((ROOT / module).read_text())) or ""
+
+
+def figure(module: str, first: str) -> str:
+    """The indented part of a module's docstring that begins with `first`, as code."""
+    text = docstring(module)
+    found = re.search(rf"^    {re.escape(first)}.*?(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"{module}: no figure that begins with {first}"
+    lines = [line.removeprefix("    ") for line in found[0].rstrip().splitlines()]
+    return "\n".join(["```", *lines, "```"])
+
+
+def limit_rows() -> str:
+    rows = [
+        [f"`{name}`", written(name, getattr(limits, name)), sentence]
+        for name, sentence in constants(ROOT / "protocol" / "limits.py")
+    ]
+    return markdown(["limit", "value", "why"], rows)
+
+
+def constants(path: Path) -> Iterator[tuple[str, str]]:
+    """(name, the sentence below it) of each constant of a module that has one."""
+    for node, following in pairwise(ast.parse(path.read_text()).body):
+        explained = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and explained:
+            yield node.targets[0].id, " ".join(ast.unparse(following).strip("'\"").split())
+
+
+def written(name: str, value: float) -> str:
+    """Bytes in the largest unit that they fill."""
+    units = [(size, unit) for size, unit in ((1 << 40, "TiB"), (limits.MIB, "MiB"), (limits.KIB, "KiB")) if value % size == 0]
+    if name.endswith("BYTES") and units:
+        return f"{value // units[0][0]:,} {units[0][1]}"
+    return f"{value:,.0f} bytes" if name.endswith("BYTES") else f"{value:,.0f}"
+
+
+def reasons() -> str:
+    text = (ROOT / "proto" / "dilocox" / "v1" / "messages.proto").read_text()
+    found = re.findall(r"^  REASON_(\w+) = (\d+);\s*// (.*)$", text, re.MULTILINE)
+    rows = [[f"`{name.lower().replace('_', '-')}`", sentence] for name, number, sentence in found if number != "0"]
+    return markdown(["reason", "meaning"], rows)
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "rules": lambda: figure("protocol/rules.py", "kind  "),
+    "coordinator": lambda: figure("protocol/round.py", "round 0"),
+    "member": lambda: figure("protocol/member.py", "state before"),
+    "phase": lambda: figure("protocol/phase.py", "when  "),
+    "norms": lambda: figure("protocol/norms.py", "code 0"),
+    "reasons": reasons,
+    "limits": limit_rows,
+}
+
+
+def render(page: str) -> str:
+    """The page with every block as the source has it."""
+    for name, block in BLOCKS.items():
+        before, opening, rest = page.partition(f"<!-- {name} -->\n")
+        _, closing, after = rest.partition(f"\n<!-- /{name} -->")
+        assert opening, f"the page has no block {name}"
+        assert closing, f"the block {name} does not end"
+        page = before + opening + block() + closing + after
+    return page
+
+
+def main() -> None:
+    PAGE.write_text(render(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The cluster's facts are told once every rank has told its part."""
+
+import math
+
+import pytest
+
+from dilocox.node.crew import STUCK_SECONDS, STUCK_STEPS, Crew
+from dilocox.protocol.pb import worker_pb2 as pb
+from tests.helpers import digest
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def part(stage: int, norm: float = 3.0) -> pb.StagePayload:
+    return pb.StagePayload(stage=stage, digest=digest(stage), size=10, norm=norm, effective_rank=stage + 1.0, error=0.5)
+
+
+def boundary(round: int, *stages: pb.StagePayload) -> pb.Boundary:
+    return pb.Boundary(round=round, inner_steps=7, tokens=700, payloads=stages)
+
+
+def ready(round: int, stages: list[int], loss: float | None = None) -> pb.Ready:
+    states = [pb.StageState(stage=stage, digest=digest(stage)) for stage in stages]
+    return pb.Ready(round=round, states=states, evaluated=loss is not None, evaluation_loss=loss or 0.0, applied_at_step=4)
+
+
+def test_a_phase_is_told_when_every_rank_has_told_it_in_stage_order():
+    crew = Crew(2)
+    assert crew.phase(1, boundary(3, part(2, norm=4.0), part(3, norm=0.0))) is None
+    assert crew.phase(1, boundary(4, part(2), part(3))) is None  # a rank may be a phase ahead
+    phase = crew.phase(0, boundary(3, part(0, norm=3.0), part(1, norm=0.0)))
+    assert phase is not None
+    assert [payload.stage for payload in phase.payloads] == [0, 1, 2, 3]
+    assert phase.norm == 5.0
+    assert phase.effective_rank == 2.5
+    assert phase.error == 0.5
+    assert crew.progress.tokens == 700
+    assert crew.progress.inner_steps == {3: 7}
+
+
+def test_a_rank_that_says_it_twice_does_not_speak_for_another():
+    crew = Crew(2)
+    assert crew.phase(0, boundary(3, part(0))) is None
+    assert crew.phase(0, boundary(3, part(0))) is None
+    assert crew.ready(1, ready(4, [1])) is None
+    assert crew.ready(1, ready(4, [1])) is None
+
+
+def test_a_state_is_told_with_the_loss_of_whoever_measured_it():
+    crew = Crew(2)
+    assert crew.ready(1, ready(4, [1], loss=2.5)) is None
+    told = crew.ready(0, ready(4, [0]))
+    assert told is not None
+    assert (told.round, told.evaluation_loss, told.applied_at_step) == (4, 2.5, 4)
+    assert told.digests == {0: digest(0), 1: digest(1)}
+
+
+def test_a_replay_is_told_when_every_rank_has_replayed():
+    crew = Crew(2)
+    results = [pb.Rechecked(round=4, states=[pb.StageState(stage=stage, digest=digest(stage))]) for stage in (0, 1)]
+    assert crew.rechecked(0, results[0]) is None
+    assert crew.rechecked(1, results[1]) == {0: digest(0), 1: digest(1)}
+
+
+def test_a_new_generation_forgets_what_the_old_one_half_said():
+    crew = Crew(2)
+    assert not crew.hello(0, pb.Hello(rank=0))
+    crew.phase(0, boundary(3, part(0)))
+    crew.begin()
+    assert crew.phase(1, boundary(3, part(1))) is None
+    assert not crew.hello(1, pb.Hello(rank=1))
+    assert crew.hello(0, pb.Hello(rank=0))
+    assert crew.status() is None
+
+
+@pytest.mark.parametrize("step_seconds", [0.01, 5.0])
+def test_stuck_is_silence_much_longer_than_any_step(step_seconds: float):
+    clock = Clock()
+    crew = Crew(1, clock)
+    patience = max(STUCK_SECONDS, STUCK_STEPS * step_seconds)
+    clock.now += 10 * patience
+    assert not crew.stuck(), "who never stepped is starting, not stuck"
+    crew.step(pb.Step(round=1, step=1, seconds=step_seconds, tokens=8, loss=3.0))
+    crew.step(pb.Step(round=1, step=2, seconds=step_seconds / 10, tokens=8, loss=3.0))
+    clock.now += patience
+    assert not crew.stuck()
+    clock.now = math.nextafter(clock.now, math.inf)
+    assert crew.stuck()
+    crew.step(pb.Step(round=1, step=2, why="commit 1 is on its way"))  # who waits says so, again and again
+    assert not crew.stuck()
+    assert crew.status().name == "waiting"
+
+
+def test_what_is_remembered_is_bounded():
+    crew = Crew(1)
+    for round in range(1, 2000):
+        crew.phase(0, boundary(round, part(0)))
+        crew.progress.states[round], crew.progress.roots[round] = {0: digest(round)}, digest(round)
+        crew.progress.forget(keep_states=12)
+    assert sorted(crew.progress.states) == sorted(crew.progress.roots) == list(range(1988, 2000))
+    assert len(crew.progress.inner_steps) == 1000

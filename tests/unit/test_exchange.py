@@ -1,0 +1,102 @@
+"""What a contribution announces beside itself is checked before a byte of its payloads is fetched."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dilocox.node.exchange import Exchange, read_leaves
+from dilocox.protocol import limits
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.messages import canonical, seal
+from dilocox.protocol.norms import norm_code, norm_of
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.tensors import stage_tensors
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.rpc import ChannelPool
+from tests.helpers import digest, identity, manifest
+
+RUN = manifest()
+TENSORS = [len(stage_tensors(RUN.model, stage)) for stage in range(RUN.model.stages)]
+CODE = norm_code(1.0)
+
+
+def good() -> pb.Leaves:
+    return pb.Leaves(
+        leaves=[
+            pb.Leaf(stage=stage, digest=digest(stage), size=100, norms=bytes([CODE] * tensors))
+            for stage, tensors in enumerate(TENSORS)
+        ]
+    )
+
+
+def test_good_leaves_are_read_stage_by_stage():
+    assert [(leaf.stage, leaf.size) for leaf in read_leaves(RUN, canonical(good()))] == [(0, 100), (1, 100)]
+
+
+Spoil = Callable[[pb.Leaves], object]
+SPOILED: dict[str, tuple[Spoil, pb.Reason]] = {
+    "a stage is missing": (lambda leaves: leaves.leaves.pop(), pb.REASON_WRONG_STAGES),
+    "a stage twice": (lambda leaves: leaves.leaves.append(leaves.leaves[1]), pb.REASON_WRONG_STAGES),
+    "another order": (lambda leaves: leaves.leaves.reverse(), pb.REASON_WRONG_STAGES),
+    "a stage that is not the run's": (lambda leaves: setattr(leaves.leaves[1], "stage", 2), pb.REASON_WRONG_STAGES),
+    "no digest": (lambda leaves: leaves.leaves[0].ClearField("digest"), pb.REASON_MALFORMED),
+    "half a digest": (lambda leaves: setattr(leaves.leaves[0], "digest", bytes(16)), pb.REASON_MALFORMED),
+    "a norm too few": (lambda leaves: setattr(leaves.leaves[0], "norms", bytes(TENSORS[0] - 1)), pb.REASON_MALFORMED),
+    "a norm too many": (lambda leaves: setattr(leaves.leaves[1], "norms", bytes(TENSORS[1] + 1)), pb.REASON_MALFORMED),
+    "no bytes": (lambda leaves: setattr(leaves.leaves[0], "size", 0), pb.REASON_OVERSIZE),
+    "too many bytes": (lambda leaves: setattr(leaves.leaves[0], "size", limits.BLOB_BYTES + 1), pb.REASON_OVERSIZE),
+    "nothing": (lambda leaves: leaves.Clear(), pb.REASON_WRONG_STAGES),
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_bad_leaves_are_refused_with_their_reasons(name: str):
+    spoil, reason = SPOILED[name]
+    leaves = good()
+    spoil(leaves)
+    with pytest.raises(RemoteError) as refused:
+        read_leaves(RUN, canonical(leaves))
+    assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize("raw", [b"\xff", canonical(good()) + b"\x18\x01", b"\x0a\x02"])
+def test_bytes_that_are_not_leaves_are_refused(raw: bytes):
+    with pytest.raises(RemoteError) as refused:
+        read_leaves(RUN, raw)
+    assert refused.value.reason == pb.REASON_MALFORMED
+
+
+class Nobody:
+    """A directory that knows no peer."""
+
+    async def find(self, peer: str) -> None:
+        return None
+
+
+def announced(store: BlobStore, **changes: int) -> pb.Contribution:
+    """By leaves that lie in the store; `changes` spoil what the contribution says of them."""
+    leaves = good()
+    total = math.hypot(*(norm_of(code) for leaf in leaves.leaves for code in leaf.norms))
+    said = {"norm": norm_code(total), "size": sum(leaf.size for leaf in leaves.leaves), **changes}
+    return pb.Contribution(round=3, base_state=digest("base"), leaves=store.put([canonical(leaves)]), **said)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "reason"),
+    [
+        ("another base", {}, pb.REASON_WRONG_BASE),
+        ("base", {"size": 201}, pb.REASON_SIZE_MISMATCH),
+        ("base", {"norm": 200}, pb.REASON_NORM_MISMATCH),
+        ("base", {}, pb.REASON_SIZE_MISMATCH),  # of a payload: 100 bytes are none of this layout
+    ],
+)
+async def test_a_contribution_is_judged_before_its_payloads_are_fetched(
+    tmp_path: Path, base: str, changes: dict[str, int], reason: pb.Reason
+):
+    store = BlobStore(tmp_path)
+    exchange = Exchange(RUN, range(RUN.model.stages), store, Nobody(), ChannelPool(), identity(1).peer)
+    statement = seal(identity(2), pb.KIND_CONTRIBUTION, RUN.run_id, announced(store, **changes))
+    assert (await exchange.judge(statement, digest(base), RUN.compression.keep))[0] == reason
+    assert exchange.statistics().fetches == exchange.statistics().failures == 0
