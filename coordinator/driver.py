@@ -1,7 +1,8 @@
 """Drives the round machine: inputs in, on disk, then effects out. Holds no decision.
 
 An input is stepped at once and answered at once; what it changed is written in batches by a thread, and nothing that we sign leaves
-before it, and all inputs before it, are on disk. What a crash takes away is said again by its senders. A write that fails ends the
+before it, and all inputs before it, are on disk. A commit is made in a thread too, and inputs wait for it: with a thousand clusters
+that takes longer than the loop may stand still. What a crash takes away is said again by its senders. A write that fails ends the
 process: the next start stands where the last batch ended.
 """
 
@@ -18,6 +19,7 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.round import (
+    Close,
     Differ,
     Input,
     Moment,
@@ -27,7 +29,6 @@ from dilocox.protocol.round import (
     Resumed,
     RoundState,
     SealBallot,
-    SealCommit,
     Tick,
 )
 from dilocox.protocol.rules import Judgement
@@ -65,10 +66,14 @@ class RoundDriver:
         self._batch: list[Entry | Committed] = []
         self._outbox: list[Statement[object] | Differ] = []
         """What leaves when the batch is on disk, in order."""
+        self._closing: asyncio.Task[None] | None = None
+        """While a commit is made, `state` is the one that it closes …"""
+        self._queued: list[Input] = []
+        """… and what comes in meanwhile is stepped after it."""
         self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._signed = False
-        """Whether this process has signed a commit: what nodes give back then comes too late."""
+        """Whether this process has signed a commit, or is about to: what nodes give back then comes too late."""
         self.state: RoundState = round.start(chain.manifest, chain.head, self._clock().seconds)
 
     def resume(self) -> None:
@@ -83,9 +88,13 @@ class RoundDriver:
             log.info("started again in round %d, with %d inputs", self.state.head.round, len(entries))
 
     def feed(self, event: Input) -> Judgement | None:
-        """Step; the answer, where the input is a statement."""
+        """Step; the answer, where the input is a statement. While a commit is made the input waits, and has no answer yet: await
+        `settled` before a statement."""
+        if self._closing is not None:
+            self._queued.append(event)
+            return None
         moment, before = self._clock(), self.state
-        self.state, effects = round.step(before, event, moment)
+        self.state, effects = round.decide(before, event, moment)
         if self.state is not before and self.state != before:
             self._batch.append(Entry(event, moment))
         judgement = None
@@ -97,8 +106,9 @@ class RoundDriver:
                     self._outbox.append(statement)
                 case Differ():
                     self._outbox.append(effect)
-                case SealCommit(body):
-                    self._seal_commit(before, body, moment)
+                case Close(moment):
+                    self._signed = True
+                    self._closing = asyncio.create_task(self._close(moment), name="closing")
                 case SealBallot(body):
                     ballot = seal(self.identity, pb.KIND_BALLOT, self._run_id, body)
                     self.feed(Received(ballot))
@@ -106,16 +116,32 @@ class RoundDriver:
         self._wake.set()
         return judgement
 
-    def _seal_commit(self, before: RoundState, body: pb.Commit, moment: Moment) -> None:
-        self._signed = True
-        commit = seal(self.identity, pb.KIND_COMMIT, self._run_id, body)
-        attested = tuple(self.state.gathered.attested.values())
+    async def _close(self, moment: Moment) -> None:
+        before = self.state
+
+        def make() -> tuple[RoundState, Statement[pb.Commit]]:
+            after, sealing = round.close(before, moment)
+            return after, seal(self.identity, pb.KIND_COMMIT, self._run_id, sealing.body)
+
+        self.state, commit = await asyncio.to_thread(make)
+        attested, body = tuple(self.state.gathered.attested.values()), commit.body
         self._batch.append(Committed(before.head, commit, self.state.head, attested, moment))
         self._outbox.append(commit)
         log.info("round %d closed: %d counted, %d not", body.round, len(body.counted), len(body.excluded))
+        self._closing = None
+        queued, self._queued = self._queued, []
+        for event in queued:
+            self.feed(event)
+        self._wake.set()
+
+    async def settled(self) -> None:
+        """Wait for the commit that is being made. Raises what making it raised."""
+        while self._closing is not None:
+            await asyncio.shield(self._closing)
 
     async def flush(self) -> None:
         """Put everything so far on disk and send it. Raises what the disk raises."""
+        await self.settled()
         async with self._writing:
             batch, self._batch = self._batch, []
             outbox, self._outbox = self._outbox, []
@@ -126,6 +152,7 @@ class RoundDriver:
                     self.chain.head = item.after
             for sent in outbox:
                 self._publish(sent)
+                await asyncio.sleep(0)  # each to everyone: others get their turn in between
 
     async def run(self) -> None:
         """Write, send, and notice deadlines, until cancelled."""
@@ -145,6 +172,7 @@ class RoundDriver:
 
     async def adopt(self, envelope: pb.Envelope) -> bool:
         """Take back a commit that we signed and lost; whether it was the next one. Raises RemoteError for what we did not sign."""
+        await self.settled()
         head = self.state.head
         commit = open_envelope(envelope, self._run_id, (pb.KIND_COMMIT,))
         if commit.body.round != head.round or commit.peer != self.identity.peer:

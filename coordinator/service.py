@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import grpc.aio
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 PRESENCE_SECONDS = 1.0
 """How often silence is looked for, and the state of the round told."""
+LOOKS_AT_ONCE = 16
+"""Peers whose silence, or return, is told to the machine in one go."""
 WATCH_BACKLOG = 4096
 """Events queued for a watcher before it is dropped; it reconnects and catches up from the chain."""
 _OUTCOMES = {
@@ -102,9 +104,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return self.driver.state
 
     async def run(self) -> None:
-        """Notice silence and say why the round is open, until cancelled."""
+        """Notice silence, and say why the round is open, until cancelled."""
         while True:
-            self.look_around()
+            for number, _ in enumerate(self._look(), 1):
+                if number % LOOKS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
             self._say()
             await asyncio.sleep(PRESENCE_SECONDS)
 
@@ -112,13 +116,20 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     def look_around(self) -> None:
         """Tell the machine whom of the roster and of those who claim we hear, and whom no longer."""
+        for _ in self._look():
+            pass
+
+    def _look(self) -> Iterator[None]:
+        """`look_around`, a step after each input of the machine."""
         asked = {*self.state.head.roster, *self.state.gathered.claims}
         for peer in sorted(asked):
             alive = self._hears(peer)
             if alive and peer in self.state.absent:
                 self.driver.feed(Present(peer))
+                yield
             elif not alive and peer not in self.state.absent:
                 self.driver.feed(Absent(peer))
+                yield
         self.liveness.forget(keep=asked)
 
     def _hears(self, peer: str) -> bool:
@@ -158,7 +169,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     def _standing(self) -> services.WatchEvent:
         head = self.chain.head
-        return services.WatchEvent(standing=services.Standing(round=head.round, head=head.digest, why=self._said))
+        why = round.why_open(self.state)
+        return services.WatchEvent(standing=services.Standing(round=head.round, head=head.digest, why=why))
 
     # gRPC
 
@@ -200,6 +212,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return self._heartbeat(statement)
         if statement.kind == pb.KIND_EVIDENCE:
             return await self._judge_evidence(request, statement)
+        await self.driver.settled()
         if statement.kind not in (pb.KIND_CLAIM, pb.KIND_CLUSTER) and not self._known(statement.peer):
             # A stranger's statement changes nothing; it is refused without a place in the log.
             return self._refuse(statement.peer, pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
@@ -271,7 +284,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
             for statement in [*contributions, *([self._ballot] if self._ballot else [])]:
                 yield services.WatchEvent(statement=statement.envelope)
             while (event := await queue.get()) is not None:
-                yield event
+                if not event.HasField("disagreement") or watcher in event.disagreement.clusters:
+                    yield event
         finally:
             self._watchers.discard(queue)
             if watcher:

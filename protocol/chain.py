@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from dilocox.protocol import adaptive, limits, norms, rules
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
@@ -294,16 +296,15 @@ def taken(commit: pb.Commit) -> list[Taken]:
 
 def holders(commit: pb.Commit) -> dict[str, list[str]]:
     """By counted cluster: the clusters whose payloads of it can be fetched, its own and every acceptor's."""
-    if not commit.counted:
-        return {}
+    if not commit.receipts:
+        return {item.cluster: [item.cluster, *item.contribution.holders] for item in taken(commit)}
     index = {digest: number for number, digest in enumerate(parse(pb.Ballot, commit.ballot.body).contributions)}
-    votes = {peer_id(e.key): int.from_bytes(parse(pb.Receipt, e.body).accepted, "little") for e in commit.receipts}
+    votes = sorted({peer_id(e.key): parse(pb.Receipt, e.body).accepted for e in commit.receipts}.items())
+    voters = np.array([voter for voter, _ in votes], object)
+    rows = np.frombuffer(b"".join(accepted for _, accepted in votes), np.uint8).reshape(len(votes), -1)
+    accepted = np.unpackbits(rows, axis=1, bitorder="little", count=len(index)).astype(bool)
     return {
-        item.cluster: [
-            item.cluster,
-            *item.contribution.holders,
-            *(voter for voter, accepted in sorted(votes.items()) if accepted >> index[item.digest] & 1),
-        ]
+        item.cluster: [item.cluster, *item.contribution.holders, *voters[accepted[:, index[item.digest]]]]
         for item in taken(commit)
     }
 

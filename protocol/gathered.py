@@ -29,6 +29,8 @@ class Gathered:
     contributions: Mapping[str, Slot] = field(default_factory=dict)
     """By cluster."""
     ballot: Statement[pb.Ballot] | None = None
+    voters: tuple[str, ...] = ()
+    """Clusters in ballot order, as the ballot was judged: what comes later changes none of them."""
     receipts: Mapping[str, Slot] = field(default_factory=dict)
     """By cluster."""
     reports: Mapping[tuple[str, bool], Slot] = field(default_factory=dict)
@@ -49,10 +51,9 @@ class Gathered:
         serials = {peer: slot[0].body.serial for peer, slot in self.claims.items()}
         return frozenset(peer for peer, slot in self.leaves.items() if slot[0].body.serial >= serials.get(peer, -1))
 
-    def listed(self) -> list[str]:
+    def listed(self) -> tuple[str, ...]:
         """Clusters in ballot order; empty without a ballot."""
-        authors = {statement.digest: statement.peer for slot in self.contributions.values() for statement in slot}
-        return [authors[digest] for digest in self.ballot.body.contributions] if self.ballot else []
+        return self.voters if self.ballot else ()
 
 
 def single(slot: Slot | None) -> Statement[Any] | None:

@@ -5,6 +5,7 @@ A peer id is libp2p's: base58btc of the identity multihash of the protobuf-wrapp
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import parse_qs, quote, urlsplit
 
 from dilocox.protocol.errors import ConfigError
@@ -14,7 +15,11 @@ __all__ = ["JoinLink", "key_of_peer", "peer_id", "short"]
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _PREFIX = b"\x00\x24\x08\x01\x12\x20"  # identity multihash, 36 bytes: PublicKey{Type=Ed25519, Data=32 bytes}
 
+NAMES_KEPT = 4096
+"""Names remembered in either form, four for each cluster of the largest roster: base 58 costs more than a hash."""
 
+
+@lru_cache(NAMES_KEPT)
 def peer_id(key: bytes) -> str:
     """The peer id of a raw 32-byte Ed25519 public key."""
     raw = _PREFIX + key
@@ -25,6 +30,7 @@ def peer_id(key: bytes) -> str:
     return "1" * (len(raw) - len(raw.lstrip(b"\0"))) + text
 
 
+@lru_cache(NAMES_KEPT)
 def key_of_peer(peer: str) -> bytes:
     """The raw public key inside a peer id. Raises ValueError when it is not the id of an Ed25519 key."""
     number = 0

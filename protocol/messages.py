@@ -181,6 +181,9 @@ def _check_ballot(body: pb.Ballot) -> None:
     _check_number(body.seconds, "seconds")
 
 
+_REASONS = frozenset(pb.Reason.values())
+
+
 def _check_receipt(body: pb.Receipt) -> None:
     _require(body.round < limits.ROUNDS, "round number out of range")
     _check_digest(body.ballot, "ballot")
@@ -190,7 +193,7 @@ def _check_receipt(body: pb.Receipt) -> None:
     indices = [finding.index for finding in body.findings]
     _require(indices == sorted(set(indices)), "findings repeat or are not in order")
     for finding in body.findings:
-        _require(finding.reason in pb.Reason.values(), "unknown reason")
+        _require(finding.reason in _REASONS, "unknown reason")
         _require(finding.stage < limits.STAGES, "stage out of bounds")
 
 

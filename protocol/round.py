@@ -34,6 +34,7 @@ from dilocox.protocol.rules import Judgement, Outcome
 __all__ = [
     "Absent",
     "Attested",
+    "Close",
     "Differ",
     "Effect",
     "Input",
@@ -48,7 +49,9 @@ __all__ = [
     "SealBallot",
     "SealCommit",
     "Tick",
+    "close",
     "deadline_seconds",
+    "decide",
     "next_deadline",
     "phase_of",
     "start",
@@ -152,6 +155,13 @@ class SealBallot:
 
 
 @dataclass(frozen=True)
+class Close:
+    """The round closes on what is gathered: `close` makes the commit. The last effect of its step; no input comes in between."""
+
+    moment: Moment
+
+
+@dataclass(frozen=True)
 class SealCommit:
     """Sign, put on disk with the inputs before it cut off, then send."""
 
@@ -167,7 +177,7 @@ class Differ:
 
 
 Input = Received | Refused | Absent | Present | Resumed | Attested | Tick
-Effect = Reply | Relay | SealBallot | SealCommit | Differ
+Effect = Reply | Relay | SealBallot | Close | SealCommit | Differ
 
 
 @dataclass(frozen=True)
@@ -219,7 +229,17 @@ def start(manifest: Manifest, head: Head, now: float) -> RoundState:
 
 
 def step(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState, list[Effect]]:
-    """Apply one input. Never raises on anything a peer can cause. The same object comes back where nothing changed."""
+    """Apply one input, and close the round where it decides that. Never raises on anything a peer can cause. The same object comes
+    back where nothing changed."""
+    state, effects = decide(state, event, moment)
+    if effects and isinstance(last := effects[-1], Close):
+        state, sealing = close(state, last.moment)
+        effects[-1] = sealing
+    return state, effects
+
+
+def decide(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState, list[Effect]]:
+    """`step`, but for the one thing in it that takes long where many take part: a driver closes aside."""
     effects: list[Effect] = []
     match event:
         case Received(statement):
@@ -261,12 +281,17 @@ def _receive(state: RoundState, statement: Statement[object]) -> tuple[RoundStat
 
 def _differing(state: RoundState, reporter: str) -> list[Effect]:
     """A report that differs stands against its author; while no two thirds agree, everybody looks again."""
-    head, told = state.head, rules.told_states(state.gathered, state.head.built_by)
+    head, reports = state.head, state.gathered.reports
     known = rules.known_state(head, state.gathered)
-    mine = [slot[0].body.state for (name, _), slot in state.gathered.reports.items() if name == reporter]
     if known:
-        return [Differ(head.round, (reporter,))] if mine[-1] != known else []
-    return [Differ(head.round, tuple(sorted(told)))] if len(set(told.values())) > 1 else []
+        slot = reports.get((reporter, True)) or reports[reporter, False]
+        return [Differ(head.round, (reporter,))] if slot[0].body.state != known else []
+    told = rules.told_states(state.gathered, head.built_by)
+    others = {root for name, root in told.items() if name != reporter}
+    if reporter not in told or others <= {told[reporter]}:
+        return []
+    # Everybody is told once, and from then on each who says something: a name for each report, not all names.
+    return [Differ(head.round, tuple(sorted(told)) if len(others) == 1 else (reporter,))]
 
 
 def _refuse(state: RoundState, peer: str, reason: pb.Reason, detail: str) -> RoundState:
@@ -402,22 +427,22 @@ def _progress(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effec
         state = replace(state, starting_since=None, healed=False)
     if state.head.round == 0:
         group = chain.genesis_group(_complete(state, moment.wall_ms))
-        return _close(state, moment) if len(group) >= state.manifest.start_clusters else (state, [])
+        return state, [Close(moment)] if len(group) >= state.manifest.start_clusters else []
     due = next_deadline(state)
     late = due is not None and now >= due
     if state.head.closing(state.manifest):
         done = not _waiting(state, {name for name, _ in gathered.reports}) and bool(gathered.reports)
-        return _close(state, moment) if late or done else (state, [])
+        return state, [Close(moment)] if late or done else []
     if _can_wake(state, moment):
-        return _close(_without_ballot(state), moment)
+        return _without_ballot(state), [Close(moment)]
     if gathered.ballot is not None:
         unheard = state.clock.paused_at is not None
         missing = set(gathered.listed()) - set(gathered.receipts) - gathered.leaving()
         done = not (missing if unheard else missing - state.absent)
-        return _close(state, moment) if late or done else (state, [])
+        return state, [Close(moment)] if late or done else []
     if gathered.contributions and (late or _all_contributed(state)):
         return _ask_for_ballot(state)
-    return _close(state, moment) if late else (state, [])
+    return state, [Close(moment)] if late else []
 
 
 def _waiting(state: RoundState, done: Iterable[str]) -> set[str]:
@@ -483,7 +508,8 @@ def _noted(state: RoundState, moment: Moment) -> Gathered:
     return replace(state.gathered, refusals=(*state.gathered.refusals, *notes))
 
 
-def _close(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effect]]:
+def close(state: RoundState, moment: Moment) -> tuple[RoundState, SealCommit]:
+    """The next round, and the commit that closes this one. Pure, and the one step that takes long in a large run."""
     now, clock, head = moment.seconds, state.clock, state.head
 
     def milliseconds(since: float | None, until: float | None) -> int:
@@ -510,7 +536,7 @@ def _close(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effect]]
         gathered=Gathered(attested=_still_waiting(state, after, moment)),
         absent=state.absent & (frozenset(after.roster) | frozenset(state.gathered.claims)),
     )
-    return _keep_time(fresh, now), [SealCommit(commit)]
+    return _keep_time(fresh, now), SealCommit(commit)
 
 
 def _still_waiting(state: RoundState, head: Head, moment: Moment) -> dict[str, pb.Attestation]:

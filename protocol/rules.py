@@ -261,13 +261,14 @@ def _ballot(manifest: Manifest, head: Head, gathered: Gathered, statement: State
     if gathered.ballot is not None:
         return (REPEAT if gathered.ballot.digest == statement.digest else TWICE), gathered
     listed = set(body.contributions)
-    authors = [peer for peer, slot in gathered.contributions.items() for s in slot if s.digest in listed]
+    authors = {s.digest: peer for peer, slot in gathered.contributions.items() for s in slot if s.digest in listed}
     alone = {slot[0].digest for slot in gathered.contributions.values() if len(slot) == 1}
-    if len(authors) != len(listed) or len(set(authors)) != len(authors) or not alone <= listed:
+    if len(authors) != len(listed) or len(set(authors.values())) != len(authors) or not alone <= listed:
         return reject(pb.REASON_MALFORMED, "it does not list one contribution of each cluster that made one"), gathered
     if not 0 < body.seconds <= manifest.rounds.vote_seconds + 1e-3 * manifest.rounds.vote_seconds:
         return reject(pb.REASON_MALFORMED, f"{body.seconds} seconds to vote"), gathered
-    return ACCEPT, replace(gathered, ballot=statement)
+    voters = tuple(authors[digest] for digest in body.contributions)
+    return ACCEPT, replace(gathered, ballot=statement, voters=voters)
 
 
 def bits(accepted: Sequence[bool]) -> bytes:
@@ -324,14 +325,10 @@ def told_states(gathered: Gathered, clusters: Iterable[str]) -> dict[str, bytes]
     told: dict[str, bytes] = {}
     claiming = gathered.claiming()
     for name in clusters:
-        for statement in (
-            single(gathered.reports.get((name, True))),
-            single(gathered.reports.get((name, False))),
-            claiming.get(name),
-        ):
-            if statement is not None:
-                told[name] = statement.body.state
-                break
+        report = single(gathered.reports.get((name, True))) or single(gathered.reports.get((name, False)))
+        statement = report or claiming.get(name)
+        if statement is not None:
+            told[name] = statement.body.state
     return told
 
 

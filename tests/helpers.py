@@ -171,7 +171,7 @@ class Table:
             spoil(body)
         return self._seal(number, pb.KIND_CONTRIBUTION, body, changes)
 
-    def receipt(self, number: int, reject: dict[int, int] | None = None, **changes: Any) -> Statement:
+    def receipt(self, number: int, reject: dict[int, pb.Reason] | None = None, **changes: Any) -> Statement:
         """Verdicts on everything on the ballot; `reject` maps peer numbers to reasons."""
         reasons = {identity(other).peer: reason for other, reason in (reject or {}).items()}
         listed, me = self.state.gathered.listed(), identity(number).peer
@@ -207,7 +207,7 @@ class Table:
             self.submit(self.contribution(number))
         return self
 
-    def vote(self, numbers: range | list[int] = range(3), reject: dict[int, int] | None = None) -> "Table":
+    def vote(self, numbers: range | list[int] = range(3), reject: dict[int, pb.Reason] | None = None) -> "Table":
         for receipt in [self.receipt(number, reject) for number in numbers]:
             self.submit(receipt)
         return self

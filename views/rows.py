@@ -105,7 +105,7 @@ def _counted(head: Head, item: Taken, held: list[str]) -> View:
         "error": body.error,
         "leaves": body.leaves.hex(),
         "base_state": body.base_state.hex(),
-        "holders": held,
+        "holders": len(held),
         "attestations": [{**each, "bound": bound} for each in evidence],
     }
 
