@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup testnet test lint proto bench docker clean
+.PHONY: setup testnet test lint mutants proto bench docker clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+mutants: setup  ## would the fast tests notice? a patch for each promise, then mutmut over the core
+	$(BIN)/python -m tests.mutants
 
 proto: setup  ## regenerate protocol/pb from proto/
 	$(BIN)/python -P -m dilocox.protocol.pb.generate

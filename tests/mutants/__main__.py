@@ -1,0 +1,138 @@
+"""`make mutants`: would the fast tests notice? First one patch for each promise that must not break, then mutmut over the core.
+
+    python -m tests.mutants [--patches | --mutmut] [NAME …]
+
+Each tests/mutants/*.patch is applied alone to a copy of the tree; its head says what it breaks and which tests run: they must fail,
+and must pass without it. Exits with 1 where a patch survives, or does not apply any more. mutmut's survivors are printed and judged
+by people: a message that reads differently is nobody's fault.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PATCHES = Path(__file__).parent
+MUTATED = ("rules", "tally", "gathered", "head", "chain", "round", "member", "phase", "ledger", "messages", "norms")
+FAST = (
+    "tests/unit/test_round.py",
+    "tests/unit/test_rules.py",
+    "tests/unit/test_member.py",
+    "tests/unit/test_faults.py",
+    "tests/unit/test_phase.py",
+    "tests/unit/test_messages.py",
+    "tests/unit/test_attested_rounds.py",
+    "tests/property/test_ledger.py",
+)
+"""For mutmut: every mutant runs those of their tests that reach it."""
+PATCH_SECONDS = 300
+
+
+def copy_tree(folder: Path) -> None:
+    """The product as `dilocox/…`, the tests beside it."""
+    shutil.copytree(ROOT / "typing" / "dilocox", folder / "dilocox", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("tests", "proto"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "mutants"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+
+
+def run(folder: Path, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def header(patch: Path) -> tuple[str, list[str]]:
+    """What it breaks, and the tests that should notice."""
+    head = [line.removeprefix("# ") for line in patch.read_text().splitlines() if line.startswith("# ")]
+    return head[0], head[1].removeprefix("tests: ").split()
+
+
+def test(folder: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
+    return run(folder, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests, timeout=PATCH_SECONDS)
+
+
+def outcome(patch: Path) -> str:
+    """killed, SURVIVED, or what went wrong."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copy_tree(folder)
+        applied = run(folder / "dilocox", "git", "apply", "-p1", str(patch))
+        if applied.returncode:
+            return f"DOES NOT APPLY: {applied.stderr.strip().splitlines()[0]}"
+        try:
+            tested = test(folder, header(patch)[1])
+        except subprocess.TimeoutExpired:
+            return "killed (the tests do not end)"
+        if tested.returncode == 1:
+            failed = re.search(r"FAILED \S+::(\S+)", tested.stdout)
+            return f"killed by {failed[1] if failed else '?'}"
+        return "SURVIVED" if tested.returncode == 0 else f"THE TESTS DO NOT RUN: {tested.stdout[-300:]}{tested.stderr[-300:]}"
+
+
+def unspoilt(tests: list[str]) -> str:
+    """What fails without any patch; empty where nothing does."""
+    with tempfile.TemporaryDirectory() as name:
+        copy_tree(Path(name))
+        tested = test(Path(name), tests)
+        return tested.stdout[-1000:] if tested.returncode else ""
+
+
+def patches(names: list[str]) -> int:
+    """How many patches were not killed."""
+    alive = 0
+    chosen = [patch for patch in sorted(PATCHES.glob("*.patch")) if not names or patch.stem in names]
+    if failed := unspoilt(sorted({test for patch in chosen for test in header(patch)[1]})):
+        print(f"the tests fail without any patch:\n{failed}")
+        return len(chosen)
+    for patch in chosen:
+        began, result = time.monotonic(), outcome(patch)
+        alive += not result.startswith("killed")
+        print(f"{patch.stem:34} {time.monotonic() - began:5.1f} s  {result}", flush=True)
+    print(f"{alive} patches survive" if alive else "every patch is killed")
+    return alive
+
+
+def mutmut(names: list[str]) -> None:
+    """Mutate the core, module by module; print what survives."""
+    modules = names or list(MUTATED)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copy_tree(folder)
+        only = ", ".join(f'"dilocox/protocol/{module}.py"' for module in modules)
+        tests = ", ".join(f'"{test}"' for test in FAST)
+        settings = (
+            f'\n[tool.mutmut]\nsource_paths = ["dilocox"]\nonly_mutate = [{only}]\npytest_add_cli_args_test_selection = [{tests}]\n'
+            'also_copy = ["tests", "dilocox", "proto", "pyproject.toml"]\n'
+        )
+        with (folder / "pyproject.toml").open("a") as file:
+            file.write(settings)
+        environment = {**os.environ, "PYTHONPATH": ""}
+        subprocess.run(
+            [sys.executable, "-m", "mutmut", "run", "--max-children", str(os.cpu_count())], cwd=folder, env=environment
+        )
+        found = run(folder, sys.executable, "-m", "mutmut", "results", "--all", "true").stdout.splitlines()
+    states = [line.split(": ") for line in found if ": " in line]
+    for module in modules:
+        mine = [state for mutant, state in states if f"dilocox.protocol.{module}." in mutant]
+        print(f"{module:10} {mine.count('killed') + mine.count('timeout'):5} of {len(mine)} killed")
+    for mutant, state in states:
+        if state not in ("killed", "timeout"):
+            print(f"{state:12} {mutant.strip()}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--patches", action="store_true", help="only the patches")
+    parser.add_argument("--mutmut", action="store_true", help="only mutmut")
+    parser.add_argument("names", nargs="*", help="patches, or modules of protocol/; none: all")
+    arguments = parser.parse_args()
+    survivors = 0 if arguments.mutmut else patches(arguments.names)
+    if not arguments.patches:
+        mutmut(arguments.names if arguments.mutmut else [])
+    sys.exit(1 if survivors else 0)

@@ -1,0 +1,119 @@
+"""What a node promises beside its machine: whose manifest it takes, what it checks, what it does with a second commit."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.exchange import Exchange
+from dilocox.node.outer.state import StageState
+from dilocox.node.participant import Participant
+from dilocox.node.training.trainer import Commit, Take
+from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.messages import canonical, parse, seal
+from dilocox.protocol.norms import clip_factor, norm_code
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from tests.helpers import COORDINATOR, Table, digest, identity, manifest
+
+OWNER = identity(99)
+RUN = manifest(run={"name": "test", "owner": OWNER.key.hex()}, model={"vocabulary_size": 64}, compression={"codec": "int4"})
+
+
+def test_a_manifest_is_its_owner_s():
+    link = CoordinatorLink.__new__(CoordinatorLink)
+    link._link = SimpleNamespace(run_id=RUN.run_id)  # type: ignore[assignment]
+    signed = seal(OWNER, pb.KIND_MANIFEST, RUN.run_id, RUN.canonical_bytes())
+    assert link._check(signed.envelope)[0] == RUN
+    with pytest.raises(RemoteError) as caught:
+        link._check(seal(identity(98), pb.KIND_MANIFEST, RUN.run_id, RUN.canonical_bytes()).envelope)
+    assert caught.value.reason == pb.REASON_WRONG_RUN
+
+
+async def test_two_commits_for_one_round_halt_a_node(tmp_path: Path):
+    table = Table(RUN).genesis()
+    table.train(1)
+    node = Participant.__new__(Participant)
+    node.manifest, node.chain = RUN, ChainFile(tmp_path / "chain.db", RUN, COORDINATOR.peer)
+    for commit in table.commits:
+        node.chain.append(commit.envelope)
+    await node._commit(table.commits[1].envelope)  # again: harmless
+    other = pb.Commit.FromString(table.commits[1].envelope.body)
+    other.closed_at_ms += 1
+    with pytest.raises(LocalError, match="two different commits"):
+        await node._commit(seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, other).envelope)
+    await node._commit(seal(identity(1), pb.KIND_COMMIT, RUN.run_id, other).envelope)  # not the coordinator's: nobody's
+    node.chain.close()
+
+
+class Announced:
+    """A contribution whose payloads a node holds already."""
+
+    def __init__(self, folder: Path, leaf_code: int = 0, norm_code_off: int = 0) -> None:
+        store = BlobStore(folder)
+        leaves, norms = [], []
+        for stage in range(RUN.model.stages):
+            state = StageState(RUN, stage)
+            state.feedback.normal_(generator=torch.Generator().manual_seed(stage))
+            encoded = state.encode()
+            norms.append(encoded.norm)
+            codes = bytearray(norm_code(norm) for norm in encoded.norms)
+            codes[0] += leaf_code if stage == 1 else 0
+            leaves.append(pb.Leaf(stage=stage, digest=store.put([encoded.raw]), size=len(encoded.raw), norms=bytes(codes)))
+        total = sum(norm**2 for norm in norms) ** 0.5
+        body = pb.Contribution(
+            base_state=digest("base"),
+            leaves=store.put([canonical(pb.Leaves(leaves=leaves))]),
+            size=sum(leaf.size for leaf in leaves),
+            norm=norm_code(total) + norm_code_off,
+        )
+        self.statement = seal(identity(1), pb.KIND_CONTRIBUTION, RUN.run_id, body)
+        self.exchange = Exchange(RUN, range(RUN.model.stages), store, None, None, "me")  # type: ignore[arg-type]
+
+    async def verdict(self) -> tuple[int, int]:
+        return await self.exchange.judge(self.statement, digest("base"), RUN.compression.keep)
+
+
+async def test_announced_norms_are_checked_against_the_payload(tmp_path: Path):
+    assert await Announced(tmp_path / "a").verdict() == (pb.REASON_UNSPECIFIED, 0)
+    assert await Announced(tmp_path / "b", leaf_code=3).verdict() == (pb.REASON_NORM_MISMATCH, 1)
+    assert await Announced(tmp_path / "c", norm_code_off=4).verdict() == (pb.REASON_NORM_MISMATCH, 0)
+    spoiled = Announced(tmp_path / "d")
+    assert (await spoiled.exchange.judge(spoiled.statement, digest("other"), 8))[0] == pb.REASON_WRONG_BASE
+
+
+def test_an_apply_takes_of_a_payload_what_the_commit_says():
+    payloads = {}
+    for name in (b"a", b"b"):
+        state = StageState(RUN, 0)
+        state.feedback.normal_(generator=torch.Generator().manual_seed(name[0]))
+        payloads[name] = memoryview(state.encode().raw)
+
+    def applied(factor: float) -> torch.Tensor:
+        state = StageState(RUN, 0)
+        takes = [Take("a", 3, [b"a"], 1.0), Take("b", 1, [b"b"], factor)]
+        Commit(1, RUN.compression.keep, takes).apply_to(state, payloads.__getitem__)
+        return state.committed[0].clone()
+
+    whole, half, none = applied(1.0), applied(0.5), applied(0.0)
+    assert not torch.equal(whole, half)
+    assert torch.allclose(half, (whole + none) / 2, atol=1e-6)
+
+
+def test_what_a_commit_takes_is_not_owed_again():
+    commit = Commit(1, 8, [Take("a", 3, [b"a"]), Take("b", 1, [b"b"], clip_factor(8))])
+    assert commit.leaves("a") == 0.0
+    assert commit.leaves("b") == 0.5
+    assert commit.leaves("not counted") == 1.0
+
+
+def test_bytes_that_nobody_judges_are_refused():
+    body = pb.Leave(serial=1, round=1)
+    hidden = canonical(body) + b"\xfa\x3e\x05extra"  # a field of number 1007
+    assert pb.Leave.FromString(hidden).serial == 1
+    with pytest.raises(RemoteError, match="canonical"):
+        parse(pb.Leave, hidden)
+    assert parse(pb.Leave, canonical(body)) == body

@@ -1,0 +1,184 @@
+"""What a round's statements are worth, where examples elsewhere do not say it."""
+
+import pytest
+
+from dilocox.protocol import chain, limits, round, rules
+from dilocox.protocol.head import advance
+from dilocox.protocol.pb import messages_pb2 as pb
+from tests.helpers import Table, digest, identity, manifest
+
+
+def test_a_receipt_that_says_nothing_of_a_contribution_does_not_accept_it():
+    table = Table(manifest()).genesis().contribute()
+    listed = table.state.gathered.listed()
+    silent = listed.index(identity(2).peer)
+    receipts = []
+    for number in (0, 1):
+        others = [name != identity(number).peer and index != silent for index, name in enumerate(listed)]
+        receipts.append(table.receipt(number, accepted=rules.bits(others)))
+    for receipt in [*receipts, table.receipt(2)]:
+        assert table.submit(receipt) == rules.ACCEPT
+    assert table.counted() == [0, 1]
+    assert table.why(2) == pb.REASON_TOO_FEW_ACCEPTS
+    table.verify()
+
+
+def test_a_cluster_is_whole_when_all_its_hosts_hold_one_state():
+    table = Table(manifest(rounds={"start_clusters": 2}))
+    layout = table.layout(0, [(0, 0, 1, 0), (1, 1, 1, 0)])
+    table.submit(layout)
+    table.submit(table.claim(2))
+    table.submit(table.claim(0, cluster=layout.digest))
+    table.submit(table.claim(1, cluster=layout.digest, state=digest("another")))
+    assert table.head.round == 0
+    table.submit(table.claim(1, cluster=digest("another layout")))
+    assert table.head.round == 0
+    table.submit(table.claim(1, cluster=layout.digest))
+    assert table.roster() == [0, 2]
+
+
+def test_the_lead_s_newest_layout_is_the_one_that_is_agreed_to():
+    table = Table(manifest(rounds={"start_clusters": 2}))
+    old = table.layout(0, [(0, 0, 1, 0), (1, 1, 1, 0)])
+    new = table.layout(0, [(0, 0, 1, 0), (3, 1, 1, 0)])
+    table.submit(old)
+    table.submit(new)
+    table.submit(table.claim(2))
+    table.submit(table.claim(0, cluster=old.digest))
+    table.submit(table.claim(1, cluster=old.digest))
+    assert table.head.round == 0
+    table.submit(table.claim(0, cluster=new.digest))
+    table.submit(table.claim(3, cluster=new.digest))
+    assert table.roster() == [0, 2]
+    assert table.head.roster[identity(0).peer].peers == (identity(0).peer, identity(3).peer)
+
+
+def test_a_deadline_learns_when_most_had_spoken_not_when_the_round_closed():
+    table = Table(manifest(rounds={"deadline_seconds": 600, "vote_seconds": 600})).genesis()
+    table.wait(10)
+    table.contribute([0, 1])
+    table.wait(9)
+    assert not table.ballots
+    table.submit(table.contribution(2))
+    table.wait(3)
+    receipts = [table.receipt(number) for number in range(3)]
+    table.submit(receipts[0])
+    table.submit(receipts[1])
+    table.wait(200)
+    table.submit(receipts[2])
+    commit = table.commits[-1].body
+    assert (commit.collect_ms, commit.vote_ms, commit.open_ms) == (10_000, 3_000, 222_000)
+    assert table.head.collect_history == (10_000,)
+    assert table.head.vote_history == (3_000,)
+    for _ in range(20):
+        table.now += 7
+        table.train(1)
+    assert table.head.collect_history == (7_000,) * 8 or not table.head.collect_history[8:]
+
+
+def test_weights_are_the_tokens_that_were_announced():
+    table = Table(manifest()).genesis()
+    per_step = table.run.tokens_per_step
+    for number, steps in enumerate((4, 6, 8)):
+        read = steps * table.run.training.batch_size
+        table.submit(
+            table.contribution(number, inner_steps=steps, tokens=steps * per_step, samples_read=read, loss=float(number))
+        )
+    table.vote()
+    assert {item.cluster: item.weight for item in chain.taken(table.commits[-1].body)} == {
+        identity(number).peer: steps * per_step for number, steps in enumerate((4, 6, 8))
+    }
+    assert table.commits[-1].body.loss == pytest.approx((0 * 4 + 1 * 6 + 2 * 8) / 18)
+    assert {name: table.head.ledger.leases[name].counted for name in table.head.roster} == {
+        identity(number).peer: steps * table.run.training.batch_size for number, steps in enumerate((4, 6, 8))
+    }
+    table.verify()
+
+
+def test_who_is_too_large_is_clipped_by_codes():
+    table = Table(manifest(rounds={"clip_ratio": 2.0})).genesis()
+    for number, norm in enumerate((100, 102, 120)):
+        table.submit(table.contribution(number, norm=norm))
+    table.vote()
+    commit = table.commits[-1].body
+    assert commit.norm == 102
+    assert {item.cluster: item.clip for item in chain.taken(commit)} == {
+        identity(number).peer: clip for number, clip in enumerate((0, 0, 120 - 102 - 8))
+    }
+    assert [item.factor for item in chain.taken(commit) if item.clip] == [pytest.approx(2 ** (-10 / 8), rel=5e-3)]
+
+
+def test_an_open_run_seats_few_newcomers_at_once():
+    table = Table(manifest(rounds={"min_clusters": 2})).genesis()
+    for number in range(10, 20):
+        assert table.submit(table.claim(number)) == rules.ACCEPT
+    table.train(1)
+    seated = [number for number in table.roster() if number >= 10]
+    assert len(seated) == 2
+    assert len(table.commits[-1].body.claims) == 10
+    table.verify()
+
+
+def test_an_allow_list_seats_everybody():
+    run = manifest(admission={"policy": "allow-list", "allow": [identity(n).peer for n in range(20)]})
+    table = Table(run).genesis()
+    for number in range(10, 20):
+        table.submit(table.claim(number))
+    table.train(1)
+    assert len(table.roster()) == 13
+
+
+def test_hosts_are_named_in_commits_and_lose_their_seat_with_their_lead():
+    table = Table(manifest(rounds={"start_clusters": 2, "count": 20})).genesis(range(2))
+    layout = table.layout(5, [(5, 0, 1, 0), (6, 1, 1, 0)])
+    table.submit(layout)
+    table.submit(table.claim(5, cluster=layout.digest, account=b"a" * 20))
+    table.submit(table.claim(6, cluster=layout.digest))
+    table.train(1, range(2))
+    assert table.roster() == [0, 1, 5]
+    assert advance(table.run, table.commits[-1]) == table.head
+    assert table.head.roster[identity(5).peer].account == b"a" * 20
+    assert table.head.cluster_by_peer[identity(6).peer].cluster == identity(5).peer
+    table.absent(5)
+    table.train(2, range(2))
+    assert identity(6).peer not in table.head.cluster_by_peer
+    table.verify()
+
+
+def test_one_liar_that_reports_first_costs_a_name_for_each_report():
+    """Not all names for each: with a thousand clusters that would be gigabytes."""
+    table = Table(manifest(rounds={"start_clusters": 12})).genesis(range(12)).train(1, range(12))
+    table.submit(table.report(0, state=digest("rotten bit")))
+    named = []
+    for number in range(1, 12):
+        table.submit(table.report(number))
+        named += [len(e.clusters) for e in table.effects if isinstance(e, round.Differ)]
+    assert named[0] == 2
+    assert set(named[1:]) == {1}
+    assert len(named) <= 8
+
+
+def test_claims_are_bounded_by_their_hash():
+    table = Table(manifest()).genesis()
+    for number in range(10, 10 + limits.CLAIMS + 20):
+        table.submit(table.claim(number))
+    assert len(table.state.gathered.claims) == limits.CLAIMS
+
+
+def test_what_was_given_back_is_leased_before_anything_new():
+    table = Table(manifest(rounds={"start_clusters": 4, "count": 20})).genesis(range(4))
+    given_back = table.head.ledger.leases[identity(3).peer].spans
+    table.submit(table.leave(3))
+    table.train(1, range(4))
+    cursor = table.head.ledger.cursor
+    free = table.head.ledger.free
+    assert free
+    assert free[-1][1] == given_back[-1][1]
+    table.train(1)
+    ledger = table.head.ledger
+    assert ledger.cursor == cursor, "there was enough to lease again"
+    leased = {p for lease in ledger.leases.values() for start, end in lease.spans for p in range(start, end)}
+    still_free = {p for start, end in ledger.free for p in range(start, end)}
+    assert {p for start, end in free for p in range(start, end)} <= leased | still_free
+    assert len(still_free) < sum(end - start for start, end in free)
+    table.verify()
