@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup testnet test lint mutants proto bench docker clean
+.PHONY: setup testnet test test-all lint mutants proto bench docker clean
 
 setup: $(STAMP)
 
@@ -18,6 +18,10 @@ testnet: setup  ## three nodes of two stages train on this machine; a table per 
 
 test: setup lint
 	$(BIN)/pytest
+
+test-all: test mutants  ## an hour and more: what is looked at once before a release
+	DILOCOX_SCHEDULES=20000 $(BIN)/pytest tests/sim/test_explorer.py
+	$(BIN)/python -m bench.scale --check
 
 lint: setup
 	$(BIN)/ruff check .
