@@ -41,14 +41,17 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     run, counted = value["run"], value["counted"]
-    step = f"inner step {value['inner_step']}/{value['inner_steps']}"
-    lines = [
-        ("run", f'{run["name"]} ({run["run_id"][:8]}…)   node {short(value["peer"])} "{value["name"]}"'),
-        ("state", f"{value['state']}: {value['why']}   round {value['phase_round']}/{run['rounds']}, {step}"),
-        (
-            "round",
-            f"{value['round']} is open: {value['round_why']}" if value["coordinator_connected"] else "the coordinator is away",
-        ),
+    lines = [("run", f'{run["name"]} ({run["run_id"][:8]}…)   node {short(value["peer"])} "{value["name"]}"')]
+    if value["finished"]:
+        lines.append(("state", value["why"]))
+    else:
+        phase = f"round {value['phase_round']}/{run['rounds']}, inner step {value['inner_step']}/{value['inner_steps']}"
+        away = "the coordinator is away"
+        lines += [
+            ("state", f"{value['state']}: {value['why']}   {phase}"),
+            ("round", f"{value['round']} is open: {value['round_why']}" if value["coordinator_connected"] else away),
+        ]
+    lines += [
         ("network", value["address"]),
         ("counted", f"{sum(counted)} of the last {len(counted)} rounds" if counted else "no round closed yet"),
         (
@@ -75,14 +78,11 @@ def _reason(item: dict[str, Any]) -> str:
 
 def _coordinator_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     run = value["run"]
-    lines = [
-        ("run", f"{run['name']} ({run['run_id'][:8]}…)   coordinator {short(value['peer'])}"),
-        ("state", f"{value['phase']}   round {value['round']}/{run['rounds']}: {value['why']}"),
-        (
-            "round",
-            f"{value['contributions']} contributions, {value['receipts']} receipts of {len(value['roster'])} clusters",
-        ),
-    ]
+    lines = [("run", f"{run['name']} ({run['run_id'][:8]}…)   coordinator {short(value['peer'])}")]
+    if value["finished"]:
+        return [*lines, ("state", value["why"])]
+    counts = f"{value['contributions']} contributions, {value['receipts']} receipts of {len(value['roster'])} clusters"
+    lines += [("state", f"{value['phase']}: {value['why']}"), ("round", f"{value['round']}/{run['rounds']}: {counts}")]
     lines += [("absent", short(peer)) for peer in value["absent"]]
     lines += [("refused", f"{short(item['peer'])}: {_reason(item)}") for item in value["refused"]]
     return lines
@@ -230,7 +230,8 @@ def _print_round(value: dict[str, Any]) -> None:
     if attested:
         console.print()
         print_table(["attested", "kind", "measurement", "TCB status", "GPUs", "valid until", "bound"], attested)
-    for title in ("excluded", "refused"):
-        if value[title]:
+    refused = [item for item in value["refused"] if item not in value["excluded"]]  # who was not heard stands in both
+    for title, items in (("excluded", value["excluded"]), ("refused", refused)):
+        if items:
             console.print()
-            print_table([title, "reason", "detail"], [[i["peer"], i["reason"], i["detail"]] for i in value[title]])
+            print_table([title, "reason", "detail"], [[i["peer"], i["reason"], i["detail"]] for i in items])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.progress import Progress
 
 from dilocox.cli.common import DataOption, JsonOption, console, errors, fail, number, print_json, print_table, testnet_folder
 from dilocox.cli.init import preset_names, render_preset
@@ -225,9 +226,20 @@ def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: lis
 
 def _train_alone(testnet: Testnet, steps: int, data: list[str]) -> float:
     command = [sys.executable, "-P", "-m", "dilocox.node.training.alone", str(testnet.folder / "run.toml"), str(steps)]
-    result = subprocess.run([*command, *data], stdout=subprocess.PIPE, check=True)
-    value: float = json.loads(result.stdout)["evaluation_loss"]
-    return value
+    told: dict[str, Any] = {}
+    with (
+        Progress(console=errors, disable=not sys.stderr.isatty()) as bar,
+        subprocess.Popen([*command, *data], stdout=subprocess.PIPE, text=True) as child,
+    ):
+        task = bar.add_task("steps", total=steps)
+        assert child.stdout is not None
+        for line in child.stdout:
+            told = json.loads(line)
+            bar.update(task, completed=told["step"])
+    if child.returncode or "evaluation_loss" not in told:
+        raise LocalError("the node alone did not get to its end; why stands above")
+    loss: float = told["evaluation_loss"]
+    return loss
 
 
 @app.command("status")

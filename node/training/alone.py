@@ -1,11 +1,11 @@
 """One node alone, exchanging nothing: the baseline a swarm must beat.
 
-`python -m dilocox.node.training.alone RUN.toml STEPS [--data NAME=DIR …]`.
+`python -m dilocox.node.training.alone RUN.toml STEPS [--data NAME=DIR …]` prints a JSON line per step, and one with the loss.
 """
 
 import argparse
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,8 +17,8 @@ from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Manifest
 
 
-def train_alone(manifest: Manifest, steps: int, data: Folders) -> float:
-    """Held-out loss after `steps` inner steps of the run's own training settings, nats per token."""
+def train_alone(manifest: Manifest, steps: int, data: Folders, follow: Callable[[int], None]) -> float:
+    """Held-out loss after `steps` inner steps of the run's own training settings, nats per token. `follow`: after each step."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(manifest, range(manifest.model.stages), 0, 1, device)
@@ -26,6 +26,7 @@ def train_alone(manifest: Manifest, steps: int, data: Folders) -> float:
     dataset, batch = load_dataset(manifest, data), manifest.training.batch_size
     for step in range(steps):
         trainer.step(*dataset.batch(list(range(step * batch, (step + 1) * batch))))
+        follow(step + 1)
     loss = trainer.evaluate(dataset)
     dist.destroy_process_group()
     return loss
@@ -37,5 +38,8 @@ if __name__ == "__main__":
     parser.add_argument("steps", type=int)
     parser.add_argument("--data", action="append", default=[], metavar="NAME=DIR")
     options = parser.parse_args()
-    loss = train_alone(Manifest.from_toml(options.run.read_text()), options.steps, parse_folders(options.data))
-    json.dump({"steps": options.steps, "evaluation_loss": loss}, sys.stdout)
+    torch.set_num_threads(1)  # as a testnet's nodes; where others compute too, two threads mostly wait for each other
+    manifest = Manifest.from_toml(options.run.read_text())
+    follow = lambda step: print(json.dumps({"step": step}), flush=True)  # noqa: E731
+    loss = train_alone(manifest, options.steps, parse_folders(options.data), follow)
+    print(json.dumps({"step": options.steps, "evaluation_loss": loss}), flush=True)

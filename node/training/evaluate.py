@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from dilocox.node.data_folders import Folders
 from dilocox.node.training.data import load_dataset
@@ -16,6 +17,7 @@ __all__ = ["evaluate_folder"]
 @torch.no_grad()
 def evaluate_folder(manifest: Manifest, folder: Path, data: Folders) -> float:
     """Mean nats per token over the run's held-out sequences; `data`: the folders that the operator named."""
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     inputs, targets = load_dataset(manifest, data).evaluation()
     batch, total = manifest.training.batch_size, 0.0

@@ -117,6 +117,27 @@ async def test_what_was_not_written_yet_is_forgotten_and_said_again(desk: Desk):
     assert (await desk.say(statement)).outcome is Outcome.ACCEPT
 
 
+async def test_why_the_round_is_open_is_told_once_a_second_not_after_every_vote(desk: Desk):
+    await desk.begin()
+    queue: asyncio.Queue[services.WatchEvent | None] = asyncio.Queue()
+    desk.service._watchers.add(queue)
+
+    def told() -> list[str]:
+        events = [queue.get_nowait() for _ in range(queue.qsize())]
+        return [event.standing.why for event in events if event is not None and event.WhichOneof("event") == "standing"]
+
+    desk.now += 1
+    await desk.say(desk.contribution(0))
+    assert len(told()) == 1
+    await desk.say(desk.contribution(1))
+    await desk.say(desk.contribution(2))
+    assert told() == []
+    desk.now += 1
+    desk.service._say()
+    assert told() == [round.why_open(desk.state)]
+    assert "votes" in round.why_open(desk.state)
+
+
 async def test_nothing_leaves_before_it_is_on_disk(desk: Desk):
     await desk.begin()
     sent: list[str] = []

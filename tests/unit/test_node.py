@@ -1,5 +1,6 @@
 """Small decisions of the node, without processes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from dilocox.node.daemon import count_workers
 from dilocox.node.outer.background import Background
 from dilocox.node.worker_settings import WorkerSettings
-from dilocox.protocol import events
+from dilocox.protocol import events, member
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -59,6 +60,19 @@ def test_every_event_has_a_sentence_and_a_view():
         assert event.view()["line"] == event.line()
         assert event.line() != event.kind
     assert "late: too slow" in samples[3].line()
+
+
+def test_who_was_taken_off_the_roster_is_told_until_when():
+    table = Table(manifest()).genesis()
+    me, training = identity(2).peer, member.Status("training", "on the roster")
+    table.absent(2)
+    table.train(2, numbers=[0, 1])
+    rest = table.head.resting[me]
+    resting = member.status(member.start(table.run, me, table.head), training)
+    assert resting.name == "resting"
+    assert f"commit {rest.until} may" in resting.why
+    over = replace(table.head, round=rest.until)
+    assert member.status(member.start(table.run, me, over), training).name == "warming up"
 
 
 def test_views_tell_who_counted_who_did_not_and_why():
