@@ -1,6 +1,6 @@
 """`make mutants`: would the fast tests notice? First one patch for each promise that must not break, then mutmut over the core.
 
-    python -m tests.mutants [--patches | --mutmut] [NAME …]
+    python -m tests.mutants [--patches | --mutmut] [--minutes N] [NAME …]
 
 Each tests/mutants/*.patch is applied alone to a copy of the tree; its head says what it breaks and which tests run: they must fail,
 and must pass without it. Exits with 1 where a patch survives, or does not apply any more. mutmut's survivors are printed and judged
@@ -8,9 +8,11 @@ by people: a message that reads differently is nobody's fault.
 """
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +33,9 @@ FAST = (
     "tests/property/test_ledger.py",
 )
 """For mutmut: every mutant runs those of their tests that reach it."""
+SLOW = "tests/unit/test_faults.py::test_a_thousand_strangers_fill_no_commit"
+KILLED = ("killed", "timeout", "suspicious")
+MUTMUT_MINUTES = 25.0
 PATCH_SECONDS = 300
 
 
@@ -98,8 +103,8 @@ def patches(names: list[str]) -> int:
     return alive
 
 
-def mutmut(names: list[str]) -> None:
-    """Mutate the core, module by module; print what survives."""
+def mutmut(names: list[str], minutes: float) -> None:
+    """Mutate the core; print what survives, and how much of it was tried in time."""
     modules = names or list(MUTATED)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -107,32 +112,43 @@ def mutmut(names: list[str]) -> None:
         only = ", ".join(f'"dilocox/protocol/{module}.py"' for module in modules)
         tests = ", ".join(f'"{test}"' for test in FAST)
         settings = (
-            f'\n[tool.mutmut]\nsource_paths = ["dilocox"]\nonly_mutate = [{only}]\npytest_add_cli_args_test_selection = [{tests}]\n'
-            'also_copy = ["tests", "dilocox", "proto", "pyproject.toml"]\n'
+            f'\n[tool.mutmut]\nsource_paths = ["dilocox"]\nonly_mutate = [{only}]\nalso_copy = ["tests", "proto"]\n'
+            f'pytest_add_cli_args_test_selection = [{tests}]\npytest_add_cli_args = ["--deselect", "{SLOW}"]\n'
         )
         with (folder / "pyproject.toml").open("a") as file:
             file.write(settings)
-        environment = {**os.environ, "PYTHONPATH": ""}
-        subprocess.run(
-            [sys.executable, "-m", "mutmut", "run", "--max-children", str(os.cpu_count())], cwd=folder, env=environment
-        )
+        command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(os.cpu_count())]
+        with (folder / "log").open("w") as log:
+            process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+            try:
+                process.wait(60 * minutes)
+            except subprocess.TimeoutExpired:
+                print(f"stopped after {minutes:g} minutes")
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         found = run(folder, sys.executable, "-m", "mutmut", "results", "--all", "true").stdout.splitlines()
-    states = [line.split(": ") for line in found if ": " in line]
+        if not found:
+            print((folder / "log").read_text()[-2000:])
+    states = [(mutant.strip(), state) for mutant, _, state in (line.partition(": ") for line in found) if state]
     for module in modules:
         mine = [state for mutant, state in states if f"dilocox.protocol.{module}." in mutant]
-        print(f"{module:10} {mine.count('killed') + mine.count('timeout'):5} of {len(mine)} killed")
+        killed = sum(state in KILLED for state in mine)
+        print(f"{module:10} {killed:5} killed of {len(mine) - mine.count('not checked'):5} tried; {len(mine)} mutants")
     for mutant, state in states:
-        if state not in ("killed", "timeout"):
-            print(f"{state:12} {mutant.strip()}")
+        if state not in (*KILLED, "not checked"):
+            print(f"{state:12} {mutant}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--patches", action="store_true", help="only the patches")
     parser.add_argument("--mutmut", action="store_true", help="only mutmut")
+    parser.add_argument("--minutes", type=float, default=MUTMUT_MINUTES, help="for mutmut")
     parser.add_argument("names", nargs="*", help="patches, or modules of protocol/; none: all")
     arguments = parser.parse_args()
     survivors = 0 if arguments.mutmut else patches(arguments.names)
     if not arguments.patches:
-        mutmut(arguments.names if arguments.mutmut else [])
+        mutmut(arguments.names if arguments.mutmut else [], arguments.minutes)
     sys.exit(1 if survivors else 0)

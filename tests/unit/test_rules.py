@@ -2,9 +2,11 @@
 
 import pytest
 
-from dilocox.protocol import chain, limits, round, rules
+from dilocox.protocol import chain, norms, round, rules
 from dilocox.protocol.head import advance
+from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.rules import Outcome
 from tests.helpers import Table, digest, identity, manifest
 
 
@@ -158,13 +160,6 @@ def test_one_liar_that_reports_first_costs_a_name_for_each_report():
     assert len(named) <= 8
 
 
-def test_claims_are_bounded_by_their_hash():
-    table = Table(manifest()).genesis()
-    for number in range(10, 10 + limits.CLAIMS + 20):
-        table.submit(table.claim(number))
-    assert len(table.state.gathered.claims) == limits.CLAIMS
-
-
 def test_what_was_given_back_is_leased_before_anything_new():
     table = Table(manifest(rounds={"start_clusters": 4, "count": 20})).genesis(range(4))
     given_back = table.head.ledger.leases[identity(3).peer].spans
@@ -182,3 +177,104 @@ def test_what_was_given_back_is_leased_before_anything_new():
     assert {p for start, end in free for p in range(start, end)} <= leased | still_free
     assert len(still_free) < sum(end - start for start, end in free)
     table.verify()
+
+
+def ask(table: Table, statement: Statement) -> tuple[Outcome, int]:
+    """What the table of rules says; nothing may change where the statement is not accepted, but for a proof of equivocation."""
+    before = table.state.gathered
+    judgement, after = rules.judge(table.run, table.head, before, statement)
+    kept = judgement.outcome is Outcome.ACCEPT or judgement.reason == pb.REASON_EQUIVOCATION
+    assert kept or after is before
+    return judgement.outcome, judgement.reason
+
+
+STALE = (Outcome.IGNORE, pb.REASON_STALE_ROUND)
+REPEATED = (Outcome.IGNORE, pb.REASON_UNSPECIFIED)
+OLDER = (Outcome.IGNORE, pb.REASON_SUPERSEDED)
+TWICE = (Outcome.REJECT, pb.REASON_EQUIVOCATION)
+
+
+def test_claims_by_serial():
+    table = Table(manifest()).genesis()
+    old, claim = table.claim(5), table.claim(5)
+    assert ask(table, table.claim(5, round=3)) == STALE
+    table.submit(claim)
+    assert ask(table, claim) == REPEATED
+    assert ask(table, old) == OLDER
+    other = table.claim(5, serial=claim.body.serial, account=b"a" * 20)
+    assert ask(table, other) == TWICE
+    table.submit(other)
+    assert not table.state.gathered.claiming()
+    assert ask(table, table.claim(5, serial=claim.body.serial, account=b"b" * 20))[0] is not Outcome.ACCEPT
+    leave = table.leave(5)
+    table.submit(leave)
+    assert ask(table, table.claim(5, serial=leave.body.serial)) == OLDER
+    assert ask(table, table.claim(5))[0] is Outcome.ACCEPT
+    request = table.claim(6, state=b"")
+    assert rules.judge(table.run, table.head, table.state.gathered, request) == (rules.ACCEPT, table.state.gathered)
+
+
+def test_layouts_by_serial():
+    run = manifest(admission={"policy": "allow-list", "allow": [identity(n).peer for n in range(8)]})
+    table = Table(run).genesis()
+    hosts = [(5, 0, 1, 0), (6, 1, 1, 0)]
+    old, layout = table.layout(5, hosts), table.layout(5, hosts)
+    assert ask(table, table.layout(9, [(9, 0, 2, 0)])) == (Outcome.REJECT, pb.REASON_NOT_ADMITTED)
+    assert ask(table, table.layout(5, hosts, round=3)) == STALE
+    table.submit(layout)
+    assert ask(table, layout) == REPEATED
+    assert ask(table, old) == OLDER
+    assert ask(table, table.layout(5, [(5, 0, 2, 0)], serial=layout.body.serial)) == TWICE
+    assert ask(table, table.layout(5, [(5, 0, 2, 0)]))[0] is Outcome.ACCEPT
+
+
+def test_leaves_by_serial():
+    table = Table(manifest()).genesis()
+    assert ask(table, table.leave(9)) == (Outcome.IGNORE, pb.REASON_NOT_ON_ROSTER)
+    assert ask(table, table.leave(2, round=3)) == STALE
+    assert ask(table, table.leave(2, head=digest("old"))) == STALE
+    old, leave = table.leave(2), table.leave(2)
+    table.submit(leave)
+    assert ask(table, leave) == REPEATED
+    assert ask(table, old) == OLDER
+    table.submit(table.claim(5))
+    assert ask(table, table.leave(5))[0] is Outcome.ACCEPT
+
+
+def test_reports_by_round_and_kind():
+    table = Table(manifest()).genesis().train(1)
+    assert ask(table, table.report(0, round=1)) == STALE
+    assert ask(table, table.report(0, head=digest("old"))) == STALE
+    assert ask(table, table.report(7)) == (Outcome.REJECT, pb.REASON_NOT_ON_ROSTER)
+    report = table.report(0)
+    table.submit(report)
+    assert ask(table, report) == REPEATED
+    assert ask(table, table.report(0, replayed=True))[0] is Outcome.ACCEPT
+    other = table.report(0, state=digest("two-faced"))
+    assert ask(table, other) == TWICE
+    table.submit(other)
+    table.submit(table.report(0, state=digest("three-faced")))
+    assert len(table.state.gathered.reports[identity(0).peer, False]) == 2
+
+
+def test_the_commonest_complaint_is_the_reason():
+    table = Table(manifest(rounds={"start_clusters": 6})).genesis(range(6)).contribute(range(6))
+    reasons = [pb.REASON_UNAVAILABLE, pb.REASON_NON_FINITE, pb.REASON_NON_FINITE, pb.REASON_UNAVAILABLE, pb.REASON_WRONG_BASE]
+    receipts = [table.receipt(number, {5: reason}) for number, reason in enumerate(reasons)]
+    for receipt in [*receipts, table.receipt(5)]:
+        table.submit(receipt)
+    assert table.counted() == [0, 1, 2, 3, 4]
+    (excluded,) = table.commits[-1].body.excluded
+    assert (excluded.reason, excluded.detail) == (pb.REASON_NON_FINITE, "2 of 5 voters: non-finite")
+
+
+def test_norm_codes():
+    assert [norms.norm_of(code) for code in (0, 112, 128, 136, 144)] == [0.0, 0.25, 1.0, 2.0, 4.0]
+    assert [norms.norm_code(norm) for norm in (0.0, -1.0, 1e-30, 0.25, 1.0, 4.0, 1e30)] == [0, 0, 1, 112, 128, 144, 255]
+    assert [norms.matches(code, 1.0) for code in (126, 127, 128, 129, 130)] == [False, True, True, True, False]
+    assert [norms.lower_median(codes) for codes in ([], [5], [7, 5], [9, 1, 5], [4, 3, 2, 1])] == [0, 5, 5, 5, 2]
+    assert [norms.ratio_codes(ratio) for ratio in (1.0, 2.0, 4.0, 0.5)] == [0, 8, 16, -8]
+    assert [norms.clip_factor(excess) for excess in (0, 8, 16)] == [1.0, 0.5, 0.25]
+    assert [norms.clip_factor(excess) for excess in range(1, 24)] == pytest.approx(
+        [2 ** (-n / 8) for n in range(1, 24)], rel=5e-3
+    )
