@@ -26,7 +26,7 @@ from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.payload import stage_layout
 from dilocox.protocol.tensors import parameter_count, stage_tensors
-from dilocox.transport.blobs import write_atomically
+from dilocox.transport.files import write_atomically
 
 __all__ = ["choice_text", "main"]
 

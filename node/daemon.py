@@ -24,9 +24,10 @@ from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport.blobs import BlobStore, write_atomically
+from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.files import write_atomically
 from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.rpc import BlobService, ChannelPool
 from dilocox.transport.tasks import Stopped, Tasks

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.transport.blobs import write_atomically
+from dilocox.transport.files import write_atomically
 from dilocox.transport.health import running_daemon
 from dilocox.transport.parent_pipe import ParentPipe
 

@@ -20,7 +20,7 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import fsync_directory, quarantine, write_atomically
 
-__all__ = ["BlobStore", "PartialBlob", "blob_digest", "fsync_directory", "write_atomically"]
+__all__ = ["BlobStore", "PartialBlob", "blob_digest"]
 
 Buffer = bytes | memoryview
 _DIGEST = re.compile("[0-9a-f]{64}")

@@ -9,8 +9,7 @@ from typing import Any
 
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.transport.blobs import write_atomically
-from dilocox.transport.files import read_checked, write_new
+from dilocox.transport.files import read_checked, write_atomically, write_new
 
 __all__ = ["DataDirectory", "format_identity", "load_identity"]
 

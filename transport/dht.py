@@ -17,7 +17,7 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.blobs import write_atomically
+from dilocox.transport.files import write_atomically
 
 __all__ = ["Dht"]
 

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,8 +27,10 @@ def fsync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace `path` so that after any crash it holds the old bytes or the new ones."""
+@contextlib.contextmanager
+def _scratch(path: Path, data: bytes, mode: int) -> Iterator[Path]:
+    """`data` in a file beside `path`, on disk, gone at the end. Its name is ours: in a container a restart has the same pid, so
+    what a crash left there is overwritten."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -36,24 +38,22 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(scratch, path)
+        yield scratch
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace `path` so that after any crash it holds the old bytes or the new ones."""
+    with _scratch(path, data, mode) as scratch:
+        os.replace(scratch, path)
     fsync_directory(path.parent)
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Make a file that is not there yet, whole or, after any crash, not at all. Raises FileExistsError: nothing is overwritten."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+    with _scratch(path, data, mode) as scratch:
         os.link(scratch, path)  # exclusive, as O_EXCL is
-    finally:
-        scratch.unlink()
     fsync_directory(path.parent)
 
 

@@ -15,9 +15,8 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import DilocoxError, RemoteError
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.blobs import write_atomically
 from dilocox.transport.dht import Dht
-from dilocox.transport.files import read_checked
+from dilocox.transport.files import read_checked, write_atomically
 
 __all__ = ["Directory", "cached_records"]
 

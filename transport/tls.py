@@ -16,8 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.blobs import write_atomically
-from dilocox.transport.files import read_checked
+from dilocox.transport.files import read_checked, write_atomically
 
 __all__ = ["SERVER_NAME", "Certificate", "fetch_certificate", "load_or_create", "pem_of"]
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dilocox.node.outer.state import StageState
-from dilocox.transport.blobs import fsync_directory, write_atomically
+from dilocox.transport.files import fsync_directory, write_atomically
 
 __all__ = [
     "BoundaryMeta",

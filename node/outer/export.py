@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 
 from dilocox.node.outer.state import StageState
 from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import BlobStore, write_atomically
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.files import write_atomically
 
 __all__ = ["export_model"]
 

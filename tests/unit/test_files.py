@@ -3,6 +3,7 @@
 import errno
 import os
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from dilocox.transport import tls
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile, DamagedError, open_database
 from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.files import quarantine, write_new
+from dilocox.transport.files import quarantine, write_atomically, write_new
 from dilocox.transport.rpc import BlobService, ChannelPool
 from tests.helpers import COORDINATOR, Table, identity, manifest
 from tests.unit.test_transport import BIG, Served
@@ -57,6 +58,14 @@ def test_a_new_file_is_new_or_not_written(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="full"):
         write_new(tmp_path / "g", b"2")
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("write", [write_new, write_atomically])
+def test_what_a_killed_process_of_our_pid_left_is_not_in_the_way(tmp_path: Path, write: Callable[[Path, bytes], None]):
+    """In a container every restart has the same pid."""
+    (tmp_path / f".f.{os.getpid()}.tmp").write_bytes(b"half a")
+    write(tmp_path / "f", b"1")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"f": b"1"}
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"port": "x"}', b'{"dht_port": 70000}', b"\xff\xfe"])

@@ -16,8 +16,9 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport import dht_child, tls
-from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest, digest_of, write_atomically
+from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest, digest_of
 from dilocox.transport.data_directory import DataDirectory, load_identity
+from dilocox.transport.files import write_atomically
 from dilocox.transport.health import running_daemon
 from dilocox.transport.parent_pipe import ParentPipe
 from dilocox.transport.rpc import BlobService, ChannelPool, create_server, fetch_blob
