@@ -65,6 +65,8 @@ class Generations:
         self._kept: set[bytes] = set()
         """Blobs that were once worth keeping: only these are ever removed while workers write."""
         self._avoid_boundaries = False
+        self._ended = False
+        """The generation was told to stop."""
         self._failed_generations = 0
 
     def status(self) -> Status | None:
@@ -81,7 +83,17 @@ class Generations:
     def resynchronise(self) -> None:
         """Start again from a state that the run agreed on."""
         self._avoid_boundaries = True
+        self._end_generation()
+
+    def _end_generation(self) -> None:
+        """Nothing that it still says is heard."""
+        self._ended = True
         self._pool.end_generation()
+
+    def _hear(self, fact: member.Input) -> None:
+        """What the workers say, unless they were ended meanwhile."""
+        if not self._ended:
+            self._feed(fact)
 
     async def stop(self) -> None:
         await self._pool.stop()
@@ -107,9 +119,11 @@ class Generations:
 
     async def _follow_generation(self) -> str:
         """What the workers of one generation say, until it ends; why it failed, where they could tell."""
-        why = ""
+        why, self._ended = "", False
         watchdog = self._tasks.start(self._watch_workers(), "watchdog")
         while (item := await self._pool.events.get()) is not None:
+            if self._ended:
+                continue
             rank, event = item
             match event.WhichOneof("event"):
                 case "hello":
@@ -128,11 +142,11 @@ class Generations:
                 case "rechecked":
                     if (digests := self._crew.rechecked(rank, event.rechecked)) is not None:
                         root = await asyncio.to_thread(self._store.put, [state_blob(digests)])
-                        self._feed(member.Rechecked(event.rechecked.round, root))
+                        self._hear(member.Rechecked(event.rechecked.round, root))
                 case "failed":
                     why = event.failed
                     log.error("a stage worker failed: %s", why)
-                    self._pool.end_generation()
+                    self._end_generation()
         watchdog.cancel()
         return why
 
@@ -142,7 +156,7 @@ class Generations:
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
             if self._crew.stuck():
                 log.error("the stage workers stand still in step %d; starting them again", self._crew.progress.step)
-                self._pool.end_generation()
+                self._end_generation()
                 return
 
     async def _ready(self, ready: Ready) -> None:
@@ -156,7 +170,7 @@ class Generations:
             counted = {item.cluster for item in taken(applied.body)}
             mine = self._me in counted
             self._emit(events.CommitApplied(ready.round - 1, mine, len(counted), ready.applied_at_step, root.hex()[:12]))
-        self._feed(member.StateReady(ready.round, root, ready.evaluation_loss))
+        self._hear(member.StateReady(ready.round, root, ready.evaluation_loss))
         await self._retain()
 
     async def _phase_ended(self, phase: Phase) -> None:
@@ -170,7 +184,7 @@ class Generations:
         self._avoid_boundaries = False
         size = sum(payload.size for payload in phase.payloads)
         self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, size))
-        self._feed(
+        self._hear(
             member.PhaseEnded(
                 round=first.round,
                 base=base,

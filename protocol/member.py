@@ -8,7 +8,8 @@ what was signed and put on disk comes back (`Signed`). Drivers are the daemon, t
     a phase ended, its payloads stand   on the roster, round still open:  contribute
     a contribution of somebody is seen  own state known:                  have it judged (fetched and checked)
     ballot, and all on it judged        or three quarters of its time:    vote
-    "your report differs"               replay from disk; if memory lied, start again; if the replay contradicts the run, halt
+    "your report differs"               replay from disk
+own state or replay contradicts     start again from an agreed state; who just did that, halts
     commit                              everything above begins anew
 """
 
@@ -253,6 +254,10 @@ class MemberState:
     """Of the newest claim or leave that we signed."""
     roots: Mapping[int, bytes] = field(default_factory=dict)
     """Own state root before each round."""
+    agreed: Mapping[int, bytes] = field(default_factory=dict)
+    """The run's, as commits name it. A slow node's own comes later than the commit."""
+    anew: bool = False
+    """Our workers started again from a state that the run agreed on, and none of ours agreed since."""
     loss: float | None = None
     """Held-out loss of the newest of them."""
     own: Mapping[pb.Kind, Statement[Any]] = field(default_factory=dict)
@@ -272,8 +277,8 @@ class MemberState:
     ballot: Statement[pb.Ballot] | None = None
     vote_by: float | None = None
     """When we vote with what we have."""
-    replayed: frozenset[int] = frozenset()
-    """Rounds whose state a replay confirmed, or is about to."""
+    rechecking: bool = False
+    """The commit that made our state before the open round is being replayed, or was."""
     connected: bool = False
     attestation: Attestation | None = None
     """None: the run asks for none."""
@@ -308,8 +313,8 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
         case Seen(statement):
             state = _seen(state, statement, now)
         case StateReady(round, root, loss):
-            roots = dict(sorted({**state.roots, round: root}.items())[-STATES_KEPT:])
-            state = replace(state, roots=roots, loss=loss if round == state.head.round else state.loss)
+            measured = loss if round == state.head.round else state.loss
+            state, effects = _compare(replace(state, roots=_newest(state.roots, round, root), loss=measured), round)
         case PhaseEnded():
             effects = _contribute(state, event)
         case Judged(contribution, verdict):
@@ -320,11 +325,11 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
         case Answered(statement, outcome, reason, detail):
             state = _answered(state, statement, outcome, reason, detail)
         case Differs(round):
-            if round == state.head.round and round in state.roots and round not in state.replayed:
-                state = replace(state, replayed=state.replayed | {round})
+            if round == state.head.round and round in state.roots and not state.rechecking:
+                state = replace(state, rechecking=True)
                 effects = [Recheck(round)]
         case Rechecked(round, root):
-            effects = _rechecked(state, round, root)
+            state, effects = _rechecked(state, round, root)
         case Attestation():
             state = replace(state, attestation=event)
         case LeaveRun():
@@ -337,23 +342,15 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
 def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[MemberState, list[Effect]]:
     """The round is closed: everything that was said in it is over."""
     effects: list[Effect] = []
-    mine = state.roots.get(commit.round)
-    contradicts = bool(commit.state) and mine is not None and mine != commit.state
-    if contradicts and commit.round in state.replayed:
-        why = f"replaying to round {commit.round} gives {_short(mine)}, the run says {_short(commit.state)}"
-        return state, [Halt(f"{why}: this machine computes differently from the others, or the run was misled")]
-    if contradicts:
-        effects.append(Resynchronise(commit.round, f"memory holds {_short(mine)}, the run {_short(commit.state)}"))
     for item in commit.excluded:
         if item.peer == state.me:
             effects.append(Emit(events.NotCounted(commit.round, item.reason, item.detail)))
     if after.finished:
         effects.append(Emit(events.RunFinished(commit.trained)))
-    roots = {round: root for round, root in state.roots.items() if not contradicts}
     state = replace(
         state,
         head=after,
-        roots=roots,
+        agreed=_newest(state.agreed, commit.round, commit.state) if commit.state else state.agreed,
         own={},
         signing=frozenset(),
         held=frozenset(),
@@ -363,14 +360,38 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
         verdicts={},
         ballot=None,
         vote_by=None,
-        replayed=frozenset(),
+        rechecking=False,
         loss=None,
     )
-    return state, effects
+    state, compared = _compare(state, commit.round)
+    return state, [*effects, *compared]
 
 
-def _short(root: bytes | None) -> str:
-    return (root or b"").hex()[:12] + "…"
+def _newest(roots: Mapping[int, bytes], round: int, root: bytes) -> dict[int, bytes]:
+    return dict(sorted({**roots, round: root}.items())[-STATES_KEPT:])
+
+
+def _compare(state: MemberState, round: int) -> tuple[MemberState, list[Effect]]:
+    """Our state before a round with the run's, as soon as both are known."""
+    mine, agreed = state.roots.get(round), state.agreed.get(round)
+    if mine is None or agreed is None:
+        return state, []
+    if mine == agreed:
+        return replace(state, anew=False), []
+    return _start_again(state, round, f"memory holds {_short(mine)}, the run {_short(agreed)}")
+
+
+def _start_again(state: MemberState, round: int, detail: str) -> tuple[MemberState, list[Effect]]:
+    """From a state that the run agreed on. Who has just done that and still differs would differ for ever."""
+    if state.anew:
+        why = f"before round {round} {detail}, though we started again from a state that the run agreed on"
+        return state, [Halt(f"{why}: this machine computes differently from the others, or the run was misled")]
+    own = {kind: statement for kind, statement in state.own.items() if kind != pb.KIND_STATE_REPORT}
+    return replace(state, roots={}, own=own, anew=True), [Resynchronise(round, detail)]
+
+
+def _short(root: bytes) -> str:
+    return root.hex()[:12] + "…"
 
 
 def _seen(state: MemberState, statement: Statement[Any], now: float) -> MemberState:
@@ -444,13 +465,13 @@ def _answered(state: MemberState, statement: Statement[Any], outcome: Outcome, r
     return replace(state, held=state.held | {statement.digest}, turned_away=away)
 
 
-def _rechecked(state: MemberState, round: int, root: bytes) -> list[Effect]:
+def _rechecked(state: MemberState, round: int, root: bytes) -> tuple[MemberState, list[Effect]]:
     if round != state.head.round or round not in state.roots:
-        return []
+        return state, []
     if root != state.roots[round]:
-        return [Resynchronise(round, "replaying the last commit from disk gives another state than memory holds")]
+        return _start_again(state, round, "replaying the last commit from disk gives another state than memory holds")
     body = pb.StateReport(round=round, head=state.head.digest, state=root, replayed=True)
-    return [Sign(pb.KIND_STATE_REPORT, body)] if state.on_roster else []
+    return state, [Sign(pb.KIND_STATE_REPORT, body)] if state.on_roster else []
 
 
 # What follows from where we stand: the same whatever input brought us here.
@@ -503,6 +524,7 @@ def _report(state: MemberState) -> pb.StateReport:
         round=state.head.round,
         head=state.head.digest,
         state=state.root or b"",
+        replayed=state.anew,
         evaluated=measured,
         evaluation_loss=min(limits.LOSS, state.loss or 0.0),
     )

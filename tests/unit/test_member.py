@@ -163,41 +163,74 @@ def test_a_commit_ends_what_was_said_in_its_round():
     assert [s.kind for s in member.offers(node.state)] == [pb.KIND_STATE_REPORT]
 
 
-def committed(node: Node, state: bytes) -> list[member.Effect]:
-    """The commit of round 2, which says what state it started from."""
+def rotten(round: int) -> member.StateReady:
+    return member.StateReady(round, digest("rotten bit"), None)
+
+
+def train(node: Node) -> list[member.Effect]:
     node.table.train(1)
-    node.feed(member.Committed(node.table.commits[-1], node.table.head))
-    node.feed(member.StateReady(2, state, None))
-    table = node.table
-    table.train(1)
-    return node.feed(member.Committed(table.commits[-1], table.head))
+    return node.feed(member.Committed(node.table.commits[-1], node.table.head))
 
 
-def test_memory_that_contradicts_the_run_is_started_again_and_a_replay_that_does_halts():
+def test_memory_that_contradicts_the_run_is_started_again():
     node = Node()
-    effects = committed(node, digest("rotten bit"))
+    train(node)
+    node.feed(rotten(2))
+    effects = train(node)
     assert [e.round for e in effects if isinstance(e, member.Resynchronise)] == [2]
     assert not node.state.roots
+    node.feed(member.StateReady(3, node.table.state_root(), None))
+    report = node.said(pb.KIND_STATE_REPORT)
+    assert report is not None
+    assert report.body.replayed
+    train(node)
+    assert not node.state.anew, "ours agreed again"
+
+
+def test_a_state_that_comes_after_the_commit_that_names_it_is_compared_too():
     node = Node()
-    node.table.train(1)
-    node.feed(member.Committed(node.table.commits[-1], node.table.head))
-    node.feed(member.StateReady(2, digest("rotten bit"), None))
+    train(node)
+    train(node)
+    effects = node.feed(rotten(2))
+    assert [e.round for e in effects if isinstance(e, member.Resynchronise)] == [2]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_started_again_and_still_contradicts_the_run_halts(late: bool):
+    node = Node()
+    train(node)
+    node.feed(rotten(2))
+    train(node)
+    if late:
+        train(node)
+        effects = node.feed(rotten(3))
+    else:
+        node.feed(rotten(3))
+        effects = train(node)
+    assert [e for e in effects if isinstance(e, member.Halt)]
+
+
+def test_a_replay_that_confirms_a_wrong_state_proves_only_that_the_state_before_it_was_wrong():
+    node = Node()
+    train(node)
+    node.feed(rotten(2))
     assert [e for e in node.feed(member.Differs(2)) if isinstance(e, member.Recheck)] == [member.Recheck(2)]
     assert not [e for e in node.feed(member.Differs(2)) if isinstance(e, member.Recheck)], "once is enough"
     node.feed(member.Rechecked(2, digest("rotten bit")))
     report = node.said(pb.KIND_STATE_REPORT)
     assert report is not None
     assert report.body.replayed
-    node.table.train(1)
-    effects = node.feed(member.Committed(node.table.commits[-1], node.table.head))
-    assert [e for e in effects if isinstance(e, member.Halt)]
+    assert [e.round for e in train(node) if isinstance(e, member.Resynchronise)] == [2]
 
 
 def test_memory_that_a_replay_contradicts_is_started_again():
     node = Node()
-    assert node.feed(member.Rechecked(1, digest("from disk")))[0] == member.Resynchronise(
-        1, "replaying the last commit from disk gives another state than memory holds"
-    )
+    why = "replaying the last commit from disk gives another state than memory holds"
+    assert node.feed(member.Rechecked(1, digest("from disk")))[0] == member.Resynchronise(1, why)
+    assert node.said(pb.KIND_STATE_REPORT) is None, "what it said of its state was wrong"
+    node.feed(member.StateReady(1, node.table.state_root(), None))
+    assert node.said(pb.KIND_STATE_REPORT).body.replayed  # type: ignore[union-attr]
+    assert isinstance(node.feed(member.Rechecked(1, digest("from disk")))[0], member.Halt)
 
 
 def test_who_is_not_on_the_roster_claims_and_who_leaves_says_so():
