@@ -16,6 +16,7 @@ from dilocox.protocol import chain as chains
 from dilocox.protocol import round
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.head import Head
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.round import (
@@ -82,7 +83,11 @@ class RoundDriver:
         if entries:
             self.state = round.start(self.chain.manifest, self.chain.head, entries[0].moment.seconds)
         for entry in entries:
-            self.state, _ = round.step(self.state, entry.event, entry.moment)
+            state, effects = round.decide(self.state, entry.event, entry.moment)
+            if effects and isinstance(effects[-1], Close):
+                log.warning("what would close round %d is on disk without its commit; it is waited for again", state.head.round)
+                break
+            self.state = state
         if entries or self.chain.length:
             self.feed(Resumed(healed=self.chain.healed))
             log.info("started again in round %d, with %d inputs", self.state.head.round, len(entries))
@@ -124,15 +129,19 @@ class RoundDriver:
             return after, seal(self.identity, pb.KIND_COMMIT, self._run_id, sealing.body)
 
         self.state, commit = await asyncio.to_thread(make)
-        attested, body = tuple(self.state.gathered.attested.values()), commit.body
-        self._batch.append(Committed(before.head, commit, self.state.head, attested, moment))
-        self._outbox.append(commit)
-        log.info("round %d closed: %d counted, %d not", body.round, len(body.counted), len(body.excluded))
+        self._committed(before.head, commit, moment)
+        log.info("round %d closed: %d counted, %d not", before.head.round, len(commit.body.counted), len(commit.body.excluded))
         self._closing = None
         queued, self._queued = self._queued, []
         for event in queued:
             self.feed(event)
         self._wake.set()
+
+    def _committed(self, before: Head, commit: Statement[pb.Commit], moment: Moment) -> None:
+        """Commit and the beginning of the round that follows, in one batch."""
+        self._batch.append(Committed(before, commit, self.state.head))
+        self._batch += [Entry(event, moment) for event in round.inherited(self.state)]
+        self._outbox.append(commit)
 
     async def settled(self) -> None:
         """Wait for the commit that is being made. Raises what making it raised."""
@@ -141,8 +150,8 @@ class RoundDriver:
 
     async def flush(self) -> None:
         """Put everything so far on disk and send it. Raises what the disk raises."""
-        await self.settled()
         async with self._writing:
+            await self.settled()  # what closes a round is written with its commit
             batch, self._batch = self._batch, []
             outbox, self._outbox = self._outbox, []
             if batch:
@@ -182,9 +191,8 @@ class RoundDriver:
             raise RemoteError(pb.REASON_WRONG_HEAD, "another commit was signed in its place")
         log.warning("took back commit %d, which this database did not hold", commit.body.round)
         moment = self._clock()
-        self._batch.append(Committed(head, commit, after, (), moment))
-        self._outbox.append(commit)
         self.state = round.start(self.chain.manifest, after, moment.seconds)
+        self._committed(head, commit, moment)
         self.feed(Resumed(healed=True))
         await self.flush()
         return True

@@ -17,9 +17,6 @@ from dilocox.transport.chain_file import ChainFile
 __all__ = ["Committed", "Entry", "InputLog"]
 
 
-NO_MOMENT = Moment(0.0, 0)
-
-
 @dataclass(frozen=True)
 class Entry:
     """An input that changed something."""
@@ -35,9 +32,6 @@ class Committed:
     before: Head
     commit: Statement[pb.Commit]
     after: Head
-    attested: Sequence[pb.Attestation] = ()
-    """Verdicts that the next round inherits."""
-    moment: Moment = NO_MOMENT
 
 
 Row = tuple[str, str | None, int | None, str | None, bytes | None]
@@ -61,8 +55,6 @@ class InputLog:
             else:
                 self._chain.write(item.before, item.commit)
                 database.execute("DELETE FROM inputs")
-                for attestation in item.attested:
-                    self._insert(Entry(Attested(attestation), item.moment))
         database.execute("COMMIT")
 
     def _insert(self, entry: Entry) -> None:

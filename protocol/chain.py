@@ -167,7 +167,7 @@ def seats(
         return Seating({name: complete[name][0] for name in group}, complete[group[0]][1] if group else b"")
     heard = len(set(head.roster) - absent - gathered.leaving())
     waking = not counting and heard < manifest.rounds.min_clusters
-    state = built_on or rules.known_state(head, gathered) or (b"" if counting else _plurality(manifest, head, gathered))
+    state = built_on or rules.known_state(head, gathered) or (_plurality(manifest, head, gathered) if waking else b"")
     wanting = [name for name, (_, root) in complete.items() if state and root == state and name not in absent]
     fresh = [name for name in wanting if name not in head.roster and (waking or not _rests(head, name))]
     if manifest.admission.policy == "open":
@@ -190,7 +190,8 @@ def genesis_group(complete: Mapping[str, tuple[Cluster, bytes]]) -> list[str]:
 
 
 def _plurality(manifest: Manifest, head: Head, gathered: Gathered) -> bytes:
-    """The state where two thirds of those who made it cannot be heard: what most say of the first of these who can be.
+    """The state where the run would stand still, and two thirds of those who made it cannot be heard: what most say of the first of
+    these who can be. Only there: a commit that counts nobody while enough are heard leaves it to the next round's reports.
 
     Those who made it; the roster; clusters that rest; and where the run's owner named everybody, who claims. Strangers alone never
     say what an open run's model is: when all who knew it are gone, it waits for one of them.
@@ -213,6 +214,8 @@ def _next_roster(
 ) -> tuple[dict[str, Cluster], Ledger, dict[str, Rest]]:
     """Who is on the roster of the next round, the ledger after this one, and who must wait before claiming again."""
     ledger, leaving, resting = head.ledger, gathered.leaving(), _still_resting(head)
+    # Nobody can claim a seat in the closing round: whom the last trained one counts keeps it, to report what they made.
+    ended = head.trained + bool(result.counted) >= manifest.rounds.count
     for name, statement in result.counted.items():
         ledger = ledger.settle(name, statement.body.samples_read)
     roster: dict[str, Cluster] = {}
@@ -222,7 +225,7 @@ def _next_roster(
         if missed >= MISSED_COMMITS:
             removals = resting[name].removals + 1 if name in resting else 1
             resting[name] = Rest(head.round + 1 + 2 ** min(removals, LONGEST_REST), removals)
-        elif name not in leaving and admitted:
+        elif (name not in leaving and admitted) or (ended and name in result.counted):
             roster[name] = replace(cluster, missed=missed)
     for name, cluster in seating.items():
         # A cluster that restarts claims again: same hosts, same lease. A changed one keeps its lease too.

@@ -52,6 +52,7 @@ __all__ = [
     "close",
     "deadline_seconds",
     "decide",
+    "inherited",
     "next_deadline",
     "phase_of",
     "start",
@@ -543,6 +544,12 @@ def _still_waiting(state: RoundState, head: Head, moment: Moment) -> dict[str, p
     """Valid verdicts of peers that the new roster does not name: they may claim a seat in the next round."""
     valid = chain.valid_attestations(state.head, state.gathered.attested.values(), moment.wall_ms)
     return {peer: item for peer, item in valid.items() if peer not in head.attestations}
+
+
+def inherited(state: RoundState) -> list[Input]:
+    """The inputs that make a round of `start`, all at the moment of the commit before it: what a log keeps of a closed round."""
+    attested = [Attested(item) for item in state.gathered.attested.values()]
+    return [Tick(), *attested, *(Absent(peer) for peer in sorted(state.absent))]
 
 
 # What people see.

@@ -5,6 +5,7 @@
 This file does not know whose side it is on: the coordinator asks it about what arrives, nodes and `dilocox verify` ask about what
 a commit holds, the simulation asks it about both. A statement is ACCEPTed, IGNOREd (harmless and without effect: a repeat, or
 for another moment) or REJECTed with its reason; what is gathered changes exactly where the statement may stand in the next commit.
+It is folded again in the commit's own order, so what it holds may not lean on what another kind of statement said before it.
 
     kind          ACCEPT when                                              IGNORE                       REJECT
     claim         admitted, made now, holds the state known so far         repeat, older, stale         NOT_ADMITTED, WRONG_BASE …
@@ -15,7 +16,8 @@ for another moment) or REJECTed with its reason; what is gathered changes exactl
     receipt       its sender is on the ballot that it names                repeat, no such ballot       NOT_ON_ROSTER, MALFORMED
     state report  the sender is on the roster                              repeat, other round          NOT_ON_ROSTER
 
-Two different statements in one slot are REJECTed with EQUIVOCATION, and both kept as its proof.
+Two different statements in one slot are REJECTed with EQUIVOCATION, and both kept as its proof. A claim whose state only other
+statements contradict is REJECTed, and kept: it takes no seat.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,6 +53,8 @@ ACCEPT = Judgement(Outcome.ACCEPT)
 REPEAT = Judgement(Outcome.IGNORE, pb.REASON_UNSPECIFIED, "already received")
 TWICE = Judgement(Outcome.REJECT, pb.REASON_EQUIVOCATION, "two different statements for one slot; neither counts")
 
+WRONG_STATE = Judgement(Outcome.REJECT, pb.REASON_WRONG_BASE, "its state differs from the run's")
+
 
 def ignore(reason: pb.Reason, detail: str) -> Judgement:
     return Judgement(Outcome.IGNORE, reason, detail)
@@ -84,9 +88,8 @@ def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
         return _not_now(head, "claim", body.round), gathered
     if not body.state:
         return ACCEPT, gathered  # a request: it asks for no seat
-    known = known_state(head, gathered)
-    if known and body.state != known:
-        return reject(pb.REASON_WRONG_BASE, "its state differs from the run's"), gathered
+    if head.state and body.state != head.state:
+        return WRONG_STATE, gathered
     newest_leave = gathered.leaves.get(statement.peer)
     if newest_leave and newest_leave[0].body.serial >= body.serial:
         return ignore(pb.REASON_SUPERSEDED, "a newer leave of this peer is known"), gathered
@@ -96,7 +99,16 @@ def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
     claims = _bounded(claims, head, limits.CLAIMS)
     if not holds(claims.get(statement.peer), statement):
         return ignore(pb.REASON_RATE, f"{limits.CLAIMS} peers are waiting already"), gathered
-    return _once(claims[statement.peer]), replace(gathered, claims=claims)
+    known = known_state(head, gathered)
+    after = replace(gathered, claims=claims, leaves=_of_those_here(gathered.leaves, head, claims))
+    # What is known so far depends on who spoke first. It decides the answer, not what is gathered: `seats` looks at the end.
+    return (WRONG_STATE if known and body.state != known else _once(claims[statement.peer])), after
+
+
+def _of_those_here(leaves: Mapping[str, Slot], head: Head, claims: Mapping[str, Slot]) -> Mapping[str, Slot]:
+    """Without those of strangers whose claims made room for others."""
+    here = {peer: slot for peer, slot in leaves.items() if peer in head.roster or peer in claims}
+    return leaves if len(here) == len(leaves) else here
 
 
 def _not_admitted(manifest: Manifest, head: Head, gathered: Gathered, peer: str) -> Judgement | None:

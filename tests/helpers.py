@@ -73,11 +73,19 @@ class Table:
         for effect in effects:
             if isinstance(effect, round.SealCommit):
                 self.commits.append(seal(COORDINATOR, pb.KIND_COMMIT, self.run.run_id, effect.body))
+                assert self._from_log() == self.state, "what a log keeps makes another round"
             if isinstance(effect, round.SealBallot):
                 self.ballots.append(seal(COORDINATOR, pb.KIND_BALLOT, self.run.run_id, effect.body))
                 self.feed(round.Received(self.ballots[-1]))
         self.effects = effects
         return effects
+
+    def _from_log(self) -> round.RoundState:
+        """The round that was just opened, as a restart would find it."""
+        state = round.start(self.run, self.head, self.now)
+        for event in round.inherited(self.state):
+            state, _ = round.step(state, event, self.moment)
+        return state
 
     def submit(self, statement: Statement) -> rules.Judgement:
         effects = self.feed(round.Received(statement))

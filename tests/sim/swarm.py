@@ -354,7 +354,7 @@ class Swarm:
                 case round.SealCommit(body):
                     self.signed_here = True
                     commit = seal(COORDINATOR, pb.KIND_COMMIT, self.run.run_id, body)
-                    self._unwritten.append(commit)
+                    self._unwritten += [commit, *self.inherited()]
                     self._unsent.append(commit)
                 case round.SealBallot(body):
                     ballot = seal(COORDINATOR, pb.KIND_BALLOT, self.run.run_id, body)
@@ -366,6 +366,9 @@ class Swarm:
             self.after(delay, lambda: self.flush() if self.coordinator_life == life else None)
         return judgement
 
+    def inherited(self) -> list[tuple[round.Input, Moment]]:
+        return [(event, self.moment) for event in round.inherited(self.state)]
+
     def feed_envelope(self, envelope: pb.Envelope) -> None:
         """A statement that somebody brings, whoever signed it."""
         self.feed(round.Received(open_envelope(envelope, self.run.run_id, JUDGES)))
@@ -374,14 +377,14 @@ class Swarm:
         batch, self._unwritten = self._unwritten, []
         sent, self._unsent = self._unsent, []
         if batch and self.fail_writes:
-            self.fail_writes = False
+            self.fail_writes, self._unwritten = False, batch
             self.stop_coordinator()
             self.after(3.0, self.start_coordinator)
             return
         for item in batch:
             if isinstance(item, Statement):
                 self.commits.append(item)
-                self.logged = [(round.Attested(a), self.moment) for a in self.state.gathered.attested.values()]
+                self.logged = []
             else:
                 self.logged.append(item)
         for statement in sent:
@@ -398,6 +401,8 @@ class Swarm:
 
     def stop_coordinator(self) -> None:
         if self.coordinator_up:
+            whole = not self._unwritten and self.state.head.round
+            assert not whole or self.replayed() == self.state, "what is on disk makes another round"
             self.coordinator_up = False
             self.coordinator_life += 1
             self._unwritten, self._unsent, self.ballot = [], [], None
@@ -412,15 +417,21 @@ class Swarm:
         if self.coordinator_up:
             return
         self.coordinator_up = True
-        head = initial_head(COORDINATOR.peer)
-        for commit in self.commits:
-            head = self.extend(head, commit.envelope)[0]
-        self.state = round.start(self.run, head, self.now)
-        for event, moment in self.logged:
-            self.state, _ = round.step(self.state, event, moment)
+        self.state = self.replayed()
         self.ballot = self.state.gathered.ballot
         self.signed_here = False
         self.feed(round.Resumed(healed))
+
+    def replayed(self) -> round.RoundState:
+        """What the disk holds."""
+        head = initial_head(COORDINATOR.peer)
+        for commit in self.commits:
+            head = self.extend(head, commit.envelope)[0]
+        state = round.start(self.run, head, self.logged[0][1].seconds if self.logged else self.now)
+        for event, moment in self.logged:
+            state, effects = round.step(state, event, moment)
+            assert not any(isinstance(effect, round.SealCommit) for effect in effects), "a commit that nobody gets"
+        return state
 
     def take_back(self, peer: SimPeer, commit: Statement) -> None:
         """As RoundDriver.adopt."""
@@ -429,8 +440,8 @@ class Swarm:
         after, _ = self.extend(self.state.head, commit.envelope)
         self._unwritten, self._unsent = [], []
         self.commits.append(commit)
-        self.logged, self.ballot = [], None
-        self.state = round.start(self.run, after, self.now)
+        self.state, self.ballot = round.start(self.run, after, self.now), None
+        self.logged = self.inherited()
         self.feed(round.Resumed(healed=True))
         self.broadcast(commit)
         for name in sorted(self.streams):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dilocox.protocol import chain, round
+from dilocox.protocol import chain, limits, round
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -36,6 +36,8 @@ RUN = manifest(
         "liveness_seconds": 5,
     }
 )
+LIAR = 1
+"""Who reports false states: one, for two thirds of three who agree on a state are believed."""
 NUMBER = st.integers(0, PEERS - 1)
 SOME = st.lists(NUMBER, min_size=1, max_size=PEERS, unique=True)
 AT = st.integers(1, int(FAULTS_END) - 20).map(float)
@@ -53,7 +55,8 @@ FAULT = st.one_of(
     st.tuples(st.just("replay"), NUMBER, AT, st.just(0.0)),
     st.tuples(st.just("equivocate"), NUMBER, AT, st.just(0.0)),
     st.tuples(st.just("stranger claims"), st.integers(100, 140), AT, st.just(0.0)),
-    st.tuples(st.just("false report"), NUMBER, AT, st.just(0.0)),
+    st.tuples(st.just("strangers come and go"), st.integers(150, 190), AT, st.just(0.0)),
+    st.tuples(st.just("false report"), st.just(LIAR), AT, st.just(0.0)),
 )
 SCHEDULE = st.tuples(
     st.lists(FAULT, max_size=6),
@@ -92,6 +95,8 @@ def inflict(swarm: Swarm, fault: tuple[str, Any, float, float]) -> None:
             swarm.at(at, lambda: equivocate(swarm, what))
         case "stranger claims":
             swarm.at(at, lambda: stranger_claims(swarm, what))
+        case "strangers come and go":
+            swarm.at(at, lambda: strangers_come_and_go(swarm, what))
         case "false report":
             swarm.at(at, lambda: false_report(swarm, what))
 
@@ -125,6 +130,16 @@ def stranger_claims(swarm: Swarm, number: int) -> None:
         swarm.feed(round.Absent(identity(number).peer))
 
 
+def strangers_come_and_go(swarm: Swarm, first: int) -> None:
+    """More of them than may wait claim seats and leave again."""
+    for number in range(first, first + limits.CLAIMS):
+        stranger_claims(swarm, number)
+        head = swarm.state.head
+        leave = pb.Leave(serial=2, round=max(1, head.round), head=head.digest)
+        if swarm.coordinator_up and head.round:
+            swarm.feed_envelope(seal(identity(number), pb.KIND_LEAVE, swarm.run.run_id, leave).envelope)
+
+
 def false_report(swarm: Swarm, number: int) -> None:
     head = swarm.state.head
     report = pb.StateReport(round=head.round, head=head.digest, state=digest("false"), replayed=True)
@@ -148,7 +163,12 @@ def end_of_faults(swarm: Swarm, gone: list[int]) -> None:
 @settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(SCHEDULE)
 def test_whatever_happens_the_run_goes_on_with_one_chain(schedule):
-    faults, gone, seed = schedule
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "CLAIMS", PEERS + 1)
+        explore(*schedule)
+
+
+def explore(faults: list[tuple[str, Any, float, float]], gone: list[int], seed: int) -> None:
     swarm = Swarm(RUN, PEERS, seed, loss=0.002, delay=0.2)
     for fault in faults:
         inflict(swarm, fault)

@@ -108,6 +108,43 @@ async def test_a_restart_at_any_instant_continues_the_same_chain(desk: Desk):
     assert desk.state.head.round == 3
 
 
+async def test_who_was_not_heard_when_a_round_opened_is_not_heard_by_a_restart(desk: Desk):
+    """Found by the explorer: the restart believed that it heard them, and closed the round on its own."""
+    await desk.begin()
+    await desk.streams[0].aclose()
+    for number in (1, 2):
+        await desk.say(desk.contribution(number))
+    for receipt in [desk.receipt(number) for number in (1, 2)]:
+        await desk.say(receipt)
+    assert desk.state.head.round == 2
+    for number in (1, 2):
+        await desk.say(desk.report(number))
+    for number in (1, 2):
+        await desk.streams[number].aclose()
+    await desk.say(desk.claim(5))
+    assert desk.state.head.round == 2
+    desk.open()
+    assert desk.state.head == desk.service.chain.head
+    assert list(desk.state.gathered.claims) == [identity(5).peer]
+
+
+async def test_what_closes_a_round_is_written_with_its_commit(desk: Desk):
+    """A write that waits for another one must not take the input and leave the commit."""
+    await desk.begin()
+    driver = desk.service.driver
+    for number in range(3):
+        await desk.say(desk.contribution(number))
+    receipts = [desk.receipt(number) for number in range(3)]
+    async with driver._writing:
+        waiting = asyncio.create_task(driver.flush())
+        await asyncio.sleep(0)  # now it waits
+        for receipt in receipts:
+            driver.feed(round.Received(receipt))
+    await waiting
+    desk.open()
+    assert desk.state.head.round == desk.service.chain.length == 2
+
+
 async def test_what_was_not_written_yet_is_forgotten_and_said_again(desk: Desk):
     await desk.begin()
     statement = desk.contribution(0)

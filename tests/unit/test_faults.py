@@ -335,6 +335,32 @@ def test_a_refusal_stays_in_sight():
         assert "allow-list" in member.status(state, told).why
 
 
+def test_everybody_may_leave_in_the_last_round_and_come_back_to_close_the_run():
+    """Found by the explorer: the closing round had nobody on its roster, and takes no claims."""
+    table = Table(manifest(rounds={"count": 1})).genesis().contribute().vote([0, 1])
+    for number in range(3):
+        table.submit(table.leave(number))
+    assert table.head.trained == 1
+    table.absent(0, 1, 2)
+    table.present(0, 1, 2)
+    for number in range(3):
+        table.submit(table.report(number))
+    assert table.head.finished
+    table.verify()
+
+
+def test_one_report_does_not_make_the_state_of_a_run_whose_clusters_are_heard():
+    """Found by the explorer: a liar reported while the others were cut off, and an empty commit believed it for ever."""
+    table = Table(manifest(rounds={"count": 30})).genesis().train(1)
+    table.submit(table.report(1, state=digest("false"), replayed=True))
+    table.contribute().vote(reject=dict.fromkeys(range(3), pb.REASON_UNAVAILABLE))
+    assert not table.commits[-1].body.counted
+    assert not table.head.state
+    table.train(1)
+    assert table.counted() == [0, 1, 2]
+    table.verify()
+
+
 # 11. Strangers fill no commit.
 
 
@@ -347,6 +373,62 @@ def test_a_thousand_strangers_fill_no_commit():
     assert len(table.commits[-1].envelope.body) < limits.COMMIT_BYTES // 8
     assert len(table.head.roster) <= 3 + table.run.rounds.min_clusters
     table.verify()
+
+
+def test_strangers_who_claim_and_leave_and_are_pushed_out_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch):
+    """A leave of somebody whose claim the commit does not hold stands in no commit."""
+    table = Table(manifest()).genesis()
+    monkeypatch.setattr(limits, "CLAIMS", 3)
+    for number in range(10, 40):
+        table.submit(table.claim(number))
+        table.submit(table.leave(number))
+    gathered = table.state.gathered
+    assert len(gathered.claims) == 3
+    assert set(gathered.leaves) <= set(gathered.claims)
+    table.train(1)
+    table.verify()
+
+
+@pytest.mark.parametrize("stranger", range(10, 16))
+def test_a_claim_that_came_before_the_state_was_known_stands_whatever_it_says(stranger: int):
+    """Whose word makes the state known may come before or after it: the commit holds the claim all the same."""
+    table = Table(manifest(rounds={"count": 30})).genesis().train(1)
+    for number in range(3):
+        table.submit(table.leave(number))
+    table.absent(0, 1, 2)
+    table.wait(10_000)
+    table.submit(table.claim(stranger, state=digest("mine")))
+    for number in (0, 1, 2):
+        table.present(number)
+        table.submit(table.claim(number))
+    table.wait(10_000)
+    assert table.head.round > 2
+    table.verify()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_what_was_gathered_in_any_order_stands_in_a_commit(data):
+    """The fold that verifies takes claims first and receipts last; what is live has no order."""
+    with pytest.MonkeyPatch.context() as patch:
+        table = Table(manifest(rounds={"count": 30})).genesis().train(1)
+        patch.setattr(limits, "CLAIMS", 3)
+        before = table.head.round
+
+        def said(number: int) -> Statement:
+            state = data.draw(st.sampled_from([table.state_root(), table.state_root(), digest("mine")]))
+            draw = data.draw(st.sampled_from(["claim", "claim", "leave", "report", "contribution"]))
+            changes = {} if draw == "leave" else {"base_state" if draw == "contribution" else "state": state}
+            return getattr(table, draw)(number, **changes)
+
+        for number in data.draw(st.lists(st.integers(0, 7), max_size=14)):
+            table.submit(said(number))
+            if table.head.round != before:
+                break
+        table.absent(*data.draw(st.sets(st.integers(0, 7))))
+        for _ in range(5):
+            table.wait(10_000)
+        table.verify()
 
 
 @settings(max_examples=30, deadline=None)
