@@ -293,9 +293,9 @@ class Desk:
             file.head = advance(run, first)
             desk = cls(CoordinatorService(COORDINATOR, file, pb.Envelope(), appraise), crowd)
             tasks = [asyncio.create_task(desk.service.driver.run()), asyncio.create_task(desk.service.run())]
-            tasks.append(asyncio.create_task(desk.watch()))
+            tasks.append(asyncio.create_task(desk.watch(crowd.identities[0])))
             for one in crowd.identities[1:]:
-                desk.service._greet(desk.request(one))
+                desk.service._greet(desk.request(one), one.peer)
                 desk.service._watchers.add(Sink())
             await desk.until(lambda: len(desk.service._watchers) == clusters)
             yield desk
@@ -309,8 +309,8 @@ class Desk:
         )
         return services.WatchRequest(from_round=1, hello=hello.envelope)
 
-    async def watch(self) -> None:
-        async for event in self.service.Watch(self.request(self.crowd.identities[0]), cast(Any, None)):
+    async def watch(self, one: Identity) -> None:
+        async for event in self.service.follow(self.request(one), one.peer, ""):
             what = event.WhichOneof("event") or ""
             if what == "statement":
                 what = pb.Kind.Name(event.statement.kind).removeprefix("KIND_").lower()
@@ -399,7 +399,7 @@ async def restart(rounds: int, clusters: int) -> dict[str, Any]:
         before, wall = time.process_time(), time.perf_counter()
         with closing(ChainFile(folder / "chain.db", run, COORDINATOR.peer, views.describe)) as file:
             service = CoordinatorService(COORDINATOR, file, pb.Envelope(), appraise)
-            stream = service.Watch(services.WatchRequest(from_round=rounds), cast(Any, None))
+            stream = service.follow(services.WatchRequest(from_round=rounds), "", "")
             standing = (await anext(stream)).standing
             spent, waited = time.process_time() - before, time.perf_counter() - wall
             assert standing.round == rounds

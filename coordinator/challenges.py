@@ -1,6 +1,12 @@
-"""Challenges: random nonces, each good once, for one peer and a short time. In memory: after a restart peers ask again."""
+"""Challenges: nonces that nobody has to remember, each good once, for one peer and a short time.
 
+A nonce is a window of time, a random salt and our MAC over both and the peer. So asking costs no memory and crowds out nobody; only
+those that were used are remembered, while their time lasts. After a restart peers ask again.
+"""
+
+import hmac
 import os
+import struct
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -9,33 +15,38 @@ from dilocox.protocol.attestation import NONCE_BYTES, AttestationError, Code
 
 __all__ = ["Challenges"]
 
-LIFETIME_SECONDS = 120.0
-"""Between a challenge and its answer: hardware makes a quote in seconds."""
+LIFETIME_SECONDS = 120
+"""Between a challenge and its answer at least, and at most twice: hardware makes a quote in seconds."""
+HEAD = struct.Struct(">Q8s")
+"""Window and salt; the MAC fills the rest."""
 
 
 class Challenges:
     def __init__(self, clock: Callable[[], float], random: Callable[[int], bytes] = os.urandom) -> None:
         self._clock, self._random = clock, random
-        self._open: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
-        """Nonce -> (peer, when it was given), oldest first."""
+        self._secret = random(32)
+        self._used: OrderedDict[bytes, None] = OrderedDict()
 
     def give(self, peer: str) -> bytes:
-        """A new nonce for this peer. A peer that asks too often loses its own oldest challenge."""
-        mine = [nonce for nonce, (other, _) in self._open.items() if other == peer]
-        for nonce in mine[: len(mine) - limits.CHALLENGES_PER_PEER + 1]:
-            del self._open[nonce]
-        while len(self._open) >= limits.CHALLENGES:
-            self._open.popitem(last=False)
-        nonce = self._random(NONCE_BYTES)
-        self._open[nonce] = (peer, self._clock())
-        return nonce
+        """A new nonce for this peer."""
+        head = HEAD.pack(self._window(), self._random(8))
+        return head + self._mac(peer, head)
 
     def redeem(self, peer: str, nonce: bytes) -> None:
         """Use the nonce up. Raises AttestationError when it is not an open challenge of this peer."""
-        owner, given_at = self._open.get(nonce, ("", 0.0))
-        if owner != peer:
-            what = "another peer's challenge" if owner else "no open challenge: never given, used before, or too old"
-            raise AttestationError(Code.NONCE, what)
-        del self._open[nonce]
-        if self._clock() - given_at > LIFETIME_SECONDS:
-            raise AttestationError(Code.NONCE, f"the challenge is older than {LIFETIME_SECONDS:.0f} s")
+        head, mac = nonce[: HEAD.size], nonce[HEAD.size :]
+        if not hmac.compare_digest(mac, self._mac(peer, head)):
+            raise AttestationError(Code.NONCE, "no challenge of ours to this peer, or from before our last start")
+        if not 0 <= self._window() - HEAD.unpack(head)[0] <= 1:
+            raise AttestationError(Code.NONCE, f"the challenge is older than {LIFETIME_SECONDS} s")
+        if nonce in self._used:
+            raise AttestationError(Code.NONCE, "the challenge was used before")
+        self._used[nonce] = None
+        if len(self._used) > limits.CHALLENGES:
+            self._used.popitem(last=False)
+
+    def _window(self) -> int:
+        return int(self._clock() // LIFETIME_SECONDS)
+
+    def _mac(self, peer: str, head: bytes) -> bytes:
+        return hmac.digest(self._secret, head + peer.encode(), "sha256")[: NONCE_BYTES - HEAD.size]

@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 
+import grpc
 import grpc.aio
 
 from dilocox.coordinator import driver as driving
@@ -23,6 +25,7 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.round import Absent, Attested, Differ, Present, Received, Refused, RoundState
 from dilocox.protocol.rules import ACCEPT, JUDGES, Judgement, Outcome, ignore, reject
+from dilocox.transport.callers import Callers, address_of
 from dilocox.transport.chain_file import ChainFile
 
 __all__ = ["CoordinatorService"]
@@ -45,23 +48,23 @@ _KINDS = (*JUDGES, pb.KIND_HEARTBEAT, pb.KIND_EVIDENCE, pb.KIND_COMMIT)
 
 @dataclass
 class Bucket:
-    """What one connection may still submit."""
+    """What one sender may still submit."""
 
     tokens: float
     filled_at: float
 
 
 class Buckets:
-    """A rate per connection, not per signer: who sends a peer's statements again spends its own."""
+    """A rate for each peer that we know, and for each address that strangers call from."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
-    def take(self, connection: str) -> bool:
+    def take(self, sender: str) -> bool:
         now = self._clock()
-        bucket = self._buckets.setdefault(connection, Bucket(limits.STATEMENTS_BURST, now))
-        self._buckets.move_to_end(connection)
+        bucket = self._buckets.setdefault(sender, Bucket(limits.STATEMENTS_BURST, now))
+        self._buckets.move_to_end(sender)
         if len(self._buckets) > limits.KNOWN_PEERS:
             self._buckets.popitem(last=False)
         refill = (now - bucket.filled_at) * limits.STATEMENTS_PER_SECOND
@@ -70,6 +73,15 @@ class Buckets:
             return False
         bucket.tokens -= 1
         return True
+
+
+@dataclass(eq=False)
+class Stream:
+    """Somebody who follows the run."""
+
+    peer: str
+    """Empty: it does not say who it is."""
+    address: str
 
 
 class CoordinatorService(rpc.CoordinatorServicer):
@@ -89,7 +101,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self._challenges = Challenges(lambda: clock().seconds)
         self.record: Statement[pb.PeerRecord] | None = None
         """Our signed peer record; set before the server starts."""
+        self.callers: Callers | None = None
+        """Who calls our server; set before it starts."""
         self._watchers: set[asyncio.Queue[services.WatchEvent | None]] = set()
+        self._streams: list[Stream] = []
         self._buckets = Buckets(lambda: clock().seconds)
         self.liveness = Liveness(chain.manifest.rounds.liveness_seconds, lambda: clock().seconds)
         self._ballot: Statement[object] | None = None
@@ -187,19 +202,41 @@ class CoordinatorService(rpc.CoordinatorServicer):
     ) -> services.PresenceList:
         return self.liveness.view()
 
+    async def _caller(self, context: grpc.aio.ServicerContext) -> str:
+        """Peer id; empty for a spectator. Ends the call where the credential does not hold."""
+        assert self.callers is not None
+        try:
+            return self.callers.peer(context)
+        except RemoteError as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.detail)
+            raise
+
     async def Submit(self, request: pb.Envelope, context: grpc.aio.ServicerContext) -> services.SubmitReply:
-        judgement = await self.judge(request, context.peer())
+        judgement = await self.submitted(request, await self._caller(context), address_of(context))
         if judgement.outcome is Outcome.REJECT:
             sender = short(peer_id(request.key)) if len(request.key) == 32 else "?"
             log.warning("rejected a statement of %s: %s: %s", sender, reason_name(judgement.reason), judgement.detail)
         return services.SubmitReply(outcome=_OUTCOMES[judgement.outcome], reason=judgement.reason, detail=judgement.detail)
 
-    async def GetChallenge(self, request: services.ChallengeRequest, context: grpc.aio.ServicerContext) -> services.Challenge:
-        return services.Challenge(nonce=self._challenges.give(request.peer[: limits.TEXT_CHARACTERS]))
+    async def submitted(self, request: pb.Envelope, caller: str, address: str) -> Judgement:
+        """Who signed a statement brings it; what we signed ourselves may come back from anybody."""
+        signer = peer_id(request.key) if len(request.key) == 32 else ""
+        if request.kind != pb.KIND_COMMIT and (not signer or caller != signer):
+            return reject(pb.REASON_BAD_SIGNATURE, "a statement is brought by its signer")
+        return await self.judge(request, caller if self._known(caller) else address)
 
-    async def judge(self, request: pb.Envelope, connection: str) -> Judgement:
-        """What becomes of a message that this connection brought."""
-        if not self._buckets.take(connection):
+    async def GetChallenge(self, request: services.ChallengeRequest, context: grpc.aio.ServicerContext) -> services.Challenge:
+        caller = await self._caller(context)
+        if caller != request.peer:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "a challenge is asked for by the peer that will answer it")
+        return services.Challenge(nonce=self.challenge(caller))
+
+    def challenge(self, peer: str) -> bytes:
+        return self._challenges.give(peer)
+
+    async def judge(self, request: pb.Envelope, sender: str) -> Judgement:
+        """What becomes of a message. `sender`: whose rate it uses, a peer that we know or a stranger's address."""
+        if not self._buckets.take(sender):
             return reject(pb.REASON_RATE, f"more than {limits.STATEMENTS_PER_SECOND} statements a second")
         try:
             statement = open_envelope(request, self._run_id, _KINDS)
@@ -214,7 +251,6 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return await self._judge_evidence(request, statement)
         await self.driver.settled()
         if statement.kind not in (pb.KIND_CLAIM, pb.KIND_CLUSTER) and not self._known(statement.peer):
-            # A stranger's statement changes nothing; it is refused without a place in the log.
             return self._refuse(statement.peer, pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
         judgement = self.driver.feed(Received(statement))
         assert judgement is not None
@@ -268,7 +304,20 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def Watch(
         self, request: services.WatchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[services.WatchEvent]:
-        watcher = self._greet(request)
+        caller = await self._caller(context)
+        try:
+            async with aclosing(self.follow(request, caller, address_of(context))) as events:
+                async for event in events:
+                    yield event
+        except RemoteError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.detail)
+
+    async def follow(self, request: services.WatchRequest, caller: str, address: str) -> AsyncGenerator[services.WatchEvent]:
+        """Everything from a commit on. Raises RemoteError where the caller, or strangers, have streams enough."""
+        stream = Stream(caller, address)
+        self._check_room(stream)
+        self._streams.append(stream)
+        watcher = self._greet(request, caller)
         queue: asyncio.Queue[services.WatchEvent | None] = asyncio.Queue()
         try:
             yield self._standing()
@@ -288,19 +337,31 @@ class CoordinatorService(rpc.CoordinatorServicer):
                     yield event
         finally:
             self._watchers.discard(queue)
+            self._streams.remove(stream)
             if watcher:
                 self.liveness.close_stream(watcher)
                 self.look_around()
 
-    def _greet(self, request: services.WatchRequest) -> str:
-        """The peer whose sign of life this stream is; empty for a spectator. A replayed hello makes nobody present."""
+    def _check_room(self, stream: Stream) -> None:
+        """Whom we know has streams of its own; strangers share a few, at an address fewer."""
+        if self._known(stream.peer):
+            if sum(other.peer == stream.peer for other in self._streams) >= limits.STREAMS_PER_MEMBER:
+                raise RemoteError(pb.REASON_RATE, f"{limits.STREAMS_PER_MEMBER} streams of this peer are open")
+            return
+        strangers = [other for other in self._streams if not self._known(other.peer)]
+        here = sum(other.address == stream.address for other in strangers)
+        if len(strangers) >= limits.SPECTATORS or here >= limits.SPECTATORS_PER_ADDRESS:
+            raise RemoteError(pb.REASON_RATE, "too many strangers are watching already")
+
+    def _greet(self, request: services.WatchRequest, caller: str) -> str:
+        """The peer whose sign of life this stream is; empty for a spectator. Nobody says hello for another."""
         if not request.HasField("hello"):
             return ""
         try:
             hello = open_envelope(request.hello, self._run_id, (pb.KIND_HEARTBEAT,))
         except RemoteError:
             return ""
-        if not self.liveness.hear(hello):
+        if hello.peer != caller or not self.liveness.hear(hello):
             return ""
         self.liveness.open_stream(hello.peer, request.from_round)
         return hello.peer

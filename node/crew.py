@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dilocox.protocol.member import Status
 from dilocox.protocol.pb import worker_pb2 as pb
+from dilocox.protocol.status import Status
 
 __all__ = ["Crew", "Phase", "Progress", "Ready"]
 

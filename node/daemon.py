@@ -25,11 +25,13 @@ from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import BlobStore
+from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import write_atomically
 from dilocox.transport.network import Listen, Network, open_network
-from dilocox.transport.rpc import BlobService, ChannelPool
+from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.serve import BlobService
 from dilocox.transport.tasks import Stopped, Tasks
 from dilocox.views import rows as views
 from dilocox.views.http import serve_http
@@ -116,10 +118,11 @@ async def _join_network(settings: NodeSettings, home: DataDirectory, tasks: Task
     link = settings.join
     folder = home.run_folder(link.run_id)
     store = BlobStore(folder / "blobs")
-    blobs = BlobService(store, settings.upload_bytes_per_second)
-    channels = ChannelPool()
+    channels = ChannelPool(home.identity, link.run_id)
     closing.push_async_callback(channels.close)
     network = await open_network(home, link.run_id, settings.listen, settings.name, tasks, closing, link.dht_addresses)
+    callers = Callers(link.run_id, network.certificate.certificate_der)
+    blobs = BlobService(store, callers, settings.upload_bytes_per_second)
     attestor = AttestorService()
     rpc.add_PeerServicer_to_server(blobs, network.server)
     rpc.add_AttestorServicer_to_server(attestor, network.server)
@@ -138,6 +141,7 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     closing.push_async_callback(pool.close)
     await pool.open()
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, link.coordinator, views.describe)
+    place.blobs.is_member = lambda peer: peer in chain.head.cluster_by_peer
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     closing.callback(own.close)
     stages = range(manifest.model.stages)

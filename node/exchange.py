@@ -30,7 +30,9 @@ __all__ = ["Exchange", "FetchStatistics", "read_leaves"]
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.5
-FETCHES_AT_ONCE = 8
+LINGER_SECONDS = 2.0
+"""A download that nobody wants goes on for this: whoever counts what was being judged wants it next."""
+FETCHES_AT_ONCE = limits.STREAMS_PER_MEMBER
 """Downloads in parallel: enough to fill a link from several providers, few enough to finish one early."""
 
 
@@ -43,6 +45,20 @@ class FetchStatistics:
     """Of the downloads that are going on: bytes on disk."""
     wanted: int
     """And their sizes."""
+
+
+@dataclass
+class Download:
+    """Lives as long as somebody wants it."""
+
+    task: asyncio.Task[None]
+    wanted: int = 0
+    ending: bool = False
+
+    def end_unwanted(self) -> None:
+        if not self.wanted and not self.task.done():
+            self.ending = True
+            self.task.cancel()
 
 
 class Exchange:
@@ -63,7 +79,7 @@ class Exchange:
             me,
         )
         self._shapes = {stage: [spec.shape for spec in stage_tensors(manifest.model, stage)] for stage in stages}
-        self._fetching: dict[bytes, asyncio.Task[None]] = {}
+        self._downloads: dict[bytes, Download] = {}
         self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
         self._counts: Counter[str] = Counter()
         self._held: dict[bytes, tuple[int, int]] = {}
@@ -74,14 +90,29 @@ class Exchange:
         return FetchStatistics(self._counts["bytes"], self._counts["fetches"], self._counts["failures"], held, wanted)
 
     async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES) -> None:
-        """Have the blob, and right. Concurrent calls for one digest share a download. Raises RemoteError when nobody served it."""
+        """Have the blob, and right. Concurrent calls for one digest share a download, which ends with the last of them.
+
+        Raises RemoteError when nobody served it.
+        """
         while not await asyncio.to_thread(self._store.sound, digest):
-            task = self._fetching.get(digest)
-            if task is None:
-                task = asyncio.create_task(self._fetch(digest, list(providers), max_size), name=f"fetch {digest.hex()[:8]}")
-                self._fetching[digest] = task
-                task.add_done_callback(lambda _: self._fetching.pop(digest, None))
-            await asyncio.shield(task)
+            download = self._downloads.get(digest)
+            if download is None:
+                download = self._begin(digest, list(providers), max_size)
+            elif download.ending:
+                await asyncio.wait({download.task})
+                continue
+            download.wanted += 1
+            try:
+                await asyncio.shield(download.task)
+            finally:
+                download.wanted -= 1
+                asyncio.get_running_loop().call_later(LINGER_SECONDS, download.end_unwanted)
+
+    def _begin(self, digest: bytes, providers: list[str], max_size: int) -> "Download":
+        task = asyncio.create_task(self._fetch(digest, providers, max_size), name=f"fetch {digest.hex()[:8]}")
+        task.add_done_callback(lambda _: self._downloads.pop(digest))
+        self._downloads[digest] = Download(task)
+        return self._downloads[digest]
 
     async def _fetch(self, digest: bytes, providers: list[str], max_size: int) -> None:
         def watch(held: int, size: int) -> None:

@@ -15,11 +15,12 @@ from dilocox.protocol import events, member
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.member import MemberState, Status
+from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import Statement, canonical
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.protocol.status import Status
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.tasks import Tasks

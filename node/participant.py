@@ -29,10 +29,11 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.ids import short
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.member import MemberState, Status
+from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.status import Status, status
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.tasks import Tasks
@@ -93,7 +94,7 @@ class Participant:
 
     @property
     def status(self) -> Status:
-        return member.status(self.state, self._busy or self.workers.status())
+        return status(self.state, self._busy or self.workers.status())
 
     # The machine
 

@@ -114,8 +114,29 @@ STATEMENTS_PER_SECOND = 50
 STATEMENTS_BURST = 200
 """Statements a peer may submit at once, after a reconnect."""
 
-FETCH_STREAMS = 16
-"""Blob streams a peer serves at once; further ones wait, so a join storm cannot starve a round."""
+CALL_BYTES = 64
+"""A digest: about 34."""
+
+STREAMS_PER_MEMBER = 8
+"""Blob streams a peer serves at once to each member of the roster: as many as one opens. Further ones of its wait."""
+
+STREAMS_TO_STRANGERS = 8
+"""And to all others together: joiners who fetch the state, and whoever else dials, cannot starve a round."""
+
+STREAMS_PER_ADDRESS = 4
+"""Of those to one address."""
+
+STRANGERS_WAITING = 64
+"""Streams of strangers that wait for their turn; more are refused at once."""
+
+TRANSFER_BYTES_PER_SECOND = 8 << 10
+"""Slower than this a transfer is given up, by either side: a modem. What has arrived stays, and is resumed."""
+
+SPECTATORS = 64
+"""Streams of events to callers that are neither on the roster nor claiming, ..."""
+
+SPECTATORS_PER_ADDRESS = 16
+"""... and of those to one address."""
 
 EVIDENCE_BLOB_BYTES = 32 << 10
 """Largest quote or report: TDX quotes are about 5 KiB, GPU reports 4 KiB."""
@@ -136,10 +157,7 @@ ATTESTATIONS = 2 * CLUSTERS
 """Most verdicts that one commit records: the roster's and as many of peers that wait."""
 
 CHALLENGES = 4096
-"""Challenges remembered at once; the oldest go first."""
-
-CHALLENGES_PER_PEER = 4
-"""Open challenges of one peer."""
+"""Challenges remembered as used, while they could be used again; the oldest go first."""
 
 KNOWN_PEERS = 10_000
 """Peers whose signs of life a coordinator remembers; anybody can make identities."""

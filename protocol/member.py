@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dilocox.protocol import events, limits, rules
-from dilocox.protocol.errors import reason_name
 from dilocox.protocol.head import Head, resting_on
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
@@ -48,13 +47,11 @@ __all__ = [
     "Sign",
     "Signed",
     "StateReady",
-    "Status",
     "Tick",
     "Verdict",
     "next_deadline",
     "offers",
     "start",
-    "status",
     "step",
 ]
 
@@ -564,41 +561,3 @@ def next_deadline(state: MemberState) -> float | None:
     """When a Tick could change something."""
     waits = state.root is not None and not state.leaving and not state.head.finished and state.on_roster
     return state.vote_by if waits and _has_vote(state) and pb.KIND_RECEIPT not in state.own else None
-
-
-# What people see.
-
-
-@dataclass(frozen=True)
-class Status:
-    name: str
-    why: str
-    advice: str = ""
-
-
-def status(state: MemberState, workers: Status | None) -> Status:
-    """Where this node stands: the first row that applies. `workers`: what they do; None before they are up."""
-    head = state.head
-    away = state.turned_away
-    if head.finished:
-        return Status("finished", "the run is finished; serving its state")
-    if state.leaving:
-        return Status("leaving", "asked to stop")
-    if away is not None and not state.on_roster:
-        return Status("refused", f"{reason_name(away[0])}: {away[1]}", "ask the run's owner")
-    if state.attestation is not None and not state.attestation.holds and not state.on_roster:
-        return Status("refused", f"not attested: {state.attestation.why}")
-    if workers is None:
-        return Status("starting", "starting the stage workers")
-    if workers.name != "training" and workers.name != "waiting":
-        return workers
-    if head.round == 0:
-        return Status("joining", f"waiting for {state.manifest.start_clusters} clusters")
-    rest = head.resting.get(state.me)
-    if not state.on_roster and rest is not None and head.round < rest.until:
-        return Status("resting", f"too many commits did not count it; commit {rest.until} may seat it again")
-    if not state.on_roster:
-        return Status("warming up", "not on the roster yet; this phase is not counted")
-    if not state.connected and workers.name == "waiting":
-        return Status("waiting", "the coordinator is away")
-    return workers

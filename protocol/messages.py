@@ -230,6 +230,10 @@ def _check_evidence(body: pb.BoundEvidence) -> None:
     Evidence.from_message(body.evidence)
 
 
+def _check_call(body: pb.Call) -> None:
+    _check_digest(body.certificate, "certificate digest")
+
+
 class _Kind(NamedTuple):
     body: type[Any]
     largest: int
@@ -249,4 +253,5 @@ _KINDS: Mapping[int, _Kind] = {
     pb.KIND_LEAVE: _Kind(pb.Leave, limits.LEAVE_BYTES, _check_leave),
     pb.KIND_HEARTBEAT: _Kind(pb.Heartbeat, limits.HEARTBEAT_BYTES, _check_heartbeat),
     pb.KIND_EVIDENCE: _Kind(pb.BoundEvidence, limits.EVIDENCE_BYTES, _check_evidence),
+    pb.KIND_CALL: _Kind(pb.Call, limits.CALL_BYTES, _check_call),
 }

@@ -1,22 +1,23 @@
-"""gRPC over pinned TLS: servers, channels, and blobs in chunks with resume."""
+"""gRPC over pinned TLS: servers, channels, and fetching blobs in chunks with resume."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from dilocox.protocol import limits
+from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import BlobStore, PartialBlob
+from dilocox.transport.callers import Credentials
 from dilocox.transport.tls import SERVER_NAME, Certificate, pem_of
 
-__all__ = ["BlobService", "ChannelPool", "create_server", "fetch_blob"]
+__all__ = ["ChannelPool", "create_server", "fetch_blob"]
 
 CONNECT_SECONDS = 10.0
 """A TCP and TLS handshake across the world takes under two seconds; five times that is a dead address."""
@@ -49,7 +50,9 @@ async def create_server(listen: str, certificate: Certificate) -> tuple[grpc.aio
 class ChannelPool:
     """One channel per (address, certificate): dialing trusts exactly the certificate in the peer's signed record."""
 
-    def __init__(self) -> None:
+    def __init__(self, identity: Identity | None = None, run_id: bytes = b"") -> None:
+        """`identity`: who calls; None: a spectator, who does not say."""
+        self._identity, self._run_id = identity, run_id
         self._channels: dict[tuple[str, bytes], grpc.aio.Channel] = {}
 
     def channel(self, record: pb.PeerRecord) -> grpc.aio.Channel:
@@ -60,6 +63,9 @@ class ChannelPool:
                 credentials = grpc.ssl_channel_credentials(pem_of(record.certificate))
             except ValueError as error:
                 raise RemoteError(pb.REASON_MALFORMED, "its record holds no certificate") from error
+            if self._identity is not None:
+                caller = grpc.metadata_call_credentials(Credentials(self._identity, self._run_id, record.certificate))
+                credentials = grpc.composite_channel_credentials(credentials, caller)
             options = [*_OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
             self._channels[key] = grpc.aio.secure_channel(record.address, credentials, options=options)
         return self._channels[key]
@@ -67,47 +73,6 @@ class ChannelPool:
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.close()
-
-
-class UploadLimit:
-    """A token bucket over everything this peer serves; None: unlimited."""
-
-    def __init__(self, bytes_per_second: float | None) -> None:
-        self._rate = bytes_per_second
-        self._free_at = 0.0
-
-    async def spend(self, size: int) -> None:
-        if self._rate is None:
-            return
-        now = time.monotonic()
-        self._free_at = max(self._free_at, now) + size / self._rate
-        await asyncio.sleep(self._free_at - now)
-
-
-class BlobService(rpc.PeerServicer):
-    """Serves the blobs of one store."""
-
-    def __init__(self, store: BlobStore, bytes_per_second: float | None = None) -> None:
-        self._store = store
-        self._slots = asyncio.Semaphore(limits.FETCH_STREAMS)
-        self._limit = UploadLimit(bytes_per_second)
-        self.bytes_sent = 0
-
-    async def Fetch(
-        self, request: services.FetchRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[services.FetchReply]:
-        if len(request.digest) != 32 or not await asyncio.to_thread(self._store.sound, request.digest):
-            await context.abort(grpc.StatusCode.NOT_FOUND, "this peer does not hold that blob")
-        async with self._slots:
-            hashes = await asyncio.to_thread(self._store.index, request.digest)
-            size = self._store.size(request.digest)
-            yield services.FetchReply(index=services.BlobIndex(size=size, chunk_hashes=hashes))
-            with self._store.path(request.digest).open("rb") as file:
-                file.seek(min(size, request.first_chunk * limits.CHUNK_BYTES))
-                while data := await asyncio.to_thread(file.read, limits.FRAME_BYTES):
-                    await self._limit.spend(len(data))
-                    self.bytes_sent += len(data)
-                    yield services.FetchReply(data=data)
 
 
 async def fetch_blob(
@@ -119,7 +84,8 @@ async def fetch_blob(
 ) -> int:
     """Download a blob into the store, resuming what is there; returns the bytes received. `watch(bytes held, size)` follows it.
 
-    Raises RemoteError when the peer does not hold it, stalls or sends something else; what was right stays for the next attempt.
+    Raises RemoteError when the peer does not hold it, stalls, trickles or sends something else; what was right stays for the next
+    attempt.
     """
     received = 0
     request = services.FetchRequest(digest=digest)
@@ -135,14 +101,16 @@ async def fetch_blob(
             request = services.FetchRequest(digest=digest, first_chunk=partial.next_chunk)
             stream = rpc.PeerStub(channel).Fetch(request)
             await anext(aiter(stream))
-        while not partial.complete:
-            watch(partial.held, partial.size)
-            async with asyncio.timeout(STALL_SECONDS):
-                reply = await anext(aiter(stream))
-            received += len(reply.data)
-            await asyncio.to_thread(partial.feed, reply.data)
+        slowest = (partial.size - partial.held) / limits.TRANSFER_BYTES_PER_SECOND
+        async with asyncio.timeout(STALL_SECONDS + slowest):
+            while not partial.complete:
+                watch(partial.held, partial.size)
+                async with asyncio.timeout(STALL_SECONDS):
+                    reply = await anext(aiter(stream))
+                received += len(reply.data)
+                await _in_thread(partial.feed, reply.data)
         watch(partial.held, partial.size)
-        await asyncio.to_thread(partial.finish)
+        await _in_thread(partial.finish)
     except grpc.aio.AioRpcError as error:
         raise RemoteError(pb.REASON_UNAVAILABLE, f"the peer answered {error.code().name.lower()}") from error
     except (TimeoutError, StopAsyncIteration) as error:
@@ -150,3 +118,13 @@ async def fetch_blob(
     finally:
         stream.cancel()
     return received
+
+
+async def _in_thread(function: Callable[..., None], *arguments: Any) -> None:
+    """Ends with the thread, also when cancelled: nobody else writes the file meanwhile."""
+    running = asyncio.create_task(asyncio.to_thread(function, *arguments))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise

@@ -16,7 +16,7 @@ from dilocox.node.participant import Participant
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.presence import Directory
-from dilocox.transport.rpc import BlobService
+from dilocox.transport.serve import BlobService
 from dilocox.views import rows as views
 from dilocox.views.http import Problem, add_run_routes, create_app, json_response
 

@@ -22,6 +22,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_HEARTBEAT: _ClassVar[Kind]
     KIND_EVIDENCE: _ClassVar[Kind]
     KIND_CLUSTER: _ClassVar[Kind]
+    KIND_CALL: _ClassVar[Kind]
 
 class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -71,6 +72,7 @@ KIND_LEAVE: Kind
 KIND_HEARTBEAT: Kind
 KIND_EVIDENCE: Kind
 KIND_CLUSTER: Kind
+KIND_CALL: Kind
 REASON_UNSPECIFIED: Reason
 REASON_BAD_SIGNATURE: Reason
 REASON_WRONG_RUN: Reason
@@ -348,6 +350,12 @@ class Leave(_message.Message):
     round: int
     head: bytes
     def __init__(self, serial: _Optional[int] = ..., round: _Optional[int] = ..., head: _Optional[bytes] = ...) -> None: ...
+
+class Call(_message.Message):
+    __slots__ = ("certificate",)
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    def __init__(self, certificate: _Optional[bytes] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "round", "step", "loss", "head", "tokens_per_second")

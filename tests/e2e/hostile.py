@@ -23,11 +23,13 @@ from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.rules import bits
 from dilocox.transport import tls
 from dilocox.transport.blobs import BlobStore
+from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.dht import Dht, DhtSettings
 from dilocox.transport.network import choose_port, multiaddr
 from dilocox.transport.presence import Directory
-from dilocox.transport.rpc import BlobService, ChannelPool, create_server
+from dilocox.transport.rpc import ChannelPool, create_server
+from dilocox.transport.serve import BlobService
 from dilocox.transport.tasks import Tasks
 
 Spoil = Callable[["HostilePeer", pb.Contribution, pb.Leaves], None]
@@ -51,13 +53,15 @@ class HostilePeer:
         self.tasks = Tasks()
         certificate = tls.load_or_create(self.folder)
         self.server, port = await create_server("127.0.0.1:0", certificate)
-        rpc.add_PeerServicer_to_server(BlobService(self.store), self.server)
+        rpc.add_PeerServicer_to_server(
+            BlobService(self.store, Callers(self.link.run_id, certificate.certificate_der)), self.server
+        )
         await self.server.start()
         dht_port = choose_port()
         listen = f"/ip4/127.0.0.1/tcp/{dht_port}"
         dht = Dht(DhtSettings(self.link.run_id, self.identity, self.folder, listen, self.link.dht_addresses))
         self.directory = Directory(dht, self.identity, self.link.run_id, 1)
-        self.channels = ChannelPool()
+        self.channels = ChannelPool(self.identity, self.link.run_id)
         self.tasks.start(dht.run(), "dht")
         addresses = [multiaddr("127.0.0.1", dht_port, self.identity.peer)]
         make = lambda: self.directory.seal_record(f"127.0.0.1:{port}", certificate.certificate_der, "mallory", addresses)  # noqa: E731

@@ -148,7 +148,10 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=MUTMUT_MINUTES, help="for mutmut")
     parser.add_argument("names", nargs="*", help="patches, or modules of protocol/; none: all")
     arguments = parser.parse_args()
-    survivors = 0 if arguments.mutmut else patches(arguments.names)
-    if not arguments.patches:
-        mutmut(arguments.names if arguments.mutmut else [], arguments.minutes)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends too
+    modules = [name for name in arguments.names if name in MUTATED]
+    named = [name for name in arguments.names if name not in MUTATED]
+    survivors = 0 if arguments.mutmut or (modules and not named) else patches(named)
+    if not arguments.patches and (modules or not named):
+        mutmut(modules, arguments.minutes)
     sys.exit(1 if survivors else 0)

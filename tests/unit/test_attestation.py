@@ -389,17 +389,24 @@ def test_a_challenge_is_good_once_for_one_peer_and_a_short_time():
     challenges.redeem("alice", nonce)
     rejected(lambda: challenges.redeem("alice", nonce), Code.NONCE)
     late = challenges.give("alice")
-    now[0] += LIFETIME_SECONDS + 1
+    now[0] += LIFETIME_SECONDS
+    challenges.redeem("alice", challenges.give("alice"))
+    now[0] += LIFETIME_SECONDS
     rejected(lambda: challenges.redeem("alice", late), Code.NONCE)
 
 
-def test_asking_too_often_costs_only_the_asker():
+def test_asking_costs_nobody_a_challenge():
     challenges = Challenges(lambda: 0.0)
     kept = challenges.give("bob")
-    mine = [challenges.give("alice") for _ in range(limits.CHALLENGES_PER_PEER + 3)]
+    mine = [challenges.give("alice") for _ in range(limits.CHALLENGES + 1)]
+    assert not challenges._used
     challenges.redeem("bob", kept)
-    challenges.redeem("alice", mine[-1])
-    rejected(lambda: challenges.redeem("alice", mine[0]), Code.NONCE)
+    challenges.redeem("alice", mine[0])
+
+
+@pytest.mark.parametrize("nonce", [b"", b"x" * 16, b"x" * 32])
+def test_a_nonce_that_is_not_ours_is_refused(nonce: bytes):
+    rejected(lambda: Challenges(lambda: 0.0).redeem("alice", nonce), Code.NONCE)
 
 
 # Attesters

@@ -13,7 +13,6 @@ from dilocox.protocol.attestation import Evidence, report_data
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.round import Moment
 from dilocox.protocol.rules import Judgement, Outcome
 from dilocox.transport.chain_file import ChainFile
@@ -113,8 +112,7 @@ class Desk:
         self.service = CoordinatorService(COORDINATOR, chain_file, pb.Envelope(), appraise, clock)
 
     def challenge(self, number: int) -> bytes:
-        request = services.ChallengeRequest(peer=identity(number).peer)
-        return asyncio.run(self.service.GetChallenge(request, None)).nonce  # type: ignore[arg-type]
+        return self.service.challenge(identity(number).peer)
 
     def evidence(
         self, number: int, nonce: bytes, run: bytes = RUN.run_id, measurement: bytes = MEASUREMENT

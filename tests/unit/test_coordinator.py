@@ -3,17 +3,24 @@
 import asyncio
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol import limits, round
+from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.round import Moment
 from dilocox.protocol.rules import Judgement, Outcome
+from dilocox.transport import tls
+from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.rpc import ChannelPool, create_server
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 RUN = manifest(rounds={"count": 3})
@@ -55,7 +62,7 @@ class Desk(Table):
     async def hear(self, *numbers: int) -> None:
         for number in numbers:
             request = services.WatchRequest(from_round=self.service.chain.length, hello=self.beat(number).envelope)
-            stream = self.service.Watch(request, None)
+            stream = self.service.follow(request, identity(number).peer, "here")
             await anext(stream)  # the standing
             self.streams[number] = stream
         self.service.look_around()
@@ -160,7 +167,7 @@ async def test_a_vote_is_no_reason_to_tell_everybody_why_the_round_is_open(desk:
     told: list[str] = []
 
     async def watch() -> None:
-        async for event in desk.service.Watch(services.WatchRequest(from_round=1), None):
+        async for event in desk.service.follow(services.WatchRequest(from_round=1), "", "here"):
             if event.WhichOneof("event") == "standing":
                 told.append(event.standing.why)
 
@@ -185,7 +192,7 @@ async def test_nothing_leaves_before_it_is_on_disk(desk: Desk):
     sent: list[str] = []
 
     async def watch() -> None:
-        async for event in desk.service.Watch(services.WatchRequest(from_round=1), None):
+        async for event in desk.service.follow(services.WatchRequest(from_round=1), "", "here"):
             sent.append(event.WhichOneof("event") or "")
 
     watching = asyncio.create_task(watch())
@@ -226,7 +233,7 @@ async def test_a_coordinator_behind_its_own_chain_gets_it_back(desk: Desk, tmp_p
     desk.open()
     assert desk.state.head.round == 1
     request = services.WatchRequest(from_round=3, hello=desk.beat(0).envelope)
-    stream = desk.service.Watch(request, None)
+    stream = desk.service.follow(request, identity(0).peer, "here")
     assert (await anext(stream)).standing.round == 1
     desk.service.look_around()
     assert identity(0).peer in desk.state.absent, "who knows more than we do is not heard before it gave that back"
@@ -328,3 +335,105 @@ async def test_a_wall_clock_set_back_opens_the_ballot_no_later(desk: Desk):
     times = [commit.body.closed_at_ms for commit in desk.commits]
     assert times == sorted(times)
     assert desk.state.head.round == 3
+
+
+async def test_a_statement_is_brought_by_its_signer_and_a_commit_by_anybody(desk: Desk):
+    await desk.begin()
+    statement = desk.contribution(0)
+    rows = "SELECT count(*) FROM inputs"
+    before = desk.service.chain.database.execute(rows).fetchone()
+    for caller in ("", identity(9).peer, identity(1).peer):
+        judgement = await desk.service.submitted(statement.envelope, caller, "ipv4:192.0.2.1")
+        assert judgement.reason == pb.REASON_BAD_SIGNATURE
+    nobody = pb.Envelope(kind=pb.KIND_CLAIM, key=b"short")
+    assert (await desk.service.submitted(nobody, "", "ipv4:192.0.2.1")).reason == pb.REASON_BAD_SIGNATURE
+    await desk.service.driver.flush()
+    assert desk.service.chain.database.execute(rows).fetchone() == before, "no row of the log for it"
+    assert not desk.state.gathered.refusals
+    assert (await desk.service.submitted(statement.envelope, identity(0).peer, "")).outcome is Outcome.ACCEPT
+    mine = desk.commits[0].envelope
+    assert (await desk.service.submitted(mine, identity(9).peer, "")).outcome is Outcome.IGNORE
+
+
+async def test_strangers_of_one_address_share_a_rate_and_whom_we_know_has_its_own(desk: Desk):
+    await desk.begin()
+    reasons = []
+    for number in range(100, 100 + 2 * limits.STATEMENTS_BURST):
+        claim = seal(identity(number), pb.KIND_HEARTBEAT, RUN.run_id, pb.Heartbeat(sequence=1))
+        reasons.append((await desk.service.submitted(claim.envelope, identity(number).peer, "ipv4:192.0.2.1")).reason)
+    assert reasons.count(pb.REASON_RATE) >= limits.STATEMENTS_BURST
+    mine = await desk.service.submitted(desk.beat(0).envelope, identity(0).peer, "ipv4:192.0.2.1")
+    assert mine.outcome is Outcome.ACCEPT
+
+
+async def test_nobody_says_hello_for_another(desk: Desk):
+    await desk.begin()
+    await desk.streams[0].aclose()
+    desk.service.look_around()
+    assert identity(0).peer in desk.state.absent
+    hello = desk.beat(0).envelope
+    request = services.WatchRequest(from_round=1, hello=hello)
+    for caller in ("", identity(9).peer):
+        stream = desk.service.follow(request, caller, "here")
+        await anext(stream)
+        desk.service.look_around()
+        assert identity(0).peer in desk.state.absent
+        await stream.aclose()
+    stream = desk.service.follow(request, identity(0).peer, "here")
+    await anext(stream)
+    desk.service.look_around()
+    assert identity(0).peer not in desk.state.absent
+    await stream.aclose()
+
+
+async def test_streams_of_strangers_are_bounded_and_whom_we_know_always_gets_in(desk: Desk):
+    await desk.begin()
+    request, open_streams = services.WatchRequest(from_round=1), []
+
+    async def follow(peer: str, address: str) -> bool:
+        stream = desk.service.follow(request, peer, address)
+        try:
+            await anext(stream)
+        except RemoteError:
+            return False
+        open_streams.append(stream)
+        return True
+
+    here = [await follow("", "ipv4:192.0.2.1") for _ in range(2 * limits.SPECTATORS_PER_ADDRESS)]
+    assert sum(here) == limits.SPECTATORS_PER_ADDRESS
+    everywhere = [await follow(identity(n).peer, f"ipv4:198.51.100.{n}") for n in range(10, 10 + 2 * limits.SPECTATORS)]
+    assert sum(here) + sum(everywhere) == limits.SPECTATORS
+    own = [await follow(identity(0).peer, "ipv4:192.0.2.1") for _ in range(2 * limits.STREAMS_PER_MEMBER)]
+    assert sum(own) == limits.STREAMS_PER_MEMBER - 1, "the one that says that it is here is among them"
+    await open_streams[0].aclose()
+    assert await follow("", "ipv4:192.0.2.1")
+    for stream in open_streams:
+        await stream.aclose()
+
+
+async def test_the_server_knows_its_callers(desk: Desk, tmp_path: Path):
+    """Over real connections."""
+    certificate = tls.load_or_create(tmp_path)
+    desk.service.callers = Callers(RUN.run_id, certificate.certificate_der)
+    server, port = await create_server("127.0.0.1:0", certificate)
+    rpc.add_CoordinatorServicer_to_server(desk.service, server)
+    await server.start()
+    record = pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=certificate.certificate_der)
+    pools = [ChannelPool(), ChannelPool(identity(1), RUN.run_id), ChannelPool(identity(0), RUN.run_id)]
+    spectator, other, me = (rpc.CoordinatorStub(pool.channel(record)) for pool in pools)
+    claim = desk.claim(0).envelope
+    for stub in (spectator, other):
+        assert (await stub.Submit(claim)).reason == pb.REASON_BAD_SIGNATURE
+        with pytest.raises(grpc.aio.AioRpcError, match="asked for by the peer"):
+            await stub.GetChallenge(services.ChallengeRequest(peer=identity(0).peer))
+    assert (await me.Submit(claim)).outcome == services.SubmitReply.OUTCOME_ACCEPT
+    assert len((await me.GetChallenge(services.ChallengeRequest(peer=identity(0).peer))).nonce) == 32
+    stranger = rpc.CoordinatorStub(ChannelPool(identity(0), digest("another run")).channel(record))
+    with pytest.raises(grpc.aio.AioRpcError, match="signature"):
+        await stranger.Submit(claim)
+    stream = spectator.Watch(services.WatchRequest())
+    assert (await anext(aiter(stream))).HasField("standing")
+    stream.cancel()
+    for pool in pools:
+        await pool.close()
+    await server.stop(grace=0)

@@ -14,6 +14,7 @@ from dilocox.protocol.head import initial_head
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
+from dilocox.protocol.status import Status, status
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 
@@ -330,9 +331,9 @@ def test_a_refusal_stays_in_sight():
     (claim,) = member.offers(state)
     judgement = table.submit(claim)
     state, _ = member.step(state, member.Answered(claim, *judgement), table.now)
-    for told in (member.Status("training", "on the roster"), member.Status("waiting", "commit 1 is on its way")):
-        assert member.status(state, told).name == "refused"
-        assert "allow-list" in member.status(state, told).why
+    for told in (Status("training", "on the roster"), Status("waiting", "commit 1 is on its way")):
+        assert status(state, told).name == "refused"
+        assert "allow-list" in status(state, told).why
 
 
 def test_everybody_may_leave_in_the_last_round_and_come_back_to_close_the_run():

@@ -20,9 +20,9 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile, DamagedError, open_database
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import quarantine, write_atomically, write_new
-from dilocox.transport.rpc import BlobService, ChannelPool
+from dilocox.transport.rpc import ChannelPool
 from tests.helpers import COORDINATOR, Table, identity, manifest
-from tests.unit.test_transport import BIG, Served
+from tests.unit.test_transport import BIG, serving
 
 RUN = manifest()
 
@@ -245,8 +245,8 @@ async def test_a_blob_that_rotted_is_fetched_again_and_never_served(tmp_path: Pa
     channels = ChannelPool()
     bad, good = identity(2).peer, identity(3).peer
     async with (
-        Served(tmp_path / "a", BlobService(BlobStore(tmp_path / "rotten"))) as first,
-        Served(tmp_path / "b", BlobService(source)) as second,
+        serving(tmp_path / "a", BlobStore(tmp_path / "rotten")) as first,
+        serving(tmp_path / "b", source) as second,
     ):
         exchange = Exchange(RUN, range(2), mine, Known({bad: first, good: second}), channels, identity(1).peer)
         with pytest.raises(RemoteError, match="not_found"):

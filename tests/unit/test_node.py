@@ -13,6 +13,7 @@ from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.status import Status, status
 from dilocox.views import rows as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
@@ -64,15 +65,15 @@ def test_every_event_has_a_sentence_and_a_view():
 
 def test_who_was_taken_off_the_roster_is_told_until_when():
     table = Table(manifest()).genesis()
-    me, training = identity(2).peer, member.Status("training", "on the roster")
+    me, training = identity(2).peer, Status("training", "on the roster")
     table.absent(2)
     table.train(2, numbers=[0, 1])
     rest = table.head.resting[me]
-    resting = member.status(member.start(table.run, me, table.head), training)
+    resting = status(member.start(table.run, me, table.head), training)
     assert resting.name == "resting"
     assert f"commit {rest.until} may" in resting.why
     over = replace(table.head, round=rest.until)
-    assert member.status(member.start(table.run, me, over), training).name == "warming up"
+    assert status(member.start(table.run, me, over), training).name == "warming up"
 
 
 def test_views_tell_who_counted_who_did_not_and_why():

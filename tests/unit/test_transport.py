@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,14 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport import dht_child, tls
 from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest, digest_of
+from dilocox.transport.callers import Callers
 from dilocox.transport.data_directory import DataDirectory, load_identity
 from dilocox.transport.files import write_atomically
 from dilocox.transport.health import running_daemon
 from dilocox.transport.parent_pipe import ParentPipe
-from dilocox.transport.rpc import BlobService, ChannelPool, create_server, fetch_blob
+from dilocox.transport.rpc import ChannelPool, create_server, fetch_blob
+from dilocox.transport.serve import BlobService
+from tests import helpers
 
 BIG = os.urandom(2 * limits.CHUNK_BYTES + 12345)
 
@@ -99,17 +103,20 @@ def test_atomic_writes_leave_no_scratch(tmp_path: Path):
     assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
 
 
+RUN_ID = helpers.digest("run")
+
+
 class Served:
     """A peer's server on a free port."""
 
     def __init__(self, folder: Path, service: rpc.PeerServicer) -> None:
         folder.mkdir(exist_ok=True)
         self.certificate = tls.load_or_create(folder)
-        self._service = service
+        self.service: Any = service
 
     async def __aenter__(self) -> pb.PeerRecord:
         self._server, port = await create_server("127.0.0.1:0", self.certificate)
-        rpc.add_PeerServicer_to_server(self._service, self._server)
+        rpc.add_PeerServicer_to_server(self.service, self._server)
         await self._server.start()
         return pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=self.certificate.certificate_der)
 
@@ -120,13 +127,13 @@ class Served:
 async def test_blobs_travel_over_pinned_tls(tmp_path: Path):
     source, target = store(tmp_path, "a"), store(tmp_path, "b")
     digest, empty = source.put([BIG]), source.put([])
-    service = BlobService(source)
-    async with Served(tmp_path / "peer", service) as record:
+    served = serving(tmp_path / "peer", source)
+    async with served as record:
         channels = ChannelPool()
         channel = channels.channel(record)
         assert await fetch_blob(channel, target, digest) == len(BIG)
         assert target.verify(digest)
-        assert service.bytes_sent >= len(BIG)
+        assert served.service.bytes_sent >= len(BIG)
         await fetch_blob(channel, target, empty)
         assert target.size(empty) == 0
         with pytest.raises(RemoteError, match="not_found"):
@@ -140,7 +147,7 @@ async def test_a_fetch_resumes_what_is_on_disk(tmp_path: Path):
     source, target = store(tmp_path, "a"), store(tmp_path, "b")
     digest = source.put([BIG])
     PartialBlob(target, digest, len(BIG), source.index(digest)).feed(BIG[: limits.CHUNK_BYTES])
-    async with Served(tmp_path / "peer", BlobService(source)) as record:
+    async with serving(tmp_path / "peer", source) as record:
         channels = ChannelPool()
         seen: list[tuple[int, int]] = []
         received = await fetch_blob(
@@ -158,7 +165,7 @@ async def test_another_certificate_is_not_trusted(tmp_path: Path):
     digest = source.put([b"secret"])
     (tmp_path / "impostor").mkdir()
     other = tls.load_or_create(tmp_path / "impostor")
-    async with Served(tmp_path / "peer", BlobService(source)) as record:
+    async with serving(tmp_path / "peer", source) as record:
         channels = ChannelPool()
         pinned = pb.PeerRecord(address=record.address, certificate=other.certificate_der)
         with pytest.raises(RemoteError, match="unavailable"):
@@ -166,6 +173,13 @@ async def test_another_certificate_is_not_trusted(tmp_path: Path):
         with pytest.raises(RemoteError, match="no certificate"):
             channels.channel(pb.PeerRecord(address=record.address, certificate=b"junk"))
         await channels.close()
+
+
+def serving(folder: Path, source: BlobStore, bytes_per_second: float | None = None) -> Served:
+    """Whoever calls is a stranger, until the service is told who is a member."""
+    folder.mkdir(exist_ok=True)
+    callers = Callers(RUN_ID, tls.load_or_create(folder).certificate_der)
+    return Served(folder, BlobService(source, callers, bytes_per_second))
 
 
 class Hostile(rpc.PeerServicer):
@@ -207,7 +221,7 @@ async def test_hostile_servers_are_remote_faults(tmp_path: Path):
 async def test_uploads_are_limited(tmp_path: Path):
     source = store(tmp_path, "a")
     digest = source.put([os.urandom(limits.FRAME_BYTES)])
-    async with Served(tmp_path / "peer", BlobService(source, bytes_per_second=4 * limits.FRAME_BYTES)) as record:
+    async with serving(tmp_path / "peer", source, bytes_per_second=4 * limits.FRAME_BYTES) as record:
         channels = ChannelPool()
         start = asyncio.get_running_loop().time()
         await fetch_blob(channels.channel(record), store(tmp_path, "b"), digest)

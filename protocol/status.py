@@ -1,0 +1,43 @@
+"""Where a node stands, in words for people: a projection of the member machine and of what its workers do."""
+
+from dataclasses import dataclass
+
+from dilocox.protocol.errors import reason_name
+from dilocox.protocol.member import MemberState
+
+__all__ = ["Status", "status"]
+
+
+@dataclass(frozen=True)
+class Status:
+    name: str
+    why: str
+    advice: str = ""
+
+
+def status(state: MemberState, workers: Status | None) -> Status:
+    """Where this node stands: the first row that applies. `workers`: what they do; None before they are up."""
+    head = state.head
+    away = state.turned_away
+    if head.finished:
+        return Status("finished", "the run is finished; serving its state")
+    if state.leaving:
+        return Status("leaving", "asked to stop")
+    if away is not None and not state.on_roster:
+        return Status("refused", f"{reason_name(away[0])}: {away[1]}", "ask the run's owner")
+    if state.attestation is not None and not state.attestation.holds and not state.on_roster:
+        return Status("refused", f"not attested: {state.attestation.why}")
+    if workers is None:
+        return Status("starting", "starting the stage workers")
+    if workers.name != "training" and workers.name != "waiting":
+        return workers
+    if head.round == 0:
+        return Status("joining", f"waiting for {state.manifest.start_clusters} clusters")
+    rest = head.resting.get(state.me)
+    if not state.on_roster and rest is not None and head.round < rest.until:
+        return Status("resting", f"too many commits did not count it; commit {rest.until} may seat it again")
+    if not state.on_roster:
+        return Status("warming up", "not on the roster yet; this phase is not counted")
+    if not state.connected and workers.name == "waiting":
+        return Status("waiting", "the coordinator is away")
+    return workers

@@ -1,0 +1,230 @@
+"""Who calls is known, and what a stranger takes is nobody else's."""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from dilocox.node.exchange import Exchange
+from dilocox.protocol import limits
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.messages import seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport import callers, serve
+from dilocox.transport import rpc as transport
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.callers import HEADER, Callers
+from dilocox.transport.rpc import ChannelPool, fetch_blob
+from tests.helpers import digest, identity, manifest
+from tests.unit.test_transport import RUN_ID, Served, serving
+
+MEMBER, MALLORY = identity(1), identity(2)
+PATIENCE_SECONDS = 60.0
+FRAMES = [os.urandom(limits.FRAME_BYTES)] * 24
+"""More than a connection takes in before its reader reads: then the server waits for it."""
+
+
+class Call:
+    """A call's context, as a service sees it."""
+
+    def __init__(self, metadata: tuple[tuple[str, bytes], ...] = (), address: str = "ipv4:192.0.2.1:4711") -> None:
+        self._metadata, self._address = metadata, address
+
+    def invocation_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        return self._metadata
+
+    def peer(self) -> str:
+        return self._address
+
+
+def credential(run_id: bytes = RUN_ID, certificate: bytes = b"theirs") -> bytes:
+    ((_, raw),) = callers.Credentials(MEMBER, run_id, certificate)._metadata
+    return raw
+
+
+def test_a_credential_names_its_signer_and_is_good_for_one_server_and_one_run():
+    server = Callers(RUN_ID, b"theirs")
+    for _ in range(2):
+        assert server.peer(Call(((HEADER, credential()),))) == MEMBER.peer  # type: ignore[arg-type]
+    assert server.peer(Call()) == ""  # type: ignore[arg-type]
+    raw = credential()
+    beat = seal(MEMBER, pb.KIND_HEARTBEAT, RUN_ID, pb.Heartbeat(sequence=1)).envelope.SerializeToString()
+    for spoiled in (credential(certificate=b"another"), credential(digest("another run")), raw[:-1] + b"x", b"junk", beat):
+        with pytest.raises(RemoteError):
+            server.peer(Call(((HEADER, spoiled),)))  # type: ignore[arg-type]
+
+
+def test_credentials_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "KNOWN_PEERS", 3)
+    server = Callers(RUN_ID, b"theirs")
+    for number in range(10):
+        ((_, raw),) = callers.Credentials(identity(number), RUN_ID, b"theirs")._metadata
+        assert server.peer(Call(((HEADER, raw),))) == identity(number).peer  # type: ignore[arg-type]
+    assert len(server._known) == 3
+
+
+async def idle(channel, blob: bytes) -> object:
+    """A stream that asks for a blob and takes nothing of it but its first word."""
+    stream = rpc.PeerStub(channel).Fetch(services.FetchRequest(digest=blob))
+    await anext(aiter(stream))
+    return stream
+
+
+@pytest.mark.parametrize("who", [None, MALLORY], ids=["without a name", "with a name"])
+async def test_idle_streams_of_strangers_stop_no_member(who, tmp_path: Path):
+    """Sixteen of them held every slot that a node had, for ever."""
+    source = BlobStore(tmp_path / "source")
+    blob = source.put(FRAMES)
+    served = serving(tmp_path / "peer", source)
+    served.service.is_member = lambda peer: peer == MEMBER.peer
+    async with AsyncExitStack() as closing, served as record, asyncio.timeout(PATIENCE_SECONDS):
+        strangers = [ChannelPool(who, RUN_ID) for _ in range(48)]
+        member = ChannelPool(MEMBER, RUN_ID)
+        for pool in (*strangers, member):
+            closing.push_async_callback(pool.close)
+        started = [asyncio.create_task(idle(pool.channel(record), blob)) for pool in strangers]
+        done, _ = await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
+        assert done
+        await fetch_blob(member.channel(record), BlobStore(tmp_path / "target"), blob)
+        for task in started:
+            task.cancel()
+        await asyncio.gather(*started, return_exceptions=True)
+
+
+async def test_idle_streams_of_a_member_stop_only_itself(tmp_path: Path):
+    source = BlobStore(tmp_path / "source")
+    blob = source.put(FRAMES)
+    served = serving(tmp_path / "peer", source)
+    served.service.is_member = lambda peer: True
+    async with AsyncExitStack() as closing, served as record, asyncio.timeout(PATIENCE_SECONDS):
+        greedy, member = ChannelPool(MALLORY, RUN_ID), ChannelPool(MEMBER, RUN_ID)
+        for pool in (greedy, member):
+            closing.push_async_callback(pool.close)
+        held = [await idle(greedy.channel(record), blob) for _ in range(limits.STREAMS_PER_MEMBER)]
+        one_more = asyncio.create_task(idle(greedy.channel(record), blob))
+        await fetch_blob(member.channel(record), BlobStore(tmp_path / "target"), blob)
+        assert not one_more.done()
+        held.pop().cancel()
+        held.append(await one_more)
+        for stream in held:
+            stream.cancel()
+
+
+async def test_strangers_who_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "STRANGERS_WAITING", 2)
+    source = BlobStore(tmp_path / "source")
+    blob = source.put(FRAMES)
+    async with AsyncExitStack() as closing, serving(tmp_path / "peer", source) as record, asyncio.timeout(PATIENCE_SECONDS):
+        pool = ChannelPool()
+        closing.push_async_callback(pool.close)
+        most = limits.STREAMS_TO_STRANGERS + 2
+        started = [asyncio.create_task(idle(pool.channel(record), blob)) for _ in range(most + 1)]
+        done, _ = await asyncio.wait(started, return_when=asyncio.FIRST_EXCEPTION)
+        refused = [task for task in done if task.exception()]
+        assert "resource_exhausted" in str(refused[0].exception()).lower()
+        for task in started:
+            task.cancel()
+        await asyncio.gather(*started, return_exceptions=True)
+
+
+async def test_who_takes_a_blob_too_slowly_loses_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serve, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(limits, "TRANSFER_BYTES_PER_SECOND", 1 << 30)
+    source = BlobStore(tmp_path / "source")
+    blob = source.put(FRAMES)
+    async with AsyncExitStack() as closing, serving(tmp_path / "peer", source) as record, asyncio.timeout(PATIENCE_SECONDS):
+        pool = ChannelPool()
+        closing.push_async_callback(pool.close)
+        stream = await idle(pool.channel(record), blob)
+        for _ in range(limits.STREAMS_PER_ADDRESS):  # all turns of this address are taken, and come back
+            await idle(pool.channel(record), blob)
+        with pytest.raises(grpc.aio.AioRpcError) as lost:
+            async for _ in stream:  # type: ignore[attr-defined]
+                pass
+        assert lost.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Trickle(rpc.PeerServicer):
+    """Serves one byte at a time, well within every pause that a fetcher allows."""
+
+    def __init__(self, source: BlobStore) -> None:
+        self._source = source
+        self.cancelled = asyncio.Event()
+
+    async def Fetch(self, request, context):
+        size, hashes = self._source.size(request.digest), self._source.index(request.digest)
+        yield services.FetchReply(index=services.BlobIndex(size=size, chunk_hashes=hashes))
+        try:
+            for byte in bytes(self._source.view(request.digest)):
+                yield services.FetchReply(data=bytes([byte]))
+                await asyncio.sleep(0.05)
+        finally:
+            self.cancelled.set()
+
+
+async def test_a_trickle_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One byte in five seconds outlived its round and held one of the fetcher's slots."""
+    monkeypatch.setattr(transport, "STALL_SECONDS", 1.0)
+    source = BlobStore(tmp_path / "source")
+    blob = source.put([os.urandom(10_000)])
+    async with Served(tmp_path / "peer", Trickle(source)) as record, asyncio.timeout(PATIENCE_SECONDS):
+        pool = ChannelPool()
+        with pytest.raises(RemoteError, match="stopped sending"):
+            await fetch_blob(pool.channel(record), BlobStore(tmp_path / "target"), blob)
+        await pool.close()
+
+
+class At:
+    """A directory that knows one address for everybody."""
+
+    def __init__(self, record: pb.PeerRecord) -> None:
+        self._record = record
+
+    async def find(self, peer: str) -> pb.PeerRecord:
+        return self._record
+
+
+async def test_a_download_ends_when_nobody_wants_it_any_more_and_not_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dilocox.node.exchange.LINGER_SECONDS", 0.0)
+    source = BlobStore(tmp_path / "source")
+    blob = source.put([os.urandom(10_000)])
+    trickle = Trickle(source)
+    async with Served(tmp_path / "peer", trickle) as record, asyncio.timeout(PATIENCE_SECONDS):
+        pool = ChannelPool()
+        target = BlobStore(tmp_path / "target")
+        exchange = Exchange(manifest(), range(2), target, At(record), pool, identity(9).peer)  # type: ignore[arg-type]
+        first, second = (asyncio.create_task(exchange.fetch(blob, [MEMBER.peer])) for _ in range(2))
+        while not exchange.statistics().wanted:
+            await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not trickle.cancelled.is_set()
+        second.cancel()
+        await trickle.cancelled.wait()
+        while exchange._downloads:
+            await asyncio.sleep(0.01)
+        async with serving(tmp_path / "whole", source) as whole:  # and can be had again
+            exchange = Exchange(manifest(), range(2), target, At(whole), pool, identity(9).peer)  # type: ignore[arg-type]
+            await exchange.fetch(blob, [MEMBER.peer])
+        assert target.verify(blob)
+        await pool.close()
+
+
+async def test_an_upload_that_is_cancelled_uses_up_nothing():
+    limit = serve.UploadLimit(1000.0)
+    await limit.spend(1)
+    waiting = [asyncio.create_task(limit.spend(1_000_000)) for _ in range(3)]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await limit.spend(1)

@@ -1,0 +1,64 @@
+"""Who calls: every call carries a credential, signed by the caller for one run and the certificate of one server.
+
+TLS shows the caller who answers; this shows the server who asks. A credential travels inside TLS, to the one server that it names
+and that the caller has pinned, and is good at no other: so it needs no challenge, and its verdict is kept by its bytes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import Identity, sha256
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.messages import open_envelope, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+
+__all__ = ["Callers", "Credentials", "address_of"]
+
+HEADER = "dilocox-call-bin"
+
+
+class Credentials(grpc.AuthMetadataPlugin):
+    """What we say with every call to one server."""
+
+    def __init__(self, identity: Identity, run_id: bytes, certificate_der: bytes) -> None:
+        call = pb.Call(certificate=sha256(certificate_der))
+        self._metadata = ((HEADER, seal(identity, pb.KIND_CALL, run_id, call).envelope.SerializeToString()),)
+
+    def __call__(self, context: grpc.AuthMetadataContext, callback: Callable[[object, Exception | None], None]) -> None:
+        callback(self._metadata, None)
+
+
+class Callers:
+    """Reads the credentials of the calls to one server."""
+
+    def __init__(self, run_id: bytes, certificate_der: bytes) -> None:
+        self._run_id, self._certificate = run_id, sha256(certificate_der)
+        self._known: OrderedDict[bytes, str] = OrderedDict()
+        """By credential, those that hold."""
+
+    def peer(self, context: grpc.aio.ServicerContext) -> str:
+        """The caller's peer id; empty where it says none. Raises RemoteError where the credential does not hold."""
+        for key, value in context.invocation_metadata() or ():
+            if key == HEADER:
+                return self._verified(bytes(value))
+        return ""
+
+    def _verified(self, raw: bytes) -> str:
+        if raw not in self._known:
+            call = open_envelope(raw, self._run_id, (pb.KIND_CALL,))
+            if call.body.certificate != self._certificate:
+                raise RemoteError(pb.REASON_BAD_SIGNATURE, "the credential is for another server")
+            self._known[raw] = call.peer
+            if len(self._known) > limits.KNOWN_PEERS:
+                self._known.popitem(last=False)
+        self._known.move_to_end(raw)
+        return self._known[raw]
+
+
+def address_of(context: grpc.aio.ServicerContext) -> str:
+    """Where a call comes from, without the port: what a stranger is counted by."""
+    return str(context.peer()).rpartition(":")[0]
