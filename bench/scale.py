@@ -287,7 +287,7 @@ class Desk:
     async def open(cls, folder: Path, clusters: int, stages: int) -> AsyncIterator["Desk"]:
         run = run_of(clusters, stages)
         crowd = Crowd(run, clusters)
-        with closing(ChainFile(folder / "chain.db", run, COORDINATOR.peer, views.describe)) as file:
+        with closing(ChainFile(folder / "chain.db", run, views.describe)) as file:
             first = crowd.genesis()
             file.write(initial_head(COORDINATOR.peer), first)
             file.head = advance(run, first)
@@ -397,7 +397,7 @@ async def restart(rounds: int, clusters: int) -> dict[str, Any]:
         make_long(folder / "chain.db", run, last, rounds)
         size = (folder / "chain.db").stat().st_size
         before, wall = time.process_time(), time.perf_counter()
-        with closing(ChainFile(folder / "chain.db", run, COORDINATOR.peer, views.describe)) as file:
+        with closing(ChainFile(folder / "chain.db", run, views.describe)) as file:
             service = CoordinatorService(COORDINATOR, file, pb.Envelope(), appraise)
             stream = service.follow(services.WatchRequest(from_round=rounds), "", "")
             standing = (await anext(stream)).standing

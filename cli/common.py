@@ -12,10 +12,22 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.ids import JoinLink
 from dilocox.transport.chain_file import find_chains
 from dilocox.transport.health import base_folder, running_daemon
 
-__all__ = ["DataOption", "HomeOption", "JsonOption", "api_get", "fail", "print_json", "print_table", "set_up_logging"]
+__all__ = [
+    "DataOption",
+    "HomeOption",
+    "JsonOption",
+    "api_get",
+    "fail",
+    "print_json",
+    "print_table",
+    "read_link",
+    "set_up_logging",
+]
 
 EXIT_UNEXPECTED, EXIT_USAGE, EXIT_NOT_RUNNING = 1, 2, 3
 API_SECONDS = 10.0
@@ -44,6 +56,14 @@ def fail(message: str, code: int = EXIT_UNEXPECTED, help: str | None = None) -> 
     if help:
         errors.print(f"  help  {help}", highlight=False, soft_wrap=True)
     raise typer.Exit(code)
+
+
+def read_link(text: str) -> JoinLink:
+    """A join link, or @FILE that holds it. Raises ConfigError."""
+    try:
+        return JoinLink.parse(Path(text[1:]).read_text() if text.startswith("@") else text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the join link cannot be read: {error}") from error
 
 
 def set_up_logging(verbose: bool) -> None:

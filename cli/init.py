@@ -22,16 +22,25 @@ def preset_names() -> list[str]:
     )
 
 
-def render_preset(preset: str, name: str, owner: str) -> str:
-    """The run file's text."""
+def render_preset(preset: str, name: str, owner: str, coordinator: str | None = None) -> str:
+    """The run file's text. `coordinator`: its peer id, where that is not the owner's."""
     text = (files("dilocox.node.presets") / f"{preset}.toml").read_text()
-    return text.replace("{name}", name).replace("{owner}", owner)
+    line = (
+        ""
+        if coordinator is None
+        else f'\n# Who signs the commits, as `dilocox id` says on its machine.\ncoordinator = "{coordinator}"'
+    )
+    return text.replace("{name}", name).replace('"{owner}"', f'"{owner}"{line}')
 
 
 def init(
     run_file: Annotated[Path, typer.Argument(help="The run file to write, such as RUN.toml.")],
     preset: Annotated[str, typer.Option(help="Which preset to start from.")] = "tiny",
     name: Annotated[str | None, typer.Option(help="The run's name (default: the file's).")] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(metavar="PEER", help="Who signs the commits: its `dilocox id` (default: the owner's key)."),
+    ] = None,
 ) -> None:
     """Make the owner's key and a commented run file."""
     if preset not in preset_names():
@@ -43,7 +52,7 @@ def init(
         fail(f"{run_file} exists already", 2, "choose another name, or remove it")
     secret = None if key.exists() else os.urandom(32)
     owner = load_identity(key) if secret is None else Identity(secret)
-    text = render_preset(preset, name or run_file.stem, owner.key.hex())
+    text = render_preset(preset, name or run_file.stem, owner.key.hex(), coordinator)
     manifest = Manifest.from_toml(text)  # before anything is written: a refused init leaves nothing behind
     made = False
     try:

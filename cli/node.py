@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import DataOption, HomeOption, set_up_logging
+from dilocox.cli.common import DataOption, HomeOption, read_link, set_up_logging
 from dilocox.node.daemon import NodeSettings, run_node
 from dilocox.node.data_folders import parse_folders
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.ids import JoinLink
 from dilocox.transport.health import base_folder
 from dilocox.transport.network import Listen
 from dilocox.transport.parent_pipe import exit_with_parent
@@ -53,13 +52,13 @@ def node(
     """Join a run, train, exchange; leave cleanly on Ctrl-C or SIGTERM."""
     exit_with_parent()
     set_up_logging(verbose)
+    link = read_link(join)
     try:
-        link = Path(join[1:]).read_text() if join.startswith("@") else join
         cpus = tuple(int(cpu) for cpu in codec_cpus.split(",") if cpu)
-    except (OSError, ValueError) as error:
-        raise ConfigError(str(error)) from error
+    except ValueError as error:
+        raise ConfigError(f"--codec-cpus {codec_cpus}: {error}") from error
     settings = NodeSettings(
-        join=JoinLink.parse(link),
+        join=link,
         home=home or base_folder() / "node",
         name=name,
         listen=Listen(host, port, dht_port),

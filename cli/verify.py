@@ -1,11 +1,12 @@
 """`dilocox verify`: recheck the whole commit chain offline; replay a round bit for bit."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import HomeOption, JsonOption, console, fail, find_chain_files, print_json
+from dilocox.cli.common import HomeOption, JsonOption, console, fail, find_chain_files, print_json, read_link
 from dilocox.node.exchange import read_leaves
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
@@ -17,22 +18,40 @@ __all__ = ["verify"]
 
 
 def verify(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[LINK|RUN-ID]", help="The run that it must be: its join link, @FILE that holds it, or its id."),
+    ] = None,
     home: HomeOption = None,
     replay: Annotated[int | None, typer.Option(metavar="N", help="Also replay round N from the blobs on disk.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute every commit from the signed statements inside it."""
-    chains = find_chain_files(home)
+    """Recompute every commit from the signed statements inside it. The run id is the hash of the manifest, which names who signs
+    commits: whoever knows the id need not trust the file."""
+    wanted = None if run is None else _run_id(run)
     reports = []
-    for path in chains:
+    for path in find_chain_files(home):
         with ChainFile.for_reading(path) as chain:
+            if wanted not in (None, chain.manifest.run_id):
+                continue
             try:
                 commits = list(chain.verify())
                 replayed = replay_round(chain, path.parent, commits, replay) if replay is not None else None
             except RemoteError as error:
                 fail(f"{path}: the chain does not hold: {error}")
             newest = commits[-1].digest.hex() if commits else ""
-            reports.append({"chain": str(path), "commits": len(commits), "head": newest, "replayed": replayed})
+            reports.append(
+                {
+                    "chain": str(path),
+                    "run": chain.manifest.run_id.hex(),
+                    "coordinator": chain.manifest.coordinator,
+                    "commits": len(commits),
+                    "head": newest,
+                    "replayed": replayed,
+                }
+            )
+    if wanted is not None and not reports:
+        fail(f"no chain of the run {wanted.hex()} is here", 2, "name the --home of a daemon that takes part in it")
     if as_json:
         print_json(reports)
         return
@@ -40,8 +59,16 @@ def verify(
         console.print(
             f"{report['commits']} commits hold, head {str(report['head'])[:16]}…   {report['chain']}", highlight=False
         )
+        console.print(f"run {report['run']}, signed by {report['coordinator']}", highlight=False)
         if report["replayed"] is not None:
             console.print(f"round {replay} replayed: every stage has the recorded state hash", highlight=False)
+
+
+def _run_id(text: str) -> bytes:
+    """Raises ConfigError."""
+    if re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        return bytes.fromhex(text)
+    return read_link(text).run_id
 
 
 def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round: int) -> dict[str, str]:

@@ -47,17 +47,23 @@ class CoordinatorSettings:
 
 async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[JoinLink], None], appraise: Appraiser) -> None:
     """Serve the run until SIGTERM or SIGINT. `announce` gets the join link once others can use it; `appraise` judges evidence."""
-    home = DataDirectory(settings.home)
     manifest = settings.manifest
     if settings.owner.key.hex() != manifest.run.owner:
         raise ConfigError("the owner key beside the run file is not the one that run.owner names")
+    home = DataDirectory(settings.home, settings.owner if manifest.coordinator == settings.owner.peer else None)
+    if home.identity.peer != manifest.coordinator:
+        home.close()
+        raise ConfigError(
+            f"run.coordinator is {manifest.coordinator}, and the identity in {home.folder} is {home.identity.peer}. "
+            "Start it with the --home of that identity, or name this one in a new run."
+        )
     folder = home.run_folder(manifest.run_id)
     signed = seal(settings.owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes())
     tasks = Tasks()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, tasks.stop)
     async with AsyncExitStack() as closing:
-        chain = ChainFile(folder / "chain.db", manifest, home.identity.peer, views.describe)
+        chain = ChainFile(folder / "chain.db", manifest, views.describe)
         closing.callback(chain.close)
         service = CoordinatorService(home.identity, chain, signed.envelope, appraise)
         network = await open_network(

@@ -86,7 +86,8 @@ class CoordinatorLink:
         return self._pinned
 
     async def manifest(self) -> tuple[Manifest, bytes]:
-        """The manifest and its canonical bytes, checked against the run id and the owner's signature; waits until it is there."""
+        """The manifest and its canonical bytes, checked against the run id, the owner's signature and the link's coordinator; waits
+        until it is there."""
         backoff, said = Backoff(), ""
         while True:
             try:
@@ -97,7 +98,7 @@ class CoordinatorLink:
                 return manifest
             except (RemoteError, grpc.aio.AioRpcError) as error:
                 if isinstance(error, RemoteError) and error.reason == pb.REASON_WRONG_RUN:
-                    raise LocalError(f"the coordinator serves another run than the link names: {error.detail}") from error
+                    raise LocalError(f"the coordinator does not serve what the link names: {error.detail}") from error
                 why = error.detail if isinstance(error, RemoteError) else error.code().name.lower()
                 if why != said:
                     log.info("waiting for the coordinator %s at %s: %s", short(self._link.coordinator), self._link.at, why)
@@ -118,6 +119,8 @@ class CoordinatorLink:
         owner = bytes.fromhex(manifest.run.owner)
         if not verify(owner, envelope.signature, pb.KIND_MANIFEST, manifest.run_id, envelope.body):
             raise RemoteError(pb.REASON_WRONG_RUN, f"the manifest is not signed by its owner {peer_id(owner)}")
+        if manifest.coordinator != self._link.coordinator:
+            raise RemoteError(pb.REASON_WRONG_RUN, f"its owner named {manifest.coordinator} as coordinator, the link another")
         return manifest, envelope.body
 
     async def watch(

@@ -140,7 +140,7 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     pool = _worker_pool(settings, home, place, manifest)
     closing.push_async_callback(pool.close)
     await pool.open()
-    chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, link.coordinator, views.describe)
+    chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
     place.blobs.is_member = lambda peer: peer in chain.head.cluster_by_peer
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     closing.callback(own.close)

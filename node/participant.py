@@ -209,7 +209,7 @@ class Participant:
         sent = open_envelope(envelope, self.manifest.run_id, (pb.KIND_COMMIT,))
         if sent.body.round < self.chain.head.round:
             known = self.chain.commit(sent.body.round)
-            if known is not None and known.digest != sent.digest and sent.peer == self.chain.coordinator:
+            if known is not None and known.digest != sent.digest and sent.peer == self.manifest.coordinator:
                 raise LocalError(
                     f"the coordinator signed two different commits for round {sent.body.round}: it cannot be trusted"
                 )

@@ -11,11 +11,12 @@ import tomllib
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.ids import key_of_peer, peer_id
 from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["NAME", "Data", "Manifest"]
@@ -34,6 +35,18 @@ class Run(_Section):
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
     owner: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """The owner's raw Ed25519 public key; the manifest is signed with it."""
+    coordinator: str | None = None
+    """Peer id whose signature makes the run's commits; default: the owner's."""
+
+    @field_validator("coordinator")
+    @classmethod
+    def _is_a_peer(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                key_of_peer(value)
+            except ValueError as error:
+                raise ValueError(f"{error}: copy the id that `dilocox id` prints on the coordinator's machine") from error
+        return value
 
 
 class Model(_Section):
@@ -301,6 +314,11 @@ class Manifest(_Section):
     @cached_property
     def run_id(self) -> bytes:
         return sha256(self.canonical_bytes())
+
+    @property
+    def coordinator(self) -> str:
+        """Peer id of whoever signs the commits."""
+        return self.run.coordinator or peer_id(bytes.fromhex(self.run.owner))
 
     @property
     def start_clusters(self) -> int:

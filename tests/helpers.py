@@ -25,7 +25,7 @@ def digest(*parts: Any) -> bytes:
 def manifest(**sections: dict[str, Any]) -> Manifest:
     """A small valid manifest; `rounds={"count": 3}` overrides single values."""
     base: dict[str, dict[str, Any]] = {
-        "run": {"name": "test", "owner": "ab" * 32},
+        "run": {"name": "test", "owner": "ab" * 32, "coordinator": COORDINATOR.peer},
         "model": {
             "family": "qwen2",
             "vocabulary_size": 256,
@@ -50,10 +50,10 @@ def manifest(**sections: dict[str, Any]) -> Manifest:
 class Table:
     """A round machine with its coordinator's pen: what it seals is kept as the chain."""
 
-    def __init__(self, run: Manifest, clock: float = 1000.0, head: Head | None = None) -> None:
-        self.run, self.now = run, clock
+    def __init__(self, run: Manifest, clock: float = 1000.0, pen: Identity = COORDINATOR) -> None:
+        self.run, self.now, self.pen = run, clock, pen
         self.wall_ms = 1_700_000_000_000
-        self.state = round.start(run, head or initial_head(COORDINATOR.peer), clock)
+        self.state = round.start(run, initial_head(pen.peer), clock)
         self.commits: list[Statement] = []
         self.ballots: list[Statement] = []
         self.effects: list[round.Effect] = []
@@ -72,10 +72,10 @@ class Table:
         self.effects = effects
         for effect in effects:
             if isinstance(effect, round.SealCommit):
-                self.commits.append(seal(COORDINATOR, pb.KIND_COMMIT, self.run.run_id, effect.body))
+                self.commits.append(seal(self.pen, pb.KIND_COMMIT, self.run.run_id, effect.body))
                 assert self._from_log() == self.state, "what a log keeps makes another round"
             if isinstance(effect, round.SealBallot):
-                self.ballots.append(seal(COORDINATOR, pb.KIND_BALLOT, self.run.run_id, effect.body))
+                self.ballots.append(seal(self.pen, pb.KIND_BALLOT, self.run.run_id, effect.body))
                 self.feed(round.Received(self.ballots[-1]))
         self.effects = effects
         return effects

@@ -75,9 +75,9 @@ def find_chains(home: Path) -> list[Path]:
 class ChainFile:
     """Verified commits 0 … n-1, and the head they imply."""
 
-    def __init__(self, path: Path, manifest: Manifest, coordinator: str, describe: Describe | None = None) -> None:
+    def __init__(self, path: Path, manifest: Manifest, describe: Describe | None = None) -> None:
         """Opens or heals: every commit's checksum and number are checked. Blocking: reads the whole file."""
-        self.path, self.manifest, self.coordinator, self._describe = path, manifest, coordinator, describe
+        self.path, self.manifest, self._describe = path, manifest, describe
         self.healed = False
         """Commits may be missing at the end."""
         try:
@@ -96,24 +96,24 @@ class ChainFile:
             newest = None
             for newest in self._holding(self.database):  # noqa: B007
                 pass
-            self.head = initial_head(self.coordinator) if newest is None else self._head_after(newest)
+            self.head = initial_head(self.manifest.coordinator) if newest is None else self._head_after(newest)
         except LocalError:
             self.database.close()
             raise
         self._reader = open_database(self.path, check=False)  # a reader never waits for a writer's fsync
 
     def _lay_out(self) -> None:
-        mine = (self.manifest.canonical_bytes(), self.coordinator)
+        mine = (self.manifest.canonical_bytes(),)
         with sentences(self.path):
             for table in (
                 "commits (round INTEGER PRIMARY KEY, envelope BLOB NOT NULL, checksum BLOB NOT NULL)",
                 "views (round INTEGER PRIMARY KEY, row TEXT, detail TEXT)",
-                "run (manifest BLOB NOT NULL, coordinator TEXT NOT NULL)",
+                "run (manifest BLOB NOT NULL)",
             ):
                 self.database.execute(f"CREATE TABLE IF NOT EXISTS {table}")
-            found = self.database.execute("SELECT manifest, coordinator FROM run").fetchone()
+            found = self.database.execute("SELECT manifest FROM run").fetchone()
             if found is None:
-                self.database.execute("INSERT INTO run VALUES (?, ?)", mine)
+                self.database.execute("INSERT INTO run VALUES (?)", mine)
         if found not in (None, mine):
             raise DamagedError(f"{self.path} is damaged: it is of another run.")
 
@@ -131,7 +131,7 @@ class ChainFile:
             commit = self._open(raw)
         except RemoteError as error:
             raise DamagedError(f"{self.path} is damaged: its last commit: {error}.") from error
-        if commit.peer != self.coordinator:
+        if commit.peer != self.manifest.coordinator:
             raise DamagedError(f"{self.path} is damaged: its last commit is not the coordinator's.")
         return advance(self.manifest, commit)
 
@@ -140,7 +140,7 @@ class ChainFile:
         aside = quarantine(self.path, why, ("-wal", "-shm"))
         with closing(open_database(self.path)) as self.database, closing(sqlite3.connect(aside)) as old:
             self._lay_out()
-            self.head = initial_head(self.coordinator)
+            self.head = initial_head(self.manifest.coordinator)
             with suppress(DamagedError, RemoteError):
                 for raw in self._holding(old):
                     self.append(pb.Envelope.FromString(raw))
@@ -148,12 +148,12 @@ class ChainFile:
     @classmethod
     @contextmanager
     def for_reading(cls, path: Path) -> Iterator["ChainFile"]:
-        """The chain in a file, with the run and coordinator that the file names. Changes nothing. Raises LocalError."""
+        """The chain in a file, of the run that the file names. Changes nothing. Raises LocalError."""
         chain = cls.__new__(cls)
         try:
             with sentences(path), closing(sqlite3.connect(path)) as database:
-                manifest, coordinator = database.execute("SELECT manifest, coordinator FROM run").fetchone()
-            chain.path, chain.manifest, chain.coordinator = path, Manifest.from_canonical(manifest), coordinator
+                (manifest,) = database.execute("SELECT manifest FROM run").fetchone()
+            chain.path, chain.manifest = path, Manifest.from_canonical(manifest)
             chain._describe, chain.healed = None, False
             chain._load()
         except (DamagedError, RemoteError, TypeError) as error:
@@ -213,7 +213,7 @@ class ChainFile:
 
     def verify(self) -> Iterator[Statement[pb.Commit]]:
         """Recheck everything from the first commit on. Raises RemoteError at the first that does not hold."""
-        head = initial_head(self.coordinator)
+        head = initial_head(self.manifest.coordinator)
         for (raw,) in self._reader.execute("SELECT envelope FROM commits ORDER BY round"):
             head, commit = chain.extend(self.manifest, head, bytes(raw))
             yield commit

@@ -35,8 +35,11 @@ def load_identity(path: Path) -> Identity:
 class DataDirectory:
     """One daemon per folder: the lock is held as long as this object lives."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises LocalError when another daemon runs on this folder."""
+    def __init__(self, folder: Path, identity: Identity | None = None) -> None:
+        """`identity`: who the daemon is; default: the folder's own, made on first use.
+
+        Raises LocalError when another daemon runs on this folder.
+        """
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = (self.folder / "lock").open("a")
@@ -49,7 +52,7 @@ class DataDirectory:
         self.identity_is_new = not key.exists()
         """Whether this process made the identity: what attested software may vouch for."""
         try:
-            self.identity = load_identity(key)
+            self.identity = identity or load_identity(key)
         except (LocalError, OSError):
             self._lock.close()
             raise

@@ -68,7 +68,7 @@ class HostilePeer:
         self.tasks.start(self.directory.publish_forever(make), "publish")
         self.coordinator = CoordinatorLink(self.link, self.directory, self.channels)
         self.run, _ = await self.coordinator.manifest()
-        self.chain = ChainFile(self.folder / "chain.db", self.run, self.link.coordinator)
+        self.chain = ChainFile(self.folder / "chain.db", self.run)
         self.tasks.start(self._follow(), "follow")
         self.tasks.start(self._beat(), "beat")
         return self

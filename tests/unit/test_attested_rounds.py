@@ -107,7 +107,7 @@ class Desk:
         self.open()
 
     def open(self) -> None:
-        chain_file = ChainFile(self.folder / "chain.db", RUN, COORDINATOR.peer)
+        chain_file = ChainFile(self.folder / "chain.db", RUN)
         clock = lambda: Moment(self.now, int(1000 * self.now))  # noqa: E731
         self.service = CoordinatorService(COORDINATOR, chain_file, pb.Envelope(), appraise, clock)
 

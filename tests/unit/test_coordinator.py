@@ -38,7 +38,7 @@ class Desk(Table):
 
     def open(self) -> None:
         """As a start after `kill -9`: nothing was closed, streams are gone."""
-        chain = ChainFile(self.folder / "chain.db", self.run, COORDINATOR.peer)
+        chain = ChainFile(self.folder / "chain.db", self.run)
         self.streams = {}
         clock = lambda: Moment(self.now, int(1000 * (self.wall + self.now)))  # noqa: E731
         self.service = CoordinatorService(COORDINATOR, chain, pb.Envelope(), appraise, clock)

@@ -21,7 +21,7 @@ from dilocox.transport.chain_file import ChainFile, DamagedError, open_database
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import quarantine, write_atomically, write_new
 from dilocox.transport.rpc import ChannelPool
-from tests.helpers import COORDINATOR, Table, identity, manifest
+from tests.helpers import Table, identity, manifest
 from tests.unit.test_transport import BIG, serving
 
 RUN = manifest()
@@ -112,7 +112,7 @@ def chain(tmp_path: Path) -> Path:
     table = Table(RUN).genesis()
     while len(table.commits) < COMMITS:
         table.contribute().vote()
-    kept = ChainFile(tmp_path / "chain.db", RUN, COORDINATOR.peer)
+    kept = ChainFile(tmp_path / "chain.db", RUN)
     for commit in table.commits:
         kept.append(commit.envelope)
     kept.close()
@@ -121,7 +121,7 @@ def chain(tmp_path: Path) -> Path:
 
 def reopened(path: Path) -> int:
     """How many commits of the chain hold now; it can be written to, and holds from the first on."""
-    kept = ChainFile(path, RUN, COORDINATOR.peer)
+    kept = ChainFile(path, RUN)
     assert len(list(kept.verify())) == kept.length
     kept.close()
     return kept.length
@@ -152,7 +152,7 @@ def test_a_chain_grows_again_after_it_was_healed(chain: Path):
         envelopes = [raw for (raw,) in database.execute("SELECT envelope FROM commits ORDER BY round")]
         database.execute("DELETE FROM commits WHERE round = 2")
         database.commit()
-    kept = ChainFile(chain, RUN, COORDINATOR.peer)
+    kept = ChainFile(chain, RUN)
     assert kept.length == 2
     for raw in envelopes[2:]:
         kept.append(pb.Envelope.FromString(raw))
@@ -165,7 +165,7 @@ def test_a_chain_file_that_sqlite_cannot_read_is_begun_again(chain: Path, damage
     whole = chain.read_bytes()
     if damage == "another run":
         chain.unlink()
-        ChainFile(chain, manifest(run={"name": "other"}), COORDINATOR.peer).close()
+        ChainFile(chain, manifest(run={"name": "other"})).close()
     else:
         chain.write_bytes(
             {
@@ -258,7 +258,7 @@ async def test_a_blob_that_rotted_is_fetched_again_and_never_served(tmp_path: Pa
 
 
 def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Path, tmp_path: Path):
-    kept = ChainFile(chain, RUN, COORDINATOR.peer)
+    kept = ChainFile(chain, RUN)
     for rotten in (None, "payload", "state"):
         blobs = BlobStore(tmp_path / f"blobs {rotten}")
         payload, state = blobs.put([b"a payload"]), blobs.put([b"a state"])

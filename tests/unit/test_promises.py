@@ -25,19 +25,22 @@ RUN = manifest(run={"name": "test", "owner": OWNER.key.hex()}, model={"vocabular
 
 def test_a_manifest_is_its_owner_s():
     link = CoordinatorLink.__new__(CoordinatorLink)
-    link._link = SimpleNamespace(run_id=RUN.run_id)  # type: ignore[assignment]
+    link._link = SimpleNamespace(run_id=RUN.run_id, coordinator=COORDINATOR.peer)  # type: ignore[assignment]
     signed = seal(OWNER, pb.KIND_MANIFEST, RUN.run_id, RUN.canonical_bytes())
     assert link._check(signed.envelope)[0] == RUN
     with pytest.raises(RemoteError) as caught:
         link._check(seal(identity(98), pb.KIND_MANIFEST, RUN.run_id, RUN.canonical_bytes()).envelope)
     assert caught.value.reason == pb.REASON_WRONG_RUN
+    link._link = SimpleNamespace(run_id=RUN.run_id, coordinator=identity(97).peer)  # type: ignore[assignment]
+    with pytest.raises(RemoteError, match="named"):  # the real run, and somebody else's coordinator
+        link._check(signed.envelope)
 
 
 async def test_two_commits_for_one_round_halt_a_node(tmp_path: Path):
     table = Table(RUN).genesis()
     table.train(1)
     node = Participant.__new__(Participant)
-    node.manifest, node.chain = RUN, ChainFile(tmp_path / "chain.db", RUN, COORDINATOR.peer)
+    node.manifest, node.chain = RUN, ChainFile(tmp_path / "chain.db", RUN)
     for commit in table.commits:
         node.chain.append(commit.envelope)
     await node._commit(table.commits[1].envelope)  # again: harmless

@@ -1,0 +1,100 @@
+"""`dilocox verify` trusts no file: the run id is the hash of the manifest, and the manifest names who signs commits."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dilocox.cli import main as cli
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.head import initial_head
+from dilocox.protocol.ids import JoinLink, peer_id
+from dilocox.protocol.manifest import Manifest
+from dilocox.transport.chain_file import ChainFile
+from tests.helpers import COORDINATOR, Table, digest, identity, manifest
+
+RUN = manifest()
+EVIL = identity(66)
+Verify = Callable[..., tuple[int, str]]
+
+
+def write(home: Path, run: Manifest, table: Table) -> None:
+    """The chain of a table in a daemon's folder, whatever it is worth."""
+    folder = home / "runs" / run.run_id.hex()[:16]
+    folder.mkdir(parents=True)
+    kept = ChainFile(folder / "chain.db", run)
+    for commit in table.commits:
+        kept.write(initial_head(table.pen.peer), commit)
+    kept.close()
+
+
+@pytest.fixture
+def verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verify:
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["dilocox", "verify", *arguments, "--home", str(tmp_path)])
+        with pytest.raises(SystemExit) as leaving:
+            cli.main()
+        said = capsys.readouterr()
+        return int(leaving.value.code or 0), (said.out + said.err).replace("\n", " ")
+
+    return run
+
+
+def test_a_chain_holds_for_its_run_by_id_link_and_file(tmp_path: Path, verify: Verify):
+    write(tmp_path, RUN, Table(RUN).genesis().train(3))
+    link = JoinLink(RUN.run_id, COORDINATOR.peer, "192.0.2.1:1", digest("certificate"))
+    (tmp_path / "link").write_text(f"{link}\n")
+    for named in ([], [RUN.run_id.hex()], [str(link)], [f"@{tmp_path / 'link'}"]):
+        code, said = verify(*named)
+        assert (code, "4 commits hold" in said) == (0, True), said
+        assert RUN.run_id.hex() in said
+        assert COORDINATOR.peer in said
+
+
+def test_an_invented_coordinator_signs_nothing_under_a_real_run_id(tmp_path: Path, verify: Verify):
+    """It was "5 commits hold", exit 0: the file named who signs its commits."""
+    write(tmp_path, RUN, Table(RUN, pen=EVIL).genesis().train(3))
+    code, said = verify(RUN.run_id.hex())
+    assert code == 1
+    assert "not the coordinator's" in said
+
+
+def test_an_invented_run_is_not_the_one_that_was_asked_for(tmp_path: Path, verify: Verify):
+    invented = manifest(run={"coordinator": EVIL.peer})
+    write(tmp_path, invented, Table(invented, pen=EVIL).genesis().train(3))
+    code, said = verify(RUN.run_id.hex())
+    assert code == 2
+    assert "no chain of the run" in said
+    code, said = verify()
+    assert code == 0
+    assert invented.run_id.hex() in said, "who does not say what run it must be is told"
+
+
+@pytest.mark.parametrize("named", ["@nowhere", "dilocox://junk", "ab"])
+def test_what_names_no_run_is_a_sentence(named: str, tmp_path: Path, verify: Verify):
+    write(tmp_path, RUN, Table(RUN).genesis())
+    code, said = verify(named)
+    assert code == 2
+    assert "link" in said
+
+
+def test_a_run_s_coordinator_is_its_owner_unless_it_names_another():
+    owner = identity(5)
+    text = "\n".join(f"[{name}]\n" + _toml(section) for name, section in RUN.model_dump(exclude_none=True).items())
+    alone = text.replace(f'owner = "{RUN.run.owner}"', f'owner = "{owner.key.hex()}"').replace(
+        f'coordinator = "{COORDINATOR.peer}"', ""
+    )
+    assert Manifest.from_toml(alone).coordinator == owner.peer == peer_id(owner.key)
+    assert Manifest.from_toml(text).coordinator == COORDINATOR.peer
+    with pytest.raises(ConfigError, match=r"run\.coordinator"):
+        Manifest.from_toml(text.replace(COORDINATOR.peer, "bob"))
+
+
+def _toml(section: dict[str, object]) -> str:
+    def value(item: object) -> str:
+        if isinstance(item, bool):
+            return str(item).lower()
+        return f'"{item}"' if isinstance(item, str) else str(list(item) if isinstance(item, tuple) else item)
+
+    return "\n".join(f"{key} = {value(item)}" for key, item in section.items() if not isinstance(item, dict)) + "\n"
