@@ -66,8 +66,8 @@ class Generations:
         self._kept: set[bytes] = set()
         """Blobs that were once worth keeping: only these are ever removed while workers write."""
         self._avoid_boundaries = False
-        self._ended = False
-        """The generation was told to stop."""
+        self._ending = ""
+        """Why we told the generation to stop."""
         self._failed_generations = 0
 
     def status(self) -> Status | None:
@@ -84,16 +84,16 @@ class Generations:
     def resynchronise(self) -> None:
         """Start again from a state that the run agreed on."""
         self._avoid_boundaries = True
-        self._end_generation()
+        self._end_generation("their state was not the run's")
 
-    def _end_generation(self) -> None:
+    def _end_generation(self, why: str) -> None:
         """Nothing that it still says is heard."""
-        self._ended = True
+        self._ending = why
         self._pool.end_generation()
 
     def _hear(self, fact: member.Input) -> None:
         """What the workers say, unless they were ended meanwhile."""
-        if not self._ended:
+        if not self._ending:
             self._feed(fact)
 
     async def stop(self) -> None:
@@ -113,17 +113,17 @@ class Generations:
                 return
             self._failed_generations += 1
             if self._failed_generations >= FAILED_GENERATIONS:
-                raise LocalError(f"the stage workers failed {FAILED_GENERATIONS} times in a row: {why or 'see workers.log'}")
+                raise LocalError(f"the stage workers ended {FAILED_GENERATIONS} times in a row: {why or 'see workers.log'}")
             self._emit(events.WorkersEnded(why or "a process died"))
             self._tell(Status("restarting", "starting the stage workers again"))
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 
     async def _follow_generation(self) -> str:
         """What the workers of one generation say, until it ends; why it failed, where they could tell."""
-        why, self._ended = "", False
+        self._ending = ""
         watchdog = self._tasks.start(self._watch_workers(), "watchdog")
         while (item := await self._pool.events.get()) is not None:
-            if self._ended:
+            if self._ending:
                 continue
             rank, event = item
             match event.WhichOneof("event"):
@@ -145,11 +145,10 @@ class Generations:
                         root = await asyncio.to_thread(self._store.put, [state_blob(digests)])
                         self._hear(member.Rechecked(event.rechecked.round, root))
                 case "failed":
-                    why = event.failed
-                    log.error("a stage worker failed: %s", why)
-                    self._end_generation()
+                    log.error("a stage worker failed: %s", event.failed)
+                    self._end_generation(event.failed)
         watchdog.cancel()
-        return why
+        return self._ending
 
     async def _watch_workers(self) -> None:
         """Workers that stand still are ended: the next generation resumes."""
@@ -157,7 +156,7 @@ class Generations:
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
             if self._crew.stuck():
                 log.error("the stage workers stand still in step %d; starting them again", self._crew.progress.step)
-                self._end_generation()
+                self._end_generation("they stood still")
                 return
 
     async def _ready(self, ready: Ready) -> None:
@@ -223,16 +222,22 @@ class Generations:
                 await self._grew.wait()
             elif commit.body.closing:
                 return
+            elif (apply := await self._take(commit)) is None:
+                self._end_generation(f"nobody serves what round {commit.body.round} counted, and the run went on")
+                return
             else:
-                self._pool.command(worker.WorkerCommand(apply=await self._take_forever(commit)))
+                self._pool.command(worker.WorkerCommand(apply=apply))
                 self._fed += 1
 
-    async def _take_forever(self, commit: Statement[pb.Commit]) -> worker.Apply:
+    async def _take(self, commit: Statement[pb.Commit]) -> worker.Apply | None:
+        """What a commit counts, as soon as somebody serves it; None where nobody does and a later agreed state goes around it."""
         while True:
             try:
                 return await self._exchange.take(commit)
             except RemoteError as error:
                 log.warning("round %d: a counted payload is not to be had yet: %s", commit.body.round, error)
+                if self._starts.goes_around(commit.body.round):
+                    return None
                 await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 
     async def _choose_start(self) -> tuple[worker.Start, list[worker.Apply]]:

@@ -45,9 +45,11 @@ class Starts:
         """Where the workers could start, the best first.
 
         Our newest boundary with the very state it was built on; with an agreed snapshot, where the payloads in between are gone
-        (the inner optimizer and the feedback are kept); a snapshot alone; the beginning.
+        (the inner optimizer and the feedback are kept); a snapshot alone; the beginning. After the snapshots, which peers keep for
+        long, the newest agreed state, which they do not: where a payload is gone, it is what leads around it.
         """
         snapshots = self._agreed_snapshots()
+        snapshots.update((round, root) for round, root in self._newest_agreed().items() if round not in snapshots)
         resumable = {} if avoid_boundaries else self._resumable(hellos)
         boundaries = [round for round in sorted(resumable, reverse=True) if round <= self._chain.head.round]
         starts = [
@@ -83,6 +85,18 @@ class Starts:
             if commit is not None and commit.body.state:
                 found[round] = commit.body.state
         return found
+
+    def _newest_agreed(self) -> dict[int, bytes]:
+        """The newest state that the run agreed on and that peers still keep, snapshot or not, by round."""
+        for round in range(self._chain.head.round - 1, max(0, self._chain.head.round - 1 - RECENT_STATES), -1):
+            commit = self._chain.commit(round)
+            if commit is not None and commit.body.state:
+                return {round: commit.body.state}
+        return {}
+
+    def goes_around(self, round: int) -> bool:
+        """Whether the run agreed on a state that this commit led to: who cannot have its payloads can start from there."""
+        return any(later > round for later in (*self._agreed_snapshots(), *self._newest_agreed()))
 
     def _start(
         self,

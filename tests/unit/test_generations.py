@@ -1,0 +1,155 @@
+"""Generations of workers, without workers: where they start, and when they are ended."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from dilocox.node import generations
+from dilocox.node.generations import Generations
+from dilocox.protocol import events, member
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.tasks import Tasks
+from tests.helpers import Table, identity, manifest
+
+RUN = manifest(rounds={"count": 30})
+PATIENCE_SECONDS = 60.0
+
+
+class Pool:
+    """One worker that says what it is told to."""
+
+    workers = 1
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[tuple[int, worker.WorkerEvent] | None] = asyncio.Queue()
+        self.commands: list[worker.WorkerCommand] = []
+        self.generations = 0
+        self.ended = asyncio.Event()
+
+    async def run_generation(self) -> None:
+        self.generations += 1
+        self.ended.clear()
+        self.say(hello=worker.Hello(rank=0, stages=[0, 1]))
+        await self.ended.wait()
+        self.events.put_nowait(None)
+
+    def say(self, **event: object) -> None:
+        self.events.put_nowait((0, worker.WorkerEvent(**event)))  # type: ignore[arg-type]
+
+    def end_generation(self) -> None:
+        self.ended.set()
+
+    def command(self, command: worker.WorkerCommand) -> None:
+        self.commands.append(command)
+
+    @property
+    def starts(self) -> list[worker.Start]:
+        return [command.start for command in self.commands if command.HasField("start")]
+
+
+class Peers:
+    """What others serve: every state, and the payloads of the rounds that are not `missing`."""
+
+    def __init__(self) -> None:
+        self.missing: set[int] = set()
+        self.asked: list[int] = []
+
+    async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
+        self.asked.append(commit.body.round)
+        if commit.body.round in self.missing:
+            raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
+        return worker.Apply(commit=commit.envelope.SerializeToString())
+
+
+class Node:
+    def __init__(self, folder: Path) -> None:
+        self.table = Table(RUN).genesis()
+        self.chain = ChainFile(folder / "chain.db", RUN)
+        self.pool, self.peers, self.tasks = Pool(), Peers(), Tasks()
+        self.facts: list[member.Input] = []
+        self.events: list[events.Event] = []
+        me = identity(0).peer
+        state = member.start(RUN, me, self.table.head)
+        self.generations = Generations(
+            RUN,
+            me,
+            self.chain,
+            BlobStore(folder / "blobs"),
+            self.peers,  # type: ignore[arg-type]
+            self.pool,  # type: ignore[arg-type]
+            self.tasks,
+            lambda: state,
+            self.facts.append,
+            self.events.append,
+            lambda status: None,
+        )
+        self.grow(0)
+        self.tasks.start(self.generations.run(), "generations")
+
+    def grow(self, rounds: int) -> None:
+        self.table.train(rounds)
+        for commit in self.table.commits[self.chain.length :]:
+            self.chain.append(commit.envelope)
+        self.generations.chain_grew()
+
+
+@pytest.fixture
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(generations, "GENERATION_PAUSE_SECONDS", 0.01)
+    node = Node(tmp_path)
+    yield node
+    await node.tasks.close()
+    node.chain.close()
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_commits_are_handed_out_in_order(node: Node):
+    await until(lambda: node.pool.starts)
+    node.grow(3)
+    await until(lambda: node.peers.asked[-1:] == [3])
+    assert node.pool.generations == 1
+    assert node.peers.asked == [0, 1, 2, 3]
+
+
+async def test_a_payload_that_nobody_serves_is_waited_for_until_the_run_agreed_on_what_it_led_to(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+):
+    await until(lambda: node.pool.starts)
+    node.peers.missing = {1}
+    node.grow(1)
+    await until(lambda: node.peers.asked.count(1) >= 3)
+    assert not node.pool.ended.is_set(), "nobody knows yet what it leads to"
+    fetched: list[int] = []
+
+    async def fetch_state(start: worker.Start, root: bytes, say: object) -> None:
+        assert root == node.chain.commit(start.round).body.state
+        fetched.append(start.round)
+
+    monkeypatch.setattr("dilocox.node.starts.Starts._fetch_state", lambda self, *arguments: fetch_state(*arguments))
+    node.grow(1)
+    await until(lambda: len(node.pool.starts) == 2)
+    start = node.pool.starts[1]
+    assert (start.origin, start.round, fetched) == (worker.Start.ORIGIN_SNAPSHOT, 2, [2])
+    ended = [event for event in node.events if isinstance(event, events.WorkersEnded)]
+    assert [event.line() for event in ended if "nobody serves what round 1 counted" in event.line()]
+
+
+async def test_what_a_generation_says_after_it_was_ended_is_not_heard(node: Node):
+    await until(lambda: node.pool.starts)
+    node.pool.say(ready=worker.Ready(round=1, states=[worker.StageState(stage=s, digest=bytes(32)) for s in range(2)]))
+    await until(lambda: node.facts)
+    node.generations.resynchronise()
+    node.pool.say(ready=worker.Ready(round=2, states=[worker.StageState(stage=s, digest=bytes(32)) for s in range(2)]))
+    await until(lambda: len(node.pool.starts) == 2)
+    assert [fact.round for fact in node.facts if isinstance(fact, member.StateReady)] == [1]
