@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 from typer.core import TyperGroup
 
-from dilocox.cli.common import EXIT_UNEXPECTED, HomeOption, JsonOption, api_get, console, fail, print_json
+from dilocox.cli.common import EXIT_UNEXPECTED, HomeOption, JsonOption, api_get, console, fail, print_json, print_labelled
 from dilocox.node.attest import nvidia, snp, tdx
 from dilocox.node.attest import simulated as simulated_kind
 from dilocox.node.attest.attesters import PROVIDERS, choose_attester
@@ -57,7 +58,7 @@ def peer(
     as_json: JsonOption = False,
 ) -> None:
     """Challenge a peer now, and say what its evidence proves to this node."""
-    value = api_get(home, f"/v1/attest/{peer}")
+    value = api_get(home, f"/v1/attest/{peer}", method="POST")
     if as_json:
         print_json(value)
     else:
@@ -178,7 +179,7 @@ def _plain(claims: Claims | GpuClaims) -> dict[str, Any]:
 
 def _print_facts(facts: dict[str, Any]) -> None:
     if not facts["ok"]:
-        console.print(f"[bold red]REJECT[/] {facts['code']}: {facts['reason']}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble(("REJECT", "bold red"), f" {facts['code']}: {facts['reason']}"), soft_wrap=True)
     for key, value in facts.items():
         if value in ("", [], {}, None) or key in ("ok", "code", "reason"):
             continue
@@ -189,5 +190,5 @@ def _print_facts(facts: dict[str, Any]) -> None:
         elif isinstance(value, list):
             value = "\n".join(f"{'':15}{item}" for item in value).strip()
         if facts.get("kind") == "simulated" and key == "kind":
-            value = "[bold yellow]simulated[/]: anybody can make this evidence"
-        console.print(f"[bold]{key:<15}[/]{value}", highlight=False, soft_wrap=True)
+            value = Text.assemble(("simulated", "bold yellow"), ": anybody can make this evidence")
+        print_labelled(key, value if isinstance(value, Text) else str(value), 15)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink
@@ -33,8 +34,9 @@ EXIT_UNEXPECTED, EXIT_USAGE, EXIT_NOT_RUNNING = 1, 2, 3
 API_SECONDS = 10.0
 
 # Off a terminal a table keeps its width: somebody greps it.
-console = Console(width=None if sys.stdout.isatty() else 250)
-errors = Console(stderr=True)
+# No markup: what is printed holds names that strangers chose.
+console = Console(width=None if sys.stdout.isatty() else 250, markup=False)
+errors = Console(stderr=True, markup=False)
 
 HomeOption = Annotated[
     Path | None, typer.Option("--home", help="The daemon's folder (default: node or coordinator in $DILOCOX_HOME, ~/.dilocox).")
@@ -52,7 +54,7 @@ def testnet_folder() -> Path:
 
 def fail(message: str, code: int = EXIT_UNEXPECTED, help: str | None = None) -> NoReturn:
     """Say what failed and one thing to do, and exit."""
-    errors.print(f"[bold red]error[/]: {message}", highlight=False, soft_wrap=True)
+    errors.print(Text.assemble(("error", "bold red"), f": {message}"), soft_wrap=True)
     if help:
         errors.print(f"  help  {help}", highlight=False, soft_wrap=True)
     raise typer.Exit(code)
@@ -92,7 +94,7 @@ def some_daemon(home: Path | None) -> dict[str, Any] | None:
     for folder in known_homes(home):
         if (facts := running_daemon(folder)) is not None:
             if home is None:
-                errors.print(f"[dim]reading {folder}[/]", highlight=False, soft_wrap=True)
+                errors.print(f"reading {folder}", style="dim", highlight=False, soft_wrap=True)
             return facts
     return None
 
@@ -114,17 +116,22 @@ def find_chain_files(home: Path | None) -> list[Path]:
     fail(f"no commit chain {place}", EXIT_USAGE, "name a daemon's --home")
 
 
-def api_get(home: Path | None, path: str) -> Any:
-    """GET a JSON document of the running daemon's API; exits with the right code when there is none."""
+def api_get(home: Path | None, path: str, method: str = "GET") -> Any:
+    """A JSON document of the running daemon's API; exits with the right code when there is none. POST: it does something for it."""
     url = find_daemon(home)["api"] + path
     try:
-        with urllib.request.urlopen(url, timeout=API_SECONDS) as response:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=API_SECONDS) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
         problem = json.load(error)
         fail(problem["title"], EXIT_USAGE if error.code == 404 else EXIT_UNEXPECTED)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         fail(f"the daemon does not answer at {url}: {error}", EXIT_NOT_RUNNING)
+
+
+def print_labelled(label: str, text: str | Text, width: int) -> None:
+    """A line that begins with its bold label."""
+    console.print(Text.assemble((f"{label:<{width}}", "bold"), text), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

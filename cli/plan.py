@@ -54,7 +54,7 @@ def plan(
     columns = ["codec", "H", "bytes", "bit/param", "network s", "arrives at step", "utilisation", "tokens/s", "overlap"]
     print_table(columns, [_cells(row) for row in rows])
     for line in _assumptions(site):
-        console.print(f"[dim]{line}[/]", highlight=False, soft_wrap=True)
+        console.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
 def _manifest(run_file: Path | None, preset: str) -> Manifest:
@@ -162,4 +162,4 @@ def _print_paper(as_json: bool) -> None:
     fitted = (
         f"fitted: {model.PAPER_STEP_SECONDS} s an inner step, {model.PAPER_CODEC_SECONDS} s of codec a round; the rest is given"
     )
-    console.print(f"[dim]{fitted}[/]", highlight=False, soft_wrap=True)
+    console.print(fitted, style="dim", highlight=False, soft_wrap=True)

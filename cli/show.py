@@ -18,6 +18,7 @@ from dilocox.cli.common import (
     find_chain_files,
     number,
     print_json,
+    print_labelled,
     print_table,
     some_daemon,
 )
@@ -36,7 +37,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         return
     rows = _node_lines(value) if value["role"] == "node" else _coordinator_lines(value)
     for label, text in rows:
-        console.print(f"[bold]{label:<9}[/]{text}", highlight=False, soft_wrap=True)
+        print_labelled(label, text, 9)
 
 
 def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
@@ -166,7 +167,7 @@ def rounds(
 
 def _chain_file(home: Path | None) -> Path:
     path = find_chain_files(home)[-1]
-    errors.print(f"[dim]no daemon runs; reading {path}[/]", highlight=False, soft_wrap=True)
+    errors.print(f"no daemon runs; reading {path}", style="dim", highlight=False, soft_wrap=True)
     return path
 
 

@@ -1,10 +1,13 @@
 """What the node's and the coordinator's HTTP APIs share: problem documents, JSON, health and metrics."""
 
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry, generate_latest
 
 from dilocox.transport.chain_file import ChainFile
@@ -36,6 +39,35 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
     except web.HTTPException as error:
         body = {"type": "about:blank", "title": error.reason, "status": error.status, "code": f"http-{error.status}"}
     return web.json_response(body, status=int(str(body["status"])), content_type="application/problem+json")
+
+
+def _own_address(named: str) -> Middleware:
+    """Refuse what a web page could ask here under a name that it made point to us (DNS rebinding), or from another origin.
+
+    A Host under /v1/ is an IP address, localhost, or `named`, which we listen on. Probes and metrics answer everybody.
+    """
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not request.path.startswith("/v1/"):
+            return await handler(request)
+        host = urlsplit(f"//{request.host}").hostname or ""
+        if host not in ("localhost", named) and not _is_ip(host):
+            raise Problem(403, "wrong-host", "ask by IP address, by localhost, or by the name in --api")
+        origin = request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != request.host:
+            raise Problem(403, "wrong-origin", "another site's page may not ask this")
+        return await handler(request)
+
+    return check
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def create_app(registry: CollectorRegistry, ready: Callable[[], str | None]) -> web.Application:
@@ -87,6 +119,7 @@ def add_run_routes(app: web.Application, chain: ChainFile, peers: Callable[[], A
 async def serve_http(app: web.Application, listen: str) -> tuple[web.AppRunner, str]:
     """Serve on `listen` (host:port, port 0 for any); returns the runner and the base URL."""
     host, _, port = listen.rpartition(":")
+    app.middlewares.append(_own_address(host))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     site = web.TCPSite(runner, host, int(port))

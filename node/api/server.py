@@ -161,7 +161,7 @@ def create_node_app(
         return json_response(await challenger.report(peer))
 
     add_run_routes(app, participant.chain, peers)
-    app.router.add_get("/v1/attest/{peer}", attest)
+    app.router.add_post("/v1/attest/{peer}", attest)
     app.router.add_get("/v1/status", status)
     app.router.add_get("/v1/events", events)
     return app
