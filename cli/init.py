@@ -39,7 +39,7 @@ def init(
     name: Annotated[str | None, typer.Option(help="The run's name (default: the file's).")] = None,
     coordinator: Annotated[
         str | None,
-        typer.Option(metavar="PEER", help="Who signs the commits: its `dilocox id` (default: the owner's key)."),
+        typer.Option(metavar="PEER", help="Who signs the commits: `dilocox id --home` there (default: the owner)."),
     ] = None,
 ) -> None:
     """Make the owner's key and a commented run file."""

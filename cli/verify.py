@@ -31,9 +31,11 @@ def verify(
     wanted = None if run is None else _run_id(run)
     reports = []
     for path in find_chain_files(home):
+        if wanted is not None and path.parent.name != wanted.hex()[:16]:
+            continue  # of another run, whatever state that is in
         with ChainFile.for_reading(path) as chain:
             if wanted not in (None, chain.manifest.run_id):
-                continue
+                fail(f"{path} holds the run {chain.manifest.run_id.hex()}")
             try:
                 commits = list(chain.verify())
                 replayed = replay_round(chain, path.parent, commits, replay) if replay is not None else None

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -27,6 +27,7 @@ from dilocox.protocol.round import Absent, Attested, Differ, Present, Received, 
 from dilocox.protocol.rules import ACCEPT, JUDGES, Judgement, Outcome, ignore, reject
 from dilocox.transport.callers import Callers, address_of
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.serve import send
 
 __all__ = ["CoordinatorService"]
 
@@ -301,14 +302,12 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self.driver.feed(Attested(attestation))
         return Judgement(Outcome.ACCEPT, pb.REASON_UNSPECIFIED, str(verdict.valid_until))
 
-    async def Watch(
-        self, request: services.WatchRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[services.WatchEvent]:
+    async def Watch(self, request: services.WatchRequest, context: grpc.aio.ServicerContext) -> None:
         caller = await self._caller(context)
         try:
             async with aclosing(self.follow(request, caller, address_of(context))) as events:
                 async for event in events:
-                    yield event
+                    await send(context, event)
         except RemoteError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.detail)
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.5
 LINGER_SECONDS = 2.0
 """A download that nobody wants goes on for this: whoever counts what was being judged wants it next."""
-FETCHES_AT_ONCE = limits.STREAMS_PER_MEMBER
+FETCHES_AT_ONCE = 8
 """Downloads in parallel: enough to fill a link from several providers, few enough to finish one early."""
 
 
@@ -56,7 +56,7 @@ class Download:
     ending: bool = False
 
     def end_unwanted(self) -> None:
-        if not self.wanted and not self.task.done():
+        if not self.wanted and not self.ending and not self.task.done():
             self.ending = True
             self.task.cancel()
 

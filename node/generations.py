@@ -30,6 +30,8 @@ __all__ = ["Generations"]
 log = logging.getLogger(__name__)
 
 GENERATION_PAUSE_SECONDS = 1.0
+AROUND_SECONDS = 60.0
+"""A payload that nobody has served for so long is gone around: starting again costs about as much."""
 FAILED_GENERATIONS = 5
 """So many launches in a row without one phase: something here is broken, and a person should look."""
 
@@ -67,7 +69,9 @@ class Generations:
         """Blobs that were once worth keeping: only these are ever removed while workers write."""
         self._avoid_boundaries = False
         self._ending = ""
-        """Why we told the generation to stop."""
+        """Why we told the generation to stop …"""
+        self._failed = True
+        """… and whether it failed: nobody told it to, or it stood still."""
         self._failed_generations = 0
 
     def status(self) -> Status | None:
@@ -84,11 +88,11 @@ class Generations:
     def resynchronise(self) -> None:
         """Start again from a state that the run agreed on."""
         self._avoid_boundaries = True
-        self._end_generation("their state was not the run's")
+        self._end_generation("their state was not the run's", failed=False)
 
-    def _end_generation(self, why: str) -> None:
+    def _end_generation(self, why: str, failed: bool = True) -> None:
         """Nothing that it still says is heard."""
-        self._ending = why
+        self._ending, self._failed = why, failed
         self._pool.end_generation()
 
     def _hear(self, fact: member.Input) -> None:
@@ -111,7 +115,7 @@ class Generations:
                 self._feeding = None
             if self._member().leaving:
                 return
-            self._failed_generations += 1
+            self._failed_generations += self._failed
             if self._failed_generations >= FAILED_GENERATIONS:
                 raise LocalError(f"the stage workers ended {FAILED_GENERATIONS} times in a row: {why or 'see workers.log'}")
             self._emit(events.WorkersEnded(why or "a process died"))
@@ -120,7 +124,7 @@ class Generations:
 
     async def _follow_generation(self) -> str:
         """What the workers of one generation say, until it ends; why it failed, where they could tell."""
-        self._ending = ""
+        self._ending, self._failed = "", True
         watchdog = self._tasks.start(self._watch_workers(), "watchdog")
         while (item := await self._pool.events.get()) is not None:
             if self._ending:
@@ -180,8 +184,9 @@ class Generations:
         digest = await asyncio.to_thread(self._store.put, [canonical(leaves)])
         base = await asyncio.to_thread(self._store.put, [state_blob({p.stage: p.base_state for p in phase.payloads})])
         self._boundary_blobs[first.round] = {digest, base, *blobs_of(phase.payloads)}
-        self._failed_generations = 0
-        self._avoid_boundaries = False
+        if not self._ending:
+            self._failed_generations = 0
+            self._avoid_boundaries = False
         size = sum(payload.size for payload in phase.payloads)
         self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, size))
         self._hear(
@@ -223,7 +228,7 @@ class Generations:
             elif commit.body.closing:
                 return
             elif (apply := await self._take(commit)) is None:
-                self._end_generation(f"nobody serves what round {commit.body.round} counted, and the run went on")
+                self._end_generation(f"nobody serves what round {commit.body.round} counted, and the run went on", failed=False)
                 return
             else:
                 self._pool.command(worker.WorkerCommand(apply=apply))
@@ -231,12 +236,14 @@ class Generations:
 
     async def _take(self, commit: Statement[pb.Commit]) -> worker.Apply | None:
         """What a commit counts, as soon as somebody serves it; None where nobody does and a later agreed state goes around it."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
         while True:
             try:
                 return await self._exchange.take(commit)
             except RemoteError as error:
                 log.warning("round %d: a counted payload is not to be had yet: %s", commit.body.round, error)
-                if self._starts.goes_around(commit.body.round):
+                if clock() - began >= AROUND_SECONDS and self._starts.goes_around(commit.body.round):
                     return None
                 await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 

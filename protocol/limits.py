@@ -6,8 +6,8 @@ MIB = 1 << 20
 CHUNK_BYTES = 4 * MIB
 """Unit of hashing, resuming and checking a blob: a bad byte costs one chunk; the state hash uses it."""
 
-FRAME_BYTES = MIB
-"""Bytes of blob data in one gRPC message: well under the message limit, large enough to amortise framing."""
+FRAME_BYTES = MIB // 4
+"""Bytes of blob data in one gRPC message: large enough to amortise framing, small enough to come before a slow line looks dead."""
 
 CLUSTERS = 1024
 """Most clusters on a roster: a commit names each of them."""
@@ -117,11 +117,14 @@ STATEMENTS_BURST = 200
 CALL_BYTES = 64
 """A digest: about 34."""
 
-STREAMS_PER_MEMBER = 8
-"""Blob streams a peer serves at once to each member of the roster: as many as one opens. Further ones of its wait."""
+STREAMS_PER_MEMBER = 4
+"""Blob streams a peer serves at once to each member of the roster; as many again of its wait."""
+
+STREAMS_TO_MEMBERS = 64
+"""And to all members together: so many share a home's uplink and still get on."""
 
 STREAMS_TO_STRANGERS = 8
-"""And to all others together: joiners who fetch the state, and whoever else dials, cannot starve a round."""
+"""And to all others together, beside the members: joiners who fetch the state, and whoever else dials, cannot starve a round."""
 
 STREAMS_PER_ADDRESS = 4
 """Of those to one address."""
@@ -132,10 +135,10 @@ STRANGERS_WAITING = 64
 TRANSFER_BYTES_PER_SECOND = 8 << 10
 """Slower than this a transfer is given up, by either side: a modem. What has arrived stays, and is resumed."""
 
-SPECTATORS = 64
+SPECTATORS = 256
 """Streams of events to callers that are neither on the roster nor claiming, ..."""
 
-SPECTATORS_PER_ADDRESS = 16
+SPECTATORS_PER_ADDRESS = 8
 """... and of those to one address."""
 
 EVIDENCE_BLOB_BYTES = 32 << 10

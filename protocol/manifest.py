@@ -45,7 +45,9 @@ class Run(_Section):
             try:
                 key_of_peer(value)
             except ValueError as error:
-                raise ValueError(f"{error}: copy the id that `dilocox id` prints on the coordinator's machine") from error
+                raise ValueError(
+                    f"{error}: copy what `dilocox id --home FOLDER` prints for the coordinator's folder"
+                ) from error
         return value
 
 

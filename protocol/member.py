@@ -384,7 +384,7 @@ def _start_again(state: MemberState, round: int, detail: str) -> tuple[MemberSta
         why = f"before round {round} {detail}, though we started again from a state that the run agreed on"
         return state, [Halt(f"{why}: this machine computes differently from the others, or the run was misled")]
     own = {kind: statement for kind, statement in state.own.items() if kind != pb.KIND_STATE_REPORT}
-    return replace(state, roots={}, own=own, anew=True), [Resynchronise(round, detail)]
+    return replace(state, roots={}, own=own, judging=frozenset(), verdicts={}, anew=True), [Resynchronise(round, detail)]
 
 
 def _short(root: bytes) -> str:
@@ -467,6 +467,9 @@ def _rechecked(state: MemberState, round: int, root: bytes) -> tuple[MemberState
         return state, []
     if root != state.roots[round]:
         return _start_again(state, round, "replaying the last commit from disk gives another state than memory holds")
+    own = state.own.get(pb.KIND_STATE_REPORT)
+    if own is not None and own.body.replayed:  # said already, by who started again from an agreed state
+        return state, []
     body = pb.StateReport(round=round, head=state.head.digest, state=root, replayed=True)
     return state, [Sign(pb.KIND_STATE_REPORT, body)] if state.on_roster else []
 

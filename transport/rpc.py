@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -100,7 +101,8 @@ async def fetch_blob(
             stream.cancel()
             request = services.FetchRequest(digest=digest, first_chunk=partial.next_chunk)
             stream = rpc.PeerStub(channel).Fetch(request)
-            await anext(aiter(stream))
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await anext(aiter(stream))
         slowest = (partial.size - partial.held) / limits.TRANSFER_BYTES_PER_SECOND
         async with asyncio.timeout(STALL_SECONDS + slowest):
             while not partial.complete:
@@ -121,10 +123,12 @@ async def fetch_blob(
 
 
 async def _in_thread(function: Callable[..., None], *arguments: Any) -> None:
-    """Ends with the thread, also when cancelled: nobody else writes the file meanwhile."""
+    """Ends with the thread, however often it is cancelled: nobody else writes the file meanwhile."""
     running = asyncio.create_task(asyncio.to_thread(function, *arguments))
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait({running})
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({running})
         raise

@@ -5,10 +5,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
@@ -18,13 +19,14 @@ from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.callers import Callers, address_of
 
-__all__ = ["BlobService"]
+__all__ = ["BlobService", "send"]
 
 GRACE_SECONDS = 10.0
 """A reader may pause for this beside the slowest rate."""
+WAIT_SECONDS = 30.0
+"""Who waits longer for a turn has given up."""
 _CODES = {
     pb.REASON_UNAVAILABLE: grpc.StatusCode.NOT_FOUND,
-    pb.REASON_BAD_SIGNATURE: grpc.StatusCode.UNAUTHENTICATED,
     pb.REASON_RATE: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
@@ -49,23 +51,30 @@ class UploadLimit:
 
 
 class Turns:
-    """So many streams at once for each caller, and in all; who comes then waits, at most `waiting` of them."""
+    """So many streams at once for each caller, and in all; who comes then waits, as many again of each caller and for a while."""
 
-    def __init__(self, each: int, total: float = math.inf, waiting: float = math.inf) -> None:
+    def __init__(self, each: int, total: int, waiting: float = math.inf) -> None:
+        """`waiting`: at most so many in all."""
         self._each, self._most = each, total + waiting
-        self._all = nullcontext() if math.isinf(total) else asyncio.Semaphore(int(total))
+        self._all = asyncio.Semaphore(total)
         self._own: dict[str, asyncio.Semaphore] = {}
         self._here: Counter[str] = Counter()
 
     @asynccontextmanager
     async def turn(self, caller: str) -> AsyncIterator[None]:
-        """Raises RemoteError when too many wait."""
-        if self._here.total() >= self._most:
-            raise RemoteError(pb.REASON_RATE, "too many strangers wait for their turn here")
+        """Raises RemoteError when too many wait, or it takes too long."""
+        if self._here.total() >= self._most or self._here[caller] >= 2 * self._each:
+            raise RemoteError(pb.REASON_RATE, "too many wait for their turn here")
         own = self._own.setdefault(caller, asyncio.Semaphore(self._each))
         self._here[caller] += 1
         try:
-            async with own, self._all:
+            async with AsyncExitStack() as held:
+                try:
+                    async with asyncio.timeout(WAIT_SECONDS):
+                        await held.enter_async_context(own)
+                        await held.enter_async_context(self._all)
+                except TimeoutError as error:
+                    raise RemoteError(pb.REASON_RATE, "its turn did not come") from error
                 yield
         finally:
             self._here[caller] -= 1
@@ -80,7 +89,7 @@ class BlobService(rpc.PeerServicer):
         self._store, self._callers = store, callers
         self.is_member: Callable[[str], bool] = lambda peer: False
         """Whether a peer is on the roster, as soon as the run is known here."""
-        self._members = Turns(limits.STREAMS_PER_MEMBER)  # only its own streams keep a member waiting
+        self._members = Turns(limits.STREAMS_PER_MEMBER, limits.STREAMS_TO_MEMBERS)
         self._strangers = Turns(limits.STREAMS_PER_ADDRESS, limits.STREAMS_TO_STRANGERS, limits.STRANGERS_WAITING)
         self._limit = UploadLimit(bytes_per_second)
         self.bytes_sent = 0
@@ -93,27 +102,28 @@ class BlobService(rpc.PeerServicer):
             async with turns.turn(caller if member else address_of(context)):
                 await self._serve(request, context)
         except RemoteError as error:
-            await context.abort(_CODES[error.reason], error.detail)
-        except TimeoutError:
-            slow = f"slower than {limits.TRANSFER_BYTES_PER_SECOND} bytes a second"
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"the caller takes {slow}")
+            await context.abort(_CODES.get(error.reason, grpc.StatusCode.UNAUTHENTICATED), error.detail)
 
     async def _serve(self, request: services.FetchRequest, context: grpc.aio.ServicerContext) -> None:
-        """Raises RemoteError when the blob is not here, TimeoutError when it is taken too slowly."""
+        """Raises RemoteError when the blob is not here."""
         if len(request.digest) != 32 or not await asyncio.to_thread(self._store.sound, request.digest):
             raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that blob")
         hashes = await asyncio.to_thread(self._store.index, request.digest)
         size = self._store.size(request.digest)
-        await _write(context, services.FetchReply(index=services.BlobIndex(size=size, chunk_hashes=hashes)))
+        await send(context, services.FetchReply(index=services.BlobIndex(size=size, chunk_hashes=hashes)))
         with self._store.path(request.digest).open("rb") as file:
             file.seek(min(size, request.first_chunk * limits.CHUNK_BYTES))
             while data := await asyncio.to_thread(file.read, limits.FRAME_BYTES):
                 await self._limit.spend(len(data))
                 self.bytes_sent += len(data)
-                await _write(context, services.FetchReply(data=data))
+                await send(context, services.FetchReply(data=data))
 
 
-async def _write(context: grpc.aio.ServicerContext, reply: services.FetchReply) -> None:
-    """Raises TimeoutError when the caller does not take it."""
-    async with asyncio.timeout(GRACE_SECONDS + reply.ByteSize() / limits.TRANSFER_BYTES_PER_SECOND):
-        await context.write(reply)
+async def send(context: grpc.aio.ServicerContext, reply: Message) -> None:
+    """The next message of a stream. A caller that does not take it loses the stream."""
+    try:
+        async with asyncio.timeout(GRACE_SECONDS + reply.ByteSize() / limits.TRANSFER_BYTES_PER_SECOND):
+            await context.write(reply)
+    except TimeoutError:
+        # Not `abort`: its answer would wait behind what is not taken, and the call with it.
+        raise asyncio.CancelledError("the caller does not take what it asked for") from None

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from tests.unit.test_transport import RUN_ID, Served, serving
 
 MEMBER, MALLORY = identity(1), identity(2)
 PATIENCE_SECONDS = 60.0
-FRAMES = [os.urandom(limits.FRAME_BYTES)] * 24
+FRAMES = [os.urandom(1 << 20)] * 24
 """More than a connection takes in before its reader reads: then the server waits for it."""
 
 
@@ -89,8 +90,8 @@ async def test_idle_streams_of_strangers_stop_no_member(who, tmp_path: Path):
         for pool in (*strangers, member):
             closing.push_async_callback(pool.close)
         started = [asyncio.create_task(idle(pool.channel(record), blob)) for pool in strangers]
-        done, _ = await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
-        assert done
+        while sum(task.done() and not task.exception() for task in started) < limits.STREAMS_PER_ADDRESS:
+            await asyncio.sleep(0.01)
         await fetch_blob(member.channel(record), BlobStore(tmp_path / "target"), blob)
         for task in started:
             task.cancel()
@@ -116,14 +117,37 @@ async def test_idle_streams_of_a_member_stop_only_itself(tmp_path: Path):
             stream.cancel()
 
 
-async def test_strangers_who_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(limits, "STRANGERS_WAITING", 2)
+async def test_who_waits_is_bounded_by_caller_and_in_all_and_not_for_ever(monkeypatch: pytest.MonkeyPatch):
+    turns = serve.Turns(each=2, total=3, waiting=2)
+    async with AsyncExitStack() as held:
+        for _ in range(2):
+            await held.enter_async_context(turns.turn("a"))
+        waiting = [asyncio.create_task(held.enter_async_context(turns.turn("a"))) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(RemoteError):  # one address has its two, and two that wait
+            await held.enter_async_context(turns.turn("a"))
+        await held.enter_async_context(turns.turn("b"))
+        with pytest.raises(RemoteError):  # five in all
+            await held.enter_async_context(turns.turn("c"))
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        monkeypatch.setattr(serve, "WAIT_SECONDS", 0.01)
+        with pytest.raises(RemoteError, match="did not come"):
+            await held.enter_async_context(turns.turn("c"))
+    async with turns.turn("c"):
+        pass
+    assert not turns._here
+    assert not turns._own
+
+
+async def test_a_stranger_past_its_share_and_a_spoiled_credential_are_refused_in_a_word(tmp_path: Path):
     source = BlobStore(tmp_path / "source")
     blob = source.put(FRAMES)
     async with AsyncExitStack() as closing, serving(tmp_path / "peer", source) as record, asyncio.timeout(PATIENCE_SECONDS):
         pool = ChannelPool()
         closing.push_async_callback(pool.close)
-        most = limits.STREAMS_TO_STRANGERS + 2
+        most = 2 * limits.STREAMS_PER_ADDRESS
         started = [asyncio.create_task(idle(pool.channel(record), blob)) for _ in range(most + 1)]
         done, _ = await asyncio.wait(started, return_when=asyncio.FIRST_EXCEPTION)
         refused = [task for task in done if task.exception()]
@@ -131,23 +155,45 @@ async def test_strangers_who_wait_are_bounded(tmp_path: Path, monkeypatch: pytes
         for task in started:
             task.cancel()
         await asyncio.gather(*started, return_exceptions=True)
+        for junk in (b"junk", b"x" * 4000, credential()):
+            stream = rpc.PeerStub(pool.channel(record)).Fetch(services.FetchRequest(digest=blob), metadata=((HEADER, junk),))
+            with pytest.raises(grpc.aio.AioRpcError) as lost:
+                await anext(aiter(stream))
+            assert lost.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_who_takes_a_blob_too_slowly_loses_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+class Counting(serve.BlobService):
+    """Knows how many of its calls go on."""
+
+    going = 0
+
+    async def Fetch(self, request, context) -> None:
+        self.going += 1
+        try:
+            await super().Fetch(request, context)
+        finally:
+            self.going -= 1
+
+
+async def test_who_takes_a_blob_too_slowly_loses_the_stream_and_the_server_its_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(serve, "GRACE_SECONDS", 0.1)
     monkeypatch.setattr(limits, "TRANSFER_BYTES_PER_SECOND", 1 << 30)
     source = BlobStore(tmp_path / "source")
     blob = source.put(FRAMES)
-    async with AsyncExitStack() as closing, serving(tmp_path / "peer", source) as record, asyncio.timeout(PATIENCE_SECONDS):
+    served = serving(tmp_path / "peer", source)
+    served.service = counting = Counting(source, served.service._callers)
+    async with AsyncExitStack() as closing, served as record, asyncio.timeout(PATIENCE_SECONDS):
         pool = ChannelPool()
         closing.push_async_callback(pool.close)
-        stream = await idle(pool.channel(record), blob)
-        for _ in range(limits.STREAMS_PER_ADDRESS):  # all turns of this address are taken, and come back
-            await idle(pool.channel(record), blob)
-        with pytest.raises(grpc.aio.AioRpcError) as lost:
-            async for _ in stream:  # type: ignore[attr-defined]
-                pass
-        assert lost.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        streams = [await idle(pool.channel(record), blob) for _ in range(limits.STREAMS_PER_ADDRESS + 1)]
+        while counting.going:
+            await asyncio.sleep(0.01)
+        for stream in streams:
+            with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+                async for _ in stream:  # type: ignore[attr-defined]
+                    pass
 
 
 class Trickle(rpc.PeerServicer):
@@ -178,6 +224,52 @@ async def test_a_trickle_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(RemoteError, match="stopped sending"):
             await fetch_blob(pool.channel(record), BlobStore(tmp_path / "target"), blob)
         await pool.close()
+
+
+class Halting(rpc.PeerServicer):
+    """Serves the first chunk, and never answers who wants to go on."""
+
+    def __init__(self, source: BlobStore) -> None:
+        self._source = source
+
+    async def Fetch(self, request, context):
+        if request.first_chunk:
+            await asyncio.Event().wait()
+        size, hashes = self._source.size(request.digest), self._source.index(request.digest)
+        yield services.FetchReply(index=services.BlobIndex(size=size, chunk_hashes=hashes))
+        yield services.FetchReply(data=bytes(self._source.view(request.digest)[: limits.CHUNK_BYTES]))
+
+
+async def test_who_never_answers_a_resumed_fetch_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(transport, "CONNECT_SECONDS", 1.0)
+    source, target = BlobStore(tmp_path / "source"), BlobStore(tmp_path / "target")
+    blob = source.put([os.urandom(limits.CHUNK_BYTES + 1)])
+    async with Served(tmp_path / "peer", Halting(source)) as record, asyncio.timeout(PATIENCE_SECONDS):
+        pool = ChannelPool()
+        for _ in range(2):  # the second one resumes
+            with pytest.raises(RemoteError, match="stopped sending"):
+                await fetch_blob(pool.channel(record), target, blob)
+        await pool.close()
+
+
+async def test_a_thread_that_writes_is_outlived_however_often_its_waiter_is_cancelled():
+    """The second cancel left the thread alone with the file, which a new download wrote too."""
+    going, done = threading.Event(), threading.Event()
+
+    def write() -> None:
+        going.wait(PATIENCE_SECONDS)
+        done.set()
+
+    task = asyncio.create_task(transport._in_thread(write))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    going.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done.is_set()
 
 
 class At:

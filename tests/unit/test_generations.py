@@ -54,7 +54,7 @@ class Pool:
 
 
 class Peers:
-    """What others serve: every state, and the payloads of the rounds that are not `missing`."""
+    """What others serve: no state, and the payloads of the rounds that are not `missing`."""
 
     def __init__(self) -> None:
         self.missing: set[int] = set()
@@ -65,6 +65,9 @@ class Peers:
         if commit.body.round in self.missing:
             raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
         return worker.Apply(commit=commit.envelope.SerializeToString())
+
+    async def fetch(self, *arguments: object) -> None:
+        raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
 
 
 class Node:
@@ -125,6 +128,7 @@ async def test_commits_are_handed_out_in_order(node: Node):
 async def test_a_payload_that_nobody_serves_is_waited_for_until_the_run_agreed_on_what_it_led_to(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(generations, "AROUND_SECONDS", 0.0)
     await until(lambda: node.pool.starts)
     node.peers.missing = {1}
     node.grow(1)
@@ -143,6 +147,21 @@ async def test_a_payload_that_nobody_serves_is_waited_for_until_the_run_agreed_o
     assert (start.origin, start.round, fetched) == (worker.Start.ORIGIN_SNAPSHOT, 2, [2])
     ended = [event for event in node.events if isinstance(event, events.WorkersEnded)]
     assert [event.line() for event in ended if "nobody serves what round 1 counted" in event.line()]
+
+
+async def test_a_short_outage_is_waited_out_and_going_around_is_no_failure(node: Node, monkeypatch: pytest.MonkeyPatch):
+    await until(lambda: node.pool.starts)
+    node.peers.missing = {1}
+    node.grow(2)
+    await until(lambda: node.peers.asked.count(1) >= 3)
+    assert not node.pool.ended.is_set(), "it may come back"
+    node.peers.missing = set()
+    await until(lambda: node.peers.asked[-1:] == [2])
+    assert node.pool.generations == 1
+    for _ in range(generations.FAILED_GENERATIONS + 2):
+        before = node.pool.generations
+        node.generations.resynchronise()
+        await until(lambda before=before: node.pool.generations > before and len(node.pool.starts) > before)
 
 
 async def test_what_a_generation_says_after_it_was_ended_is_not_heard(node: Node):

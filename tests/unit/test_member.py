@@ -223,6 +223,33 @@ def test_a_replay_that_confirms_a_wrong_state_proves_only_that_the_state_before_
     assert [e.round for e in train(node) if isinstance(e, member.Resynchronise)] == [2]
 
 
+def test_who_started_again_says_once_what_it_replayed():
+    """A second replayed report with other words was equivocation, and its word was lost."""
+    node = Node()
+    train(node)
+    node.feed(rotten(2))
+    train(node)
+    node.feed(member.StateReady(3, node.table.state_root(), 1.5))
+    said = node.said(pb.KIND_STATE_REPORT)
+    assert said is not None
+    node.feed(member.Differs(3))
+    node.feed(member.Rechecked(3, node.table.state_root()))
+    assert node.said(pb.KIND_STATE_REPORT) is said
+
+
+def test_verdicts_against_a_wrong_state_are_reached_again():
+    node = Node()
+    train(node)
+    node.feed(member.StateReady(2, node.table.state_root(), None))
+    other = node.table.contribution(1)
+    node.see(other)
+    node.feed(member.Judged(other.digest, (pb.REASON_WRONG_BASE, 0)))
+    node.feed(member.Rechecked(2, digest("from disk")))
+    assert not node.state.verdicts
+    effects = node.feed(member.StateReady(2, node.table.state_root(), None))
+    assert [e.contribution.digest for e in effects if isinstance(e, member.Judge)] == [other.digest]
+
+
 def test_memory_that_a_replay_contradicts_is_started_again():
     node = Node()
     why = "replaying the last commit from disk gives another state than memory holds"

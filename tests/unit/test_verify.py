@@ -66,9 +66,22 @@ def test_an_invented_run_is_not_the_one_that_was_asked_for(tmp_path: Path, verif
     code, said = verify(RUN.run_id.hex())
     assert code == 2
     assert "no chain of the run" in said
+    (tmp_path / "runs" / invented.run_id.hex()[:16]).rename(tmp_path / "runs" / RUN.run_id.hex()[:16])
+    code, said = verify(RUN.run_id.hex())
+    assert code == 1
+    assert "holds the run" in said
     code, said = verify()
     assert code == 0
     assert invented.run_id.hex() in said, "who does not say what run it must be is told"
+
+
+def test_what_is_wrong_with_another_run_s_file_is_of_no_matter(tmp_path: Path, verify: Verify):
+    write(tmp_path, RUN, Table(RUN).genesis().train(3))
+    other = tmp_path / "runs" / ("0" * 16)
+    other.mkdir()
+    (other / "chain.db").write_bytes(b"garbage" * 100)
+    assert verify(RUN.run_id.hex())[0] == 0
+    assert verify()[0] == 1
 
 
 @pytest.mark.parametrize("named", ["@nowhere", "dilocox://junk", "ab"])
