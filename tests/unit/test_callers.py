@@ -265,10 +265,11 @@ async def test_a_thread_that_writes_is_outlived_however_often_its_waiter_is_canc
         await asyncio.sleep(0)
         task.cancel()
     await asyncio.sleep(0.01)
-    assert not task.done()
+    alone = task.done()
     going.set()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert not alone
     assert done.is_set()
 
 
