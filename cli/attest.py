@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from dilocox.cli.common import EXIT_UNEXPECTED, HomeOption, JsonOption, api_get, console, fail, print_json, print_labelled
+from dilocox.cli.common import EXIT_UNEXPECTED, HomeOption, JsonOption, api_call, console, fail, print_json, print_labelled
 from dilocox.node.attest import nvidia, snp, tdx
 from dilocox.node.attest import simulated as simulated_kind
 from dilocox.node.attest.attesters import PROVIDERS, choose_attester
@@ -58,7 +58,7 @@ def peer(
     as_json: JsonOption = False,
 ) -> None:
     """Challenge a peer now, and say what its evidence proves to this node."""
-    value = api_get(home, f"/v1/attest/{peer}", method="POST")
+    value = api_call(home, f"/v1/attest/{peer}", method="POST")
     if as_json:
         print_json(value)
     else:

@@ -22,9 +22,10 @@ __all__ = [
     "DataOption",
     "HomeOption",
     "JsonOption",
-    "api_get",
+    "api_call",
     "fail",
     "print_json",
+    "print_labelled",
     "print_table",
     "read_link",
     "set_up_logging",
@@ -116,7 +117,7 @@ def find_chain_files(home: Path | None) -> list[Path]:
     fail(f"no commit chain {place}", EXIT_USAGE, "name a daemon's --home")
 
 
-def api_get(home: Path | None, path: str, method: str = "GET") -> Any:
+def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
     """A JSON document of the running daemon's API; exits with the right code when there is none. POST: it does something for it."""
     url = find_daemon(home)["api"] + path
     try:

@@ -25,12 +25,10 @@ def preset_names() -> list[str]:
 def render_preset(preset: str, name: str, owner: str, coordinator: str | None = None) -> str:
     """The run file's text. `coordinator`: its peer id, where that is not the owner's."""
     text = (files("dilocox.node.presets") / f"{preset}.toml").read_text()
-    line = (
-        ""
-        if coordinator is None
-        else f'\n# Who signs the commits, as `dilocox id` says on its machine.\ncoordinator = "{coordinator}"'
-    )
-    return text.replace("{name}", name).replace('"{owner}"', f'"{owner}"{line}')
+    named = f'"{owner}"'
+    if coordinator is not None:
+        named += f'\n# Who signs the commits: `dilocox id --home` with its folder.\ncoordinator = "{coordinator}"'
+    return text.replace("{name}", name).replace('"{owner}"', named)
 
 
 def init(

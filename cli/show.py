@@ -11,7 +11,7 @@ from dilocox.cli.common import (
     EXIT_USAGE,
     HomeOption,
     JsonOption,
-    api_get,
+    api_call,
     console,
     errors,
     fail,
@@ -31,7 +31,7 @@ __all__ = ["peers", "rounds", "stages", "status"]
 
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """One screen: reachable, in sync, in this round, counted?"""
-    value = api_get(home, "/v1/status")
+    value = api_call(home, "/v1/status")
     if as_json:
         print_json(value)
         return
@@ -95,7 +95,7 @@ def peers(
     as_json: JsonOption = False,
 ) -> None:
     """Who is there."""
-    rows = [row for row in api_get(home, "/v1/peers") if peer is None or row["peer"].startswith(peer)]
+    rows = [row for row in api_call(home, "/v1/peers") if peer is None or row["peer"].startswith(peer)]
     if as_json:
         print_json(rows)
         return
@@ -130,7 +130,7 @@ def _until(attestation: dict[str, Any]) -> str:
 
 def stages(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Which stage has how many replicas."""
-    rows = api_get(home, "/v1/stages") if some_daemon(home) else _offline_stages(home)
+    rows = api_call(home, "/v1/stages") if some_daemon(home) else _offline_stages(home)
     if as_json:
         print_json(rows)
         return
@@ -154,7 +154,7 @@ def rounds(
 ) -> None:
     """The rounds so far; or who counted in one, who did not and why."""
     if some_daemon(home):
-        value = api_get(home, "/v1/rounds" if round is None else f"/v1/rounds/{round}")
+        value = api_call(home, "/v1/rounds" if round is None else f"/v1/rounds/{round}")
     else:
         value = _offline_rounds(home, round)
     if as_json:

@@ -82,10 +82,11 @@ class RoundDriver:
         entries = list(self._log.replay())
         if entries:
             self.state = round.start(self.chain.manifest, self.chain.head, entries[0].moment.seconds)
-        for entry in entries:
+        for number, entry in enumerate(entries):
             state, effects = round.decide(self.state, entry.event, entry.moment)
             if effects and isinstance(effects[-1], Close):
                 log.warning("what would close round %d is on disk without its commit; it is waited for again", state.head.round)
+                self._log.keep_first(number)  # another start would stop here too, and miss what comes now
                 break
             self.state = state
         if entries or self.chain.length:

@@ -86,6 +86,11 @@ class InputLog:
         for seconds, wall_ms, kind, peer, reason, detail, envelope in self._chain.database.execute(query):
             yield Entry(self._input(kind, peer, reason, detail, envelope), Moment(seconds, wall_ms))
 
+    def keep_first(self, count: int) -> None:
+        """Forget the inputs after so many. Blocking."""
+        kept = "SELECT number FROM inputs ORDER BY number LIMIT ?"
+        self._chain.database.execute(f"DELETE FROM inputs WHERE number NOT IN ({kept})", (count,))
+
     def _input(self, kind: str, peer: str, reason: pb.Reason, detail: str, envelope: bytes) -> Input:
         match kind:
             case "received":

@@ -52,7 +52,6 @@ class Judgement(NamedTuple):
 ACCEPT = Judgement(Outcome.ACCEPT)
 REPEAT = Judgement(Outcome.IGNORE, pb.REASON_UNSPECIFIED, "already received")
 TWICE = Judgement(Outcome.REJECT, pb.REASON_EQUIVOCATION, "two different statements for one slot; neither counts")
-
 WRONG_STATE = Judgement(Outcome.REJECT, pb.REASON_WRONG_BASE, "its state differs from the run's")
 
 

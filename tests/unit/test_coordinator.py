@@ -135,6 +135,26 @@ async def test_who_was_not_heard_when_a_round_opened_is_not_heard_by_a_restart(d
     assert list(desk.state.gathered.claims) == [identity(5).peer]
 
 
+async def test_a_log_that_other_rules_wrote_is_followed_as_far_as_the_round_stays_open(desk: Desk, monkeypatch):
+    """After an upgrade an old input may close the round: its commit is not on disk, so it was never made."""
+    await desk.begin()
+    for number in range(3):
+        await desk.say(desk.contribution(number))
+    for number in range(2):
+        await desk.say(desk.receipt(number))
+    with monkeypatch.context() as patch:
+        patch.setattr(round, "_can_wake", lambda state, moment: len(state.gathered.receipts) > 1)
+        desk.open()
+        assert len(desk.state.gathered.receipts) == 1
+    assert desk.state.head == desk.service.chain.head
+    await desk.say(desk.claim(7))
+    before = desk.state.gathered.claims
+    assert before
+    monkeypatch.setattr(round, "_can_wake", lambda state, moment: len(state.gathered.receipts) > 1)
+    desk.open()
+    assert desk.state.gathered.claims == before, "what came after the start is not lost by the next"
+
+
 async def test_what_closes_a_round_is_written_with_its_commit(desk: Desk):
     """A write that waits for another one must not take the input and leave the commit."""
     await desk.begin()
