@@ -155,20 +155,14 @@ class Crowd:
             step = max(1, len(others) // limits.FINDINGS)
             worst = sorted(others[number % step :: step][: limits.FINDINGS])
             refused = worst[0]  # everybody refuses another one
-            findings = [
-                pb.Finding(
-                    index=index,
-                    reason=pb.REASON_NORM_MISMATCH if index == refused else pb.REASON_UNSPECIFIED,
-                    stage=self.run.model.stages - 1,
-                    score=-150 - number % 100,
-                )
-                for index in worst
-            ]
+            scored = [index for index in worst if index != refused]
             return pb.Receipt(
                 round=head.round,
                 ballot=ballot.digest,
                 accepted=rules.bits([index not in (at[peer], refused) for index in range(len(listed))]),
-                findings=findings,
+                findings=[pb.Finding(index=refused, reason=pb.REASON_NORM_MISMATCH, stage=self.run.model.stages - 1)],
+                scored=scored,
+                score=[-150 - number % 100 for _ in scored],
                 scores=helpers.digest("scores", number, head.round),
             )
 

@@ -7,7 +7,7 @@ is counted at most once (ledger.py); a commit that counts nobody changes nothing
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,11 +21,11 @@ from dilocox.protocol.head import Cluster, Head, Rest, advance
 from dilocox.protocol.ids import peer_id
 from dilocox.protocol.ledger import Lease, Ledger
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, open_envelope, parse
+from dilocox.protocol.messages import Statement, author, open_envelope, parse, unpacked
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tally import Tally, tally
 
-__all__ = ["Closing", "Taken", "compose", "extend", "genesis_group", "seats", "taken", "valid_attestations"]
+__all__ = ["Closing", "Taken", "compose", "envelopes", "extend", "genesis_group", "seats", "taken", "valid_attestations"]
 
 MISSED_COMMITS = 2
 """So many counting commits in a row without being counted take a cluster off the roster …"""
@@ -73,12 +73,7 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
         vote_ms=closing.vote_ms,
         open_ms=closing.open_ms,
         ballot=gathered.ballot.envelope if gathered.ballot else None,
-        claims=_envelopes(gathered.claims),
-        clusters=_envelopes(gathered.clusters),
-        leaves=_envelopes(gathered.leaves),
-        contributions=_envelopes(gathered.contributions),
-        receipts=_envelopes(gathered.receipts),
-        reports=_envelopes(gathered.reports),
+        **_packed(gathered),
         refusals=gathered.refusals,
         attested=[gathered.attested[peer] for peer in sorted(gathered.attested)],
         closing=last,
@@ -117,8 +112,28 @@ def _statements(slots: Mapping[Any, Slot]) -> list[Statement[Any]]:
     return sorted((statement for slot in slots.values() for statement in slot), key=lambda statement: statement.digest)
 
 
-def _envelopes(slots: Mapping[Any, Slot]) -> list[pb.Envelope]:
-    return [statement.envelope for statement in _statements(slots)]
+LISTS: Mapping[str, pb.Kind] = {
+    "claims": pb.KIND_CLAIM,
+    "clusters": pb.KIND_CLUSTER,
+    "leaves": pb.KIND_LEAVE,
+    "reports": pb.KIND_STATE_REPORT,
+    "contributions": pb.KIND_CONTRIBUTION,
+    "receipts": pb.KIND_RECEIPT,
+}
+"""A commit's statements as they are folded, the ballot before the receipts: fields of `Gathered` and of a commit."""
+
+
+def _packed(gathered: Gathered) -> dict[str, Any]:
+    """The commit's lists of statements, and the keys of their signers: a key stands once, however much it signed."""
+    lists = {name: _statements(getattr(gathered, name)) for name in LISTS}
+    keys = sorted({statement.envelope.key for statements in lists.values() for statement in statements})
+    index = {key: number for number, key in enumerate(keys)}
+
+    def signed(envelope: pb.Envelope) -> pb.Signed:
+        return pb.Signed(signer=index[envelope.key], body=envelope.body, signature=envelope.signature)
+
+    packed = {name: [signed(statement.envelope) for statement in statements] for name, statements in lists.items()}
+    return {**packed, "signers": keys}
 
 
 def _counted(gathered: Gathered, result: Tally) -> list[pb.Counted]:
@@ -290,11 +305,13 @@ class Taken:
 
 def taken(commit: pb.Commit) -> list[Taken]:
     """The counted of a commit that was verified, in the order of the mean."""
-    envelopes = [commit.contributions[item.contribution] for item in commit.counted]
-    return [
-        Taken(peer_id(e.key), item.weight, item.clip, parse(pb.Contribution, e.body), sha256(e.key, e.body))
-        for item, e in zip(commit.counted, envelopes, strict=True)
-    ]
+    found = []
+    for item in commit.counted:
+        signed = commit.contributions[item.contribution]
+        key = author(commit, signed)
+        contribution = parse(pb.Contribution, signed.body)
+        found.append(Taken(peer_id(key), item.weight, item.clip, contribution, sha256(key, signed.body)))
+    return found
 
 
 def holders(commit: pb.Commit) -> dict[str, list[str]]:
@@ -302,7 +319,7 @@ def holders(commit: pb.Commit) -> dict[str, list[str]]:
     if not commit.receipts:
         return {item.cluster: [item.cluster, *item.contribution.holders] for item in taken(commit)}
     index = {digest: number for number, digest in enumerate(parse(pb.Ballot, commit.ballot.body).contributions)}
-    votes = sorted({peer_id(e.key): parse(pb.Receipt, e.body).accepted for e in commit.receipts}.items())
+    votes = sorted({peer_id(author(commit, s)): parse(pb.Receipt, s.body).accepted for s in commit.receipts}.items())
     voters = np.array([voter for voter, _ in votes], object)
     rows = np.frombuffer(b"".join(accepted for _, accepted in votes), np.uint8).reshape(len(votes), -1)
     accepted = np.unpackbits(rows, axis=1, bitorder="little", count=len(index)).astype(bool)
@@ -337,22 +354,20 @@ def _gather(manifest: Manifest, head: Head, commit: pb.Commit) -> Gathered:
     """Fold a commit's own statements through the rules. Raises RemoteError at the first that may not stand there."""
     verdicts = {item.peer: item for item in commit.attested}
     gathered = Gathered(attested=verdicts, refusals=tuple(commit.refusals))
-    in_turn: list[tuple[pb.Kind, Sequence[pb.Envelope]]] = [
-        (pb.KIND_CLAIM, commit.claims),
-        (pb.KIND_CLUSTER, commit.clusters),
-        (pb.KIND_LEAVE, commit.leaves),
-        (pb.KIND_STATE_REPORT, commit.reports),
-        (pb.KIND_CONTRIBUTION, commit.contributions),
-        (pb.KIND_BALLOT, [commit.ballot] if commit.HasField("ballot") else []),
-        (pb.KIND_RECEIPT, commit.receipts),
-    ]
-    for kind, envelopes in in_turn:
-        for envelope in envelopes:
-            statement = open_envelope(envelope, manifest.run_id, (kind,))
-            judgement, after = rules.judge(manifest, head, gathered, statement)
-            if after is gathered:
-                what = pb.Kind.Name(kind).removeprefix("KIND_").lower()
-                reason = judgement.reason or pb.REASON_MALFORMED
-                raise RemoteError(reason, f"commit {commit.round} holds a {what} that it may not: {judgement.detail}")
-            gathered = after
+    for envelope in envelopes(commit):
+        statement = open_envelope(envelope, manifest.run_id, rules.JUDGES)
+        judgement, after = rules.judge(manifest, head, gathered, statement)
+        if after is gathered:
+            what = pb.Kind.Name(statement.kind).removeprefix("KIND_").lower()
+            reason = judgement.reason or pb.REASON_MALFORMED
+            raise RemoteError(reason, f"commit {commit.round} holds a {what} that it may not: {judgement.detail}")
+        gathered = after
     return gathered
+
+
+def envelopes(commit: pb.Commit) -> Iterator[pb.Envelope]:
+    """A commit's statements as they came, in the order in which they are folded. Raises RemoteError where a key is missing."""
+    for name, kind in LISTS.items():
+        if kind == pb.KIND_RECEIPT and commit.HasField("ballot"):
+            yield commit.ballot
+        yield from (unpacked(commit, kind, signed) for signed in getattr(commit, name))

@@ -9,7 +9,7 @@ from dilocox.protocol.crypto import sha256
 from dilocox.protocol.ids import peer_id
 from dilocox.protocol.ledger import Lease, Ledger
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement
+from dilocox.protocol.messages import Statement, author
 from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["Cluster", "Head", "HostRange", "Rest", "advance", "initial_head", "resting_on"]
@@ -143,7 +143,7 @@ def advance(manifest: Manifest, commit: Statement[pb.Commit]) -> Head:
 
 def authors(commit: pb.Commit, contributions: Sequence[int]) -> list[str]:
     """Clusters that signed these of a commit's contributions. Raises IndexError for one that it does not hold."""
-    return [peer_id(commit.contributions[index].key) for index in contributions]
+    return [peer_id(author(commit, commit.contributions[index])) for index in contributions]
 
 
 def resting_on(attestations: Mapping[str, pb.Attestation], cluster: Cluster) -> bytes:

@@ -34,7 +34,7 @@ CONTRIBUTION_BYTES = KIB
 """Five digests and eight holders of 54 bytes, whatever the model: about 700."""
 
 RECEIPT_BYTES = KIB
-"""A bit for each of 1,024 contributions, 16 findings of about 12 bytes, two digests."""
+"""A bit for each of 1,024 contributions, 16 findings of at most 12 bytes, two digests."""
 
 REPORT_BYTES = 256
 """Two digests and a loss: about 80."""

@@ -21,7 +21,7 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import key_of_peer, peer_id
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["Statement", "canonical", "open_envelope", "parse", "seal", "unsigned"]
+__all__ = ["Statement", "author", "canonical", "open_envelope", "parse", "seal", "unpacked", "unsigned"]
 
 Body = TypeVar("Body", covariant=True, default=Any)
 M = TypeVar("M", bound=Message)
@@ -78,6 +78,18 @@ def open_envelope(envelope: pb.Envelope | bytes, run_id: bytes, kinds: Iterable[
     row.check(body)
     bare = pb.Envelope(kind=kind, key=parsed.key, body=parsed.body, signature=parsed.signature)  # and no bytes beside these
     return Statement(kind, peer_id(parsed.key), body, bare)
+
+
+def author(commit: pb.Commit, signed: pb.Signed) -> bytes:
+    """The key that signed this statement of a commit. Raises RemoteError where the commit does not hold it."""
+    if signed.signer >= len(commit.signers):
+        raise RemoteError(pb.REASON_MALFORMED, f"a statement of signer {signed.signer} of {len(commit.signers)}")
+    return commit.signers[signed.signer]
+
+
+def unpacked(commit: pb.Commit, kind: pb.Kind, signed: pb.Signed) -> pb.Envelope:
+    """The envelope in which this statement of a commit came. Raises RemoteError where the commit does not hold its key."""
+    return pb.Envelope(kind=kind, key=author(commit, signed), body=signed.body, signature=signed.signature)
 
 
 def parse(kind: type[M], raw: bytes) -> M:
@@ -189,11 +201,12 @@ def _check_receipt(body: pb.Receipt) -> None:
     _check_digest(body.ballot, "ballot")
     _check_digest(body.scores, "scores", optional=True)
     _require(len(body.accepted) <= limits.CLUSTERS // 8, "too many bits", pb.REASON_OVERSIZE)
-    _require(len(body.findings) <= limits.FINDINGS, "too many findings", pb.REASON_OVERSIZE)
-    indices = [finding.index for finding in body.findings]
-    _require(indices == sorted(set(indices)), "findings repeat or are not in order")
+    _require(len(body.findings) + len(body.scored) <= limits.FINDINGS, "too many findings", pb.REASON_OVERSIZE)
+    for indices in ([finding.index for finding in body.findings], list(body.scored)):
+        _require(indices == sorted(set(indices)), "findings repeat or are not in order")
+    _require(len(body.score) == len(body.scored), "a score for each of the scored")
     for finding in body.findings:
-        _require(finding.reason in _REASONS, "unknown reason")
+        _require(finding.reason in _REASONS and bool(finding.reason), "unknown reason")
         _require(finding.stage < limits.STAGES, "stage out of bounds")
 
 

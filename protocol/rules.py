@@ -303,10 +303,12 @@ def _receipt(manifest: Manifest, head: Head, gathered: Gathered, statement: Stat
     if len(body.accepted) != -(-count // 8) or known >> count or known >> own & 1:
         return reject(pb.REASON_MALFORMED, "not a bit for each other contribution on the ballot"), gathered
     for finding in body.findings:
-        if finding.index >= count or finding.index == own or bool(finding.reason) == bool(known >> finding.index & 1):
+        if finding.index >= count or finding.index == own or known >> finding.index & 1:
             return reject(pb.REASON_MALFORMED, "a finding contradicts its bit, or is about nothing on the ballot"), gathered
         if finding.stage >= manifest.model.stages:
             return reject(pb.REASON_WRONG_STAGES, f"the run has {manifest.model.stages} stages"), gathered
+    if any(not known >> index & 1 for index in body.scored):
+        return reject(pb.REASON_MALFORMED, "a score of what it does not accept"), gathered
     receipts = put(gathered.receipts, statement.peer, statement)
     if receipts is None:
         return ignore(pb.REASON_EQUIVOCATION, "two are proof enough"), gathered

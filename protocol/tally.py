@@ -124,8 +124,7 @@ def _complaints(gathered: Gathered, voters: Sequence[str]) -> dict[int, Counter[
     found: dict[int, Counter[pb.Reason]] = {}
     for name in voters:
         for finding in gathered.receipts[name][0].body.findings:
-            if finding.reason:
-                found.setdefault(finding.index, Counter())[finding.reason] += 1
+            found.setdefault(finding.index, Counter())[finding.reason] += 1
     return found
 
 

@@ -300,30 +300,32 @@ class Ballot(_message.Message):
     def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., contributions: _Optional[_Iterable[bytes]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Finding(_message.Message):
-    __slots__ = ("index", "reason", "stage", "score")
+    __slots__ = ("index", "reason", "stage")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
-    SCORE_FIELD_NUMBER: _ClassVar[int]
     index: int
     reason: Reason
     stage: int
-    score: int
-    def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[Reason, str]] = ..., stage: _Optional[int] = ..., score: _Optional[int] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[Reason, str]] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("round", "ballot", "accepted", "findings", "scores")
+    __slots__ = ("round", "ballot", "accepted", "findings", "scores", "scored", "score")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     FINDINGS_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     round: int
     ballot: bytes
     accepted: bytes
     findings: _containers.RepeatedCompositeFieldContainer[Finding]
     scores: bytes
-    def __init__(self, round: _Optional[int] = ..., ballot: _Optional[bytes] = ..., accepted: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., scores: _Optional[bytes] = ...) -> None: ...
+    scored: _containers.RepeatedScalarFieldContainer[int]
+    score: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, round: _Optional[int] = ..., ballot: _Optional[bytes] = ..., accepted: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., scores: _Optional[bytes] = ..., scored: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StateReport(_message.Message):
     __slots__ = ("round", "head", "state", "evaluated", "evaluation_loss", "replayed")
@@ -372,6 +374,16 @@ class Heartbeat(_message.Message):
     head: bytes
     tokens_per_second: float
     def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., head: _Optional[bytes] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
+
+class Signed(_message.Message):
+    __slots__ = ("signer", "body", "signature")
+    SIGNER_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    signer: int
+    body: bytes
+    signature: bytes
+    def __init__(self, signer: _Optional[int] = ..., body: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("cluster", "hosts", "joined", "missed", "samples_counted", "lease", "standing", "account")
@@ -424,7 +436,7 @@ class Rest(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., until: _Optional[int] = ..., removals: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("round", "previous", "closed_at_ms", "collect_ms", "vote_ms", "open_ms", "ballot", "claims", "clusters", "leaves", "contributions", "receipts", "reports", "refusals", "attested", "closing", "roster", "counted", "excluded", "state", "norm", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans", "rank_or_k", "inner_steps", "trained", "built_by", "resting", "collect_history", "vote_history", "data_root", "merit_root")
+    __slots__ = ("round", "previous", "closed_at_ms", "collect_ms", "vote_ms", "open_ms", "ballot", "claims", "clusters", "leaves", "contributions", "receipts", "reports", "refusals", "attested", "closing", "roster", "counted", "excluded", "state", "norm", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans", "rank_or_k", "inner_steps", "trained", "built_by", "resting", "collect_history", "vote_history", "data_root", "merit_root", "signers")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_AT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -460,6 +472,7 @@ class Commit(_message.Message):
     VOTE_HISTORY_FIELD_NUMBER: _ClassVar[int]
     DATA_ROOT_FIELD_NUMBER: _ClassVar[int]
     MERIT_ROOT_FIELD_NUMBER: _ClassVar[int]
+    SIGNERS_FIELD_NUMBER: _ClassVar[int]
     round: int
     previous: bytes
     closed_at_ms: int
@@ -467,12 +480,12 @@ class Commit(_message.Message):
     vote_ms: int
     open_ms: int
     ballot: Envelope
-    claims: _containers.RepeatedCompositeFieldContainer[Envelope]
-    clusters: _containers.RepeatedCompositeFieldContainer[Envelope]
-    leaves: _containers.RepeatedCompositeFieldContainer[Envelope]
-    contributions: _containers.RepeatedCompositeFieldContainer[Envelope]
-    receipts: _containers.RepeatedCompositeFieldContainer[Envelope]
-    reports: _containers.RepeatedCompositeFieldContainer[Envelope]
+    claims: _containers.RepeatedCompositeFieldContainer[Signed]
+    clusters: _containers.RepeatedCompositeFieldContainer[Signed]
+    leaves: _containers.RepeatedCompositeFieldContainer[Signed]
+    contributions: _containers.RepeatedCompositeFieldContainer[Signed]
+    receipts: _containers.RepeatedCompositeFieldContainer[Signed]
+    reports: _containers.RepeatedCompositeFieldContainer[Signed]
     refusals: _containers.RepeatedCompositeFieldContainer[Exclusion]
     attested: _containers.RepeatedCompositeFieldContainer[Attestation]
     closing: bool
@@ -495,4 +508,5 @@ class Commit(_message.Message):
     vote_history: _containers.RepeatedScalarFieldContainer[int]
     data_root: bytes
     merit_root: bytes
-    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closed_at_ms: _Optional[int] = ..., collect_ms: _Optional[int] = ..., vote_ms: _Optional[int] = ..., open_ms: _Optional[int] = ..., ballot: _Optional[_Union[Envelope, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., closing: _Optional[bool] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., state: _Optional[bytes] = ..., norm: _Optional[int] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., rank_or_k: _Optional[int] = ..., inner_steps: _Optional[int] = ..., trained: _Optional[int] = ..., built_by: _Optional[_Iterable[str]] = ..., resting: _Optional[_Iterable[_Union[Rest, _Mapping]]] = ..., collect_history: _Optional[_Iterable[int]] = ..., vote_history: _Optional[_Iterable[int]] = ..., data_root: _Optional[bytes] = ..., merit_root: _Optional[bytes] = ...) -> None: ...
+    signers: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closed_at_ms: _Optional[int] = ..., collect_ms: _Optional[int] = ..., vote_ms: _Optional[int] = ..., open_ms: _Optional[int] = ..., ballot: _Optional[_Union[Envelope, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., closing: _Optional[bool] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., state: _Optional[bytes] = ..., norm: _Optional[int] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., rank_or_k: _Optional[int] = ..., inner_steps: _Optional[int] = ..., trained: _Optional[int] = ..., built_by: _Optional[_Iterable[str]] = ..., resting: _Optional[_Iterable[_Union[Rest, _Mapping]]] = ..., collect_history: _Optional[_Iterable[int]] = ..., vote_history: _Optional[_Iterable[int]] = ..., data_root: _Optional[bytes] = ..., merit_root: _Optional[bytes] = ..., signers: _Optional[_Iterable[bytes]] = ...) -> None: ...

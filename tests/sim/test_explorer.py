@@ -105,8 +105,7 @@ def replay(swarm: Swarm, number: int) -> None:
     """Somebody sends again everything that a peer ever said in the chain."""
     if swarm.coordinator_up:
         for commit in list(swarm.commits):
-            body = commit.body
-            for envelope in (*body.claims, *body.leaves, *body.contributions, *body.receipts, *body.reports):
+            for envelope in chain.envelopes(commit.body):
                 if envelope.key == swarm.peers[number].identity.key:
                     swarm.feed_envelope(envelope)
 

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from dilocox.protocol import limits
 from dilocox.protocol.crypto import verify
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import JoinLink, key_of_peer, peer_id
@@ -70,6 +71,26 @@ def test_fields_are_bounded(change, expected):
     body = pb.Contribution(round=2, head=digest(0), loss=1.0, leaves=digest(1), base_state=digest(2), norm=128, size=5)
     change(body)
     assert reason(seal(identity(1), pb.KIND_CONTRIBUTION, RUN, body).envelope, kinds=(pb.KIND_CONTRIBUTION,)) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda b: b.findings.add(index=1), pb.REASON_MALFORMED),  # refused without a reason
+        (lambda b: b.findings.add(index=1, reason=pb.REASON_RATE, stage=limits.STAGES), pb.REASON_MALFORMED),
+        (lambda b: b.findings.extend([pb.Finding(index=1, reason=pb.REASON_RATE)] * 2), pb.REASON_MALFORMED),
+        (lambda b: b.scored.append(1), pb.REASON_MALFORMED),  # without a score
+        (lambda b: b.score.append(1), pb.REASON_MALFORMED),  # of nothing
+        (lambda b: (b.scored.extend([2, 1]), b.score.extend([3, 4])), pb.REASON_MALFORMED),
+        (lambda b: (b.scored.extend(range(limits.FINDINGS)), b.score.extend([0] * limits.FINDINGS)), pb.REASON_OVERSIZE),
+        (lambda b: setattr(b, "accepted", bytes(limits.CLUSTERS // 8 + 1)), pb.REASON_OVERSIZE),
+    ],
+)
+def test_receipts_are_bounded(change, expected):
+    body = pb.Receipt(round=2, ballot=digest(0), accepted=b"\x01", findings=[pb.Finding(index=0, reason=pb.REASON_RATE)])
+    open_envelope(seal(identity(1), pb.KIND_RECEIPT, RUN, body).envelope, RUN, (pb.KIND_RECEIPT,))
+    change(body)
+    assert reason(seal(identity(1), pb.KIND_RECEIPT, RUN, body).envelope, kinds=(pb.KIND_RECEIPT,)) == expected
 
 
 def test_peer_ids_are_libp2ps():

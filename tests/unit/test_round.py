@@ -4,7 +4,7 @@ import pytest
 
 from dilocox.protocol import chain, round
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.messages import seal
+from dilocox.protocol.messages import author, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.round import DEADLINE_FLOOR_SECONDS, deadline_seconds
 from dilocox.protocol.rules import Outcome
@@ -230,7 +230,8 @@ def test_two_contributions_for_one_slot_void_both_and_are_kept_as_proof():
     table.contribute([1, 2]).vote()
     assert table.counted() == [1, 2]
     assert table.why(0) == pb.REASON_EQUIVOCATION
-    proof = [e for e in table.commits[-1].body.contributions if e.key == identity(0).key]
+    commit = table.commits[-1].body
+    proof = [signed for signed in commit.contributions if author(commit, signed) == identity(0).key]
     assert len(proof) == 2
     table.verify()
 
@@ -241,7 +242,8 @@ def test_two_receipts_for_one_slot_void_both():
     table.submit(table.receipt(0))
     assert table.submit(table.receipt(0, {1: pb.REASON_NON_FINITE})).reason == pb.REASON_EQUIVOCATION
     table.vote([1, 2])
-    assert [e.key for e in table.commits[-1].body.receipts].count(identity(0).key) == 2
+    commit = table.commits[-1].body
+    assert [author(commit, signed) for signed in commit.receipts].count(identity(0).key) == 2
     assert table.counted() == [1, 2]
     assert table.why(0) == pb.REASON_EQUIVOCATION
     table.verify()
@@ -416,6 +418,11 @@ def test_a_tampered_commit_does_not_verify():
     tampered(lambda b: setattr(b, "norm", 1))
     tampered(lambda b: b.roster.pop())
     tampered(lambda b: setattr(b, "data_cursor", 0))
+    tampered(lambda b: b.signers.pop())
+    tampered(lambda b: b.signers.reverse())
+    tampered(lambda b: b.signers.append(identity(9).key))
+    tampered(lambda b: setattr(b.receipts[0], "signer", b.receipts[1].signer))
+    tampered(lambda b: setattr(b.ballot, "kind", pb.KIND_LEAVE))
     forged = seal(identity(1), pb.KIND_COMMIT, table.run.run_id, honest)
     with pytest.raises(RemoteError, match="not by the coordinator"):
         chain.extend(table.run, head, forged.envelope)
