@@ -108,7 +108,7 @@ class Crowd:
     def state(self, head: Head) -> bytes:
         return head.state or helpers.digest("state", head.round)
 
-    def _all(self, kind: pb.Kind, body: Callable[[int, str], Any]) -> list[Statement[Any]]:
+    def everybody(self, kind: pb.Kind, body: Callable[[int, str], Any]) -> list[Statement[Any]]:
         return [seal(one, kind, self.run.run_id, body(number, one.peer)) for number, one in enumerate(self.identities)]
 
     def claims(self, head: Head) -> list[Statement[pb.Claim]]:
@@ -122,7 +122,7 @@ class Crowd:
             state = self.state(head)
             return pb.StateReport(round=head.round, head=head.digest, state=state, evaluated=True, evaluation_loss=loss)
 
-        return self._all(pb.KIND_STATE_REPORT, body)
+        return self.everybody(pb.KIND_STATE_REPORT, body)
 
     def contributions(self, head: Head) -> list[Statement[pb.Contribution]]:
         def body(number: int, peer: str) -> pb.Contribution:
@@ -145,7 +145,7 @@ class Crowd:
                 audit=helpers.digest("audit", number, head.round),
             )
 
-        return self._all(pb.KIND_CONTRIBUTION, body)
+        return self.everybody(pb.KIND_CONTRIBUTION, body)
 
     def receipts(self, head: Head, ballot: Statement[pb.Ballot], listed: Sequence[str]) -> list[Statement[pb.Receipt]]:
         at = {peer: index for index, peer in enumerate(listed)}
@@ -166,7 +166,7 @@ class Crowd:
                 scores=helpers.digest("scores", number, head.round),
             )
 
-        return self._all(pb.KIND_RECEIPT, body)
+        return self.everybody(pb.KIND_RECEIPT, body)
 
 
 # Making and verifying a commit.
@@ -289,9 +289,9 @@ class Desk:
             tasks = [asyncio.create_task(desk.service.driver.run()), asyncio.create_task(desk.service.run())]
             tasks.append(asyncio.create_task(desk.watch(crowd.identities[0])))
             for one in crowd.identities[1:]:
-                desk.service._greet(desk.request(one), one.peer)
-                desk.service._watchers.add(Sink())
-            await desk.until(lambda: len(desk.service._watchers) == clusters)
+                desk.service.greet(desk.request(one), one.peer)
+                desk.service.watchers.add(Sink())
+            await desk.until(lambda: len(desk.service.watchers) == clusters)
             yield desk
             for task in tasks:
                 task.cancel()
@@ -333,19 +333,19 @@ class Desk:
             spent += time.process_time() - before
 
         beats = [pb.Heartbeat(sequence=1 + head.round, head=head.digest) for _ in crowd.identities]
-        await said(lambda: crowd._all(pb.KIND_HEARTBEAT, lambda number, _: beats[number]))
+        await said(lambda: crowd.everybody(pb.KIND_HEARTBEAT, lambda number, _: beats[number]))
         await said(lambda: crowd.reports(head))
         await said(lambda: crowd.claims(head))
         await said(lambda: crowd.contributions(head))
         before = time.process_time()
-        await self.until(lambda: service._ballot is not None)
+        await self.until(lambda: service.ballot is not None)
         spent += time.process_time() - before
         ballot, listed = service.state.gathered.ballot, service.state.gathered.listed()
         assert ballot is not None
         await said(lambda: crowd.receipts(head, ballot, listed))
         before = time.process_time()
         await self.until(lambda: service.chain.head.round > head.round)
-        await self.drained(lambda: sum(queue.qsize() for queue in service._watchers))
+        await self.drained(lambda: sum(queue.qsize() for queue in service.watchers))
         return spent + time.process_time() - before
 
     async def drained(self, waiting: Callable[[], int]) -> None:

@@ -71,7 +71,7 @@ class RoundDriver:
         """While a commit is made, `state` is the one that it closes …"""
         self._queued: list[Input] = []
         """… and what comes in meanwhile is stepped after it."""
-        self._writing = asyncio.Lock()
+        self.writing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._signed = False
         """Whether this process has signed a commit, or is about to: what nodes give back then comes too late."""
@@ -151,7 +151,7 @@ class RoundDriver:
 
     async def flush(self) -> None:
         """Put everything so far on disk and send it. Raises what the disk raises."""
-        async with self._writing:
+        async with self.writing:
             await self.settled()  # what closes a round is written with its commit
             batch, self._batch = self._batch, []
             outbox, self._outbox = self._outbox, []

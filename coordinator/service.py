@@ -104,16 +104,16 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """Our signed peer record; set before the server starts."""
         self.callers: Callers | None = None
         """Who calls our server; set before it starts."""
-        self._watchers: set[asyncio.Queue[services.WatchEvent | None]] = set()
+        self.watchers: set[asyncio.Queue[services.WatchEvent | None]] = set()
         self._streams: list[Stream] = []
         self._buckets = Buckets(lambda: clock().seconds)
         self.liveness = Liveness(chain.manifest.rounds.liveness_seconds, lambda: clock().seconds)
-        self._ballot: Statement[object] | None = None
+        self.ballot: Statement[object] | None = None
         """As published: what is not on disk yet is told to nobody."""
         self._said = ""
         self.driver = RoundDriver(identity, chain, self._publish, clock)
         self.driver.resume()
-        self._ballot = self.state.gathered.ballot
+        self.ballot = self.state.gathered.ballot
 
     @property
     def state(self) -> RoundState:
@@ -160,17 +160,17 @@ class CoordinatorService(rpc.CoordinatorServicer):
             self._tell(services.WatchEvent(disagreement=disagreement))
             return
         if sent.kind == pb.KIND_BALLOT:
-            self._ballot = sent
+            self.ballot = sent
         if sent.kind == pb.KIND_COMMIT:
-            self._ballot = None
+            self.ballot = None
         self._tell(services.WatchEvent(statement=sent.envelope))
         if sent.kind == pb.KIND_COMMIT:
             self.look_around()
 
     def _tell(self, event: services.WatchEvent) -> None:
-        for queue in list(self._watchers):
+        for queue in list(self.watchers):
             if queue.qsize() >= WATCH_BACKLOG:
-                self._watchers.discard(queue)
+                self.watchers.discard(queue)
                 queue.put_nowait(None)
             else:
                 queue.put_nowait(event)
@@ -316,7 +316,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         stream = Stream(caller, address)
         self._check_room(stream)
         self._streams.append(stream)
-        watcher = self._greet(request, caller)
+        watcher = self.greet(request, caller)
         queue: asyncio.Queue[services.WatchEvent | None] = asyncio.Queue()
         try:
             yield self._standing()
@@ -326,16 +326,16 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 assert raw is not None
                 number += 1
                 yield services.WatchEvent(statement=pb.Envelope.FromString(raw))
-            self._watchers.add(queue)
+            self.watchers.add(queue)
             self.look_around()
             contributions = [s for slot in self.state.gathered.contributions.values() for s in slot]
-            for statement in [*contributions, *([self._ballot] if self._ballot else [])]:
+            for statement in [*contributions, *([self.ballot] if self.ballot else [])]:
                 yield services.WatchEvent(statement=statement.envelope)
             while (event := await queue.get()) is not None:
                 if not event.HasField("disagreement") or watcher in event.disagreement.clusters:
                     yield event
         finally:
-            self._watchers.discard(queue)
+            self.watchers.discard(queue)
             self._streams.remove(stream)
             if watcher:
                 self.liveness.close_stream(watcher)
@@ -352,7 +352,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if len(strangers) >= limits.SPECTATORS or here >= limits.SPECTATORS_PER_ADDRESS:
             raise RemoteError(pb.REASON_RATE, "too many strangers are watching already")
 
-    def _greet(self, request: services.WatchRequest, caller: str) -> str:
+    def greet(self, request: services.WatchRequest, caller: str) -> str:
         """The peer whose sign of life this stream is; empty for a spectator. Nobody says hello for another."""
         if not request.HasField("hello"):
             return ""

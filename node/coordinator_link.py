@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 
-from dilocox.protocol.crypto import sha256, verify
+from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.ids import JoinLink, peer_id, short
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.ids import JoinLink, short
+from dilocox.protocol.manifest import Manifest, open_manifest
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
@@ -93,9 +93,9 @@ class CoordinatorLink:
             try:
                 async with self._calling() as stub:
                     run: services.Run = await stub.GetRun(services.GetRunRequest(), timeout=CALL_SECONDS)
-                    manifest = self._check(run.manifest)
+                    manifest = open_manifest(run.manifest, self._link.run_id, self._link.coordinator)
                     self._learn(run.coordinator)
-                return manifest
+                return manifest, run.manifest.body
             except (RemoteError, grpc.aio.AioRpcError) as error:
                 if isinstance(error, RemoteError) and error.reason == pb.REASON_WRONG_RUN:
                     raise LocalError(f"the coordinator does not serve what the link names: {error.detail}") from error
@@ -111,17 +111,6 @@ class CoordinatorLink:
         if record.peer != self._link.coordinator:
             raise RemoteError(pb.REASON_BAD_SIGNATURE, f"{record.peer} answers instead of the coordinator")
         self._directory.learn(record)
-
-    def _check(self, envelope: pb.Envelope) -> tuple[Manifest, bytes]:
-        manifest = Manifest.from_canonical(envelope.body)
-        if manifest.run_id != self._link.run_id:
-            raise RemoteError(pb.REASON_WRONG_RUN, "the manifest does not hash to the run id")
-        owner = bytes.fromhex(manifest.run.owner)
-        if not verify(owner, envelope.signature, pb.KIND_MANIFEST, manifest.run_id, envelope.body):
-            raise RemoteError(pb.REASON_WRONG_RUN, f"the manifest is not signed by its owner {peer_id(owner)}")
-        if manifest.coordinator != self._link.coordinator:
-            raise RemoteError(pb.REASON_WRONG_RUN, f"its owner named {manifest.coordinator} as coordinator, the link another")
-        return manifest, envelope.body
 
     async def watch(
         self, next_round: Callable[[], int], hello: Callable[[], Statement[pb.Heartbeat]], away: Callable[[], None]

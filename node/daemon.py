@@ -146,7 +146,7 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     closing.callback(own.close)
     stages = range(manifest.model.stages)
     exchange = Exchange(manifest, stages, place.store, network.directory, place.channels, me.peer)
-    prover = _prover(settings, home, manifest)
+    prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover
     participant = Participant(me, manifest, place.store, chain, own, coordinator, exchange, pool, tasks, prover)
     challenger = Challenger(manifest, network.directory, place.channels)
@@ -173,7 +173,7 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
         tasks.start(participant.prove(), "prove")
 
 
-def _prover(settings: NodeSettings, home: DataDirectory, manifest: Manifest) -> Prover | None:
+def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) -> Prover | None:
     """Where the run asks for evidence: what this machine can give. A machine without any is refused by the coordinator."""
     kinds = manifest.attestation.kinds
     if not kinds:

@@ -198,14 +198,14 @@ class Participant:
     async def _statement(self, envelope: pb.Envelope) -> None:
         try:
             if envelope.kind == pb.KIND_COMMIT:
-                await self._commit(envelope)
+                await self.take_commit(envelope)
             else:
                 kinds = (pb.KIND_BALLOT, pb.KIND_CONTRIBUTION)
                 self.feed(member.Seen(open_envelope(envelope, self.manifest.run_id, kinds)))
         except RemoteError as error:
             log.warning("the coordinator sent something that does not hold: %s", error)
 
-    async def _commit(self, envelope: pb.Envelope) -> None:
+    async def take_commit(self, envelope: pb.Envelope) -> None:
         sent = open_envelope(envelope, self.manifest.run_id, (pb.KIND_COMMIT,))
         if sent.body.round < self.chain.head.round:
             known = self.chain.commit(sent.body.round)

@@ -114,7 +114,7 @@ class Starts:
         """Fetch what the start needs; the commits that it replays. Raises RemoteError when it cannot be had."""
         start = worker.Start.FromString(candidate.start.SerializeToString())
         if candidate.root:
-            await self._fetch_state(start, candidate.root, say)
+            await self.fetch_state(start, candidate.root, say)
         if start.boundary and start.boundary < start.round:
             start.boundary_commit.CopyFrom(self._counted(start.boundary))
         replays = []
@@ -135,7 +135,7 @@ class Starts:
         takes = [worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip) for item in taken(commit.body)]
         return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
 
-    async def _fetch_state(self, start: worker.Start, root: bytes, say: Callable[[str], None]) -> None:
+    async def fetch_state(self, start: worker.Start, root: bytes, say: Callable[[str], None]) -> None:
         commit = self._chain.commit(start.round)
         assert commit is not None, "the snapshot's root stands in it"
         providers = [member.cluster for member in commit.body.roster]

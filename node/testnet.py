@@ -81,7 +81,7 @@ class Testnet:
 
     def __init__(self, folder: Path, members: list[Member]) -> None:
         self.folder, self.members = folder.absolute(), members
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._parent_pipe: ParentPipe | None = None
 
     @classmethod
@@ -134,7 +134,7 @@ class Testnet:
 
     def start(self, member: Member, attached: bool = True) -> None:
         """Start a member's daemon; its output goes to `<name>.log`."""
-        if (earlier := self._processes.pop(member.name, None)) is not None:
+        if (earlier := self.processes.pop(member.name, None)) is not None:
             earlier.wait(timeout=STOP_SECONDS)
         environment = dict(os.environ)
         if attached:
@@ -142,7 +142,7 @@ class Testnet:
             environment = self._parent_pipe.environment()
         environment.setdefault("OMP_NUM_THREADS", "1")
         with (self.folder / f"{member.name}.log").open("ab") as output:
-            self._processes[member.name] = subprocess.Popen(
+            self.processes[member.name] = subprocess.Popen(
                 [sys.executable, "-P", "-m", "dilocox.cli.main", *member.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -157,7 +157,7 @@ class Testnet:
         link = self.folder / "link"
         deadline = time.monotonic() + START_SECONDS
         while not link.exists():
-            if self._processes["coordinator"].poll() is not None or time.monotonic() > deadline:
+            if self.processes["coordinator"].poll() is not None or time.monotonic() > deadline:
                 raise LocalError(f"the coordinator did not start:\n{self.last_words(self.coordinator)}")
             time.sleep(POLL_SECONDS)
         for node in self.nodes:
@@ -165,7 +165,7 @@ class Testnet:
 
     def failed(self) -> list[Member]:
         """Members started here whose process ended with an error."""
-        return [m for m in self.members if m.name in self._processes and self._processes[m.name].poll() not in (None, 0, -9)]
+        return [m for m in self.members if m.name in self.processes and self.processes[m.name].poll() not in (None, 0, -9)]
 
     def last_words(self, member: Member) -> str:
         path = self.folder / f"{member.name}.log"
@@ -187,7 +187,7 @@ class Testnet:
             for member in group:
                 with contextlib.suppress(LocalError, ProcessLookupError):
                     self.kill(member, signal.SIGTERM)
-                process = self._processes.get(member.name)
+                process = self.processes.get(member.name)
                 if process is not None and process.poll() is None:  # not far enough to hold its lock
                     process.terminate()
             deadline = time.monotonic() + STOP_SECONDS
@@ -198,7 +198,7 @@ class Testnet:
                     self.kill(member)
         if self._parent_pipe is not None:
             self._parent_pipe.close()
-        for process in self._processes.values():
+        for process in self.processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=STOP_SECONDS)
             if process.poll() is None:

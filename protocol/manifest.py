@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dilocox.protocol import limits
-from dilocox.protocol.crypto import sha256
+from dilocox.protocol.crypto import sha256, verify
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import key_of_peer, peer_id
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -354,6 +354,19 @@ class Manifest(_Section):
         """The newest round up to `round` whose starting state peers keep for joiners; 1 is the initial state."""
         every = self.rounds.snapshot_every
         return 1 + (round - 1) // every * every
+
+
+def open_manifest(envelope: pb.Envelope, run_id: bytes, coordinator: str) -> Manifest:
+    """The manifest that a link promised: of this run, signed by its owner, who names this coordinator. Raises RemoteError."""
+    manifest = Manifest.from_canonical(envelope.body)
+    if manifest.run_id != run_id:
+        raise RemoteError(pb.REASON_WRONG_RUN, "the manifest does not hash to the run id")
+    owner = bytes.fromhex(manifest.run.owner)
+    if not verify(owner, envelope.signature, pb.KIND_MANIFEST, run_id, envelope.body):
+        raise RemoteError(pb.REASON_WRONG_RUN, f"the manifest is not signed by its owner {peer_id(owner)}")
+    if manifest.coordinator != coordinator:
+        raise RemoteError(pb.REASON_WRONG_RUN, f"its owner named {manifest.coordinator} as coordinator, the link another")
+    return manifest
 
 
 def _explain(item: Any) -> str:

@@ -26,10 +26,10 @@ class Credentials(grpc.AuthMetadataPlugin):
 
     def __init__(self, identity: Identity, run_id: bytes, certificate_der: bytes) -> None:
         call = pb.Call(certificate=sha256(certificate_der))
-        self._metadata = ((HEADER, seal(identity, pb.KIND_CALL, run_id, call).envelope.SerializeToString()),)
+        self.metadata = ((HEADER, seal(identity, pb.KIND_CALL, run_id, call).envelope.SerializeToString()),)
 
     def __call__(self, context: grpc.AuthMetadataContext, callback: Callable[[object, Exception | None], None]) -> None:
-        callback(self._metadata, None)
+        callback(self.metadata, None)
 
 
 class Callers:
@@ -37,7 +37,7 @@ class Callers:
 
     def __init__(self, run_id: bytes, certificate_der: bytes) -> None:
         self._run_id, self._certificate = run_id, sha256(certificate_der)
-        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self.known: OrderedDict[bytes, str] = OrderedDict()
         """By credential, those that hold."""
 
     def peer(self, context: grpc.aio.ServicerContext) -> str:
@@ -48,15 +48,15 @@ class Callers:
         return ""
 
     def _verified(self, raw: bytes) -> str:
-        if raw not in self._known:
+        if raw not in self.known:
             call = open_envelope(raw, self._run_id, (pb.KIND_CALL,))
             if call.body.certificate != self._certificate:
                 raise RemoteError(pb.REASON_BAD_SIGNATURE, "the credential is for another server")
-            self._known[raw] = call.peer
-            if len(self._known) > limits.KNOWN_PEERS:
-                self._known.popitem(last=False)
-        self._known.move_to_end(raw)
-        return self._known[raw]
+            self.known[raw] = call.peer
+            if len(self.known) > limits.KNOWN_PEERS:
+                self.known.popitem(last=False)
+        self.known.move_to_end(raw)
+        return self.known[raw]
 
 
 def address_of(context: grpc.aio.ServicerContext) -> str:

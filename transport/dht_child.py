@@ -76,7 +76,7 @@ async def run(settings: dict[str, Any]) -> None:
     )
     try:
         working = asyncio.create_task(_work(p2p, run_id, settings["bootstrap"]))
-        libp2p = asyncio.create_task(p2p._child.wait())  # hivemind does not notice its end, and may wait for an answer for ever
+        libp2p = asyncio.create_task(process_of(p2p).wait())  # its end leaves hivemind waiting for an answer, perhaps for ever
         await asyncio.wait({working, libp2p}, return_when=asyncio.FIRST_COMPLETED)
         if libp2p.done():
             raise RuntimeError("libp2p's process ended")
@@ -84,6 +84,12 @@ async def run(settings: dict[str, Any]) -> None:
     finally:
         async with asyncio.timeout(STOP_SECONDS):
             await p2p.shutdown()
+
+
+def process_of(p2p: P2P) -> asyncio.subprocess.Process:
+    """libp2p's own process; hivemind shows it nowhere else."""
+    process: asyncio.subprocess.Process = p2p._child
+    return process
 
 
 async def _work(p2p: P2P, run_id: bytes, bootstrap: list[str]) -> None:

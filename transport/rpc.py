@@ -110,9 +110,9 @@ async def fetch_blob(
                 async with asyncio.timeout(STALL_SECONDS):
                     reply = await anext(aiter(stream))
                 received += len(reply.data)
-                await _in_thread(partial.feed, reply.data)
+                await in_thread(partial.feed, reply.data)
         watch(partial.held, partial.size)
-        await _in_thread(partial.finish)
+        await in_thread(partial.finish)
     except grpc.aio.AioRpcError as error:
         raise RemoteError(pb.REASON_UNAVAILABLE, f"the peer answered {error.code().name.lower()}") from error
     except (TimeoutError, StopAsyncIteration) as error:
@@ -122,7 +122,7 @@ async def fetch_blob(
     return received
 
 
-async def _in_thread(function: Callable[..., None], *arguments: Any) -> None:
+async def in_thread(function: Callable[..., None], *arguments: Any) -> None:
     """Ends with the thread, however often it is cancelled: nobody else writes the file meanwhile."""
     running = asyncio.create_task(asyncio.to_thread(function, *arguments))
     try:

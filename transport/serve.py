@@ -57,16 +57,16 @@ class Turns:
         """`waiting`: at most so many in all."""
         self._each, self._most = each, total + waiting
         self._all = asyncio.Semaphore(total)
-        self._own: dict[str, asyncio.Semaphore] = {}
-        self._here: Counter[str] = Counter()
+        self.own: dict[str, asyncio.Semaphore] = {}
+        self.here: Counter[str] = Counter()
 
     @asynccontextmanager
     async def turn(self, caller: str) -> AsyncIterator[None]:
         """Raises RemoteError when too many wait, or it takes too long."""
-        if self._here.total() >= self._most or self._here[caller] >= 2 * self._each:
+        if self.here.total() >= self._most or self.here[caller] >= 2 * self._each:
             raise RemoteError(pb.REASON_RATE, "too many wait for their turn here")
-        own = self._own.setdefault(caller, asyncio.Semaphore(self._each))
-        self._here[caller] += 1
+        own = self.own.setdefault(caller, asyncio.Semaphore(self._each))
+        self.here[caller] += 1
         try:
             async with AsyncExitStack() as held:
                 try:
@@ -77,16 +77,16 @@ class Turns:
                     raise RemoteError(pb.REASON_RATE, "its turn did not come") from error
                 yield
         finally:
-            self._here[caller] -= 1
-            if not self._here[caller]:
-                del self._here[caller], self._own[caller]
+            self.here[caller] -= 1
+            if not self.here[caller]:
+                del self.here[caller], self.own[caller]
 
 
 class BlobService(rpc.PeerServicer):
     """Serves the blobs of one store."""
 
     def __init__(self, store: BlobStore, callers: Callers, bytes_per_second: float | None = None) -> None:
-        self._store, self._callers = store, callers
+        self._store, self.callers = store, callers
         self.is_member: Callable[[str], bool] = lambda peer: False
         """Whether a peer is on the roster, as soon as the run is known here."""
         self._members = Turns(limits.STREAMS_PER_MEMBER, limits.STREAMS_TO_MEMBERS)
@@ -96,7 +96,7 @@ class BlobService(rpc.PeerServicer):
 
     async def Fetch(self, request: services.FetchRequest, context: grpc.aio.ServicerContext) -> None:
         try:
-            caller = self._callers.peer(context)
+            caller = self.callers.peer(context)
             member = self.is_member(caller)
             turns = self._members if member else self._strangers
             async with turns.turn(caller if member else address_of(context)):

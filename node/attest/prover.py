@@ -61,7 +61,7 @@ class Standing:
 
 class Prover:
     def __init__(self, identity: Identity, manifest: Manifest, kind: str, attester: Attester) -> None:
-        self._identity, self._manifest = identity, manifest
+        self.identity, self.manifest = identity, manifest
         self._kind, self._attester = kind, attester
         self._turn = asyncio.Semaphore(ANSWERS_AT_ONCE)
         self.standing = Standing(False, kind, reason="not challenged yet")
@@ -70,12 +70,12 @@ class Prover:
 
     async def answer(self, nonce: bytes) -> Statement:
         """Evidence bound to our key, the run and the nonce. Raises AttestationError."""
-        key, run = self._identity.key, self._manifest.run_id
+        key, run = self.identity.key, self.manifest.run_id
         data = report_data(self._kind, key, run, nonce)
         async with self._turn:
             evidence = await asyncio.to_thread(self._attester, data)
         body = pb.BoundEvidence(key=key, run=run, nonce=nonce, evidence=evidence.message())
-        return seal(self._identity, pb.KIND_EVIDENCE, run, body)
+        return seal(self.identity, pb.KIND_EVIDENCE, run, body)
 
     @property
     def busy(self) -> bool:
@@ -86,7 +86,7 @@ class Prover:
         """Be challenged, answer, and again before the verdict runs out; for ever."""
         while True:
             try:
-                statement = await self.answer(await coordinator.challenge(self._identity.peer))
+                statement = await self.answer(await coordinator.challenge(self.identity.peer))
                 reply = await coordinator.submit(statement)
                 self._note(reply)
             except AttestationError as error:
@@ -136,7 +136,7 @@ class Challenger:
     """Asks any peer for evidence and judges the answer by the run's policy."""
 
     def __init__(self, manifest: Manifest, directory: Directory, channels: ChannelPool) -> None:
-        self._manifest, self._directory, self._channels = manifest, directory, channels
+        self.manifest, self._directory, self._channels = manifest, directory, channels
         self._policy = Policy(manifest.attestation)
 
     async def challenge(self, peer: str) -> tuple[Verdict, Claims | None]:
@@ -144,7 +144,7 @@ class Challenger:
         record = await self._directory.find(peer)
         if record is None:
             raise RemoteError(pb.REASON_UNAVAILABLE, "its record is not in the DHT")
-        nonce, run = os.urandom(NONCE_BYTES), self._manifest.run_id
+        nonce, run = os.urandom(NONCE_BYTES), self.manifest.run_id
         stub = rpc.AttestorStub(self._channels.channel(record))
         try:
             envelope = await stub.Attest(services.Challenge(nonce=nonce), timeout=ANSWER_SECONDS)

@@ -29,7 +29,7 @@ class Dataset:
         data, length = manifest.data, manifest.model.sequence_length
         self._width = length + 1
         count = len(tokens) // self._width
-        self._tokens = tokens[: count * self._width].reshape(count, self._width)
+        self.tokens = tokens[: count * self._width].reshape(count, self._width)
         self._every = data.held_out_every
         self._held_out = -(-count // self._every)  # rows 0, every, 2·every, …
         self.sequences = count - self._held_out
@@ -43,23 +43,23 @@ class Dataset:
 
     def batch(self, positions: list[int]) -> tuple[Tensor, Tensor]:
         """(inputs, targets), each (len(positions), sequence_length) int64."""
-        rows = torch.from_numpy(self._tokens[[self._row(position) for position in positions]])
+        rows = torch.from_numpy(self.tokens[[self.row(position) for position in positions]])
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
     def evaluation(self) -> tuple[Tensor, Tensor]:
         """The held-out sequences, spread evenly over the text: (inputs, targets)."""
         step = self._held_out / self._evaluation
         chosen = [int(index * step) * self._every for index in range(self._evaluation)]
-        rows = torch.from_numpy(self._tokens[chosen])
+        rows = torch.from_numpy(self.tokens[chosen])
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
-    def _row(self, position: int) -> int:
+    def row(self, position: int) -> int:
         epoch, index = divmod(position, self.sequences)
-        shuffled = _permute(index, self.sequences, self._seed, epoch)
+        shuffled = permute(index, self.sequences, self._seed, epoch)
         return shuffled + shuffled // (self._every - 1) + 1  # rows 0, every, 2·every, … are held out
 
 
-def _permute(index: int, count: int, seed: int, epoch: int) -> int:
+def permute(index: int, count: int, seed: int, epoch: int) -> int:
     """A pseudo-random permutation of 0 … count-1 without a table: a Feistel network, walked until it lands inside."""
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1

@@ -22,7 +22,7 @@ async def borrowed(prover: Prover, nonce: bytes) -> Statement:
     """Evidence that was made for another peer's key."""
     statement = await honest(prover, nonce)
     statement.body.key = b"\x01" * 32
-    return seal(prover._identity, pb.KIND_EVIDENCE, prover._manifest.run_id, statement.body)
+    return seal(prover.identity, pb.KIND_EVIDENCE, prover.manifest.run_id, statement.body)
 
 
 async def replayed(prover: Prover, nonce: bytes) -> Statement:
@@ -35,7 +35,7 @@ async def elsewhere(prover: Prover, nonce: bytes) -> Statement:
     """Evidence that was made for another run."""
     statement = await honest(prover, nonce)
     statement.body.run = b"\x02" * 32
-    return seal(prover._identity, pb.KIND_EVIDENCE, prover._manifest.run_id, statement.body)
+    return seal(prover.identity, pb.KIND_EVIDENCE, prover.manifest.run_id, statement.body)
 
 
 async def lying(prover: Prover, nonce: bytes) -> Statement:
@@ -43,7 +43,7 @@ async def lying(prover: Prover, nonce: bytes) -> Statement:
     statement = await honest(prover, nonce)
     other = await honest(prover, b"\x03" * 32)
     statement.body.evidence.CopyFrom(other.body.evidence)
-    return seal(prover._identity, pb.KIND_EVIDENCE, prover._manifest.run_id, statement.body)
+    return seal(prover.identity, pb.KIND_EVIDENCE, prover.manifest.run_id, statement.body)
 
 
 if __name__ == "__main__":

@@ -328,6 +328,6 @@ def test_a_node_leaves_cleanly_on_sigterm(swarm: Swarm):
     before = swarm.open_round()
     swarm.testnet.kill(late, signal.SIGTERM)
     wait_until_gone(processes)
-    assert swarm.testnet._processes[late.name].wait(timeout=PATIENCE_SECONDS) == 0
+    assert swarm.testnet.processes[late.name].wait(timeout=PATIENCE_SECONDS) == 0
     swarm.wait_for_round(before + 1)
     assert swarm.peer(late.name) not in swarm.round(before + 1)["next_roster"]

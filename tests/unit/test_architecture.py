@@ -108,6 +108,16 @@ def test_nothing_unpickles_and_nothing_of_torch_listens():
         assert not names & forbidden, relative(path)
 
 
+def test_tests_and_benches_reach_for_no_private_name():
+    """But their own, and asyncio's, of which there is no other."""
+    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
+                assert ast.unparse(node.value) in ("self", "cls", "asyncio.Handle"), f"{relative(path)}: {ast.unparse(node)}"
+            if isinstance(node, ast.ImportFrom):
+                assert not [a.name for a in node.names if a.name.startswith("_")], f"{relative(path)}: {ast.unparse(node)}"
+
+
 def test_hivemind_is_imported_in_one_file():
     users = [relative(path) for path in SOURCES if "hivemind" in roots(path)]
     assert users == ["transport/dht_child.py"]

@@ -399,7 +399,6 @@ def test_asking_costs_nobody_a_challenge():
     challenges = Challenges(lambda: 0.0)
     kept = challenges.give("bob")
     mine = [challenges.give("alice") for _ in range(limits.CHALLENGES + 1)]
-    assert not challenges._used
     challenges.redeem("bob", kept)
     challenges.redeem("alice", mine[0])
 
@@ -512,10 +511,10 @@ def test_hardware_kinds_refuse_a_key_that_this_process_did_not_make(tmp_path: Pa
     monkeypatch.setattr(daemon, "choose_attester", lambda *arguments: ("tdx", lambda data: Evidence("tdx", b"")))
     first = DataDirectory(tmp_path)
     assert first.identity_is_new
-    assert daemon._prover(settings, first, run) is not None  # type: ignore[arg-type]
+    assert daemon.prover_for(settings, first, run) is not None  # type: ignore[arg-type]
     first.close()
     second = DataDirectory(tmp_path)
     with pytest.raises(LocalError, match="made inside the measured process"):
-        daemon._prover(settings, second, run)  # type: ignore[arg-type]
+        daemon.prover_for(settings, second, run)  # type: ignore[arg-type]
     second.close()
-    assert daemon._prover(settings, first, manifest()) is None  # type: ignore[arg-type]
+    assert daemon.prover_for(settings, first, manifest()) is None  # type: ignore[arg-type]

@@ -35,17 +35,17 @@ class Call:
     """A call's context, as a service sees it."""
 
     def __init__(self, metadata: tuple[tuple[str, bytes], ...] = (), address: str = "ipv4:192.0.2.1:4711") -> None:
-        self._metadata, self._address = metadata, address
+        self.metadata, self._address = metadata, address
 
     def invocation_metadata(self) -> tuple[tuple[str, bytes], ...]:
-        return self._metadata
+        return self.metadata
 
     def peer(self) -> str:
         return self._address
 
 
 def credential(run_id: bytes = RUN_ID, certificate: bytes = b"theirs") -> bytes:
-    ((_, raw),) = callers.Credentials(MEMBER, run_id, certificate)._metadata
+    ((_, raw),) = callers.Credentials(MEMBER, run_id, certificate).metadata
     return raw
 
 
@@ -65,9 +65,9 @@ def test_credentials_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(limits, "KNOWN_PEERS", 3)
     server = Callers(RUN_ID, b"theirs")
     for number in range(10):
-        ((_, raw),) = callers.Credentials(identity(number), RUN_ID, b"theirs")._metadata
+        ((_, raw),) = callers.Credentials(identity(number), RUN_ID, b"theirs").metadata
         assert server.peer(Call(((HEADER, raw),))) == identity(number).peer  # type: ignore[arg-type]
-    assert len(server._known) == 3
+    assert len(server.known) == 3
 
 
 async def idle(channel, blob: bytes) -> object:
@@ -137,8 +137,8 @@ async def test_who_waits_is_bounded_by_caller_and_in_all_and_not_for_ever(monkey
             await held.enter_async_context(turns.turn("c"))
     async with turns.turn("c"):
         pass
-    assert not turns._here
-    assert not turns._own
+    assert not turns.here
+    assert not turns.own
 
 
 async def test_a_stranger_past_its_share_and_a_spoiled_credential_are_refused_in_a_word(tmp_path: Path):
@@ -183,7 +183,7 @@ async def test_who_takes_a_blob_too_slowly_loses_the_stream_and_the_server_its_c
     source = BlobStore(tmp_path / "source")
     blob = source.put(FRAMES)
     served = serving(tmp_path / "peer", source)
-    served.service = counting = Counting(source, served.service._callers)
+    served.service = counting = Counting(source, served.service.callers)
     async with AsyncExitStack() as closing, served as record, asyncio.timeout(PATIENCE_SECONDS):
         pool = ChannelPool()
         closing.push_async_callback(pool.close)
@@ -258,7 +258,7 @@ async def test_a_thread_that_writes_is_outlived_however_often_its_waiter_is_canc
         going.wait(PATIENCE_SECONDS)
         done.set()
 
-    task = asyncio.create_task(transport._in_thread(write))
+    task = asyncio.create_task(transport.in_thread(write))
     for _ in range(3):
         await asyncio.sleep(0)
         task.cancel()
@@ -300,7 +300,7 @@ async def test_a_download_ends_when_nobody_wants_it_any_more_and_not_before(tmp_
         assert not trickle.cancelled.is_set()
         second.cancel()
         await trickle.cancelled.wait()
-        while exchange._downloads:
+        while exchange.statistics().wanted:
             await asyncio.sleep(0.01)
         async with serving(tmp_path / "whole", source) as whole:  # and can be had again
             exchange = Exchange(manifest(), range(2), target, At(whole), pool, identity(9).peer)  # type: ignore[arg-type]

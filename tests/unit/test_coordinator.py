@@ -162,7 +162,7 @@ async def test_what_closes_a_round_is_written_with_its_commit(desk: Desk):
     for number in range(3):
         await desk.say(desk.contribution(number))
     receipts = [desk.receipt(number) for number in range(3)]
-    async with driver._writing:
+    async with driver.writing:
         waiting = asyncio.create_task(driver.flush())
         await asyncio.sleep(0)  # now it waits
         for receipt in receipts:

@@ -140,7 +140,7 @@ async def test_a_payload_that_nobody_serves_is_waited_for_until_the_run_agreed_o
         assert root == node.chain.commit(start.round).body.state
         fetched.append(start.round)
 
-    monkeypatch.setattr("dilocox.node.starts.Starts._fetch_state", lambda self, *arguments: fetch_state(*arguments))
+    monkeypatch.setattr("dilocox.node.starts.Starts.fetch_state", lambda self, *arguments: fetch_state(*arguments))
     node.grow(1)
     await until(lambda: len(node.pool.starts) == 2)
     start = node.pool.starts[1]

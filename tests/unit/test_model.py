@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dilocox.cli.init import render_preset
-from dilocox.node.training.data import Dataset, _permute, load_dataset
+from dilocox.node.training.data import Dataset, load_dataset, permute
 from dilocox.node.training.inner import InnerOptimizer, learning_rate_factor
 from dilocox.node.training.model import Stage, build_chain, hugging_face_config, initial_values
 from dilocox.protocol.errors import ConfigError
@@ -74,7 +74,7 @@ def test_initial_values_are_uniform_with_the_right_deviation():
 
 def test_the_order_is_a_permutation_that_changes_every_epoch():
     for count in (1, 2, 3, 17, 256, 1000):
-        orders = [[_permute(i, count, 5, epoch) for i in range(count)] for epoch in (0, 1)]
+        orders = [[permute(i, count, 5, epoch) for i in range(count)] for epoch in (0, 1)]
         assert all(sorted(order) == list(range(count)) for order in orders)
         assert count < 5 or orders[0] != orders[1]
 
@@ -85,10 +85,10 @@ def test_training_never_sees_what_is_held_out(rows: int):
 
     run = manifest()
     data = Dataset(run, np.arange(rows * 17) % 256)
-    held_out = range(0, len(data._tokens), run.data.held_out_every)
-    seen = {data._row(position) for position in range(data.sequences)}
+    held_out = range(0, len(data.tokens), run.data.held_out_every)
+    seen = {data.row(position) for position in range(data.sequences)}
     assert len(seen) == data.sequences
-    assert len(seen) + len(held_out) == len(data._tokens) > max(seen)
+    assert len(seen) + len(held_out) == len(data.tokens) > max(seen)
     assert not any(row % run.data.held_out_every == 0 for row in seen)
     inputs, targets = data.evaluation()
     assert torch.equal(inputs[:, 1:], targets[:, :-1])

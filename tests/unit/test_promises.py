@@ -1,17 +1,16 @@
 """What a node promises beside its machine: whose manifest it takes, what it checks, what it does with a second commit."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.exchange import Exchange
 from dilocox.node.outer.state import StageState
 from dilocox.node.participant import Participant
 from dilocox.node.training.trainer import Commit, Take
 from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.manifest import open_manifest
 from dilocox.protocol.messages import canonical, parse, seal
 from dilocox.protocol.norms import clip_factor, norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -24,16 +23,17 @@ RUN = manifest(run={"name": "test", "owner": OWNER.key.hex()}, model={"vocabular
 
 
 def test_a_manifest_is_its_owner_s():
-    link = CoordinatorLink.__new__(CoordinatorLink)
-    link._link = SimpleNamespace(run_id=RUN.run_id, coordinator=COORDINATOR.peer)  # type: ignore[assignment]
-    signed = seal(OWNER, pb.KIND_MANIFEST, RUN.run_id, RUN.canonical_bytes())
-    assert link._check(signed.envelope)[0] == RUN
-    with pytest.raises(RemoteError) as caught:
-        link._check(seal(identity(98), pb.KIND_MANIFEST, RUN.run_id, RUN.canonical_bytes()).envelope)
-    assert caught.value.reason == pb.REASON_WRONG_RUN
-    link._link = SimpleNamespace(run_id=RUN.run_id, coordinator=identity(97).peer)  # type: ignore[assignment]
-    with pytest.raises(RemoteError, match="named"):  # the real run, and somebody else's coordinator
-        link._check(signed.envelope)
+    signed = seal(OWNER, pb.KIND_MANIFEST, RUN.run_id, RUN.canonical_bytes()).envelope
+    assert open_manifest(signed, RUN.run_id, COORDINATOR.peer) == RUN
+    forged = seal(identity(98), pb.KIND_MANIFEST, RUN.run_id, RUN.canonical_bytes()).envelope
+    for envelope, run, coordinator, why in (
+        (forged, RUN.run_id, COORDINATOR.peer, "not signed by its owner"),
+        (signed, digest("another run"), COORDINATOR.peer, "does not hash"),
+        (signed, RUN.run_id, identity(97).peer, "named"),  # the real run, and somebody else's coordinator
+    ):
+        with pytest.raises(RemoteError, match=why) as caught:
+            open_manifest(envelope, run, coordinator)
+        assert caught.value.reason == pb.REASON_WRONG_RUN
 
 
 async def test_two_commits_for_one_round_halt_a_node(tmp_path: Path):
@@ -43,12 +43,12 @@ async def test_two_commits_for_one_round_halt_a_node(tmp_path: Path):
     node.manifest, node.chain = RUN, ChainFile(tmp_path / "chain.db", RUN)
     for commit in table.commits:
         node.chain.append(commit.envelope)
-    await node._commit(table.commits[1].envelope)  # again: harmless
+    await node.take_commit(table.commits[1].envelope)  # again: harmless
     other = pb.Commit.FromString(table.commits[1].envelope.body)
     other.closed_at_ms += 1
     with pytest.raises(LocalError, match="two different commits"):
-        await node._commit(seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, other).envelope)
-    await node._commit(seal(identity(1), pb.KIND_COMMIT, RUN.run_id, other).envelope)  # not the coordinator's: nobody's
+        await node.take_commit(seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, other).envelope)
+    await node.take_commit(seal(identity(1), pb.KIND_COMMIT, RUN.run_id, other).envelope)  # not the coordinator's: nobody's
     node.chain.close()
 
 

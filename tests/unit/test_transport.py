@@ -309,7 +309,7 @@ async def test_the_dht_process_ends_when_libp2p_dies_while_joining(tmp_path: Pat
     """hivemind would wait for ever; the daemon above can start the process again only when it ends."""
 
     async def killed_while_joining(p2p: dht_child.P2P, **_: object) -> None:
-        p2p._child.kill()
+        dht_child.process_of(p2p).kill()
         await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr(dht_child.DHTNode, "create", killed_while_joining)
