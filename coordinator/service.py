@@ -25,7 +25,7 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.round import Absent, Attested, Differ, Present, Received, Refused, RoundState
 from dilocox.protocol.rules import ACCEPT, JUDGES, Judgement, Outcome, ignore, reject
-from dilocox.transport.callers import Callers, address_of
+from dilocox.transport.callers import Callers, Context, address_of
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.serve import send
 
@@ -194,16 +194,14 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """Our newest record, for those who ask for the run."""
         self.record = record
 
-    async def GetRun(self, request: services.GetRunRequest, context: grpc.aio.ServicerContext) -> services.Run:
+    async def GetRun(self, request: services.GetRunRequest, context: Context) -> services.Run:
         assert self.record is not None
         return services.Run(manifest=self._manifest_envelope, coordinator=self.record.envelope)
 
-    async def GetPresence(
-        self, request: services.GetPresenceRequest, context: grpc.aio.ServicerContext
-    ) -> services.PresenceList:
+    async def GetPresence(self, request: services.GetPresenceRequest, context: Context) -> services.PresenceList:
         return self.liveness.view()
 
-    async def _caller(self, context: grpc.aio.ServicerContext) -> str:
+    async def _caller(self, context: Context) -> str:
         """Peer id; empty for a spectator. Ends the call where the credential does not hold."""
         assert self.callers is not None
         try:
@@ -212,7 +210,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.detail)
             raise
 
-    async def Submit(self, request: pb.Envelope, context: grpc.aio.ServicerContext) -> services.SubmitReply:
+    async def Submit(self, request: pb.Envelope, context: Context) -> services.SubmitReply:
         judgement = await self.submitted(request, await self._caller(context), address_of(context))
         if judgement.outcome is Outcome.REJECT:
             sender = short(peer_id(request.key)) if len(request.key) == 32 else "?"
@@ -226,7 +224,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return reject(pb.REASON_BAD_SIGNATURE, "a statement is brought by its signer")
         return await self.judge(request, caller if self._known(caller) else address)
 
-    async def GetChallenge(self, request: services.ChallengeRequest, context: grpc.aio.ServicerContext) -> services.Challenge:
+    async def GetChallenge(self, request: services.ChallengeRequest, context: Context) -> services.Challenge:
         caller = await self._caller(context)
         if caller != request.peer:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "a challenge is asked for by the peer that will answer it")
@@ -302,7 +300,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self.driver.feed(Attested(attestation))
         return Judgement(Outcome.ACCEPT, pb.REASON_UNSPECIFIED, str(verdict.valid_until))
 
-    async def Watch(self, request: services.WatchRequest, context: grpc.aio.ServicerContext) -> None:
+    async def Watch(self, request: services.WatchRequest, context: Context) -> None:  # type: ignore[override]  # it writes
         caller = await self._caller(context)
         try:
             async with aclosing(self.follow(request, caller, address_of(context))) as events:

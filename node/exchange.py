@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from dilocox.protocol import limits
 from dilocox.protocol import payload as wire
@@ -22,7 +23,6 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool, fetch_blob
 
 __all__ = ["Exchange", "FetchStatistics", "read_leaves"]
@@ -47,6 +47,12 @@ class FetchStatistics:
     """And their sizes."""
 
 
+class Finder(Protocol):
+    """Who knows how to dial peers."""
+
+    async def find(self, peer: str) -> pb.PeerRecord | None: ...
+
+
 @dataclass
 class Download:
     """Lives as long as somebody wants it."""
@@ -67,7 +73,7 @@ class Exchange:
         manifest: Manifest,
         stages: Iterable[int],
         store: BlobStore,
-        directory: Directory,
+        directory: Finder,
         channels: ChannelPool,
         me: str,
     ) -> None:

@@ -21,6 +21,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.pb import worker_pb2 as pb
 from dilocox.protocol.pb import worker_pb2_grpc as rpc
+from dilocox.transport.callers import Context
 from dilocox.transport.parent_pipe import ParentPipe
 
 __all__ = ["WorkerPool"]
@@ -145,7 +146,7 @@ class WorkerPool(rpc.SupervisorServicer):
             self._parent_pipe.close()
 
     async def Attach(
-        self, request_iterator: AsyncIterator[pb.WorkerEvent], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[pb.WorkerEvent], context: Context
     ) -> AsyncIterator[pb.WorkerCommand]:
         first = await anext(request_iterator)
         attached = Attached(first.hello)

@@ -12,6 +12,6 @@ def process_group() -> Iterator[None]:
     import torch.distributed as dist
 
     torch.set_num_threads(1)  # small models: a second thread mostly waits, and on a busy machine for very long
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     yield
     dist.destroy_process_group()

@@ -5,7 +5,7 @@ and that the caller has pinned, and is good at no other: so it needs no challeng
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -19,6 +19,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 __all__ = ["Callers", "Credentials", "address_of"]
 
 HEADER = "dilocox-call-bin"
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Credentials(grpc.AuthMetadataPlugin):
@@ -28,7 +29,7 @@ class Credentials(grpc.AuthMetadataPlugin):
         call = pb.Call(certificate=sha256(certificate_der))
         self.metadata = ((HEADER, seal(identity, pb.KIND_CALL, run_id, call).envelope.SerializeToString()),)
 
-    def __call__(self, context: grpc.AuthMetadataContext, callback: Callable[[object, Exception | None], None]) -> None:
+    def __call__(self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:
         callback(self.metadata, None)
 
 
@@ -40,11 +41,11 @@ class Callers:
         self.known: OrderedDict[bytes, str] = OrderedDict()
         """By credential, those that hold."""
 
-    def peer(self, context: grpc.aio.ServicerContext) -> str:
+    def peer(self, context: Context) -> str:
         """The caller's peer id; empty where it says none. Raises RemoteError where the credential does not hold."""
         for key, value in context.invocation_metadata() or ():
             if key == HEADER:
-                return self._verified(bytes(value))
+                return self._verified(value if isinstance(value, bytes) else value.encode())
         return ""
 
     def _verified(self, raw: bytes) -> str:
@@ -59,6 +60,6 @@ class Callers:
         return self.known[raw]
 
 
-def address_of(context: grpc.aio.ServicerContext) -> str:
+def address_of(context: Context) -> str:
     """Where a call comes from, without the port: what a stranger is counted by."""
     return str(context.peer()).rpartition(":")[0]

@@ -17,7 +17,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.callers import Callers, address_of
+from dilocox.transport.callers import Callers, Context, address_of
 
 __all__ = ["BlobService", "send"]
 
@@ -94,7 +94,7 @@ class BlobService(rpc.PeerServicer):
         self._limit = UploadLimit(bytes_per_second)
         self.bytes_sent = 0
 
-    async def Fetch(self, request: services.FetchRequest, context: grpc.aio.ServicerContext) -> None:
+    async def Fetch(self, request: services.FetchRequest, context: Context) -> None:  # type: ignore[override]  # it writes
         try:
             caller = self.callers.peer(context)
             member = self.is_member(caller)
@@ -104,7 +104,7 @@ class BlobService(rpc.PeerServicer):
         except RemoteError as error:
             await context.abort(_CODES.get(error.reason, grpc.StatusCode.UNAUTHENTICATED), error.detail)
 
-    async def _serve(self, request: services.FetchRequest, context: grpc.aio.ServicerContext) -> None:
+    async def _serve(self, request: services.FetchRequest, context: Context) -> None:
         """Raises RemoteError when the blob is not here."""
         if len(request.digest) != 32 or not await asyncio.to_thread(self._store.sound, request.digest):
             raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that blob")
@@ -119,7 +119,7 @@ class BlobService(rpc.PeerServicer):
                 await send(context, services.FetchReply(data=data))
 
 
-async def send(context: grpc.aio.ServicerContext, reply: Message) -> None:
+async def send(context: Context, reply: Message) -> None:
     """The next message of a stream. A caller that does not take it loses the stream."""
     try:
         async with asyncio.timeout(GRACE_SECONDS + reply.ByteSize() / limits.TRANSFER_BYTES_PER_SECOND):

@@ -31,6 +31,7 @@ from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport.callers import Context
 from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool
 
@@ -117,7 +118,7 @@ class AttestorService(rpc.AttestorServicer):
         self.prover: Prover | None = None
         """None where the run asks for no evidence, or is not known yet."""
 
-    async def Attest(self, request: services.Challenge, context: grpc.aio.ServicerContext) -> pb.Envelope:
+    async def Attest(self, request: services.Challenge, context: Context) -> pb.Envelope:
         if len(request.nonce) != NONCE_BYTES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {NONCE_BYTES} bytes")
         if self.prover is None:

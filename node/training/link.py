@@ -4,6 +4,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 
@@ -57,7 +58,8 @@ class DaemonLink:
 
     def _receive(self) -> None:
         try:
-            for command in rpc.SupervisorStub(self._channel).Attach(self._events(), wait_for_ready=True):
+            stub: Any = rpc.SupervisorStub(self._channel)  # type: ignore[arg-type]  # its types are asyncio's; a worker has none
+            for command in stub.Attach(self._events(), wait_for_ready=True):
                 self._commands.put(command)
                 self.wake.set()
         except grpc.RpcError:

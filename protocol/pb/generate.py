@@ -11,13 +11,17 @@ PROTO = ROOT / "proto"
 
 
 def generate(target: Path) -> None:
-    """Write `*_pb2.py`, `*_pb2.pyi` and `*_pb2_grpc.py` into `target`, flat, importable as `dilocox.protocol.pb`."""
+    """Write `*_pb2.py`, `*_pb2_grpc.py` and their types into `target`, flat, importable as `dilocox.protocol.pb`."""
     from grpc_tools import protoc
 
     sources = sorted((PROTO / "dilocox" / "v1").glob("*.proto"))
     with tempfile.TemporaryDirectory() as scratch:
         arguments = ["protoc", f"-I{PROTO}", f"-I{files('grpc_tools') / '_proto'}"]
         arguments += [f"--{kind}_out={scratch}" for kind in ("python", "pyi", "grpc_python")]
+        arguments += [
+            f"--plugin={Path(sys.executable).parent / 'protoc-gen-mypy_grpc'}",
+            f"--mypy_grpc_out=only_async,quiet:{scratch}",
+        ]
         if protoc.main([*arguments, *map(str, sources)]):
             raise SystemExit("protoc failed")
         for source in sorted((Path(scratch) / "dilocox" / "v1").iterdir()):

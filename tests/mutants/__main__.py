@@ -49,7 +49,7 @@ def copy_tree(folder: Path) -> None:
 
 def run(folder: Path, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, **options)  # type: ignore[call-overload]
 
 
 def header(patch: Path) -> tuple[str, list[str]]:

@@ -63,7 +63,7 @@ def test_decoding_at_the_highest_rank_is_exact():
 
 def test_decoding_and_applying_do_not_depend_on_the_thread_count():
     run = manifest(model={"hidden_size": 64, "intermediate_size": 128})
-    states = []
+    states: list[tuple[torch.Tensor, bytes]] = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         state = StageState(run, 0)

@@ -5,6 +5,7 @@ import os
 import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -70,7 +71,7 @@ def test_credentials_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyP
     assert len(server.known) == 3
 
 
-async def idle(channel, blob: bytes) -> object:
+async def idle(channel, blob: bytes) -> grpc.aio.UnaryStreamCall[Any, Any]:
     """A stream that asks for a blob and takes nothing of it but its first word."""
     stream = rpc.PeerStub(channel).Fetch(services.FetchRequest(digest=blob))
     await anext(aiter(stream))
@@ -167,7 +168,7 @@ class Counting(serve.BlobService):
 
     going = 0
 
-    async def Fetch(self, request, context) -> None:
+    async def Fetch(self, request, context) -> None:  # type: ignore[override]  # it writes
         self.going += 1
         try:
             await super().Fetch(request, context)
@@ -191,7 +192,7 @@ async def test_who_takes_a_blob_too_slowly_loses_the_stream_and_the_server_its_c
         while counting.going:
             await asyncio.sleep(0.01)
         for stream in streams:
-            stream.cancel()  # type: ignore[attr-defined]
+            stream.cancel()
 
 
 class Trickle(rpc.PeerServicer):
@@ -289,7 +290,7 @@ async def test_a_download_ends_when_nobody_wants_it_any_more_and_not_before(tmp_
     async with Served(tmp_path / "peer", trickle) as record, asyncio.timeout(PATIENCE_SECONDS):
         pool = ChannelPool()
         target = BlobStore(tmp_path / "target")
-        exchange = Exchange(manifest(), range(2), target, At(record), pool, identity(9).peer)  # type: ignore[arg-type]
+        exchange = Exchange(manifest(), range(2), target, At(record), pool, identity(9).peer)
         first, second = (asyncio.create_task(exchange.fetch(blob, [MEMBER.peer])) for _ in range(2))
         while not exchange.statistics().wanted:
             await asyncio.sleep(0.01)
@@ -303,7 +304,7 @@ async def test_a_download_ends_when_nobody_wants_it_any_more_and_not_before(tmp_
         while exchange.statistics().wanted:
             await asyncio.sleep(0.01)
         async with serving(tmp_path / "whole", source) as whole:  # and can be had again
-            exchange = Exchange(manifest(), range(2), target, At(whole), pool, identity(9).peer)  # type: ignore[arg-type]
+            exchange = Exchange(manifest(), range(2), target, At(whole), pool, identity(9).peer)
             await exchange.fetch(blob, [MEMBER.peer])
         assert target.verify(blob)
         await pool.close()

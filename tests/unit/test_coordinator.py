@@ -1,7 +1,9 @@
 """The coordinator's service without a network: hostile input, presence, and restarts that continue the same chain."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -33,7 +35,7 @@ class Desk(Table):
         self.run, self.folder, self.now, self.wall = RUN, folder, 1000.0, 1_700_000_000.0
         self.serials: dict[int, int] = {}
         self.sequences: dict[int, int] = {}
-        self.streams: dict[int, object] = {}
+        self.streams: dict[int, AsyncGenerator[services.WatchEvent]] = {}
         self.open()
 
     def open(self) -> None:
@@ -52,11 +54,11 @@ class Desk(Table):
         raise AssertionError("the service holds the state")
 
     @property
-    def ballots(self):
+    def ballots(self):  # type: ignore[override]
         return [self.state.gathered.ballot]
 
     @property
-    def commits(self):
+    def commits(self):  # type: ignore[override]
         return list(self.service.chain.commits())
 
     async def hear(self, *numbers: int) -> None:
@@ -68,9 +70,10 @@ class Desk(Table):
         self.service.look_around()
         await self.service.driver.flush()
 
-    def beat(self, number: int, **changes: int) -> Statement:
+    def beat(self, number: int, **changes: Any) -> Statement:
         self.sequences[number] = self.sequences.get(number, 0) + 1
-        body = pb.Heartbeat(**{"sequence": self.sequences[number], "step": 3, **changes})
+        fields = {"sequence": self.sequences[number], "step": 3, **changes}
+        body = pb.Heartbeat(**fields)
         return seal(identity(number), pb.KIND_HEARTBEAT, RUN.run_id, body)
 
     async def say(self, statement: Statement, connection: str = "") -> Judgement:

@@ -94,7 +94,8 @@ def test_stuck_is_silence_much_longer_than_any_step(step_seconds: float):
     assert crew.stuck()
     crew.step(pb.Step(round=1, step=2, why="commit 1 is on its way"))  # who waits says so, again and again
     assert not crew.stuck()
-    assert crew.status().name == "waiting"
+    assert (status := crew.status()) is not None
+    assert status.name == "waiting"
 
 
 def test_what_is_remembered_is_bounded():

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -43,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
     return inside
 
 
-def check(folder: Path, **data: str) -> None:
+def check(folder: Path, **data: Any) -> None:
     check_data(Data(**data), parse_folders([f"texts={folder}"]))
 
 
@@ -53,7 +54,7 @@ def test_a_run_cannot_name_a_path(key: str, trick: str):
     prefix = "text:" if key == "source" else ""
     for text in (prefix + trick, f"{prefix}texts/{trick}"):
         with pytest.raises(ValueError, match="no absolute path"):
-            Data(**{key: text})
+            Data.model_validate({key: text})
 
 
 @pytest.mark.parametrize("name", NAMES)

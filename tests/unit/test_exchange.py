@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,7 @@ def announced(store: BlobStore, **changes: int) -> pb.Contribution:
     """By leaves that lie in the store; `changes` spoil what the contribution says of them."""
     leaves = good()
     total = math.hypot(*(norm_of(code) for leaf in leaves.leaves for code in leaf.norms))
-    said = {"norm": norm_code(total), "size": sum(leaf.size for leaf in leaves.leaves), **changes}
+    said: dict[str, Any] = {"norm": norm_code(total), "size": sum(leaf.size for leaf in leaves.leaves), **changes}
     return pb.Contribution(round=3, base_state=digest("base"), leaves=store.put([canonical(leaves)]), **said)
 
 

@@ -174,7 +174,7 @@ def test_a_ballot_leaves_nobody_out_and_lists_nobody_twice():
         lambda body: setattr(body, "accepted", b""),
         lambda body: setattr(body, "accepted", body.accepted + b"\0"),
         lambda body: body.findings.add(index=7, reason=pb.REASON_NON_FINITE),
-        lambda body: setattr(body, "accepted", b"\x02") or body.findings.add(index=1, reason=pb.REASON_NON_FINITE),
+        lambda body: body.MergeFrom(pb.Receipt(accepted=b"\x02", findings=[pb.Finding(index=1, reason=pb.REASON_NON_FINITE)])),
         lambda body: body.scored.append(1) or body.score.append(-5),  # a score of what it refuses
         lambda body: body.scored.append(7) or body.score.append(-5),
         lambda body: body.findings.add(index=1, reason=pb.REASON_NON_FINITE, stage=99),

@@ -137,7 +137,9 @@ async def test_a_payload_that_nobody_serves_is_waited_for_until_the_run_agreed_o
     fetched: list[int] = []
 
     async def fetch_state(start: worker.Start, root: bytes, say: object) -> None:
-        assert root == node.chain.commit(start.round).body.state
+        commit = node.chain.commit(start.round)
+        assert commit is not None
+        assert root == commit.body.state
         fetched.append(start.round)
 
     monkeypatch.setattr("dilocox.node.starts.Starts.fetch_state", lambda self, *arguments: fetch_state(*arguments))

@@ -111,7 +111,7 @@ def test_nothing_is_judged_twice_or_before_the_own_state_is_known():
 def phase(node: Node, **changes: object) -> member.PhaseEnded:
     body = node.table.contribution(0).body
     return member.PhaseEnded(
-        **{  # type: ignore[arg-type]
+        **{
             "round": 1,
             "base": body.base_state,
             "inner_steps": body.inner_steps,

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ OWNER = identity(99)
 RUN = manifest(run={"name": "test", "owner": OWNER.key.hex()})
 
 
-def record(number: int, address: str = "127.0.0.1:1", **fields: object) -> Statement:
+def record(number: int, address: str = "127.0.0.1:1", **fields: Any) -> Statement:
     return seal(identity(number), pb.KIND_PEER_RECORD, RUN.run_id, pb.PeerRecord(address=address, sequence=1, **fields))
 
 
@@ -54,7 +55,8 @@ async def serving(folder: Path, signer=COORDINATOR) -> AsyncIterator[JoinLink]:
     server, port = await create_server("127.0.0.1:0", certificate)
     at = f"127.0.0.1:{port}"
     body = pb.PeerRecord(address=at, certificate=certificate.certificate_der, sequence=1)
-    rpc.add_CoordinatorServicer_to_server(Coordinator(seal(signer, pb.KIND_PEER_RECORD, RUN.run_id, body)), server)
+    answers = Coordinator(seal(signer, pb.KIND_PEER_RECORD, RUN.run_id, body))  # type: ignore[abstract]
+    rpc.add_CoordinatorServicer_to_server(answers, server)
     await server.start()
     yield JoinLink(RUN.run_id, COORDINATOR.peer, at, sha256(certificate.certificate_der))
     await server.stop(grace=0)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node import own as module
 from dilocox.node.own import BLOCK, OwnStatements
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -53,7 +52,7 @@ def test_the_sequence_never_goes_back(tmp_path: Path):
 @pytest.mark.parametrize("damage", ["garbage", "lost"])
 def test_a_damaged_file_is_set_aside_and_the_sequence_goes_on(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "own.db"
-    monkeypatch.setattr(module.time, "time", lambda: 1_700_000_000.0)
+    monkeypatch.setattr("dilocox.node.own.time.time", lambda: 1_700_000_000.0)
     own = OwnStatements(path, RUN_ID)
     own.keep(claim(1))
     last = max(own.next_sequence() for _ in range(BLOCK // 2))
@@ -64,7 +63,7 @@ def test_a_damaged_file_is_set_aside_and_the_sequence_goes_on(tmp_path: Path, da
         path.unlink()
     else:
         path.write_bytes(b"garbage" * 100)
-    monkeypatch.setattr(module.time, "time", lambda: 1_700_000_001.0)
+    monkeypatch.setattr("dilocox.node.own.time.time", lambda: 1_700_000_001.0)
     healed = OwnStatements(path, RUN_ID)
     assert list(healed.all()) == []
     assert healed.next_sequence() > last

@@ -308,11 +308,11 @@ def test_the_dht_process_has_no_torch_in_memory():
 async def test_the_dht_process_ends_when_libp2p_dies_while_joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """hivemind would wait for ever; the daemon above can start the process again only when it ends."""
 
-    async def killed_while_joining(p2p: dht_child.P2P, **_: object) -> None:
+    async def killed_while_joining(p2p: Any, **_: object) -> None:
         dht_child.process_of(p2p).kill()
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(dht_child.DHTNode, "create", killed_while_joining)
+    monkeypatch.setattr("dilocox.transport.dht_child.DHTNode.create", killed_while_joining)
     key = tmp_path / "libp2p.key"
     write_atomically(key, load_identity(tmp_path / "identity.key").libp2p_private_key(), mode=0o600)
     settings = {"run_id": "00" * 32, "identity": str(key), "listen": "/ip4/127.0.0.1/tcp/0", "bootstrap": []}
