@@ -1,9 +1,10 @@
-"""A peer that speaks the protocol well enough to be admitted, and then misbehaves. Real DHT, TLS and gRPC."""
+"""A peer that drives the node's own machine, so is admitted, and signs spoiled contributions. Real DHT, TLS and gRPC."""
 
 import asyncio
 import itertools
 import math
 import os
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,15 +13,14 @@ import torch
 
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.outer.state import StageState
+from dilocox.protocol import member
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.messages import Statement, canonical, open_envelope, seal
 from dilocox.protocol.norms import norm_code, norm_of
 from dilocox.protocol.payload import Layout
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.rules import bits
 from dilocox.transport import tls
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.callers import Callers
@@ -43,11 +43,10 @@ class HostilePeer:
         folder.mkdir(parents=True, exist_ok=True)
         self.identity = Identity(os.urandom(32))
         self.store = BlobStore(folder / "blobs")
-        self.bases: dict[int, bytes] = {}
-        self.announced = b""
-        self.serials = itertools.count(1)
         self.sequences = itertools.count(1)
+        self.spoil: Spoil = lambda peer, body, leaves: None
         self.moved = asyncio.Event()
+        self.speak = asyncio.Event()
 
     async def __aenter__(self) -> "HostilePeer":
         self.tasks = Tasks()
@@ -69,7 +68,9 @@ class HostilePeer:
         self.coordinator = CoordinatorLink(self.link, self.directory, self.channels)
         self.run, _ = await self.coordinator.manifest()
         self.chain = ChainFile(self.folder / "chain.db", self.run)
+        self.state = member.start(self.run, self.identity.peer, self.chain.head)
         self.tasks.start(self._follow(), "follow")
+        self.tasks.start(self._offer(), "offer")
         self.tasks.start(self._beat(), "beat")
         return self
 
@@ -79,80 +80,95 @@ class HostilePeer:
         await self.server.stop(grace=0)
         self.chain.close()
 
+    def feed(self, event: member.Input) -> None:
+        """The node's own machine; what it wants signed is signed, after spoiling it."""
+        self.state, effects = member.step(self.state, event, time.monotonic())
+        for effect in effects:
+            match effect:
+                case member.Sign(kind, body):
+                    if kind == pb.KIND_CONTRIBUTION:
+                        self._spoil(body)
+                    self.feed(member.Signed(seal(self.identity, kind, self.run.run_id, body)))
+                case member.Judge(contribution):
+                    self.feed(member.Judged(contribution.digest, (pb.REASON_UNSPECIFIED, 0)))  # looks at nothing
+                case member.Halt(why):
+                    raise AssertionError(why)
+        self.speak.set()
+        self.moved.set()
+        self.moved.clear()
+
     async def _follow(self) -> None:
-        """Keep the chain, learn the open round's base state from others' contributions, and accept everything."""
-        async for event in self.coordinator.watch(lambda: self.chain.length, self._heartbeat, lambda: None):
+        """Keep the chain, and learn the open round's state from others' contributions: we never computed it."""
+        away = lambda: self.feed(member.Away())  # noqa: E731
+        async for event in self.coordinator.watch(lambda: self.chain.length, self._heartbeat, away):
+            if not self.state.connected:
+                self.feed(member.Connected())
             if event.WhichOneof("event") != "statement":
                 continue
-            kind, raw = event.statement.kind, event.statement.body
-            if kind == pb.KIND_COMMIT and pb.Commit.FromString(raw).round == self.chain.length:
-                self.chain.append(event.statement)
-            elif kind == pb.KIND_CONTRIBUTION and event.statement.key != self.identity.key:
-                body = pb.Contribution.FromString(raw)
-                self.bases[body.round] = body.base_state
-            elif kind == pb.KIND_BALLOT:
-                self.tasks.start(self._vote(open_envelope(event.statement, self.run.run_id, (pb.KIND_BALLOT,))), "vote")
-            self.moved.set()
-            self.moved.clear()
+            if event.statement.kind == pb.KIND_COMMIT:
+                if pb.Commit.FromString(event.statement.body).round == self.chain.length:
+                    self.feed(member.Committed(self.chain.append(event.statement), self.chain.head))
+                continue
+            statement = open_envelope(event.statement, self.run.run_id, (pb.KIND_BALLOT, pb.KIND_CONTRIBUTION))
+            body = statement.body
+            if statement.kind == pb.KIND_CONTRIBUTION and statement.peer != self.identity.peer and self.state.root is None:
+                self.feed(member.StateReady(body.round, body.base_state, None))
+            self.feed(member.Seen(statement))
 
-    async def _vote(self, ballot: Statement[pb.Ballot]) -> None:
-        listed = list(ballot.body.contributions)
-        receipt = pb.Receipt(
-            round=ballot.body.round, ballot=ballot.digest, accepted=bits([digest != self.announced for digest in listed])
-        )
-        await self.submit(pb.KIND_RECEIPT, receipt)
+    async def _offer(self) -> None:
+        while True:
+            self.speak.clear()
+            for statement in member.offers(self.state):
+                reply = await self.coordinator.submit_once(statement.envelope)
+                if reply is not None:
+                    outcome = self.coordinator.outcome(reply)
+                    self.feed(member.Answered(statement, outcome, reply.reason, reply.detail))
+            await self.speak.wait()
 
     def _heartbeat(self) -> Statement[pb.Heartbeat]:
-        return seal(self.identity, pb.KIND_HEARTBEAT, self.run.run_id, pb.Heartbeat(sequence=next(self.sequences)))
+        body = pb.Heartbeat(sequence=next(self.sequences), head=self.chain.head.digest)
+        return seal(self.identity, pb.KIND_HEARTBEAT, self.run.run_id, body)
 
     async def _beat(self) -> None:
         while True:
             await self.coordinator.submit_once(self._heartbeat().envelope)
+            self.speak.set()  # what the coordinator does not hold is said again
             await asyncio.sleep(1)
 
-    async def submit(self, kind: pb.Kind, body: object) -> services.SubmitReply:
-        return await self.coordinator.submit(seal(self.identity, kind, self.run.run_id, body))
-
-    async def _open_base(self) -> bytes:
-        """The base state of the open round, once somebody has announced it."""
-        while self.chain.length not in self.bases:
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             await self.moved.wait()
-        return self.bases[self.chain.length]
-
-    async def join(self) -> None:
-        """Claim until a roster names us. We never computed the state: its root is in the others' contributions."""
-        while self.identity.peer not in self.chain.head.roster:
-            state = await self._open_base()
-            head = self.chain.head
-            claim = pb.Claim(serial=next(self.serials), round=head.round, head=head.digest, state=state)
-            await self.submit(pb.KIND_CLAIM, claim)
-            while self.chain.length == head.round:
-                await self.moved.wait()
 
     async def misbehave(self, spoil: Spoil) -> int:
-        """Join if need be, contribute once, spoiled; returns the round."""
-        await self.join()
-        base = await self._open_base()
-        head = self.chain.head
-        leaves = self.leaves()
-        steps = self.run.rounds.inner_steps
-        body = pb.Contribution(
+        """Contribute once, spoiled, as soon as we sit on the roster; returns the round."""
+        self.spoil = spoil
+        await self.until(lambda: self.state.on_roster and self.state.root is not None)
+        head, steps = self.state.head, self.run.rounds.inner_steps
+        read = head.ledger.leases[self.identity.peer].counted + steps * self.run.training.batch_size
+        phase = member.PhaseEnded(
             round=head.round,
-            head=head.digest,
+            base=self.state.root or b"",
             inner_steps=steps,
             tokens=steps * self.run.tokens_per_step,
             loss=1.0,
-            samples_read=head.ledger.leases[self.identity.peer].counted + steps * self.run.training.batch_size,
-            base_state=base,
+            samples_read=read,
+            leaves=b"",
+            size=0,
+            norm=0,
+            effective_rank=0.0,
+            error=0.0,
         )
-        spoil(self, body, leaves)
-        body.leaves = body.leaves or self.store.put([canonical(leaves)])
+        self.feed(phase)
+        await self.until(lambda: pb.KIND_CONTRIBUTION in self.state.own or self.state.head.round > head.round)
+        return head.round
+
+    def _spoil(self, body: pb.Contribution) -> None:
+        leaves = self.leaves()
+        body.size, body.norm = 0, 0
+        self.spoil(self, body, leaves)
+        body.leaves = self.store.put([canonical(leaves)])
         body.size = body.size or sum(leaf.size for leaf in leaves.leaves)
         body.norm = body.norm or norm_code(math.hypot(*(norm_of(code) for leaf in leaves.leaves for code in leaf.norms)))
-        statement = seal(self.identity, pb.KIND_CONTRIBUTION, self.run.run_id, body)
-        self.announced = statement.digest
-        await self.coordinator.submit(statement)
-        return int(body.round)
 
     @cache  # noqa: B019
     def payload(self, stage: int, scale: float = 1e-3) -> tuple[bytes, bytes]:
