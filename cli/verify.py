@@ -8,6 +8,7 @@ import typer
 
 from dilocox.cli.common import HomeOption, JsonOption, console, fail, find_chain_files, print_json, read_link
 from dilocox.node.exchange import read_leaves
+from dilocox.node.forks import check_forks
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import Statement
@@ -41,6 +42,7 @@ def verify(
                 replayed = replay_round(chain, path.parent, commits, replay) if replay is not None else None
             except RemoteError as error:
                 fail(f"{path}: the chain does not hold: {error}")
+            check_forks(chain.manifest, path.parent)
             newest = commits[-1].digest.hex() if commits else ""
             reports.append(
                 {

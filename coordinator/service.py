@@ -16,10 +16,10 @@ from dilocox.coordinator.driver import RoundDriver
 from dilocox.coordinator.liveness import Liveness
 from dilocox.protocol import limits, round
 from dilocox.protocol.attestation import Appraiser, AttestationError, Evidence, Policy, check_binding, report_data, summary
-from dilocox.protocol.crypto import Identity
+from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import RemoteError, reason_name
 from dilocox.protocol.ids import peer_id, short
-from dilocox.protocol.messages import Statement, open_envelope
+from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -40,9 +40,9 @@ LOOKS_AT_ONCE = 16
 WATCH_BACKLOG = 4096
 """Events queued for a watcher before it is dropped; it reconnects and catches up from the chain."""
 _OUTCOMES = {
-    Outcome.ACCEPT: services.SubmitReply.OUTCOME_ACCEPT,
-    Outcome.IGNORE: services.SubmitReply.OUTCOME_IGNORE,
-    Outcome.REJECT: services.SubmitReply.OUTCOME_REJECT,
+    Outcome.ACCEPT: pb.OUTCOME_ACCEPT,
+    Outcome.IGNORE: pb.OUTCOME_IGNORE,
+    Outcome.REJECT: pb.OUTCOME_REJECT,
 }
 _KINDS = (*JUDGES, pb.KIND_HEARTBEAT, pb.KIND_EVIDENCE, pb.KIND_COMMIT)
 
@@ -210,12 +210,25 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.detail)
             raise
 
-    async def Submit(self, request: pb.Envelope, context: Context) -> services.SubmitReply:
+    async def Submit(self, request: pb.Envelope, context: Context) -> pb.Envelope:
         judgement = await self.submitted(request, await self._caller(context), address_of(context))
         if judgement.outcome is Outcome.REJECT:
             sender = short(peer_id(request.key)) if len(request.key) == 32 else "?"
             log.warning("rejected a statement of %s: %s: %s", sender, reason_name(judgement.reason), judgement.detail)
-        return services.SubmitReply(outcome=_OUTCOMES[judgement.outcome], reason=judgement.reason, detail=judgement.detail)
+        return self.answer(request, judgement).envelope
+
+    def answer(self, request: pb.Envelope, judgement: Judgement) -> Statement[pb.Answer]:
+        """Signed: what we said of whose words can be shown to others."""
+        head = self.chain.head
+        body = pb.Answer(
+            statement=sha256(request.key, request.body),
+            outcome=_OUTCOMES[judgement.outcome],
+            reason=judgement.reason,
+            detail="".join(filter(str.isprintable, judgement.detail))[: limits.TEXT_CHARACTERS],
+            round=head.round,
+            head=head.digest,
+        )
+        return seal(self.identity, pb.KIND_ANSWER, self._run_id, body)
 
     async def submitted(self, request: pb.Envelope, caller: str, address: str) -> Judgement:
         """Who signed a statement brings it; what we signed ourselves may come back from anybody."""

@@ -9,6 +9,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import grpc
 import grpc.aio
@@ -39,10 +40,19 @@ MAX_BACKOFF_SECONDS = 5.0
 
 
 _OUTCOMES = {
-    services.SubmitReply.OUTCOME_ACCEPT: Outcome.ACCEPT,
-    services.SubmitReply.OUTCOME_IGNORE: Outcome.IGNORE,
-    services.SubmitReply.OUTCOME_REJECT: Outcome.REJECT,
+    pb.OUTCOME_ACCEPT: Outcome.ACCEPT,
+    pb.OUTCOME_IGNORE: Outcome.IGNORE,
+    pb.OUTCOME_REJECT: Outcome.REJECT,
 }
+
+
+class Answer(NamedTuple):
+    """What the coordinator made of a statement."""
+
+    outcome: Outcome
+    reason: pb.Reason
+    detail: str
+    signed: pb.Envelope
 
 
 class Backoff:
@@ -149,27 +159,34 @@ class CoordinatorLink:
             except (RemoteError, grpc.aio.AioRpcError):
                 await backoff.wait()
 
-    async def submit(self, statement: Statement) -> services.SubmitReply:
+    async def submit(self, statement: Statement) -> Answer:
         """Deliver a statement, trying again until the coordinator has answered. Cancel to give up."""
         backoff = Backoff()
         while True:
             try:
-                async with self._calling() as stub:
-                    reply: services.SubmitReply = await stub.Submit(statement.envelope, timeout=CALL_SECONDS)
-                if reply.reason != pb.REASON_RATE:
-                    return reply
+                answer = await self._ask(statement.envelope)
+                if answer.reason != pb.REASON_RATE:
+                    return answer
             except (RemoteError, grpc.aio.AioRpcError):
                 pass
             await backoff.wait()
 
-    async def submit_once(self, envelope: pb.Envelope) -> services.SubmitReply | None:
+    async def submit_once(self, envelope: pb.Envelope) -> Answer | None:
         """Deliver once, or not at all: None when no answer came."""
         try:
-            async with self._calling() as stub:
-                reply: services.SubmitReply = await stub.Submit(envelope, timeout=CALL_SECONDS)
-                return reply
+            return await self._ask(envelope)
         except (RemoteError, grpc.aio.AioRpcError):
             return None
+
+    async def _ask(self, envelope: pb.Envelope) -> Answer:
+        """Raises RemoteError where the answer is not the coordinator's to this statement."""
+        async with self._calling() as stub:
+            signed = await stub.Submit(envelope, timeout=CALL_SECONDS)
+        answer: Statement[pb.Answer] = open_envelope(signed, self._link.run_id, (pb.KIND_ANSWER,))
+        body = answer.body
+        if answer.peer != self._link.coordinator or body.statement != sha256(envelope.key, envelope.body):
+            raise RemoteError(pb.REASON_BAD_SIGNATURE, "the answer is not the coordinator's to what was submitted")
+        return Answer(_OUTCOMES[body.outcome], body.reason, body.detail, signed)
 
     async def presence(self) -> services.PresenceList:
         """Who is here, as the coordinator hears it; nobody where it does not answer."""
@@ -179,7 +196,3 @@ class CoordinatorLink:
                 return present
         except (RemoteError, grpc.aio.AioRpcError):
             return services.PresenceList()
-
-    @staticmethod
-    def outcome(reply: services.SubmitReply) -> Outcome:
-        return _OUTCOMES[reply.outcome]

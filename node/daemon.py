@@ -15,6 +15,7 @@ from dilocox.node.attest.prover import AttestorService, Challenger, Prover
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.data_folders import check_data
 from dilocox.node.exchange import Exchange
+from dilocox.node.forks import Forks, check_forks
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
 from dilocox.node.worker_settings import WorkerSettings
@@ -29,9 +30,10 @@ from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import write_atomically
+from dilocox.transport.heads import Heads
 from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.rpc import ChannelPool
-from dilocox.transport.serve import BlobService
+from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Stopped, Tasks
 from dilocox.views import rows as views
 from dilocox.views.http import serve_http
@@ -109,8 +111,9 @@ class Place:
     network: Network
     channels: ChannelPool
     store: BlobStore
-    blobs: BlobService
+    blobs: PeerService
     attestor: AttestorService
+    heads: Heads
 
 
 async def _join_network(settings: NodeSettings, home: DataDirectory, tasks: Tasks, closing: AsyncExitStack) -> Place:
@@ -118,16 +121,17 @@ async def _join_network(settings: NodeSettings, home: DataDirectory, tasks: Task
     link = settings.join
     folder = home.run_folder(link.run_id)
     store = BlobStore(folder / "blobs")
-    channels = ChannelPool(home.identity, link.run_id)
+    heads = Heads()
+    channels = ChannelPool(home.identity, link.run_id, heads)
     closing.push_async_callback(channels.close)
     network = await open_network(home, link.run_id, settings.listen, settings.name, tasks, closing, link.dht_addresses)
     callers = Callers(link.run_id, network.certificate.certificate_der)
-    blobs = BlobService(store, callers, settings.upload_bytes_per_second)
+    blobs = PeerService(store, callers, settings.upload_bytes_per_second, heads)
     attestor = AttestorService()
     rpc.add_PeerServicer_to_server(blobs, network.server)
     rpc.add_AttestorServicer_to_server(attestor, network.server)
     await network.server.start()
-    return Place(folder, network, channels, store, blobs, attestor)
+    return Place(folder, network, channels, store, blobs, attestor, heads)
 
 
 async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, place: Place, closing: AsyncExitStack) -> None:
@@ -141,11 +145,14 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     closing.push_async_callback(pool.close)
     await pool.open()
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
-    place.blobs.is_member = lambda peer: peer in chain.head.cluster_by_peer
+    await asyncio.to_thread(check_forks, manifest, place.folder)
+    forks = Forks(chain, network.directory, place.channels, tasks)
+    place.heads.ours, place.heads.heard = forks.standing, forks.heard
+    place.blobs.is_member, place.blobs.commit = lambda peer: peer in chain.head.cluster_by_peer, chain.raw
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     closing.callback(own.close)
     stages = range(manifest.model.stages)
-    exchange = Exchange(manifest, stages, place.store, network.directory, place.channels, me.peer)
+    exchange = Exchange(manifest, stages, place.store, network.directory, place.channels, me.peer, place.heads)
     prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover
     participant = Participant(me, manifest, place.store, chain, own, coordinator, exchange, pool, tasks, prover)

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from dilocox.protocol import limits
@@ -23,6 +24,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport.blobs import BlobStore
+from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import ChannelPool, fetch_blob
 
 __all__ = ["Exchange", "FetchStatistics", "read_leaves"]
@@ -76,6 +78,7 @@ class Exchange:
         directory: Finder,
         channels: ChannelPool,
         me: str,
+        heads: Heads | None = None,
     ) -> None:
         self._manifest, self._store, self._directory, self._channels, self._me = (
             manifest,
@@ -84,6 +87,7 @@ class Exchange:
             channels,
             me,
         )
+        self._heads = heads or Heads()
         self._shapes = {stage: [spec.shape for spec in stage_tensors(manifest.model, stage)] for stage in stages}
         self._downloads: dict[bytes, Download] = {}
         self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
@@ -132,7 +136,9 @@ class Exchange:
                 continue
             try:
                 async with self._slots:
-                    received = await fetch_blob(self._channels.channel(record), self._store, digest, max_size, watch)
+                    heard = partial(self._heads.take, peer)
+                    channel = self._channels.channel(record)
+                    received = await fetch_blob(channel, self._store, digest, max_size, watch, heard)
                 self._counts.update(bytes=received, fetches=1)
                 return
             except RemoteError as error:

@@ -20,6 +20,7 @@ from dilocox.node.attest.prover import Prover
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.crew import Progress
 from dilocox.node.exchange import Exchange
+from dilocox.node.forks import halt
 from dilocox.node.generations import Generations
 from dilocox.node.own import OwnStatements
 from dilocox.node.workers import WorkerPool
@@ -30,12 +31,14 @@ from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.ids import short
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member import MemberState
-from dilocox.protocol.messages import Statement, open_envelope, seal
+from dilocox.protocol.messages import Statement, canonical, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.rules import Outcome
 from dilocox.protocol.status import Status, status
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.files import write_atomically
 from dilocox.transport.tasks import Tasks
 
 __all__ = ["Participant"]
@@ -79,6 +82,8 @@ class Participant:
         self._speak = asyncio.Event()
         """Set when there may be something to offer."""
         self._vote_timer: asyncio.TimerHandle | None = None
+        self._accepted: pb.Envelope | None = None
+        """The coordinator's answer that it has our contribution."""
         self._judging: dict[bytes, asyncio.Task[None]] = {}
         """Of the open round; begun when a contribution is seen, so that fetching hides behind training."""
         self._busy: Status | None = Status("starting", "starting the stage workers")
@@ -142,6 +147,9 @@ class Participant:
     # What people see
 
     def emit(self, event: events.Event) -> None:
+        if isinstance(event, events.LeftOut) and self._accepted is not None:
+            path = self.chain.path.parent / f"left-out-{event.round}.pb"
+            self._tasks.start(asyncio.to_thread(write_atomically, path, canonical(self._accepted)), "keep the proof")
         self.events.append(event)
         self.event_count += 1
         log.info("%s", event.line())
@@ -210,9 +218,7 @@ class Participant:
         if sent.body.round < self.chain.head.round:
             known = self.chain.commit(sent.body.round)
             if known is not None and known.digest != sent.digest and sent.peer == self.manifest.coordinator:
-                raise LocalError(
-                    f"the coordinator signed two different commits for round {sent.body.round}: it cannot be trusted"
-                )
+                raise halt(self.manifest, self.chain.path.parent, known.envelope, envelope)
             return
         commit = await asyncio.to_thread(self.chain.append, envelope)
         for task in self._judging.values():
@@ -226,19 +232,26 @@ class Participant:
         while True:
             self._speak.clear()
             for statement in member.offers(self.state):
-                reply = await self._coordinator.submit_once(statement.envelope)
-                if reply is None:
+                if not await self._offer(statement):
                     break
-                if reply.outcome == services.SubmitReply.OUTCOME_REJECT:
-                    log.warning("the coordinator rejected our %s: %s", type(statement.body).__name__.lower(), reply.detail)
-                outcome = self._coordinator.outcome(reply)
-                self.feed(member.Answered(statement, outcome, reply.reason, reply.detail))
                 self._speak.clear()
             try:
                 async with asyncio.timeout(OFFER_SECONDS):
                     await self._speak.wait()
             except TimeoutError:
                 pass
+
+    async def _offer(self, statement: Statement[Any]) -> bool:
+        """Whether an answer came."""
+        answer = await self._coordinator.submit_once(statement.envelope)
+        if answer is None:
+            return False
+        if answer.outcome is Outcome.REJECT:
+            log.warning("the coordinator rejected our %s: %s", type(statement.body).__name__.lower(), answer.detail)
+        if statement.kind == pb.KIND_CONTRIBUTION and answer.outcome is Outcome.ACCEPT:
+            self._accepted = answer.signed
+        self.feed(member.Answered(statement, answer.outcome, answer.reason, answer.detail))
+        return True
 
     def _heartbeat(self) -> Statement[pb.Heartbeat]:
         progress = self.progress
@@ -278,9 +291,7 @@ class Participant:
             async with asyncio.timeout(seconds):
                 while self.state.own.get(pb.KIND_LEAVE) is None or member.offers(self.state):
                     for statement in member.offers(self.state):
-                        reply = await self._coordinator.submit_once(statement.envelope)
-                        if reply is not None:
-                            self.feed(member.Answered(statement, self._coordinator.outcome(reply), reply.reason, reply.detail))
+                        await self._offer(statement)
                     await asyncio.sleep(0.05)
         except TimeoutError:
             pass

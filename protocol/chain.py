@@ -25,7 +25,18 @@ from dilocox.protocol.messages import Statement, author, open_envelope, parse, u
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tally import Tally, tally
 
-__all__ = ["Closing", "Taken", "compose", "envelopes", "extend", "genesis_group", "seats", "taken", "valid_attestations"]
+__all__ = [
+    "Closing",
+    "Taken",
+    "compose",
+    "envelopes",
+    "extend",
+    "forked_round",
+    "genesis_group",
+    "seats",
+    "taken",
+    "valid_attestations",
+]
 
 MISSED_COMMITS = 2
 """So many counting commits in a row without being counted take a cluster off the roster …"""
@@ -348,6 +359,16 @@ def extend(manifest: Manifest, head: Head, envelope: pb.Envelope | bytes) -> tup
         names = [f.name for f in body.DESCRIPTOR.fields if getattr(expected, f.name) != getattr(body, f.name)]
         raise RemoteError(pb.REASON_MALFORMED, f"commit {body.round} does not follow from its statements: {', '.join(names)}")
     return advance(manifest, commit), commit
+
+
+def forked_round(manifest: Manifest, fork: pb.Fork) -> int:
+    """The round for which the coordinator signed two different commits. Raises RemoteError where these do not prove that."""
+    first, second = (open_envelope(envelope, manifest.run_id, (pb.KIND_COMMIT,)) for envelope in (fork.first, fork.second))
+    if {first.peer, second.peer} != {manifest.coordinator}:
+        raise RemoteError(pb.REASON_BAD_SIGNATURE, "not both of them are signed by the coordinator")
+    if first.body.round != second.body.round or first.digest == second.digest:
+        raise RemoteError(pb.REASON_MALFORMED, "they are not two commits of one round")
+    return int(first.body.round)
 
 
 def _gather(manifest: Manifest, head: Head, commit: pb.Commit) -> Gathered:

@@ -11,6 +11,7 @@ __all__ = [
     "CommitApplied",
     "Diverged",
     "Event",
+    "LeftOut",
     "NotCounted",
     "PhaseEnded",
     "RunFinished",
@@ -79,6 +80,15 @@ class NotCounted(Event):
     def line(self) -> str:
         why = f": {self.detail}" if self.detail else ""
         return f"round {self.round}: this node was not counted: {reason_name(self.reason)}{why}"
+
+
+@dataclass(frozen=True)
+class LeftOut(Event):
+    kind = "left-out"
+    round: int
+
+    def line(self) -> str:
+        return f"round {self.round}: the coordinator accepted this node's contribution, and its commit leaves it out"
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,9 @@ STATEMENTS_BURST = 200
 CALL_BYTES = 64
 """A digest: about 34."""
 
+ANSWER_BYTES = 2 * KIB
+"""Two digests, three numbers and a sentence."""
+
 STREAMS_PER_MEMBER = 4
 """Blob streams a peer serves at once to each member of the roster; as many again of its wait."""
 

@@ -344,6 +344,8 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
             effects.append(Emit(events.NotCounted(commit.round, item.reason, item.detail)))
     if after.finished:
         effects.append(Emit(events.RunFinished(commit.trained)))
+    if _left_out(state, commit):
+        effects.append(Emit(events.LeftOut(commit.round)))
     state = replace(
         state,
         head=after,
@@ -362,6 +364,14 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
     )
     state, compared = _compare(state, commit.round)
     return state, [*effects, *compared]
+
+
+def _left_out(state: MemberState, commit: pb.Commit) -> bool:
+    """Whether votes were counted without our contribution, though the coordinator had accepted it."""
+    own = state.own.get(pb.KIND_CONTRIBUTION)
+    if own is None or own.digest not in state.held or not commit.HasField("ballot"):
+        return False
+    return own.envelope.body not in [signed.body for signed in commit.contributions]
 
 
 def _newest(roots: Mapping[int, bytes], round: int, root: bytes) -> dict[int, bytes]:

@@ -247,6 +247,16 @@ def _check_call(body: pb.Call) -> None:
     _check_digest(body.certificate, "certificate digest")
 
 
+def _check_answer(body: pb.Answer) -> None:
+    _check_digest(body.statement, "statement")
+    _check_text(body.detail, "detail")
+    _require(body.outcome in _OUTCOMES, "unknown outcome")
+    _check_round(body)
+
+
+_OUTCOMES = frozenset((pb.OUTCOME_ACCEPT, pb.OUTCOME_IGNORE, pb.OUTCOME_REJECT))
+
+
 class _Kind(NamedTuple):
     body: type[Any]
     largest: int
@@ -267,4 +277,5 @@ _KINDS: Mapping[int, _Kind] = {
     pb.KIND_HEARTBEAT: _Kind(pb.Heartbeat, limits.HEARTBEAT_BYTES, _check_heartbeat),
     pb.KIND_EVIDENCE: _Kind(pb.BoundEvidence, limits.EVIDENCE_BYTES, _check_evidence),
     pb.KIND_CALL: _Kind(pb.Call, limits.CALL_BYTES, _check_call),
+    pb.KIND_ANSWER: _Kind(pb.Answer, limits.ANSWER_BYTES, _check_answer),
 }

@@ -15,6 +15,7 @@ from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.heads import Heads
 
 __all__ = ["Callers", "Credentials", "address_of"]
 
@@ -25,12 +26,13 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Credentials(grpc.AuthMetadataPlugin):
     """What we say with every call to one server."""
 
-    def __init__(self, identity: Identity, run_id: bytes, certificate_der: bytes) -> None:
+    def __init__(self, identity: Identity, run_id: bytes, certificate_der: bytes, heads: Heads | None = None) -> None:
+        self._heads = heads or Heads()
         call = pb.Call(certificate=sha256(certificate_der))
         self.metadata = ((HEADER, seal(identity, pb.KIND_CALL, run_id, call).envelope.SerializeToString()),)
 
     def __call__(self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:
-        callback(self.metadata, None)
+        callback((*self.metadata, *self._heads.metadata()), None)
 
 
 class Callers:

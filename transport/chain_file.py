@@ -9,6 +9,7 @@ it signed.
 import json
 import logging
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -101,6 +102,7 @@ class ChainFile:
             self.database.close()
             raise
         self._reader = open_database(self.path, check=False)  # a reader never waits for a writer's fsync
+        self._reading = threading.Lock()
 
     def _lay_out(self) -> None:
         mine = (self.manifest.canonical_bytes(),)
@@ -190,9 +192,14 @@ class ChainFile:
                 "INSERT INTO views VALUES (?, ?, ?)", (commit.body.round, json.dumps(row), json.dumps(detail))
             )
 
+    def _read(self, query: str, *arguments: int) -> list[Any]:
+        """In any thread: the file is not closed under a query, of which SQLite would not survive."""
+        with self._reading:
+            return self._reader.execute(query, arguments).fetchall()
+
     def raw(self, round: int) -> bytes | None:
-        row = self._reader.execute("SELECT envelope FROM commits WHERE round = ?", (round,)).fetchone()
-        return None if row is None else bytes(row[0])
+        rows = self._read("SELECT envelope FROM commits WHERE round = ?", round)
+        return bytes(rows[0][0]) if rows else None
 
     def commit(self, round: int) -> Statement[pb.Commit] | None:
         raw = self.raw(round)
@@ -204,12 +211,12 @@ class ChainFile:
 
     def rows(self) -> str:
         """What people see of every round, a JSON list."""
-        return "[" + ",".join(row for (row,) in self._reader.execute("SELECT row FROM views ORDER BY round")) + "]"
+        return "[" + ",".join(row for (row,) in self._read("SELECT row FROM views ORDER BY round")) + "]"
 
     def detail(self, round: int) -> str | None:
         """Everything that people see of one round, a JSON object."""
-        row = self._reader.execute("SELECT detail FROM views WHERE round = ?", (round,)).fetchone()
-        return None if row is None else str(row[0])
+        rows = self._read("SELECT detail FROM views WHERE round = ?", round)
+        return str(rows[0][0]) if rows else None
 
     def verify(self) -> Iterator[Statement[pb.Commit]]:
         """Recheck everything from the first commit on. Raises RemoteError at the first that does not hold."""
@@ -219,5 +226,6 @@ class ChainFile:
             yield commit
 
     def close(self) -> None:
-        self._reader.close()
+        with self._reading:
+            self._reader.close()
         self.database.close()

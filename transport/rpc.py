@@ -1,7 +1,7 @@
 """gRPC over pinned TLS: servers, channels, and fetching blobs in chunks with resume."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -16,9 +16,12 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import BlobStore, PartialBlob
 from dilocox.transport.callers import Credentials
+from dilocox.transport.heads import Heads
 from dilocox.transport.tls import SERVER_NAME, Certificate, pem_of
 
 __all__ = ["ChannelPool", "create_server", "fetch_blob"]
+
+Metadata = Iterable[tuple[str, str | bytes]] | None
 
 CONNECT_SECONDS = 10.0
 """A TCP and TLS handshake across the world takes under two seconds; five times that is a dead address."""
@@ -51,9 +54,9 @@ async def create_server(listen: str, certificate: Certificate) -> tuple[grpc.aio
 class ChannelPool:
     """One channel per (address, certificate): dialing trusts exactly the certificate in the peer's signed record."""
 
-    def __init__(self, identity: Identity | None = None, run_id: bytes = b"") -> None:
+    def __init__(self, identity: Identity | None = None, run_id: bytes = b"", heads: Heads | None = None) -> None:
         """`identity`: who calls; None: a spectator, who does not say."""
-        self._identity, self._run_id = identity, run_id
+        self._identity, self._run_id, self._heads = identity, run_id, heads
         self._channels: dict[tuple[str, bytes], grpc.aio.Channel] = {}
 
     def channel(self, record: pb.PeerRecord) -> grpc.aio.Channel:
@@ -65,7 +68,9 @@ class ChannelPool:
             except ValueError as error:
                 raise RemoteError(pb.REASON_MALFORMED, "its record holds no certificate") from error
             if self._identity is not None:
-                caller = grpc.metadata_call_credentials(Credentials(self._identity, self._run_id, record.certificate))
+                caller = grpc.metadata_call_credentials(
+                    Credentials(self._identity, self._run_id, record.certificate, self._heads)
+                )
                 credentials = grpc.composite_channel_credentials(credentials, caller)
             options = [*_OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
             self._channels[key] = grpc.aio.secure_channel(record.address, credentials, options=options)
@@ -82,8 +87,10 @@ async def fetch_blob(
     digest: bytes,
     max_size: int = limits.BLOB_BYTES,
     watch: Callable[[int, int], None] = lambda held, size: None,
+    heard: Callable[[Metadata], None] = lambda metadata: None,
 ) -> int:
-    """Download a blob into the store, resuming what is there; returns the bytes received. `watch(bytes held, size)` follows it.
+    """Download a blob into the store, resuming what is there; returns the bytes received. `watch(bytes held, size)` follows it,
+    `heard` gets what came with the answer.
 
     Raises RemoteError when the peer does not hold it, stalls, trickles or sends something else; what was right stays for the next
     attempt.
@@ -94,6 +101,7 @@ async def fetch_blob(
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             first = await anext(aiter(stream))
+            heard(await stream.initial_metadata())
         if first.index.size > max_size:
             raise RemoteError(pb.REASON_OVERSIZE, f"{first.index.size} bytes; at most {max_size} expected")
         partial = PartialBlob(store, digest, first.index.size, list(first.index.chunk_hashes))

@@ -18,8 +18,9 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.callers import Callers, Context, address_of
+from dilocox.transport.heads import Heads
 
-__all__ = ["BlobService", "send"]
+__all__ = ["PeerService", "send"]
 
 GRACE_SECONDS = 10.0
 """A reader may pause for this beside the slowest rate."""
@@ -82,11 +83,15 @@ class Turns:
                 del self.here[caller], self.own[caller]
 
 
-class BlobService(rpc.PeerServicer):
-    """Serves the blobs of one store."""
+class PeerService(rpc.PeerServicer):
+    """Serves the blobs of one store, and the chain."""
 
-    def __init__(self, store: BlobStore, callers: Callers, bytes_per_second: float | None = None) -> None:
-        self._store, self.callers = store, callers
+    def __init__(
+        self, store: BlobStore, callers: Callers, bytes_per_second: float | None = None, heads: Heads | None = None
+    ) -> None:
+        self._store, self.callers, self._heads = store, callers, heads or Heads()
+        self.commit: Callable[[int], bytes | None] = lambda round: None
+        """The chain's commits, as soon as the run is known here. Blocking."""
         self.is_member: Callable[[str], bool] = lambda peer: False
         """Whether a peer is on the roster, as soon as the run is known here."""
         self._members = Turns(limits.STREAMS_PER_MEMBER, limits.STREAMS_TO_MEMBERS)
@@ -95,12 +100,29 @@ class BlobService(rpc.PeerServicer):
         self.bytes_sent = 0
 
     async def Fetch(self, request: services.FetchRequest, context: Context) -> None:  # type: ignore[override]  # it writes
+        async with self._turn(context):
+            await self._serve(request, context)
+
+    async def GetCommit(self, request: services.CommitRequest, context: Context) -> pb.Envelope:
+        async with self._turn(context):
+            raw = await asyncio.to_thread(self.commit, request.round)
+            if raw is None:
+                raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that commit")
+            return pb.Envelope.FromString(raw)
+        raise AssertionError  # what `_turn` catches ends the call
+
+    @asynccontextmanager
+    async def _turn(self, context: Context) -> AsyncIterator[None]:
+        """The caller's turn, with heads exchanged. Ends the call where there is none."""
         try:
             caller = self.callers.peer(context)
             member = self.is_member(caller)
             turns = self._members if member else self._strangers
             async with turns.turn(caller if member else address_of(context)):
-                await self._serve(request, context)
+                if caller:
+                    self._heads.take(caller, context.invocation_metadata())
+                await context.send_initial_metadata(self._heads.metadata())
+                yield
         except RemoteError as error:
             await context.abort(_CODES.get(error.reason, grpc.StatusCode.UNAUTHENTICATED), error.detail)
 

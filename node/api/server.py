@@ -16,7 +16,7 @@ from dilocox.node.participant import Participant
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.presence import Directory
-from dilocox.transport.serve import BlobService
+from dilocox.transport.serve import PeerService
 from dilocox.views import rows as views
 from dilocox.views.http import Problem, add_run_routes, create_app, json_response
 
@@ -25,7 +25,7 @@ __all__ = ["create_node_app"]
 EVENT_POLL_SECONDS = 0.2
 
 
-def node_status(participant: Participant, blobs: BlobService, name: str, address: str, connected: bool) -> dict[str, Any]:
+def node_status(participant: Participant, blobs: PeerService, name: str, address: str, connected: bool) -> dict[str, Any]:
     """Am I reachable, in sync, in this round, and counted?"""
     progress, chain = participant.progress, participant.chain
     head = chain.head
@@ -80,7 +80,7 @@ def node_status(participant: Participant, blobs: BlobService, name: str, address
 
 
 class _Metrics(Collector):
-    def __init__(self, participant: Participant, blobs: BlobService) -> None:
+    def __init__(self, participant: Participant, blobs: PeerService) -> None:
         self._participant, self._blobs = participant, blobs
 
     def collect(self) -> list[Metric]:
@@ -114,7 +114,7 @@ class _Metrics(Collector):
 def create_node_app(
     participant: Participant,
     directory: Directory,
-    blobs: BlobService,
+    blobs: PeerService,
     challenger: Challenger,
     name: str,
     address: str,

@@ -12,7 +12,7 @@ import grpc.aio
 
 from dilocox.node.attest.attesters import Attester
 from dilocox.node.attest.verify import appraise
-from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.coordinator_link import Answer, CoordinatorLink
 from dilocox.protocol.attestation import (
     NONCE_BYTES,
     AttestationError,
@@ -31,6 +31,7 @@ from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.protocol.rules import Outcome
 from dilocox.transport.callers import Context
 from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool
@@ -88,18 +89,17 @@ class Prover:
         while True:
             try:
                 statement = await self.answer(await coordinator.challenge(self.identity.peer))
-                reply = await coordinator.submit(statement)
-                self._note(reply)
+                self._note(await coordinator.submit(statement))
             except AttestationError as error:
                 self._become(Standing(False, self._kind, error.code, error.cause))
             left = self.standing.valid_until - time.time()
             await asyncio.sleep(max(1.0, RENEW_SHARE * left) if self.standing.attested else RETRY_SECONDS)
 
-    def _note(self, reply: services.SubmitReply) -> None:
-        if reply.outcome == services.SubmitReply.OUTCOME_ACCEPT:
-            self._become(Standing(True, self._kind, valid_until=int(reply.detail)))
+    def _note(self, answer: Answer) -> None:
+        if answer.outcome is Outcome.ACCEPT:
+            self._become(Standing(True, self._kind, valid_until=int(answer.detail)))
         else:
-            code, _, reason = reply.detail.partition(": ")
+            code, _, reason = answer.detail.partition(": ")
             self._become(Standing(False, self._kind, code, reason))
 
     def _become(self, standing: Standing) -> None:

@@ -23,6 +23,14 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_EVIDENCE: _ClassVar[Kind]
     KIND_CLUSTER: _ClassVar[Kind]
     KIND_CALL: _ClassVar[Kind]
+    KIND_ANSWER: _ClassVar[Kind]
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_ACCEPT: _ClassVar[Outcome]
+    OUTCOME_IGNORE: _ClassVar[Outcome]
+    OUTCOME_REJECT: _ClassVar[Outcome]
 
 class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -73,6 +81,11 @@ KIND_HEARTBEAT: Kind
 KIND_EVIDENCE: Kind
 KIND_CLUSTER: Kind
 KIND_CALL: Kind
+KIND_ANSWER: Kind
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_ACCEPT: Outcome
+OUTCOME_IGNORE: Outcome
+OUTCOME_REJECT: Outcome
 REASON_UNSPECIFIED: Reason
 REASON_BAD_SIGNATURE: Reason
 REASON_WRONG_RUN: Reason
@@ -358,6 +371,30 @@ class Call(_message.Message):
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     certificate: bytes
     def __init__(self, certificate: _Optional[bytes] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("statement", "outcome", "reason", "detail", "round", "head")
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    statement: bytes
+    outcome: Outcome
+    reason: Reason
+    detail: str
+    round: int
+    head: bytes
+    def __init__(self, statement: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., round: _Optional[int] = ..., head: _Optional[bytes] = ...) -> None: ...
+
+class Fork(_message.Message):
+    __slots__ = ("first", "second")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FIELD_NUMBER: _ClassVar[int]
+    first: Envelope
+    second: Envelope
+    def __init__(self, first: _Optional[_Union[Envelope, _Mapping]] = ..., second: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "round", "step", "loss", "head", "tokens_per_second")

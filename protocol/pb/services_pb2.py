@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dilocox.protocol.pb import messages_pb2 as dilocox_dot_v1_dot_messages__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64ilocox/v1/services.proto\x12\ndilocox.v1\x1a\x19\x64ilocox/v1/messages.proto\"\x0f\n\rGetRunRequest\"X\n\x03Run\x12&\n\x08manifest\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.Envelope\x12)\n\x0b\x63oordinator\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.Envelope\"G\n\x0cWatchRequest\x12\x12\n\nfrom_round\x18\x01 \x01(\r\x12#\n\x05hello\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.Envelope\"4\n\x08Standing\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\x0b\n\x03why\x18\x03 \x01(\t\"\xd3\x01\n\x0bSubmitReply\x12\x30\n\x07outcome\x18\x01 \x01(\x0e\x32\x1f.dilocox.v1.SubmitReply.Outcome\x12\"\n\x06reason\x18\x02 \x01(\x0e\x32\x12.dilocox.v1.Reason\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"^\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x12\n\x0eOUTCOME_ACCEPT\x10\x01\x12\x12\n\x0eOUTCOME_IGNORE\x10\x02\x12\x12\n\x0eOUTCOME_REJECT\x10\x03\"o\n\x08Presence\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0f\n\x07present\x18\x02 \x01(\x08\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\r\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x06 \x01(\x01\"\x9c\x01\n\nWatchEvent\x12)\n\tstatement\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.EnvelopeH\x00\x12(\n\x08standing\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.StandingH\x00\x12\x30\n\x0c\x64isagreement\x18\x03 \x01(\x0b\x32\x18.dilocox.v1.DisagreementH\x00\x42\x07\n\x05\x65vent\"\x14\n\x12GetPresenceRequest\"3\n\x0cPresenceList\x12#\n\x05peers\x18\x01 \x03(\x0b\x32\x14.dilocox.v1.Presence\"/\n\x0c\x44isagreement\x12\r\n\x05round\x18\x01 \x01(\r\x12\x10\n\x08\x63lusters\x18\x02 \x03(\t\" \n\x10\x43hallengeRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\"\x1a\n\tChallenge\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"3\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x02 \x01(\r\"L\n\nFetchReply\x12&\n\x05index\x18\x01 \x01(\x0b\x32\x15.dilocox.v1.BlobIndexH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"/\n\tBlobIndex\x12\x0c\n\x04size\x18\x01 \x01(\x04\x12\x14\n\x0c\x63hunk_hashes\x18\x02 \x03(\x0c\x32\xc7\x02\n\x0b\x43oordinator\x12\x34\n\x06GetRun\x12\x19.dilocox.v1.GetRunRequest\x1a\x0f.dilocox.v1.Run\x12;\n\x05Watch\x12\x18.dilocox.v1.WatchRequest\x1a\x16.dilocox.v1.WatchEvent0\x01\x12G\n\x0bGetPresence\x12\x1e.dilocox.v1.GetPresenceRequest\x1a\x18.dilocox.v1.PresenceList\x12\x37\n\x06Submit\x12\x14.dilocox.v1.Envelope\x1a\x17.dilocox.v1.SubmitReply\x12\x43\n\x0cGetChallenge\x12\x1c.dilocox.v1.ChallengeRequest\x1a\x15.dilocox.v1.Challenge2A\n\x08\x41ttestor\x12\x35\n\x06\x41ttest\x12\x15.dilocox.v1.Challenge\x1a\x14.dilocox.v1.Envelope2C\n\x04Peer\x12;\n\x05\x46\x65tch\x12\x18.dilocox.v1.FetchRequest\x1a\x16.dilocox.v1.FetchReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64ilocox/v1/services.proto\x12\ndilocox.v1\x1a\x19\x64ilocox/v1/messages.proto\"\x0f\n\rGetRunRequest\"X\n\x03Run\x12&\n\x08manifest\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.Envelope\x12)\n\x0b\x63oordinator\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.Envelope\"G\n\x0cWatchRequest\x12\x12\n\nfrom_round\x18\x01 \x01(\r\x12#\n\x05hello\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.Envelope\"4\n\x08Standing\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\x0b\n\x03why\x18\x03 \x01(\t\"o\n\x08Presence\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0f\n\x07present\x18\x02 \x01(\x08\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\r\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x06 \x01(\x01\"\x9c\x01\n\nWatchEvent\x12)\n\tstatement\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.EnvelopeH\x00\x12(\n\x08standing\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.StandingH\x00\x12\x30\n\x0c\x64isagreement\x18\x03 \x01(\x0b\x32\x18.dilocox.v1.DisagreementH\x00\x42\x07\n\x05\x65vent\"\x14\n\x12GetPresenceRequest\"3\n\x0cPresenceList\x12#\n\x05peers\x18\x01 \x03(\x0b\x32\x14.dilocox.v1.Presence\"/\n\x0c\x44isagreement\x12\r\n\x05round\x18\x01 \x01(\r\x12\x10\n\x08\x63lusters\x18\x02 \x03(\t\" \n\x10\x43hallengeRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\"\x1a\n\tChallenge\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"3\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x02 \x01(\r\"L\n\nFetchReply\x12&\n\x05index\x18\x01 \x01(\x0b\x32\x15.dilocox.v1.BlobIndexH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"/\n\tBlobIndex\x12\x0c\n\x04size\x18\x01 \x01(\x04\x12\x14\n\x0c\x63hunk_hashes\x18\x02 \x03(\x0c\"\x1e\n\rCommitRequest\x12\r\n\x05round\x18\x01 \x01(\r2\xc4\x02\n\x0b\x43oordinator\x12\x34\n\x06GetRun\x12\x19.dilocox.v1.GetRunRequest\x1a\x0f.dilocox.v1.Run\x12;\n\x05Watch\x12\x18.dilocox.v1.WatchRequest\x1a\x16.dilocox.v1.WatchEvent0\x01\x12G\n\x0bGetPresence\x12\x1e.dilocox.v1.GetPresenceRequest\x1a\x18.dilocox.v1.PresenceList\x12\x34\n\x06Submit\x12\x14.dilocox.v1.Envelope\x1a\x14.dilocox.v1.Envelope\x12\x43\n\x0cGetChallenge\x12\x1c.dilocox.v1.ChallengeRequest\x1a\x15.dilocox.v1.Challenge2A\n\x08\x41ttestor\x12\x35\n\x06\x41ttest\x12\x15.dilocox.v1.Challenge\x1a\x14.dilocox.v1.Envelope2\x81\x01\n\x04Peer\x12;\n\x05\x46\x65tch\x12\x18.dilocox.v1.FetchRequest\x1a\x16.dilocox.v1.FetchReply0\x01\x12<\n\tGetCommit\x12\x19.dilocox.v1.CommitRequest\x1a\x14.dilocox.v1.Envelopeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,34 +40,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHREQUEST']._serialized_end=246
   _globals['_STANDING']._serialized_start=248
   _globals['_STANDING']._serialized_end=300
-  _globals['_SUBMITREPLY']._serialized_start=303
-  _globals['_SUBMITREPLY']._serialized_end=514
-  _globals['_SUBMITREPLY_OUTCOME']._serialized_start=420
-  _globals['_SUBMITREPLY_OUTCOME']._serialized_end=514
-  _globals['_PRESENCE']._serialized_start=516
-  _globals['_PRESENCE']._serialized_end=627
-  _globals['_WATCHEVENT']._serialized_start=630
-  _globals['_WATCHEVENT']._serialized_end=786
-  _globals['_GETPRESENCEREQUEST']._serialized_start=788
-  _globals['_GETPRESENCEREQUEST']._serialized_end=808
-  _globals['_PRESENCELIST']._serialized_start=810
-  _globals['_PRESENCELIST']._serialized_end=861
-  _globals['_DISAGREEMENT']._serialized_start=863
-  _globals['_DISAGREEMENT']._serialized_end=910
-  _globals['_CHALLENGEREQUEST']._serialized_start=912
-  _globals['_CHALLENGEREQUEST']._serialized_end=944
-  _globals['_CHALLENGE']._serialized_start=946
-  _globals['_CHALLENGE']._serialized_end=972
-  _globals['_FETCHREQUEST']._serialized_start=974
-  _globals['_FETCHREQUEST']._serialized_end=1025
-  _globals['_FETCHREPLY']._serialized_start=1027
-  _globals['_FETCHREPLY']._serialized_end=1103
-  _globals['_BLOBINDEX']._serialized_start=1105
-  _globals['_BLOBINDEX']._serialized_end=1152
-  _globals['_COORDINATOR']._serialized_start=1155
-  _globals['_COORDINATOR']._serialized_end=1482
-  _globals['_ATTESTOR']._serialized_start=1484
-  _globals['_ATTESTOR']._serialized_end=1549
-  _globals['_PEER']._serialized_start=1551
-  _globals['_PEER']._serialized_end=1618
+  _globals['_PRESENCE']._serialized_start=302
+  _globals['_PRESENCE']._serialized_end=413
+  _globals['_WATCHEVENT']._serialized_start=416
+  _globals['_WATCHEVENT']._serialized_end=572
+  _globals['_GETPRESENCEREQUEST']._serialized_start=574
+  _globals['_GETPRESENCEREQUEST']._serialized_end=594
+  _globals['_PRESENCELIST']._serialized_start=596
+  _globals['_PRESENCELIST']._serialized_end=647
+  _globals['_DISAGREEMENT']._serialized_start=649
+  _globals['_DISAGREEMENT']._serialized_end=696
+  _globals['_CHALLENGEREQUEST']._serialized_start=698
+  _globals['_CHALLENGEREQUEST']._serialized_end=730
+  _globals['_CHALLENGE']._serialized_start=732
+  _globals['_CHALLENGE']._serialized_end=758
+  _globals['_FETCHREQUEST']._serialized_start=760
+  _globals['_FETCHREQUEST']._serialized_end=811
+  _globals['_FETCHREPLY']._serialized_start=813
+  _globals['_FETCHREPLY']._serialized_end=889
+  _globals['_BLOBINDEX']._serialized_start=891
+  _globals['_BLOBINDEX']._serialized_end=938
+  _globals['_COMMITREQUEST']._serialized_start=940
+  _globals['_COMMITREQUEST']._serialized_end=970
+  _globals['_COORDINATOR']._serialized_start=973
+  _globals['_COORDINATOR']._serialized_end=1297
+  _globals['_ATTESTOR']._serialized_start=1299
+  _globals['_ATTESTOR']._serialized_end=1364
+  _globals['_PEER']._serialized_start=1367
+  _globals['_PEER']._serialized_end=1496
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,5 @@
 from dilocox.protocol.pb import messages_pb2 as _messages_pb2
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -37,26 +36,6 @@ class Standing(_message.Message):
     head: bytes
     why: str
     def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., why: _Optional[str] = ...) -> None: ...
-
-class SubmitReply(_message.Message):
-    __slots__ = ("outcome", "reason", "detail")
-    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        OUTCOME_UNSPECIFIED: _ClassVar[SubmitReply.Outcome]
-        OUTCOME_ACCEPT: _ClassVar[SubmitReply.Outcome]
-        OUTCOME_IGNORE: _ClassVar[SubmitReply.Outcome]
-        OUTCOME_REJECT: _ClassVar[SubmitReply.Outcome]
-    OUTCOME_UNSPECIFIED: SubmitReply.Outcome
-    OUTCOME_ACCEPT: SubmitReply.Outcome
-    OUTCOME_IGNORE: SubmitReply.Outcome
-    OUTCOME_REJECT: SubmitReply.Outcome
-    OUTCOME_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
-    outcome: SubmitReply.Outcome
-    reason: _messages_pb2.Reason
-    detail: str
-    def __init__(self, outcome: _Optional[_Union[SubmitReply.Outcome, str]] = ..., reason: _Optional[_Union[_messages_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Presence(_message.Message):
     __slots__ = ("peer", "present", "round", "step", "loss", "tokens_per_second")
@@ -137,3 +116,9 @@ class BlobIndex(_message.Message):
     size: int
     chunk_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, size: _Optional[int] = ..., chunk_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    def __init__(self, round: _Optional[int] = ...) -> None: ...

@@ -54,7 +54,7 @@ class CoordinatorStub:
         self.Submit = channel.unary_unary(
                 '/dilocox.v1.Coordinator/Submit',
                 request_serializer=dilocox_dot_v1_dot_messages__pb2.Envelope.SerializeToString,
-                response_deserializer=dilocox_dot_v1_dot_services__pb2.SubmitReply.FromString,
+                response_deserializer=dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
                 _registered_method=True)
         self.GetChallenge = channel.unary_unary(
                 '/dilocox.v1.Coordinator/GetChallenge',
@@ -89,7 +89,7 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Submit(self, request, context):
-        """One signed statement.
+        """One signed statement; an envelope of kind KIND_ANSWER.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,7 +123,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'Submit': grpc.unary_unary_rpc_method_handler(
                     servicer.Submit,
                     request_deserializer=dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
-                    response_serializer=dilocox_dot_v1_dot_services__pb2.SubmitReply.SerializeToString,
+                    response_serializer=dilocox_dot_v1_dot_messages__pb2.Envelope.SerializeToString,
             ),
             'GetChallenge': grpc.unary_unary_rpc_method_handler(
                     servicer.GetChallenge,
@@ -239,7 +239,7 @@ class Coordinator:
             target,
             '/dilocox.v1.Coordinator/Submit',
             dilocox_dot_v1_dot_messages__pb2.Envelope.SerializeToString,
-            dilocox_dot_v1_dot_services__pb2.SubmitReply.FromString,
+            dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
             options,
             channel_credentials,
             insecure,
@@ -355,7 +355,7 @@ class Attestor:
 
 
 class PeerStub:
-    """Serves the blobs a peer holds.
+    """Serves the blobs and the chain that a peer holds.
     """
 
     def __init__(self, channel):
@@ -369,14 +369,26 @@ class PeerStub:
                 request_serializer=dilocox_dot_v1_dot_services__pb2.FetchRequest.SerializeToString,
                 response_deserializer=dilocox_dot_v1_dot_services__pb2.FetchReply.FromString,
                 _registered_method=True)
+        self.GetCommit = channel.unary_unary(
+                '/dilocox.v1.Peer/GetCommit',
+                request_serializer=dilocox_dot_v1_dot_services__pb2.CommitRequest.SerializeToString,
+                response_deserializer=dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
+                _registered_method=True)
 
 
 class PeerServicer:
-    """Serves the blobs a peer holds.
+    """Serves the blobs and the chain that a peer holds.
     """
 
     def Fetch(self, request, context):
         """One blob; NOT_FOUND when it is not held.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCommit(self, request, context):
+        """One commit; NOT_FOUND when it is not held.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -390,6 +402,11 @@ def add_PeerServicer_to_server(servicer, server):
                     request_deserializer=dilocox_dot_v1_dot_services__pb2.FetchRequest.FromString,
                     response_serializer=dilocox_dot_v1_dot_services__pb2.FetchReply.SerializeToString,
             ),
+            'GetCommit': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCommit,
+                    request_deserializer=dilocox_dot_v1_dot_services__pb2.CommitRequest.FromString,
+                    response_serializer=dilocox_dot_v1_dot_messages__pb2.Envelope.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'dilocox.v1.Peer', rpc_method_handlers)
@@ -399,7 +416,7 @@ def add_PeerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Peer:
-    """Serves the blobs a peer holds.
+    """Serves the blobs and the chain that a peer holds.
     """
 
     @staticmethod
@@ -419,6 +436,33 @@ class Peer:
             '/dilocox.v1.Peer/Fetch',
             dilocox_dot_v1_dot_services__pb2.FetchRequest.SerializeToString,
             dilocox_dot_v1_dot_services__pb2.FetchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCommit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dilocox.v1.Peer/GetCommit',
+            dilocox_dot_v1_dot_services__pb2.CommitRequest.SerializeToString,
+            dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
             options,
             channel_credentials,
             insecure,

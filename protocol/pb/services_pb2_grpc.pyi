@@ -23,8 +23,8 @@ class CoordinatorStub:
     """Commits from a round on, then live events."""
     GetPresence: _aio.UnaryUnaryMultiCallable[_services_pb2.GetPresenceRequest, _services_pb2.PresenceList]
     """Who is here: for people, when they ask."""
-    Submit: _aio.UnaryUnaryMultiCallable[_messages_pb2.Envelope, _services_pb2.SubmitReply]
-    """One signed statement."""
+    Submit: _aio.UnaryUnaryMultiCallable[_messages_pb2.Envelope, _messages_pb2.Envelope]
+    """One signed statement; an envelope of kind KIND_ANSWER."""
     GetChallenge: _aio.UnaryUnaryMultiCallable[_services_pb2.ChallengeRequest, _services_pb2.Challenge]
     """A nonce for evidence, good once, for this peer and for a short time."""
 
@@ -59,9 +59,9 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     def Submit(
         self,
         request: _messages_pb2.Envelope,
-        context: _aio.ServicerContext[_messages_pb2.Envelope, _abc.Awaitable[_services_pb2.SubmitReply]],
-    ) -> _abc.Awaitable[_services_pb2.SubmitReply]:
-        """One signed statement."""
+        context: _aio.ServicerContext[_messages_pb2.Envelope, _abc.Awaitable[_messages_pb2.Envelope]],
+    ) -> _abc.Awaitable[_messages_pb2.Envelope]:
+        """One signed statement; an envelope of kind KIND_ANSWER."""
 
     @_abc_1.abstractmethod
     def GetChallenge(
@@ -94,14 +94,16 @@ class AttestorServicer(metaclass=_abc_1.ABCMeta):
 def add_AttestorServicer_to_server(servicer: AttestorServicer, server: _aio.Server) -> None: ...
 
 class PeerStub:
-    """Serves the blobs a peer holds."""
+    """Serves the blobs and the chain that a peer holds."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Fetch: _aio.UnaryStreamMultiCallable[_services_pb2.FetchRequest, _services_pb2.FetchReply]
     """One blob; NOT_FOUND when it is not held."""
+    GetCommit: _aio.UnaryUnaryMultiCallable[_services_pb2.CommitRequest, _messages_pb2.Envelope]
+    """One commit; NOT_FOUND when it is not held."""
 
 class PeerServicer(metaclass=_abc_1.ABCMeta):
-    """Serves the blobs a peer holds."""
+    """Serves the blobs and the chain that a peer holds."""
 
     @_abc_1.abstractmethod
     def Fetch(
@@ -110,5 +112,13 @@ class PeerServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_services_pb2.FetchRequest, _abc.AsyncIterator[_services_pb2.FetchReply]],
     ) -> _abc.AsyncIterator[_services_pb2.FetchReply]:
         """One blob; NOT_FOUND when it is not held."""
+
+    @_abc_1.abstractmethod
+    def GetCommit(
+        self,
+        request: _services_pb2.CommitRequest,
+        context: _aio.ServicerContext[_services_pb2.CommitRequest, _abc.Awaitable[_messages_pb2.Envelope]],
+    ) -> _abc.Awaitable[_messages_pb2.Envelope]:
+        """One commit; NOT_FOUND when it is not held."""
 
 def add_PeerServicer_to_server(servicer: PeerServicer, server: _aio.Server) -> None: ...

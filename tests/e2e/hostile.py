@@ -29,7 +29,7 @@ from dilocox.transport.dht import Dht, DhtSettings
 from dilocox.transport.network import choose_port, multiaddr
 from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool, create_server
-from dilocox.transport.serve import BlobService
+from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Tasks
 
 Spoil = Callable[["HostilePeer", pb.Contribution, pb.Leaves], None]
@@ -53,7 +53,7 @@ class HostilePeer:
         certificate = tls.load_or_create(self.folder)
         self.server, port = await create_server("127.0.0.1:0", certificate)
         rpc.add_PeerServicer_to_server(
-            BlobService(self.store, Callers(self.link.run_id, certificate.certificate_der)), self.server
+            PeerService(self.store, Callers(self.link.run_id, certificate.certificate_der)), self.server
         )
         await self.server.start()
         dht_port = choose_port()
@@ -119,10 +119,9 @@ class HostilePeer:
         while True:
             self.speak.clear()
             for statement in member.offers(self.state):
-                reply = await self.coordinator.submit_once(statement.envelope)
-                if reply is not None:
-                    outcome = self.coordinator.outcome(reply)
-                    self.feed(member.Answered(statement, outcome, reply.reason, reply.detail))
+                answer = await self.coordinator.submit_once(statement.envelope)
+                if answer is not None:
+                    self.feed(member.Answered(statement, answer.outcome, answer.reason, answer.detail))
             await self.speak.wait()
 
     def _heartbeat(self) -> Statement[pb.Heartbeat]:

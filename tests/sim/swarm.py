@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dilocox.protocol import chain, member, norms, round
+from dilocox.protocol import chain, events, member, norms, round
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Head, initial_head
@@ -157,6 +157,8 @@ class SimPeer:
                     self.after(CHECK_SECONDS, lambda number=number: self.feed(member.Rechecked(number, self.fold)))  # type: ignore[misc]
                 case member.Halt(why):
                     self.halted = why
+                case member.Emit(events.LeftOut() as told):
+                    self.halted = told.line()
         due = member.next_deadline(self.state)
         if due is not None:
             self.after(max(0.0, due - self.swarm.now), lambda: self.feed(member.Tick()))

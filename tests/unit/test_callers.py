@@ -163,7 +163,7 @@ async def test_a_stranger_past_its_share_and_a_spoiled_credential_are_refused_in
             assert lost.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-class Counting(serve.BlobService):
+class Counting(serve.PeerService):
     """Knows how many of its calls go on."""
 
     going = 0
@@ -218,7 +218,7 @@ async def test_a_trickle_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(transport, "STALL_SECONDS", 1.0)
     source = BlobStore(tmp_path / "source")
     blob = source.put([os.urandom(10_000)])
-    async with Served(tmp_path / "peer", Trickle(source)) as record, asyncio.timeout(PATIENCE_SECONDS):
+    async with Served(tmp_path / "peer", Trickle(source)) as record, asyncio.timeout(PATIENCE_SECONDS):  # type: ignore[abstract]
         pool = ChannelPool()
         with pytest.raises(RemoteError, match="stopped sending"):
             await fetch_blob(pool.channel(record), BlobStore(tmp_path / "target"), blob)
@@ -243,7 +243,7 @@ async def test_who_never_answers_a_resumed_fetch_is_given_up(tmp_path: Path, mon
     monkeypatch.setattr(transport, "CONNECT_SECONDS", 1.0)
     source, target = BlobStore(tmp_path / "source"), BlobStore(tmp_path / "target")
     blob = source.put([os.urandom(limits.CHUNK_BYTES + 1)])
-    async with Served(tmp_path / "peer", Halting(source)) as record, asyncio.timeout(PATIENCE_SECONDS):
+    async with Served(tmp_path / "peer", Halting(source)) as record, asyncio.timeout(PATIENCE_SECONDS):  # type: ignore[abstract]
         pool = ChannelPool()
         for _ in range(2):  # the second one resumes
             with pytest.raises(RemoteError, match="stopped sending"):
@@ -286,7 +286,7 @@ async def test_a_download_ends_when_nobody_wants_it_any_more_and_not_before(tmp_
     monkeypatch.setattr("dilocox.node.exchange.LINGER_SECONDS", 0.0)
     source = BlobStore(tmp_path / "source")
     blob = source.put([os.urandom(10_000)])
-    trickle = Trickle(source)
+    trickle = Trickle(source)  # type: ignore[abstract]
     async with Served(tmp_path / "peer", trickle) as record, asyncio.timeout(PATIENCE_SECONDS):
         pool = ChannelPool()
         target = BlobStore(tmp_path / "target")

@@ -12,8 +12,9 @@ import pytest
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol import limits, round
+from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -434,6 +435,13 @@ async def test_streams_of_strangers_are_bounded_and_whom_we_know_always_gets_in(
         await stream.aclose()
 
 
+def opened(envelope: pb.Envelope) -> pb.Answer:
+    """What the coordinator says, under its signature."""
+    answer = open_envelope(envelope, RUN.run_id, (pb.KIND_ANSWER,))
+    assert answer.peer == COORDINATOR.peer
+    return answer.body
+
+
 async def test_the_server_knows_its_callers(desk: Desk, tmp_path: Path):
     """Over real connections."""
     certificate = tls.load_or_create(tmp_path)
@@ -446,10 +454,12 @@ async def test_the_server_knows_its_callers(desk: Desk, tmp_path: Path):
     spectator, other, me = (rpc.CoordinatorStub(pool.channel(record)) for pool in pools)
     claim = desk.claim(0).envelope
     for stub in (spectator, other):
-        assert (await stub.Submit(claim)).reason == pb.REASON_BAD_SIGNATURE
+        assert opened(await stub.Submit(claim)).reason == pb.REASON_BAD_SIGNATURE
         with pytest.raises(grpc.aio.AioRpcError, match="asked for by the peer"):
             await stub.GetChallenge(services.ChallengeRequest(peer=identity(0).peer))
-    assert (await me.Submit(claim)).outcome == services.SubmitReply.OUTCOME_ACCEPT
+    answer = opened(await me.Submit(claim))
+    assert (answer.outcome, answer.statement) == (pb.OUTCOME_ACCEPT, sha256(claim.key, claim.body))
+    assert (answer.round, answer.head) == (desk.service.chain.length, desk.service.chain.head.digest)
     assert len((await me.GetChallenge(services.ChallengeRequest(peer=identity(0).peer))).nonce) == 32
     stranger = rpc.CoordinatorStub(ChannelPool(identity(0), digest("another run")).channel(record))
     with pytest.raises(grpc.aio.AioRpcError, match="signature"):

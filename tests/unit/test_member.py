@@ -2,7 +2,7 @@
 
 import pytest
 
-from dilocox.protocol import limits, member, rules
+from dilocox.protocol import events, limits, member, rules
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
@@ -161,6 +161,32 @@ def test_a_commit_ends_what_was_said_in_its_round():
     assert not member.offers(node.state), "the state after it is not there yet"
     node.feed(member.StateReady(2, node.table.state_root(), None))
     assert [s.kind for s in member.offers(node.state)] == [pb.KIND_STATE_REPORT]
+
+
+def test_an_accepted_contribution_that_the_commit_leaves_out_is_told_and_no_other():
+    def told(accepted: bool, ballot: bool, listed: bool) -> bool:
+        node = Node()
+        mine = node.table.contribution(0)
+        node.feed(member.Signed(mine))
+        if accepted:
+            node.feed(member.Answered(mine, Outcome.ACCEPT, pb.REASON_UNSPECIFIED, ""))
+        if ballot:
+            node.table.contribute(range(3) if listed else [1, 2])
+            if not listed:
+                node.table.wait(1e6)
+            node.table.vote(range(3) if listed else [1, 2])
+        commit = node.table.commits[-1] if ballot else empty_commit(node.table)
+        effects = node.feed(member.Committed(commit, node.table.head))
+        return member.Emit(events.LeftOut(1)) in effects
+
+    assert told(accepted=True, ballot=True, listed=False)
+    assert not told(accepted=True, ballot=True, listed=True)
+    assert not told(accepted=False, ballot=True, listed=False)
+    assert not told(accepted=True, ballot=False, listed=False), "a commit without votes takes nobody's"
+
+
+def empty_commit(table: Table) -> Statement[pb.Commit]:
+    return seal(COORDINATOR, pb.KIND_COMMIT, table.run.run_id, pb.Commit(round=1, previous=table.head.digest))
 
 
 def rotten(round: int) -> member.StateReady:

@@ -19,6 +19,7 @@ from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.protocol.rules import Outcome
 from dilocox.transport import dht, tls
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.dht import Dht, DhtSettings
@@ -26,7 +27,7 @@ from dilocox.transport.network import Listen, choose_port, multiaddr, open_netwo
 from dilocox.transport.presence import Directory, cached_records
 from dilocox.transport.rpc import ChannelPool, create_server
 from dilocox.transport.tasks import Tasks
-from tests.helpers import COORDINATOR, identity, manifest
+from tests.helpers import COORDINATOR, digest, identity, manifest
 
 OWNER = identity(99)
 RUN = manifest(run={"name": "test", "owner": OWNER.key.hex()})
@@ -66,6 +67,27 @@ def directory(folder: Path) -> Directory:
     """Over a DHT whose child was never started."""
     settings = DhtSettings(RUN.run_id, identity(1), folder, "/ip4/127.0.0.1/tcp/0", ())
     return Directory(Dht(settings), identity(1), RUN.run_id, 1)
+
+
+@pytest.mark.parametrize("spoil", [None, "signer", "statement"])
+async def test_an_answer_is_the_coordinators_to_what_was_said(
+    tmp_path: Path, spoil: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    async def submit(self, request, context):
+        about = digest("another") if spoil == "statement" else sha256(request.key, request.body)
+        body = pb.Answer(statement=about, outcome=pb.OUTCOME_IGNORE, reason=pb.REASON_LATE, detail="too late")
+        return seal(identity(5) if spoil == "signer" else COORDINATOR, pb.KIND_ANSWER, RUN.run_id, body).envelope
+
+    monkeypatch.setattr(Coordinator, "Submit", submit)
+    channels = ChannelPool()
+    async with serving(tmp_path / "c") as link:
+        answer = await CoordinatorLink(link, directory(tmp_path), channels).submit_once(record(1).envelope)
+    await channels.close()
+    if spoil is not None:
+        assert answer is None
+    else:
+        assert answer is not None
+        assert answer[:3] == (Outcome.IGNORE, pb.REASON_LATE, "too late")
 
 
 async def test_the_link_alone_leads_to_the_coordinator(tmp_path: Path):

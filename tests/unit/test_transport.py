@@ -24,7 +24,7 @@ from dilocox.transport.files import write_atomically
 from dilocox.transport.health import running_daemon
 from dilocox.transport.parent_pipe import ParentPipe
 from dilocox.transport.rpc import ChannelPool, create_server, fetch_blob
-from dilocox.transport.serve import BlobService
+from dilocox.transport.serve import PeerService
 from tests import helpers
 
 BIG = os.urandom(2 * limits.CHUNK_BYTES + 12345)
@@ -179,7 +179,7 @@ def serving(folder: Path, source: BlobStore, bytes_per_second: float | None = No
     """Whoever calls is a stranger, until the service is told who is a member."""
     folder.mkdir(exist_ok=True)
     callers = Callers(RUN_ID, tls.load_or_create(folder).certificate_der)
-    return Served(folder, BlobService(source, callers, bytes_per_second))
+    return Served(folder, PeerService(source, callers, bytes_per_second))
 
 
 class Hostile(rpc.PeerServicer):
@@ -209,7 +209,7 @@ async def test_hostile_servers_are_remote_faults(tmp_path: Path):
         [services.FetchReply(index=services.BlobIndex(size=1 << 62, chunk_hashes=[b"h" * 32] * 1000))],
     ]
     for number, story in enumerate(stories):
-        async with Served(tmp_path / "peer", Hostile(story)) as record:
+        async with Served(tmp_path / "peer", Hostile(story)) as record:  # type: ignore[abstract]
             channels = ChannelPool()
             target = store(tmp_path, f"target-{number}")
             with pytest.raises(RemoteError):

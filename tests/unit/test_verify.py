@@ -11,6 +11,8 @@ from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.ids import JoinLink, peer_id
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import seal
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
@@ -58,6 +60,19 @@ def test_an_invented_coordinator_signs_nothing_under_a_real_run_id(tmp_path: Pat
     code, said = verify(RUN.run_id.hex())
     assert code == 1
     assert "not the coordinator's" in said
+
+
+def test_a_chain_with_a_proof_of_two_beside_it_does_not_hold(tmp_path: Path, verify: Verify):
+    table = Table(RUN).genesis().train(1)
+    write(tmp_path, RUN, table)
+    body = pb.Commit.FromString(table.commits[1].envelope.body)
+    body.closed_at_ms += 1
+    other = seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, body).envelope
+    (folder,) = (tmp_path / "runs").iterdir()
+    (folder / "fork-1.pb").write_bytes(pb.Fork(first=table.commits[1].envelope, second=other).SerializeToString())
+    code, said = verify(RUN.run_id.hex())
+    assert code == 1
+    assert "two different commits for round 1" in said
 
 
 def test_an_invented_run_is_not_the_one_that_was_asked_for(tmp_path: Path, verify: Verify):
