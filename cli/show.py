@@ -53,7 +53,7 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
             ("round", f"{value['round']} is open: {value['round_why']}" if value["coordinator_connected"] else away),
         ]
     lines += [
-        ("network", value["address"]),
+        ("network", f"{value['address']}   {value['reach']}"),
         ("counted", f"{sum(counted)} of the last {len(counted)} rounds" if counted else "no round closed yet"),
         (
             "speed",

@@ -21,7 +21,6 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.network import Listen, open_network
@@ -75,7 +74,7 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
             closing,
             on_record=service.learn_own_record,
         )
-        service.callers = Callers(manifest.run_id, network.certificate.certificate_der)
+        service.callers = network.callers
         rpc.add_CoordinatorServicer_to_server(service, network.server)
         await network.server.start()
         tasks.start(service.driver.run(), "rounds")

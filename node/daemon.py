@@ -16,6 +16,7 @@ from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.data_folders import check_data
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import Forks, check_forks
+from dilocox.node.holding import Holding
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
 from dilocox.node.worker_settings import WorkerSettings
@@ -26,7 +27,6 @@ from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import write_atomically
@@ -125,12 +125,12 @@ async def _join_network(settings: NodeSettings, home: DataDirectory, tasks: Task
     channels = ChannelPool(home.identity, link.run_id, heads)
     closing.push_async_callback(channels.close)
     network = await open_network(home, link.run_id, settings.listen, settings.name, tasks, closing, link.dht_addresses)
-    callers = Callers(link.run_id, network.certificate.certificate_der)
-    blobs = PeerService(store, callers, settings.upload_bytes_per_second, heads)
+    blobs = PeerService(store, network.callers, settings.upload_bytes_per_second, heads)
     attestor = AttestorService()
     rpc.add_PeerServicer_to_server(blobs, network.server)
     rpc.add_AttestorServicer_to_server(attestor, network.server)
     await network.server.start()
+    tasks.start(network.watch_reach(channels), "reach")
     return Place(folder, network, channels, store, blobs, attestor, heads)
 
 
@@ -153,9 +153,13 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     closing.callback(own.close)
     stages = range(manifest.model.stages)
     exchange = Exchange(manifest, stages, place.store, network.directory, place.channels, me.peer, place.heads)
+    dialable = lambda: network.reach.reachable is not False  # noqa: E731
+    spend = place.blobs.limit.spend
+    holding = Holding(me, manifest, lambda: chain.head, place.store, network.directory, place.channels, dialable, spend)
+    place.blobs.keeper = holding
     prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover
-    participant = Participant(me, manifest, place.store, chain, own, coordinator, exchange, pool, tasks, prover)
+    participant = Participant(me, manifest, place.store, chain, own, coordinator, exchange, holding, pool, tasks, prover)
     challenger = Challenger(manifest, network.directory, place.channels)
     app = create_node_app(
         participant,
@@ -164,6 +168,7 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
         challenger,
         settings.name,
         network.address,
+        network.reach,
         lambda: coordinator.connected,
         coordinator.presence,
     )

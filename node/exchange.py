@@ -183,7 +183,8 @@ class Exchange:
         try:
             if body.base_state != base:
                 raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
-            await self.fetch_forever(body.leaves, [contribution.peer], limits.LEAVES_BYTES)
+            providers = [contribution.peer, *body.holders]
+            await self.fetch_forever(body.leaves, providers, limits.LEAVES_BYTES)
             leaves = read_leaves(self._manifest, bytes(self._store.view(body.leaves)))
             if sum(leaf.size for leaf in leaves) != body.size:
                 raise RemoteError(pb.REASON_SIZE_MISMATCH, "its leaves do not add up to the announced bytes")
@@ -193,7 +194,7 @@ class Exchange:
                 if stage in self._shapes:
                     layout = wire.stage_layout(self._shapes[stage], self._manifest.compression, rank_or_k)
                     layout.check_size(leaf.size)
-                    await self.fetch_forever(leaf.digest, [contribution.peer], leaf.size)
+                    await self.fetch_forever(leaf.digest, providers, leaf.size)
                     await asyncio.to_thread(self._check, leaf, layout)
         except RemoteError as error:
             log.info("payload of %s, stage %d: %s", short(contribution.peer), stage, error)

@@ -6,9 +6,11 @@ Facts of the workers become inputs of the member machine; blobs that nobody can 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from dilocox.node.crew import Crew, Phase, Ready
 from dilocox.node.exchange import Exchange
+from dilocox.node.holding import Holding
 from dilocox.node.starts import BOUNDARIES_KEPT, Starts, state_blob
 from dilocox.node.workers import WorkerPool
 from dilocox.protocol import events, member
@@ -44,6 +46,7 @@ class Generations:
         chain: ChainFile,
         store: BlobStore,
         exchange: Exchange,
+        holding: Holding,
         pool: WorkerPool,
         tasks: Tasks,
         member: Callable[[], MemberState],
@@ -53,7 +56,7 @@ class Generations:
     ) -> None:
         """`tell`: what we do before the workers train; None when they do."""
         self._manifest, self._me, self._chain, self._store, self._exchange = manifest, me, chain, store, exchange
-        self._pool, self._tasks = pool, tasks
+        self._pool, self._tasks, self._holding = pool, tasks, holding
         self._member, self._feed, self._emit, self._tell = member, feed, emit, tell
         self._starts = Starts(manifest, chain, store, exchange)
         self._crew = Crew(pool.workers)
@@ -189,21 +192,28 @@ class Generations:
             self._avoid_boundaries = False
         size = sum(payload.size for payload in phase.payloads)
         self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, size))
-        self._hear(
-            member.PhaseEnded(
-                round=first.round,
-                base=base,
-                inner_steps=first.inner_steps,
-                tokens=first.tokens,
-                loss=first.loss,
-                samples_read=first.samples_read,
-                leaves=digest,
-                size=size,
-                norm=norm_code(phase.norm),
-                effective_rank=phase.effective_rank,
-                error=phase.error,
-            )
+        ended = member.PhaseEnded(
+            round=first.round,
+            base=base,
+            inner_steps=first.inner_steps,
+            tokens=first.tokens,
+            loss=first.loss,
+            samples_read=first.samples_read,
+            leaves=digest,
+            size=size,
+            norm=norm_code(phase.norm),
+            effective_rank=phase.effective_rank,
+            error=phase.error,
         )
+        if self._holding.dialable():
+            self._hear(ended)
+        else:
+            payloads = [digest, *(payload.digest for payload in phase.payloads)]
+            self._tasks.start(self._contribute_by_holders(ended, payloads), "find holders")
+
+    async def _contribute_by_holders(self, ended: member.PhaseEnded, payloads: list[bytes]) -> None:
+        """Nobody can dial us: first others keep the payloads, then they are announced."""
+        self._hear(replace(ended, holders=await self._holding.find(payloads)))
 
     # Starting a generation and feeding it
 
@@ -276,7 +286,7 @@ class Generations:
         own = state.own.get(pb.KIND_CONTRIBUTION)
         for contribution in [*state.seen.values(), *([own] if own else [])]:
             keep |= {contribution.body.leaves, *self._starts.payloads_of(contribution.body)}
-        return keep | self._starts.worth_keeping(self._crew.progress.states, self._crew.progress.roots)
+        return keep | self._holding.blobs() | self._starts.worth_keeping(self._crew.progress.states, self._crew.progress.roots)
 
     async def _retain(self) -> None:
         """Remove blobs that were worth keeping and no longer are."""

@@ -22,6 +22,7 @@ from dilocox.node.crew import Progress
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import halt
 from dilocox.node.generations import Generations
+from dilocox.node.holding import Holding
 from dilocox.node.own import OwnStatements
 from dilocox.node.workers import WorkerPool
 from dilocox.protocol import events, member
@@ -64,6 +65,7 @@ class Participant:
         own: OwnStatements,
         coordinator: CoordinatorLink,
         exchange: Exchange,
+        holding: Holding,
         pool: WorkerPool,
         tasks: Tasks,
         prover: Prover | None,
@@ -73,7 +75,18 @@ class Participant:
         self._own, self._coordinator, self.exchange, self._tasks = own, coordinator, exchange, tasks
         self.prover = prover
         self.workers = Generations(
-            manifest, identity.peer, chain, store, exchange, pool, tasks, lambda: self.state, self.feed, self.emit, self._tell
+            manifest,
+            identity.peer,
+            chain,
+            store,
+            exchange,
+            holding,
+            pool,
+            tasks,
+            lambda: self.state,
+            self.feed,
+            self.emit,
+            self._tell,
         )
         self.standing = ""
         """Why the round is open, as the coordinator says."""

@@ -120,6 +120,12 @@ CALL_BYTES = 64
 ANSWER_BYTES = 2 * KIB
 """Two digests, three numbers and a sentence."""
 
+HELD_BYTES = 64
+"""A digest and a number."""
+
+DIALS_AT_ONCE = 4
+"""Dial-backs that a daemon does at once, one for each address: each may take `DIAL_SECONDS`, and is refused beyond."""
+
 STREAMS_PER_MEMBER = 4
 """Blob streams a peer serves at once to each member of the roster; as many again of its wait."""
 

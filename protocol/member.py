@@ -118,6 +118,8 @@ class PhaseEnded:
     """Norm code over all stages."""
     effective_rank: float
     error: float
+    holders: tuple[str, ...] = ()
+    """Peers that keep its payloads for us, where nobody can dial us."""
 
 
 @dataclass(frozen=True)
@@ -434,6 +436,7 @@ def _contribute(state: MemberState, phase: PhaseEnded) -> list[Effect]:
         size=phase.size,
         effective_rank=phase.effective_rank,
         error=phase.error,
+        holders=phase.holders,
         attestation=resting_on(head.attestations, cluster),
     )
     return [Sign(pb.KIND_CONTRIBUTION, body)]

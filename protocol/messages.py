@@ -254,6 +254,11 @@ def _check_answer(body: pb.Answer) -> None:
     _check_round(body)
 
 
+def _check_held(body: pb.Held) -> None:
+    _check_digest(body.blob, "blob")
+    _require(body.round < limits.ROUNDS, "round number out of range")
+
+
 _OUTCOMES = frozenset((pb.OUTCOME_ACCEPT, pb.OUTCOME_IGNORE, pb.OUTCOME_REJECT))
 
 
@@ -278,4 +283,5 @@ _KINDS: Mapping[int, _Kind] = {
     pb.KIND_EVIDENCE: _Kind(pb.BoundEvidence, limits.EVIDENCE_BYTES, _check_evidence),
     pb.KIND_CALL: _Kind(pb.Call, limits.CALL_BYTES, _check_call),
     pb.KIND_ANSWER: _Kind(pb.Answer, limits.ANSWER_BYTES, _check_answer),
+    pb.KIND_HELD: _Kind(pb.Held, limits.HELD_BYTES, _check_held),
 }

@@ -62,6 +62,10 @@ def digest_of(buffers: Iterable[Buffer]) -> bytes:
     return blob_digest(size, hashes)
 
 
+PART, PUSHED = ".part", ".pushed"
+"""Suffixes of blobs that are still coming: fetched by us, pushed by others."""
+
+
 def _read_if_there(path: Path) -> bytes | None:
     return path.read_bytes() if path.exists() else None
 
@@ -166,7 +170,7 @@ class BlobStore:
             self.remove(digest)
         for entry in self.folder.iterdir():
             name, _, ending = entry.name.partition(".")
-            left = ending == "part" and _DIGEST.fullmatch(name) is not None and bytes.fromhex(name) not in keep
+            left = f".{ending}" in (PART, PUSHED) and _DIGEST.fullmatch(name) is not None and bytes.fromhex(name) not in keep
             if left or (not name and ending.endswith(".tmp")):
                 entry.unlink(missing_ok=True)
 
@@ -174,14 +178,15 @@ class BlobStore:
 class PartialBlob:
     """A download in progress. Feed it bytes in order from `next_chunk`; it checks each chunk before it keeps it."""
 
-    def __init__(self, store: BlobStore, digest: bytes, size: int, hashes: list[bytes]) -> None:
-        """Raises RemoteError when size and hashes are not what the digest commits to."""
+    def __init__(self, store: BlobStore, digest: bytes, size: int, hashes: list[bytes], suffix: str = PART) -> None:
+        """`suffix`: of its file, which one at a time writes. Raises RemoteError when size and hashes are not what the digest
+        commits to."""
         if size > limits.BLOB_BYTES or len(hashes) != chunk_count(size):
             raise RemoteError(pb.REASON_OVERSIZE, f"a blob of {size} bytes in {len(hashes)} chunks")
         if blob_digest(size, hashes) != digest:
             raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the chunk hashes are not what the digest commits to")
         self._store, self.digest, self.size, self._hashes = store, digest, size, hashes
-        self._path = store.path(digest).with_suffix(".part")
+        self._path = store.path(digest).with_suffix(suffix)
         self._pending = bytearray()
         self.next_chunk = self._resume()
 
@@ -223,6 +228,10 @@ class PartialBlob:
             self.next_chunk += 1
         if self.complete and self._pending:
             raise RemoteError(pb.REASON_SIZE_MISMATCH, "more bytes than the blob has")
+
+    def feed_from_start(self, data: bytes, sent: int) -> None:
+        """`feed` for a sender who does not know what is here already, and sends from the first byte on; `sent` came before."""
+        self.feed(data[max(0, self.held + len(self._pending) - sent) :])
 
     def finish(self) -> None:
         """Make the complete blob durable under its digest. Blocking: fsyncs."""

@@ -15,11 +15,15 @@ import grpc.aio
 
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport import tls
+from dilocox.transport.callers import Callers
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.dht import Dht, DhtSettings
 from dilocox.transport.presence import Directory, cached_records
-from dilocox.transport.rpc import create_server
+from dilocox.transport.reach import Reach, ReachService
+from dilocox.transport.rpc import ChannelPool, create_server
 from dilocox.transport.tasks import Tasks
 from dilocox.transport.tls import Certificate
 
@@ -54,6 +58,20 @@ class Network:
     ports: dict[str, int]
     """Kept over restarts, because the join link and other peers' records name them."""
     directory: Directory
+    callers: Callers
+    reach: Reach
+
+    async def watch_reach(self, channels: ChannelPool) -> None:
+        """Find out whether others dial us, and have our record say it; for ever."""
+
+        def others() -> list[pb.PeerRecord]:
+            return [record.body for record in self.directory.records.values()]
+
+        await self.reach.watch(channels, others, self._record)
+
+    def _record(self) -> Statement[pb.PeerRecord]:
+        """With the address that we believe to have."""
+        return self.directory.seal_record(self.address, self.certificate.certificate_der, "", [])
 
 
 def choose_port() -> int:
@@ -94,10 +112,14 @@ async def open_network(
     directory = Directory(dht, home.identity, run_id, home.start_number())
     for seen in cached_records(known, run_id):
         directory.learn(seen)
+    callers = Callers(run_id, certificate.certificate_der)
+    rpc.add_ReachServicer_to_server(ReachService(run_id, callers), server)
+    reach = Reach(directory.changed.set)
     address, dht_address = f"{listen.host}:{port}", multiaddr(listen.host, dht_port, home.identity.peer)
 
     def record() -> Statement:
-        sealed = directory.seal_record(address, certificate.certificate_der, name, [dht_address])
+        at = "" if reach.reachable is False else address
+        sealed = directory.seal_record(at, certificate.certificate_der, name, [dht_address])
         on_record(sealed)
         return sealed
 
@@ -107,4 +129,4 @@ async def open_network(
     tasks.start(directory.publish_forever(record), "publish")
     tasks.start(directory.refresh_forever(), "refresh")
     tasks.start(directory.cache_forever(known), "cache")
-    return Network(server, address, certificate, dht_address, {"port": port, "dht_port": dht_port}, directory)
+    return Network(server, address, certificate, dht_address, {"port": port, "dht_port": dht_port}, directory, callers, reach)

@@ -56,6 +56,8 @@ class Directory:
         self.records: dict[str, Statement] = {}
         self._looked_up_at = 0.0
         self._looking = asyncio.Lock()
+        self.changed = asyncio.Event()
+        """Set when our own record says something else now."""
 
     def seal_record(self, address: str, certificate: bytes, name: str, dht_addresses: Sequence[str]) -> Statement:
         body = pb.PeerRecord(
@@ -75,7 +77,10 @@ class Directory:
             with contextlib.suppress(DilocoxError, OSError):
                 if await self._dht.publish(make()):
                     pause = PUBLISH_SECONDS
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self.changed.wait()
+            self.changed.clear()
 
     async def cache_forever(self, path: Path) -> None:
         """Write the newest records down, for `cached_records` after a restart."""

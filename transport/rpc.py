@@ -1,7 +1,7 @@
 """gRPC over pinned TLS: servers, channels, and fetching blobs in chunks with resume."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from dilocox.transport.callers import Credentials
 from dilocox.transport.heads import Heads
 from dilocox.transport.tls import SERVER_NAME, Certificate, pem_of
 
-__all__ = ["ChannelPool", "create_server", "fetch_blob"]
+__all__ = ["ChannelPool", "create_server", "fetch_blob", "in_thread", "push_blob"]
 
 Metadata = Iterable[tuple[str, str | bytes]] | None
 
@@ -128,6 +128,27 @@ async def fetch_blob(
     finally:
         stream.cancel()
     return received
+
+
+async def push_blob(
+    channel: grpc.aio.Channel, store: BlobStore, digest: bytes, spend: Callable[[int], Awaitable[None]]
+) -> pb.Envelope:
+    """Have a peer keep a blob of ours; returns what it signed. Raises RemoteError where it does not, or takes too long."""
+    size, hashes = store.size(digest), await asyncio.to_thread(store.index, digest)
+
+    async def parts() -> AsyncIterator[services.PushRequest]:
+        index = services.BlobIndex(size=size, chunk_hashes=hashes)
+        yield services.PushRequest(index=services.PushIndex(digest=digest, index=index))
+        with store.path(digest).open("rb") as file:
+            while data := await asyncio.to_thread(file.read, limits.FRAME_BYTES):
+                await spend(len(data))
+                yield services.PushRequest(data=data)
+
+    try:
+        slowest = CONNECT_SECONDS + STALL_SECONDS + size / limits.TRANSFER_BYTES_PER_SECOND
+        return await rpc.PeerStub(channel).Push(parts(), timeout=slowest)
+    except grpc.aio.AioRpcError as error:
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"the peer answered {error.code().name.lower()}: {error.details()}") from error
 
 
 async def in_thread(function: Callable[..., None], *arguments: Any) -> None:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -16,9 +17,10 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport.blobs import BlobStore
+from dilocox.transport.blobs import PUSHED, BlobStore, PartialBlob
 from dilocox.transport.callers import Callers, Context, address_of
 from dilocox.transport.heads import Heads
+from dilocox.transport.rpc import in_thread
 
 __all__ = ["PeerService", "send"]
 
@@ -83,6 +85,15 @@ class Turns:
                 del self.here[caller], self.own[caller]
 
 
+class Keeper(Protocol):
+    """Who decides what is kept for others."""
+
+    def admit(self, author: str, digest: bytes, size: int) -> None:
+        """Raises RemoteError where it is not kept."""
+
+    def acknowledge(self, digest: bytes) -> pb.Envelope: ...
+
+
 class PeerService(rpc.PeerServicer):
     """Serves the blobs of one store, and the chain."""
 
@@ -96,7 +107,11 @@ class PeerService(rpc.PeerServicer):
         """Whether a peer is on the roster, as soon as the run is known here."""
         self._members = Turns(limits.STREAMS_PER_MEMBER, limits.STREAMS_TO_MEMBERS)
         self._strangers = Turns(limits.STREAMS_PER_ADDRESS, limits.STREAMS_TO_STRANGERS, limits.STRANGERS_WAITING)
-        self._limit = UploadLimit(bytes_per_second)
+        self.limit = UploadLimit(bytes_per_second)
+        """Of everything that leaves here, pushes too."""
+        self.keeper: Keeper | None = None
+        """As soon as the run is known here."""
+        self._pushed: set[bytes] = set()
         self.bytes_sent = 0
 
     async def Fetch(self, request: services.FetchRequest, context: Context) -> None:  # type: ignore[override]  # it writes
@@ -111,9 +126,47 @@ class PeerService(rpc.PeerServicer):
             return pb.Envelope.FromString(raw)
         raise AssertionError  # what `_turn` catches ends the call
 
+    async def Push(self, request_iterator: AsyncIterator[services.PushRequest], context: Context) -> pb.Envelope:
+        async with self._turn(context) as caller:
+            try:
+                return await self._keep(caller, request_iterator)
+            except (TimeoutError, StopAsyncIteration) as error:
+                raise RemoteError(pb.REASON_UNAVAILABLE, "the push stopped") from error
+        raise AssertionError  # what `_turn` catches ends the call
+
+    async def _keep(self, author: str, parts: AsyncIterator[services.PushRequest]) -> pb.Envelope:
+        """Raises RemoteError where the blob is not kept, or is not what was announced."""
+        async with asyncio.timeout(GRACE_SECONDS):
+            what = (await anext(parts)).index
+        if self.keeper is None or not author:
+            raise RemoteError(pb.REASON_UNAVAILABLE, "this peer keeps nothing for others")
+        self.keeper.admit(author, what.digest, what.index.size)
+        if what.digest in self._pushed:
+            raise RemoteError(pb.REASON_RATE, "it is being pushed already")
+        self._pushed.add(what.digest)
+        try:
+            if not await asyncio.to_thread(self._store.sound, what.digest):
+                async with asyncio.timeout(GRACE_SECONDS + what.index.size / limits.TRANSFER_BYTES_PER_SECOND):
+                    await self._receive(what, parts)
+        finally:
+            self._pushed.discard(what.digest)
+        return self.keeper.acknowledge(what.digest)
+
+    async def _receive(self, what: services.PushIndex, parts: AsyncIterator[services.PushRequest]) -> None:
+        hashes = list(what.index.chunk_hashes)
+        partial, sent = PartialBlob(self._store, what.digest, what.index.size, hashes, PUSHED), 0
+        while not partial.complete:
+            async with asyncio.timeout(GRACE_SECONDS):
+                data = (await anext(parts)).data
+            if not data:
+                raise RemoteError(pb.REASON_MALFORMED, "a part without bytes")
+            await in_thread(partial.feed_from_start, data, sent)
+            sent += len(data)
+        await in_thread(partial.finish)
+
     @asynccontextmanager
-    async def _turn(self, context: Context) -> AsyncIterator[None]:
-        """The caller's turn, with heads exchanged. Ends the call where there is none."""
+    async def _turn(self, context: Context) -> AsyncIterator[str]:
+        """The caller's turn, with heads exchanged; gives its peer id. Ends the call where there is none."""
         try:
             caller = self.callers.peer(context)
             member = self.is_member(caller)
@@ -122,7 +175,7 @@ class PeerService(rpc.PeerServicer):
                 if caller:
                     self._heads.take(caller, context.invocation_metadata())
                 await context.send_initial_metadata(self._heads.metadata())
-                yield
+                yield caller
         except RemoteError as error:
             await context.abort(_CODES.get(error.reason, grpc.StatusCode.UNAUTHENTICATED), error.detail)
 
@@ -136,7 +189,7 @@ class PeerService(rpc.PeerServicer):
         with self._store.path(request.digest).open("rb") as file:
             file.seek(min(size, request.first_chunk * limits.CHUNK_BYTES))
             while data := await asyncio.to_thread(file.read, limits.FRAME_BYTES):
-                await self._limit.spend(len(data))
+                await self.limit.spend(len(data))
                 self.bytes_sent += len(data)
                 await send(context, services.FetchReply(data=data))
 

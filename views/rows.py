@@ -106,6 +106,7 @@ def _counted(head: Head, item: Taken, held: list[str]) -> View:
         "leaves": body.leaves.hex(),
         "base_state": body.base_state.hex(),
         "holders": len(held),
+        "kept_by": list(body.holders),
         "attestations": [{**each, "bound": bound} for each in evidence],
     }
 

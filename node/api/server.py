@@ -16,6 +16,7 @@ from dilocox.node.participant import Participant
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.presence import Directory
+from dilocox.transport.reach import Reach
 from dilocox.transport.serve import PeerService
 from dilocox.views import rows as views
 from dilocox.views.http import Problem, add_run_routes, create_app, json_response
@@ -25,7 +26,9 @@ __all__ = ["create_node_app"]
 EVENT_POLL_SECONDS = 0.2
 
 
-def node_status(participant: Participant, blobs: PeerService, name: str, address: str, connected: bool) -> dict[str, Any]:
+def node_status(
+    participant: Participant, blobs: PeerService, name: str, address: str, reach: Reach, connected: bool
+) -> dict[str, Any]:
     """Am I reachable, in sync, in this round, and counted?"""
     progress, chain = participant.progress, participant.chain
     head = chain.head
@@ -41,6 +44,8 @@ def node_status(participant: Participant, blobs: PeerService, name: str, address
         "peer": participant.identity.peer,
         "name": name,
         "address": address,
+        "reachable": reach.reachable,
+        "reach": reach.sentence,
         "coordinator_connected": connected,
         "attestation": asdict(participant.prover.standing) if participant.prover else None,
         "state": status.name,
@@ -118,6 +123,7 @@ def create_node_app(
     challenger: Challenger,
     name: str,
     address: str,
+    reach: Reach,
     connected: Callable[[], bool],
     presence: Callable[[], Awaitable[services.PresenceList]],
 ) -> web.Application:
@@ -136,7 +142,7 @@ def create_node_app(
         return views.peers(participant.chain.head, await presence(), records, participant.manifest.coordinator)
 
     async def status(request: web.Request) -> web.Response:
-        return json_response(node_status(participant, blobs, name, address, connected()))
+        return json_response(node_status(participant, blobs, name, address, reach, connected()))
 
     async def events(request: web.Request) -> web.StreamResponse:
         """Server-sent events; `Last-Event-ID` resumes."""

@@ -24,6 +24,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_CLUSTER: _ClassVar[Kind]
     KIND_CALL: _ClassVar[Kind]
     KIND_ANSWER: _ClassVar[Kind]
+    KIND_HELD: _ClassVar[Kind]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -82,6 +83,7 @@ KIND_EVIDENCE: Kind
 KIND_CLUSTER: Kind
 KIND_CALL: Kind
 KIND_ANSWER: Kind
+KIND_HELD: Kind
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_ACCEPT: Outcome
 OUTCOME_IGNORE: Outcome
@@ -387,6 +389,14 @@ class Answer(_message.Message):
     round: int
     head: bytes
     def __init__(self, statement: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., round: _Optional[int] = ..., head: _Optional[bytes] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("blob", "round")
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    blob: bytes
+    round: int
+    def __init__(self, blob: _Optional[bytes] = ..., round: _Optional[int] = ...) -> None: ...
 
 class Fork(_message.Message):
     __slots__ = ("first", "second")

@@ -122,3 +122,33 @@ class CommitRequest(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     round: int
     def __init__(self, round: _Optional[int] = ...) -> None: ...
+
+class PushRequest(_message.Message):
+    __slots__ = ("index", "data")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    index: PushIndex
+    data: bytes
+    def __init__(self, index: _Optional[_Union[PushIndex, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PushIndex(_message.Message):
+    __slots__ = ("digest", "index")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    index: BlobIndex
+    def __init__(self, digest: _Optional[bytes] = ..., index: _Optional[_Union[BlobIndex, _Mapping]] = ...) -> None: ...
+
+class DialBackRequest(_message.Message):
+    __slots__ = ("record",)
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    record: _messages_pb2.Envelope
+    def __init__(self, record: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ...) -> None: ...
+
+class DialBackReply(_message.Message):
+    __slots__ = ("reachable", "why")
+    REACHABLE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    reachable: bool
+    why: str
+    def __init__(self, reachable: _Optional[bool] = ..., why: _Optional[str] = ...) -> None: ...

@@ -374,6 +374,11 @@ class PeerStub:
                 request_serializer=dilocox_dot_v1_dot_services__pb2.CommitRequest.SerializeToString,
                 response_deserializer=dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
                 _registered_method=True)
+        self.Push = channel.stream_unary(
+                '/dilocox.v1.Peer/Push',
+                request_serializer=dilocox_dot_v1_dot_services__pb2.PushRequest.SerializeToString,
+                response_deserializer=dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
+                _registered_method=True)
 
 
 class PeerServicer:
@@ -394,6 +399,13 @@ class PeerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Push(self, request_iterator, context):
+        """Keep a blob for a member of the roster that cannot be dialled; an envelope of kind KIND_HELD.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -405,6 +417,11 @@ def add_PeerServicer_to_server(servicer, server):
             'GetCommit': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCommit,
                     request_deserializer=dilocox_dot_v1_dot_services__pb2.CommitRequest.FromString,
+                    response_serializer=dilocox_dot_v1_dot_messages__pb2.Envelope.SerializeToString,
+            ),
+            'Push': grpc.stream_unary_rpc_method_handler(
+                    servicer.Push,
+                    request_deserializer=dilocox_dot_v1_dot_services__pb2.PushRequest.FromString,
                     response_serializer=dilocox_dot_v1_dot_messages__pb2.Envelope.SerializeToString,
             ),
     }
@@ -463,6 +480,109 @@ class Peer:
             '/dilocox.v1.Peer/GetCommit',
             dilocox_dot_v1_dot_services__pb2.CommitRequest.SerializeToString,
             dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Push(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/dilocox.v1.Peer/Push',
+            dilocox_dot_v1_dot_services__pb2.PushRequest.SerializeToString,
+            dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class ReachStub:
+    """Served by every daemon: how a peer learns whether others reach it.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.DialBack = channel.unary_unary(
+                '/dilocox.v1.Reach/DialBack',
+                request_serializer=dilocox_dot_v1_dot_services__pb2.DialBackRequest.SerializeToString,
+                response_deserializer=dilocox_dot_v1_dot_services__pb2.DialBackReply.FromString,
+                _registered_method=True)
+
+
+class ReachServicer:
+    """Served by every daemon: how a peer learns whether others reach it.
+    """
+
+    def DialBack(self, request, context):
+        """Dial the address that the caller's record names, where the call itself comes from.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ReachServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'DialBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.DialBack,
+                    request_deserializer=dilocox_dot_v1_dot_services__pb2.DialBackRequest.FromString,
+                    response_serializer=dilocox_dot_v1_dot_services__pb2.DialBackReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'dilocox.v1.Reach', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('dilocox.v1.Reach', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Reach:
+    """Served by every daemon: how a peer learns whether others reach it.
+    """
+
+    @staticmethod
+    def DialBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dilocox.v1.Reach/DialBack',
+            dilocox_dot_v1_dot_services__pb2.DialBackRequest.SerializeToString,
+            dilocox_dot_v1_dot_services__pb2.DialBackReply.FromString,
             options,
             channel_credentials,
             insecure,

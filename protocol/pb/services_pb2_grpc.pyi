@@ -101,6 +101,8 @@ class PeerStub:
     """One blob; NOT_FOUND when it is not held."""
     GetCommit: _aio.UnaryUnaryMultiCallable[_services_pb2.CommitRequest, _messages_pb2.Envelope]
     """One commit; NOT_FOUND when it is not held."""
+    Push: _aio.StreamUnaryMultiCallable[_services_pb2.PushRequest, _messages_pb2.Envelope]
+    """Keep a blob for a member of the roster that cannot be dialled; an envelope of kind KIND_HELD."""
 
 class PeerServicer(metaclass=_abc_1.ABCMeta):
     """Serves the blobs and the chain that a peer holds."""
@@ -121,4 +123,32 @@ class PeerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_messages_pb2.Envelope]:
         """One commit; NOT_FOUND when it is not held."""
 
+    @_abc_1.abstractmethod
+    def Push(
+        self,
+        request_iterator: _abc.AsyncIterator[_services_pb2.PushRequest],
+        context: _aio.ServicerContext[_abc.AsyncIterator[_services_pb2.PushRequest], _abc.Awaitable[_messages_pb2.Envelope]],
+    ) -> _abc.Awaitable[_messages_pb2.Envelope]:
+        """Keep a blob for a member of the roster that cannot be dialled; an envelope of kind KIND_HELD."""
+
 def add_PeerServicer_to_server(servicer: PeerServicer, server: _aio.Server) -> None: ...
+
+class ReachStub:
+    """Served by every daemon: how a peer learns whether others reach it."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    DialBack: _aio.UnaryUnaryMultiCallable[_services_pb2.DialBackRequest, _services_pb2.DialBackReply]
+    """Dial the address that the caller's record names, where the call itself comes from."""
+
+class ReachServicer(metaclass=_abc_1.ABCMeta):
+    """Served by every daemon: how a peer learns whether others reach it."""
+
+    @_abc_1.abstractmethod
+    def DialBack(
+        self,
+        request: _services_pb2.DialBackRequest,
+        context: _aio.ServicerContext[_services_pb2.DialBackRequest, _abc.Awaitable[_services_pb2.DialBackReply]],
+    ) -> _abc.Awaitable[_services_pb2.DialBackReply]:
+        """Dial the address that the caller's record names, where the call itself comes from."""
+
+def add_ReachServicer_to_server(servicer: ReachServicer, server: _aio.Server) -> None: ...

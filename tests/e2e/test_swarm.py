@@ -308,6 +308,35 @@ def test_a_loud_payload_counts_by_no_more_than_twice_the_median(swarm: Swarm, tm
     assert counted["norm"] * counted["clipped"] <= 2.2 * detail["median_norm"]
 
 
+def test_a_node_that_nobody_can_dial_is_counted_by_what_others_keep(swarm: Swarm):
+    late = late_member(swarm)
+    processes = swarm.processes(late.name)
+    swarm.testnet.kill(late, signal.SIGTERM)
+    wait_until_gone(processes)
+    reachable = list(late.arguments)
+    late.arguments.extend(["--host", "192.0.2.1"])  # where it is not
+    swarm.testnet.start(late)
+    try:
+        wait_for(lambda: swarm.status(late.name).get("reachable") is False, "it heard that nobody can dial it")
+        me = swarm.peer(late.name)
+
+        def kept() -> list[str] | None:
+            """Who keeps what it contributed to the last round that counted it."""
+            clusters = [item for n in range(swarm.open_round() - 3, swarm.open_round()) for item in swarm.round(n)["clusters"]]
+            return next((item["kept_by"] for item in reversed(clusters) if item["cluster"] == me and item["kept_by"]), None)
+
+        keepers = wait_for(kept, "it was counted, and others keep its payloads")
+        assert set(keepers) <= {swarm.peer(m.name) for m in swarm.testnet.nodes if m is not late}
+        assert command("status", "--home", str(late.home))["reach"].startswith("no other can dial this peer")
+    finally:
+        processes = swarm.processes(late.name)
+        swarm.testnet.kill(late, signal.SIGTERM)
+        wait_until_gone(processes)
+        late.arguments[:] = reachable
+        swarm.testnet.start(late)
+        wait_for(lambda: swarm.status(late.name).get("reachable"), "it can be dialled again")
+
+
 def test_the_chain_verifies_and_a_round_replays(swarm: Swarm):
     for member in ("coordinator", "node-1"):
         home = str(swarm.testnet.member(member).home)

@@ -66,6 +66,9 @@ class Peers:
             raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
         return worker.Apply(commit=commit.envelope.SerializeToString())
 
+    def blobs(self) -> set[bytes]:
+        return set()
+
     async def fetch(self, *arguments: object) -> None:
         raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
 
@@ -84,6 +87,7 @@ class Node:
             me,
             self.chain,
             BlobStore(folder / "blobs"),
+            self.peers,  # type: ignore[arg-type]
             self.peers,  # type: ignore[arg-type]
             self.pool,  # type: ignore[arg-type]
             self.tasks,

@@ -1,0 +1,111 @@
+"""Payloads of peers that cannot be dialled: who can be dialled keeps them, and serves them as its own.
+
+Such a peer pushes what it contributes to members of the roster, in the order of a hash that changes with every round, until enough
+of them have signed that they keep it; its contribution names them, and everybody else fetches from them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from dilocox.node.exchange import Finder
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import Identity, sha256
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.head import Head
+from dilocox.protocol.ids import short
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import open_envelope, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.tensors import stage_tensors
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.rpc import ChannelPool, push_blob
+
+__all__ = ["Holding"]
+
+log = logging.getLogger(__name__)
+
+HOLDERS = 2
+"""Members that keep a payload beside its author: one may go before it is fetched. Its line carries it so often, and never more."""
+ROUNDS_KEPT = 2
+"""A push may come before the commit that opens its round; then it is named by a contribution, or not worth keeping."""
+RETRY_SECONDS = 2.0
+
+
+class Holding:
+    """What we keep for others (only members of the roster, a round's payloads each), and who keeps ours."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        manifest: Manifest,
+        head: Callable[[], Head],
+        store: BlobStore,
+        directory: Finder,
+        channels: ChannelPool,
+        dialable: Callable[[], bool],
+        spend: Callable[[int], Awaitable[None]],
+    ) -> None:
+        """`spend` waits until so many bytes may be sent."""
+        self._identity, self._manifest, self._head, self._store = identity, manifest, head, store
+        self._directory, self._channels, self.dialable, self._spend = directory, channels, dialable, spend
+        stages = [stage_tensors(manifest.model, stage) for stage in range(manifest.model.stages)]
+        self._largest = max(4 * sum(tensor.elements for tensor in tensors) for tensors in stages)
+        self._kept: dict[str, dict[bytes, int]] = {}
+        """By author: digests, and the round that was open."""
+
+    def admit(self, author: str, digest: bytes, size: int) -> None:
+        """Raises RemoteError where we do not keep that for this peer."""
+        head = self._head()
+        if not self.dialable() or author not in head.roster:
+            raise RemoteError(pb.REASON_NOT_ON_ROSTER, "only members of the roster are kept for, by whom others can dial")
+        if size > max(self._largest, limits.LEAVES_BYTES):
+            raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes are no payload of this run")
+        kept = self._recent(author)
+        if digest not in kept and len(kept) > ROUNDS_KEPT * (self._manifest.model.stages + 1):
+            raise RemoteError(pb.REASON_RATE, "that is more than a round's payloads")
+        self._kept[author] = {**kept, digest: head.round}
+
+    def _recent(self, author: str) -> dict[bytes, int]:
+        """Without what no contribution can name any more."""
+        oldest = self._head().round - ROUNDS_KEPT
+        return {digest: round for digest, round in self._kept.get(author, {}).items() if round > oldest}
+
+    def blobs(self) -> set[bytes]:
+        """What is worth keeping for others, whether a contribution names it yet or not."""
+        recent = {author: self._recent(author) for author in self._kept}
+        self._kept = {author: kept for author, kept in recent.items() if kept}
+        return {digest for kept in self._kept.values() for digest in kept}
+
+    def acknowledge(self, digest: bytes) -> pb.Envelope:
+        body = pb.Held(blob=digest, round=self._head().round)
+        return seal(self._identity, pb.KIND_HELD, self._manifest.run_id, body).envelope
+
+    async def find(self, blobs: Sequence[bytes]) -> tuple[str, ...]:
+        """Push these to members of the roster until enough of them keep all; fewer where there are no more, none where the round
+        closes first."""
+        began = self._head()
+        names = sorted(set(began.roster) - {self._identity.peer}, key=lambda name: sha256(began.digest, name.encode()))
+        held: list[str] = []
+        while not held and self._head().round == began.round:
+            for name in names:
+                if len(held) < HOLDERS and await self._push(name, blobs):
+                    held.append(name)
+            if not held:
+                await asyncio.sleep(RETRY_SECONDS)
+        return tuple(held)
+
+    async def _push(self, name: str, blobs: Sequence[bytes]) -> bool:
+        record = await self._directory.find(name)
+        if record is None or not record.address:
+            return False
+        try:
+            for blob in blobs:
+                signed = await push_blob(self._channels.channel(record), self._store, blob, self._spend)
+                held = open_envelope(signed, self._manifest.run_id, (pb.KIND_HELD,))
+                if (held.peer, held.body.blob) != (name, blob):
+                    raise RemoteError(pb.REASON_BAD_SIGNATURE, "it signed for something else")
+        except RemoteError as error:
+            log.info("%s does not keep our payload: %s", short(name), error.detail)
+            return False
+        return True

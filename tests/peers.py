@@ -1,0 +1,95 @@
+"""What of several nodes meets: chains, blobs, calls, over real connections; without workers and coordinator."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dilocox.node.exchange import Exchange
+from dilocox.node.forks import Forks
+from dilocox.node.holding import Holding
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport import tls
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.callers import Callers
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.heads import Heads
+from dilocox.transport.rpc import ChannelPool, create_server
+from dilocox.transport.serve import PeerService
+from dilocox.transport.tasks import Tasks
+from tests.helpers import identity
+
+PATIENCE_SECONDS = 60.0
+
+
+@dataclass
+class Peer:
+    """What of a node meets others: its chain, its blobs, its calls."""
+
+    number: int
+    chain: ChainFile
+    store: BlobStore
+    tasks: Tasks
+    channels: ChannelPool
+    forks: Forks
+    exchange: Exchange
+    holding: Holding
+    service: PeerService
+    record: pb.PeerRecord
+    everybody: "Everybody"
+
+    async def ended(self) -> LocalError:
+        with pytest.raises(LocalError) as caught:
+            await asyncio.wait_for(self.tasks.wait(), PATIENCE_SECONDS)
+        return caught.value
+
+
+class Everybody:
+    def __init__(self) -> None:
+        self.records: dict[str, pb.PeerRecord] = {}
+
+    async def find(self, peer: str) -> pb.PeerRecord | None:
+        return self.records.get(peer)
+
+
+@asynccontextmanager
+async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit]]) -> AsyncIterator[list[Peer]]:
+    """Peers 0, 1, … with these chains, that can dial each other."""
+    everybody = Everybody()
+    peers: list[Peer] = []
+    async with AsyncExitStack() as closing:
+        for number, commits in enumerate(chains):
+            home = folder / str(number)
+            home.mkdir()
+            heads, tasks = Heads(), Tasks()
+            closing.push_async_callback(tasks.close)
+            file = ChainFile(home / "chain.db", run)
+            closing.callback(file.close)
+            for commit in commits:
+                file.append(commit.envelope)
+            store, channels = BlobStore(home / "blobs"), ChannelPool(identity(number), run.run_id, heads)
+            closing.push_async_callback(channels.close)
+            certificate = tls.load_or_create(home)
+            server, port = await create_server("127.0.0.1:0", certificate)
+            service = PeerService(store, Callers(run.run_id, certificate.certificate_der), heads=heads)
+            service.commit = file.raw
+            rpc.add_PeerServicer_to_server(service, server)
+            await server.start()
+            closing.push_async_callback(server.stop, 0)
+            forks = Forks(file, everybody, channels, tasks)
+            heads.ours, heads.heard = forks.standing, forks.heard
+            exchange = Exchange(run, range(2), store, everybody, channels, identity(number).peer, heads)
+            record = pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=certificate.certificate_der)
+            everybody.records[identity(number).peer] = record
+            head, spend = lambda file=file: file.head, service.limit.spend
+            holding = Holding(identity(number), run, head, store, everybody, channels, lambda: True, spend)
+            service.keeper = holding
+            peers.append(Peer(number, file, store, tasks, channels, forks, exchange, holding, service, record, everybody))
+        yield peers

@@ -1,0 +1,198 @@
+"""Peers that cannot be dialled: others keep their payloads; and who says that a peer cannot be dialled."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import grpc
+import pytest
+
+from dilocox.node import holding
+from dilocox.protocol import limits
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.messages import open_envelope, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport import tls
+from dilocox.transport.blobs import PUSHED, BlobStore, PartialBlob
+from dilocox.transport.callers import Callers
+from dilocox.transport.reach import Reach, ReachService
+from dilocox.transport.rpc import ChannelPool, create_server, push_blob
+from tests.helpers import Table, digest, identity, manifest
+from tests.peers import PATIENCE_SECONDS, Peer, meeting
+
+RUN = manifest(rounds={"count": 100}, model={"vocabulary_size": 4096, "hidden_size": 256, "intermediate_size": 1024})
+BIG = os.urandom(limits.CHUNK_BYTES + 4321)
+
+
+async def spend(size: int) -> None:
+    """There is no limit."""
+
+
+def roster() -> Table:
+    return Table(RUN).genesis()
+
+
+async def test_who_cannot_be_dialled_is_kept_by_others_who_serve_it(tmp_path: Path):
+    chain = roster().commits
+    async with meeting(tmp_path, RUN, *[chain] * 4) as (hidden, one, other, stranger):
+        del hidden.everybody.records[identity(0).peer]
+        blobs = [hidden.store.put([BIG]), hidden.store.put([b"leaves"])]
+        holders = await hidden.holding.find(blobs)
+        assert set(holders) == {identity(1).peer, identity(2).peer}
+        for peer in (one, other):
+            assert all(peer.store.verify(blob) for blob in blobs)
+            assert peer.holding.blobs() == set(blobs)
+        sent = hidden.service.bytes_sent
+        for blob in blobs:
+            await stranger.exchange.fetch(blob, [identity(0).peer, *holders])
+        assert hidden.service.bytes_sent == sent == 0, "it carried each payload once for each holder, and never more"
+        again = await hidden.holding.find(blobs)
+        assert set(again) == set(holders), "what is held is not sent again"
+
+
+async def test_a_contribution_is_judged_by_what_its_holders_serve(tmp_path: Path):
+    async with meeting(tmp_path, RUN, *[roster().commits] * 3) as (hidden, one, voter):
+        del hidden.everybody.records[identity(0).peer]
+        empty = one.store.put([b""])
+        body = pb.Contribution(round=1, base_state=digest("base"), leaves=empty, size=1, holders=[identity(1).peer])
+        statement = seal(identity(0), pb.KIND_CONTRIBUTION, RUN.run_id, body)
+        judging = voter.exchange.judge(statement, digest("base"), RUN.compression.keep)
+        reason, _ = await asyncio.wait_for(judging, PATIENCE_SECONDS)
+        assert reason == pb.REASON_WRONG_STAGES, "it was fetched, and announces no stage"
+
+
+async def test_one_who_goes_away_is_passed_over(tmp_path: Path):
+    chain = roster().commits
+    async with meeting(tmp_path, RUN, *[chain] * 3) as (hidden, one, _):
+        del hidden.everybody.records[identity(2).peer]
+        assert await hidden.holding.find([hidden.store.put([BIG])]) == (identity(1).peer,)
+        one.holding.dialable = lambda: False
+        with pytest.raises(RemoteError, match="only members"):
+            one.holding.admit(identity(0).peer, digest("x"), 1)
+
+
+async def test_nobody_to_keep_it_is_asked_again_until_the_round_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(holding, "RETRY_SECONDS", 0.01)
+    table = roster()
+    async with meeting(tmp_path, RUN, list(table.commits)) as (hidden,):
+        looking = asyncio.create_task(hidden.holding.find([hidden.store.put([BIG])]))
+        done, _ = await asyncio.wait({looking}, timeout=0.1)
+        assert not done
+        table.train(1)
+        hidden.chain.append(table.commits[1].envelope)
+        assert await asyncio.wait_for(looking, PATIENCE_SECONDS) == ()
+
+
+async def test_a_push_that_breaks_off_goes_on_where_it_stopped(tmp_path: Path):
+    async with meeting(tmp_path, RUN, *[roster().commits] * 2) as (hidden, one):
+        blob = hidden.store.put([BIG])
+        part = PartialBlob(one.store, blob, len(BIG), hidden.store.index(blob), PUSHED)
+        part.feed(BIG[: limits.CHUNK_BYTES + 100])
+        with one.store.path(blob).with_suffix(PUSHED).open("ab") as torn:
+            torn.write(b"what a crash left")
+        await push_blob(hidden.channels.channel(one.record), hidden.store, blob, spend)
+        assert one.store.verify(blob)
+        assert not one.store.path(blob).with_suffix(PUSHED).exists()
+
+
+async def push(hidden: Peer, one: Peer, *parts: services.PushRequest) -> pb.Envelope:
+    async def said():
+        for part in parts:
+            yield part
+
+    return await rpc.PeerStub(hidden.channels.channel(one.record)).Push(said(), timeout=PATIENCE_SECONDS)
+
+
+def announced(store: BlobStore, blob: bytes) -> services.PushRequest:
+    index = services.BlobIndex(size=store.size(blob), chunk_hashes=store.index(blob))
+    return services.PushRequest(index=services.PushIndex(digest=blob, index=index))
+
+
+async def test_what_is_pushed_is_what_was_announced_and_no_more(tmp_path: Path):
+    async with meeting(tmp_path, RUN, *[roster().commits] * 2) as (hidden, one):
+        blob = hidden.store.put([BIG])
+        first = announced(hidden.store, blob)
+        other = services.PushRequest(index=services.PushIndex(digest=digest("another"), index=first.index.index))
+        half, wrong, empty = (services.PushRequest(data=data) for data in (BIG[:1000], bytes(len(BIG)), b""))
+        for parts in ((first,), (first, half), (first, wrong), (first, empty), (other, half), (half,), ()):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await push(hidden, one, *parts)
+            assert blob not in one.store
+        rest = [services.PushRequest(data=BIG[at : at + 1_000_000]) for at in range(0, len(BIG), 1_000_000)]
+        signed = open_envelope(await push(hidden, one, first, *rest), RUN.run_id, (pb.KIND_HELD,))
+        assert (signed.peer, signed.body.blob, signed.body.round) == (identity(1).peer, blob, 1)
+        assert one.store.verify(blob)
+
+
+async def test_only_members_are_kept_for_and_only_a_rounds_payloads(tmp_path: Path):
+    table = roster()
+    async with meeting(tmp_path, RUN, list(table.commits), *[table.commits] * 8) as peers:
+        one, stranger = peers[0], peers[8]
+        blob = stranger.store.put([BIG])
+        with pytest.raises(RemoteError, match="only members"):
+            await push_blob(stranger.channels.channel(one.record), stranger.store, blob, spend)
+        keeps = one.holding
+        with pytest.raises(RemoteError) as caught:
+            keeps.admit(identity(1).peer, digest("huge"), 1 << 30)
+        assert caught.value.reason == pb.REASON_OVERSIZE
+        most = holding.ROUNDS_KEPT * (RUN.model.stages + 1) + 1
+        for number in range(most):
+            keeps.admit(identity(1).peer, digest(number), 1000)
+        keeps.admit(identity(1).peer, digest(0), 1000)
+        with pytest.raises(RemoteError, match="more than a round's"):
+            keeps.admit(identity(1).peer, digest("one more"), 1000)
+        keeps.admit(identity(2).peer, digest("another's"), 1000)
+        assert len(keeps.blobs()) == most + 1
+        table.train(holding.ROUNDS_KEPT)
+        for commit in table.commits[1:]:
+            one.chain.append(commit.envelope)
+        assert not keeps.blobs(), "no contribution can name them any more"
+        keeps.admit(identity(1).peer, digest("one more"), 1000)
+
+
+# Who can be dialled.
+
+
+async def reach(folder: Path, number: int) -> tuple[grpc.aio.Server, pb.PeerRecord]:
+    """A daemon that dials back."""
+    folder.mkdir()
+    certificate = tls.load_or_create(folder)
+    server, port = await create_server("127.0.0.1:0", certificate)
+    callers = Callers(RUN.run_id, certificate.certificate_der)
+    rpc.add_ReachServicer_to_server(ReachService(RUN.run_id, callers), server)
+    await server.start()
+    return server, pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=certificate.certificate_der)
+
+
+async def test_others_say_whether_we_can_be_dialled(tmp_path: Path):
+    (mine, own), (server, other) = [await reach(tmp_path / str(number), number) for number in range(2)]
+    channels = ChannelPool(identity(0), RUN.run_id)
+
+    async def said(record: pb.PeerRecord, *others: pb.PeerRecord) -> tuple[bool | None, str]:
+        asked = Reach()
+        await asked.ask(channels, list(others), seal(identity(0), pb.KIND_PEER_RECORD, RUN.run_id, record))
+        return asked.reachable, asked.why
+
+    dead = pb.PeerRecord(address="127.0.0.1:1", certificate=other.certificate)
+    assert await said(own, other) == (True, "")
+    assert await said(own, dead, other) == (True, "")
+    assert await said(own) == await said(own, own) == await said(own, dead) == (None, "nobody has answered yet")
+    elsewhere = pb.PeerRecord(address="192.0.2.1:4711", certificate=own.certificate)
+    assert await said(elsewhere, other) == (False, "its calls come from 127.0.0.1, and its record names 192.0.2.1")
+    spoilt = pb.PeerRecord(address=own.address, certificate=other.certificate)
+    assert await said(spoilt, other) == (False, f"at {own.address} another server answers")
+    nonsense = pb.PeerRecord(address="nonsense", certificate=own.certificate)
+    assert (await said(nonsense, other))[0] is False
+    await mine.stop(grace=0)
+    reachable, why = await said(own, other)
+    assert reachable is False
+    assert why.startswith("no TLS server answers")
+    stub = rpc.ReachStub(channels.channel(other))
+    for envelope in (seal(identity(1), pb.KIND_PEER_RECORD, RUN.run_id, own).envelope, pb.Envelope()):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.DialBack(services.DialBackRequest(record=envelope))
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    await channels.close()
+    await server.stop(grace=0)

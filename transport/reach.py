@@ -1,0 +1,124 @@
+"""Whether others can dial us: they say so, by dialling back. Who cannot be dialled has no address in its record."""
+
+import asyncio
+import ipaddress
+import logging
+import random
+import socket
+from collections.abc import Callable
+
+import grpc.aio
+
+from dilocox.protocol import limits
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.messages import Statement, open_envelope
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport.callers import Callers, Context, address_of
+from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.tls import fetch_certificate
+
+__all__ = ["Reach", "ReachService"]
+
+log = logging.getLogger(__name__)
+
+DIAL_SECONDS = 5.0
+"""A TLS handshake across the world takes under two."""
+ASK_SECONDS = 2 * DIAL_SECONDS
+ASKED = 3
+"""So many others are asked: one that reaches us decides, for it a router lets in."""
+AGAIN_SECONDS = 300.0
+"""Routers restart, and addresses change."""
+SOON_SECONDS = 5.0
+"""While nobody has answered yet."""
+
+
+class ReachService(rpc.ReachServicer):
+    """Dials back whoever asks, at the address that it calls from and nowhere else: nobody has us look into other networks."""
+
+    def __init__(self, run_id: bytes, callers: Callers) -> None:
+        self._run_id, self._callers = run_id, callers
+        self._dialling: set[str] = set()
+
+    async def DialBack(self, request: services.DialBackRequest, context: Context) -> services.DialBackReply:
+        at = address_of(context)
+        try:
+            record = open_envelope(request.record, self._run_id, (pb.KIND_PEER_RECORD,))
+            if record.peer != self._callers.peer(context):
+                raise RemoteError(pb.REASON_BAD_SIGNATURE, "a peer asks for itself")
+            if at in self._dialling or len(self._dialling) >= limits.DIALS_AT_ONCE:
+                raise RemoteError(pb.REASON_RATE, "others are being dialled")
+        except RemoteError as error:
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED if error.reason == pb.REASON_RATE else grpc.StatusCode.UNAUTHENTICATED
+            await context.abort(code, error.detail)
+        self._dialling.add(at)
+        try:
+            await dial(record.body, at)
+        except RemoteError as error:
+            return services.DialBackReply(why=error.detail)
+        finally:
+            self._dialling.discard(at)
+        return services.DialBackReply(reachable=True)
+
+
+async def dial(record: pb.PeerRecord, caller: str) -> None:
+    """Raises RemoteError unless the record's certificate answers at its address, which is the caller's, as gRPC writes it."""
+    host, _, port = record.address.rpartition(":")
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"{record.address} is no address") from error
+    family, _, literal = caller.partition(":")
+    here = (
+        ipaddress.ip_address(literal.replace("%5B", "").replace("%5D", "").strip("[]")) if family in ("ipv4", "ipv6") else None
+    )
+    if here is None or here not in {ipaddress.ip_address(place[4][0]) for place in found}:
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"its calls come from {here}, and its record names {host}")
+    certificate = await asyncio.to_thread(fetch_certificate, str(here), int(port), DIAL_SECONDS)
+    if certificate != record.certificate:
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"at {record.address} another server answers")
+
+
+class Reach:
+    """What others say of our address."""
+
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed`: told when they say something else."""
+        self._changed = changed
+        self.reachable: bool | None = None
+        """None: nobody has said yet."""
+        self.why = "nobody has answered yet"
+
+    async def watch(
+        self, channels: ChannelPool, others: Callable[[], list[pb.PeerRecord]], record: Callable[[], Statement[pb.PeerRecord]]
+    ) -> None:
+        """Ask `others` now and again; for ever. `record`: with the address that we believe to have."""
+        while True:
+            before = self.reachable
+            await self.ask(channels, others(), record())
+            if self.reachable is not before:
+                log.info("%s", self.sentence)
+                self._changed()
+            await asyncio.sleep(SOON_SECONDS if self.reachable is None else AGAIN_SECONDS)
+
+    @property
+    def sentence(self) -> str:
+        return "others can dial this peer" if self.reachable else f"no other can dial this peer: {self.why}"
+
+    async def ask(self, channels: ChannelPool, others: list[pb.PeerRecord], record: Statement[pb.PeerRecord]) -> None:
+        """Of a few others one that reaches us decides; else what they say; who does not answer says nothing."""
+        there = [other for other in others if other.address and other.address != record.body.address]
+        answers = []
+        for other in random.sample(there, min(ASKED, len(there))):
+            try:
+                stub = rpc.ReachStub(channels.channel(other))
+                reply = await stub.DialBack(services.DialBackRequest(record=record.envelope), timeout=ASK_SECONDS)
+            except (RemoteError, grpc.aio.AioRpcError):
+                continue
+            if reply.reachable:
+                self.reachable, self.why = True, ""
+                return
+            answers.append(reply.why)
+        if answers:
+            self.reachable, self.why = False, answers[0]
