@@ -20,6 +20,7 @@ from dilocox.transport.health import base_folder, running_daemon
 
 __all__ = [
     "DataOption",
+    "DhtOption",
     "HomeOption",
     "JsonOption",
     "api_call",
@@ -41,6 +42,12 @@ errors = Console(stderr=True, markup=False)
 
 HomeOption = Annotated[
     Path | None, typer.Option("--home", help="The daemon's folder (default: node or coordinator in $DILOCOX_HOME, ~/.dilocox).")
+]
+DhtOption = Annotated[
+    bool,
+    typer.Option(
+        "--dht/--no-dht", help="Be found through the DHT (not needed while the coordinator stays where the link says)."
+    ),
 ]
 DataOption = Annotated[
     list[str] | None,

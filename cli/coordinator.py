@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import HomeOption, fail, set_up_logging
+from dilocox.cli.common import DhtOption, HomeOption, fail, set_up_logging
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol.ids import JoinLink
@@ -28,6 +28,7 @@ def coordinator(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="gRPC port (0: any, kept over restarts).")] = 0,
     dht_port: Annotated[int, typer.Option(help="DHT port (0: any, kept over restarts).")] = 0,
+    dht: DhtOption = True,
     api: Annotated[str, typer.Option(help="host:port of the HTTP API.")] = "127.0.0.1:0",
     link_file: Annotated[Path | None, typer.Option(help="Also write the join link here.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
@@ -54,7 +55,7 @@ def coordinator(
         manifest=manifest,
         owner=load_identity(key),
         home=home or base_folder() / "coordinator",
-        listen=Listen(host, port, dht_port),
+        listen=Listen(host, port, dht_port, dht),
         api=api,
     )
     asyncio.run(run_coordinator(settings, announce, appraise))

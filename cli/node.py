@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import DataOption, HomeOption, read_link, set_up_logging
+from dilocox.cli.common import DataOption, DhtOption, HomeOption, read_link, set_up_logging
 from dilocox.node.daemon import NodeSettings, run_node
 from dilocox.node.data_folders import parse_folders
 from dilocox.protocol.errors import ConfigError
@@ -27,6 +27,7 @@ def node(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="DILOCOX_NETWORK__PORT", help="gRPC port (0: any, kept).")] = 0,
     dht_port: Annotated[int, typer.Option(envvar="DILOCOX_NETWORK__DHT_PORT", help="DHT port (0: any, kept).")] = 0,
+    dht: DhtOption = True,
     api: Annotated[str, typer.Option(envvar="DILOCOX_API__LISTEN", help="host:port of the HTTP API.")] = "127.0.0.1:0",
     devices: Annotated[
         int | None,
@@ -61,7 +62,7 @@ def node(
         join=link,
         home=home or base_folder() / "node",
         name=name,
-        listen=Listen(host, port, dht_port),
+        listen=Listen(host, port, dht_port, dht),
         api=api,
         devices=devices,
         threads=threads,

@@ -24,7 +24,6 @@ from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.network import Listen, open_network
-from dilocox.transport.presence import Directory
 from dilocox.transport.tasks import Tasks
 from dilocox.views import rows as views
 from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
@@ -74,21 +73,21 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
             closing,
             on_record=service.learn_own_record,
         )
-        service.callers = network.callers
+        service.callers, service.know = network.callers, network.directory.know
         rpc.add_CoordinatorServicer_to_server(service, network.server)
         await network.server.start()
         tasks.start(service.driver.run(), "rounds")
         tasks.start(service.run(), "liveness")
         digest = sha256(network.certificate.certificate_der)
-        link = JoinLink(manifest.run_id, home.identity.peer, network.address, digest, (network.dht_address,))
-        runner, url = await serve_http(_api(service, network.directory), settings.api)
+        link = JoinLink(manifest.run_id, home.identity.peer, network.address, digest, network.dht_addresses)
+        runner, url = await serve_http(_api(service), settings.api)
         closing.push_async_callback(runner.cleanup)
         home.announce(role="coordinator", api=url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
         announce(link)
         await tasks.wait()
 
 
-def _api(service: CoordinatorService, directory: Directory) -> web.Application:
+def _api(service: CoordinatorService) -> web.Application:
     registry = CollectorRegistry()
     Gauge("dilocox_round_current", "The open round", registry=registry).set_function(lambda: service.state.head.round)
     Gauge("dilocox_peers_present", "Peers heard from", registry=registry).set_function(
@@ -118,7 +117,7 @@ def _api(service: CoordinatorService, directory: Directory) -> web.Application:
         )
 
     async def peers() -> list[views.View]:
-        records = {peer: record.body for peer, record in directory.records.items()}
+        records = {peer: record.body for peer, record in service.records.items()}
         return views.peers(service.chain.head, service.liveness.view(), records, service.identity.peer)
 
     add_run_routes(app, service.chain, peers)

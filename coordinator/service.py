@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -27,6 +27,7 @@ from dilocox.protocol.round import Absent, Attested, Differ, Present, Received, 
 from dilocox.protocol.rules import ACCEPT, JUDGES, Judgement, Outcome, ignore, reject
 from dilocox.transport.callers import Callers, Context, address_of
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.presence import same_place
 from dilocox.transport.serve import send
 
 __all__ = ["CoordinatorService"]
@@ -44,7 +45,7 @@ _OUTCOMES = {
     Outcome.IGNORE: pb.OUTCOME_IGNORE,
     Outcome.REJECT: pb.OUTCOME_REJECT,
 }
-_KINDS = (*JUDGES, pb.KIND_HEARTBEAT, pb.KIND_EVIDENCE, pb.KIND_COMMIT)
+_KINDS = (*JUDGES, pb.KIND_HEARTBEAT, pb.KIND_EVIDENCE, pb.KIND_COMMIT, pb.KIND_PEER_RECORD)
 
 
 @dataclass
@@ -110,6 +111,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self.liveness = Liveness(chain.manifest.rounds.liveness_seconds, lambda: clock().seconds)
         self.ballot: Statement[object] | None = None
         """As published: what is not on disk yet is told to nobody."""
+        self.records: dict[str, Statement[pb.PeerRecord]] = {}
+        """Of the roster and of who claims: how to dial them."""
+        self.know: Callable[[Iterable[str]], None] = lambda peers: None
+        """Told who takes part."""
         self._said = ""
         self.driver = RoundDriver(identity, chain, self._publish, clock)
         self.driver.resume()
@@ -147,6 +152,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 self.driver.feed(Absent(peer))
                 yield
         self.liveness.forget(keep=asked)
+        if gone := self.records.keys() - asked:
+            self.records = {peer: record for peer, record in self.records.items() if peer not in gone}
+        self.know(asked)
 
     def _hears(self, peer: str) -> bool:
         """Who knows more of the chain than we do is heard when it gave that back."""
@@ -259,6 +267,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return self._refuse(sender, error.reason, error.detail)
         if statement.kind == pb.KIND_HEARTBEAT:
             return self._heartbeat(statement)
+        if statement.kind == pb.KIND_PEER_RECORD:
+            return self._take_record(statement)
         if statement.kind == pb.KIND_EVIDENCE:
             return await self._judge_evidence(request, statement)
         await self.driver.settled()
@@ -293,6 +303,18 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return ignore(pb.REASON_STALE_ROUND, "a newer heartbeat was seen")
         if statement.peer in self.state.absent and self._hears(statement.peer):
             self.driver.feed(Present(statement.peer))
+        return ACCEPT
+
+    def _take_record(self, statement: Statement[pb.PeerRecord]) -> Judgement:
+        """Passed on to everybody where it says something new; the DHT is not needed for it."""
+        known = self.records.get(statement.peer)
+        if not self._known(statement.peer):
+            return ignore(pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
+        if known is not None and known.body.sequence >= statement.body.sequence:
+            return ignore(pb.REASON_UNSPECIFIED, "already received") if known.digest == statement.digest else ACCEPT
+        self.records[statement.peer] = statement
+        if known is None or not same_place(known.body, statement.body):
+            self._tell(services.WatchEvent(statement=statement.envelope))
         return ACCEPT
 
     async def _judge_evidence(self, request: pb.Envelope, statement: Statement[pb.BoundEvidence]) -> Judgement:
@@ -340,7 +362,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             self.watchers.add(queue)
             self.look_around()
             contributions = [s for slot in self.state.gathered.contributions.values() for s in slot]
-            for statement in [*contributions, *([self.ballot] if self.ballot else [])]:
+            for statement in [*self.records.values(), *contributions, *([self.ballot] if self.ballot else [])]:
                 yield services.WatchEvent(statement=statement.envelope)
             while (event := await queue.get()) is not None:
                 if not event.HasField("disagreement") or watcher in event.disagreement.clusters:

@@ -145,7 +145,7 @@ class CoordinatorLink:
                 log.warning("the coordinator is away; training goes on")
                 away()
             await backoff.wait()
-            await self._directory.refresh()
+            await self._directory.look_up(self._link.coordinator)
 
     async def challenge(self, peer: str) -> bytes:
         """A nonce to answer with evidence; trying until the coordinator has given one."""

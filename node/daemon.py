@@ -147,6 +147,7 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
     await asyncio.to_thread(check_forks, manifest, place.folder)
     forks = Forks(chain, network.directory, place.channels, tasks)
+    network.directory.know([manifest.coordinator, *chain.head.cluster_by_peer])
     place.heads.ours, place.heads.heard = forks.standing, forks.heard
     place.blobs.is_member, place.blobs.commit = lambda peer: peer in chain.head.cluster_by_peer, chain.raw
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
@@ -159,7 +160,9 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     place.blobs.keeper = holding
     prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover
-    participant = Participant(me, manifest, place.store, chain, own, coordinator, exchange, holding, pool, tasks, prover)
+    participant = Participant(
+        me, manifest, place.store, chain, own, coordinator, network.directory, exchange, holding, pool, tasks, prover
+    )
     challenger = Challenger(manifest, network.directory, place.channels)
     app = create_node_app(
         participant,

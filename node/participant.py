@@ -40,6 +40,7 @@ from dilocox.protocol.status import Status, status
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.files import write_atomically
+from dilocox.transport.presence import Directory, same_place
 from dilocox.transport.tasks import Tasks
 
 __all__ = ["Participant"]
@@ -64,6 +65,7 @@ class Participant:
         chain: ChainFile,
         own: OwnStatements,
         coordinator: CoordinatorLink,
+        directory: Directory,
         exchange: Exchange,
         holding: Holding,
         pool: WorkerPool,
@@ -74,6 +76,9 @@ class Participant:
         self.identity, self.manifest, self.store, self.chain = identity, manifest, store, chain
         self._own, self._coordinator, self.exchange, self._tasks = own, coordinator, exchange, tasks
         self.prover = prover
+        self._directory = directory
+        self._told: pb.PeerRecord | None = None
+        """Our record, as the coordinator passes it on."""
         self.workers = Generations(
             manifest,
             identity.peer,
@@ -206,6 +211,7 @@ class Participant:
         """The first event of a stream; a coordinator that knows less than we do gets back what it signed."""
         self.standing = standing.why
         if not self.state.connected:
+            self._told = None
             self.feed(member.Connected())
         if standing.round < self.chain.length:
             self._tasks.start(self._give_back(standing.round), "give back")
@@ -220,6 +226,8 @@ class Participant:
         try:
             if envelope.kind == pb.KIND_COMMIT:
                 await self.take_commit(envelope)
+            elif envelope.kind == pb.KIND_PEER_RECORD:
+                self._directory.learn(open_envelope(envelope, self.manifest.run_id, (pb.KIND_PEER_RECORD,)))
             else:
                 kinds = (pb.KIND_BALLOT, pb.KIND_CONTRIBUTION)
                 self.feed(member.Seen(open_envelope(envelope, self.manifest.run_id, kinds)))
@@ -237,6 +245,9 @@ class Participant:
         for task in self._judging.values():
             task.cancel()
         self._judging.clear()
+        if not self.state.on_roster:
+            self._told = None
+        self._directory.know([self.manifest.coordinator, *self.chain.head.cluster_by_peer])
         self.feed(member.Committed(commit, self.chain.head))
         self.workers.chain_grew()
 
@@ -248,11 +259,21 @@ class Participant:
                 if not await self._offer(statement):
                     break
                 self._speak.clear()
+            await self._offer_record()
             try:
                 async with asyncio.timeout(OFFER_SECONDS):
                     await self._speak.wait()
             except TimeoutError:
                 pass
+
+    async def _offer_record(self) -> None:
+        """How to dial us, for the coordinator to pass on: when that changed, and after it forgot us."""
+        own = self._directory.own
+        if own is None or not self.state.connected or (self._told is not None and same_place(self._told, own.body)):
+            return
+        answer = await self._coordinator.submit_once(own.envelope)
+        if answer is not None and answer.reason == pb.REASON_UNSPECIFIED:
+            self._told = own.body
 
     async def _offer(self, statement: Statement[Any]) -> bool:
         """Whether an answer came."""

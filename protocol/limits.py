@@ -69,6 +69,12 @@ RECORD_BYTES = 8 << 10
 DHT_ADDRESSES = 16
 """Multiaddrs in a peer record: a host has a handful of interfaces."""
 
+DHT_RECORD_SECONDS = 600
+"""Longest life of a record in the DHT: twice what ours ask for, whatever its writer asks for."""
+
+DHT_STRANGERS = 1024
+"""Records of peers that the run does not know, kept by one peer for others to find: each is about 1 KiB."""
+
 TEXT_CHARACTERS = 256
 """Longest name, address or sentence that a peer may put in a statement."""
 

@@ -1,4 +1,4 @@
-"""The DHT as the daemon sees it: publish my signed record, read everyone's. The work happens in a child process (dht_child.py)."""
+"""The DHT as the daemon sees it: publish my signed record, find another's. The work happens in a child process (dht_child.py)."""
 
 import asyncio
 import base64
@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class Dht:
         self._next_id = 0
         self._up = False
         """The child listens and takes requests."""
+        self._known: list[str] = []
 
     async def run(self) -> None:
         """Supervise the child until cancelled."""
@@ -109,10 +110,22 @@ class Dht:
     def _receive(self, message: dict[str, Any]) -> None:
         if "up" in message:
             self._up = True
+            self._tell_known()
         elif "id" not in message:
             log.error("DHT: %s", message.get("error"))
         elif (future := self._requests.pop(message["id"], None)) and not future.done():
             future.set_result(message)
+
+    def know(self, peers: Iterable[str]) -> None:
+        """Whose records are kept for others, however many strangers come."""
+        known = sorted(peers)
+        if known != self._known:
+            self._known = known
+            self._tell_known()
+
+    def _tell_known(self) -> None:
+        if self._up and self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(json.dumps({"know": self._known}).encode() + b"\n")
 
     def remember(self, addresses: Sequence[str]) -> None:
         """More places to bootstrap from, should the child start again."""
@@ -140,15 +153,16 @@ class Dht:
     async def publish(self, record: Statement) -> bool:
         """Store my peer record; False when no other node could be asked to keep it."""
         value = base64.b64encode(record.envelope.SerializeToString()).decode()
-        put = {"subkey": record.peer, "value": value, "seconds": RECORD_SECONDS}
+        put = {"peer": record.peer, "value": value, "seconds": RECORD_SECONDS}
         return bool((await self._request({"put": put}))["ok"])
 
-    async def peers(self) -> dict[str, Statement]:
-        """Every peer record of the run that verifies, by peer id."""
-        found: dict[str, Statement] = {}
-        for peer, value in (await self._request({"get": True}))["records"].items():
-            with contextlib.suppress(RemoteError):
-                record = open_envelope(base64.b64decode(value), self._settings.run_id, (pb.KIND_PEER_RECORD,))
-                if record.peer == peer:
-                    found[peer] = record
-        return found
+    async def find(self, peer: str) -> Statement | None:
+        """The peer's record, where one that verifies is found."""
+        value = (await self._request({"find": peer}))["record"]
+        if value is None:
+            return None
+        with contextlib.suppress(RemoteError):
+            record = open_envelope(base64.b64decode(value), self._settings.run_id, (pb.KIND_PEER_RECORD,))
+            if record.peer == peer:
+                return record
+        return None

@@ -5,8 +5,8 @@ This process talks JSON lines on stdin and stdout; it ends, and takes the libp2p
 as it listens: the peers it was told of are met in the background, and tried again for ever.
 
     first line {"up": true}
-    request    {"id": 1, "put": {"subkey": PEER, "value": BASE64, "seconds": 300}}   or   {"id": 2, "get": true}
-    reply      {"id": 1, "ok": true}    {"id": 2, "records": {PEER: BASE64, …}}
+    request    {"id": 1, "put": {"peer": PEER, "value": BASE64, "seconds": 300}}    {"id": 2, "find": PEER}    {"know": [PEER, …]}
+    reply      {"id": 1, "ok": true}                                                {"id": 2, "record": BASE64 or null}
 """
 
 import asyncio
@@ -25,6 +25,7 @@ import dilocox.transport.without_torch  # noqa: F401  before hivemind
 
 # isort: on
 from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
@@ -37,6 +38,20 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 
+__all__ = [
+    "DHTID",
+    "PLAIN",
+    "DHTNode",
+    "DHTRecord",
+    "MSGPackSerializer",
+    "PeerRecordValidator",
+    "get_dht_time",
+    "key_of",
+    "process_of",
+]
+
+PLAIN = DHTProtocol.IS_REGULAR_VALUE
+"""Subkey of what has none."""
 MEET_SECONDS = 30.0
 """For one peer to answer: a dial and a ping across the world take about one."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
@@ -44,23 +59,45 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
 STOP_SECONDS = 3.0
 
 
-class PeerRecordValidator(RecordValidatorBase):
-    """Stores nothing but this run's peer records, each under the id of the key that signed it."""
+def key_of(run_id: bytes, peer: str) -> str:
+    """Under which a peer's record lies: each has its own, so nobody's are found among others'."""
+    return f"dilocox/{run_id.hex()}/{peer}"
 
-    def __init__(self, run_id: bytes, key: str) -> None:
+
+class PeerRecordValidator(RecordValidatorBase):
+    """Stores nothing but this run's peer records, each under the key of who signed it, and not for long; of peers that the run does
+    not know, a few."""
+
+    def __init__(self, run_id: bytes) -> None:
         self._run_id = run_id
-        self._key = DHTID.generate(source=key).to_bytes()
+        self.known: frozenset[str] = frozenset()
+        self._strangers: dict[str, float] = {}
+        """By peer: when its record expires."""
 
     def validate(self, record: DHTRecord) -> bool:
         try:
-            if record.key != self._key or len(record.value) > limits.RECORD_BYTES:
+            now = get_dht_time()
+            if record.subkey != PLAIN or len(record.value) > limits.RECORD_BYTES:
                 return False
-            subkey, value = MSGPackSerializer.loads(record.subkey), MSGPackSerializer.loads(record.value)
-            return open_envelope(bytes(value), self._run_id, (pb.KIND_PEER_RECORD,)).peer == subkey
+            if record.expiration_time > now + limits.DHT_RECORD_SECONDS:
+                return False
+            value = MSGPackSerializer.loads(record.value)
+            peer = open_envelope(bytes(value), self._run_id, (pb.KIND_PEER_RECORD,)).peer
+            here = record.key == DHTID.generate(source=key_of(self._run_id, peer)).to_bytes()
+            return here and (peer in self.known or self._has_room(peer, record.expiration_time, now))
         except (RemoteError, ValueError, TypeError):
             return False
         except Exception:  # msgpack raises its own family on foreign bytes; whatever it is, the record is not ours
             return False
+
+    def _has_room(self, peer: str, expires: float, now: float) -> bool:
+        """Whoever comes first, until it expires: they crowd out each other, and nobody whom the run knows."""
+        if peer not in self._strangers and len(self._strangers) >= limits.DHT_STRANGERS:
+            self._strangers = {other: end for other, end in self._strangers.items() if end > now}
+            if len(self._strangers) >= limits.DHT_STRANGERS:
+                return False
+        self._strangers[peer] = max(expires, self._strangers.get(peer, 0.0))
+        return True
 
 
 async def run(settings: dict[str, Any]) -> None:
@@ -94,15 +131,16 @@ def process_of(p2p: P2P) -> asyncio.subprocess.Process:
 
 async def _work(p2p: P2P, run_id: bytes, bootstrap: list[str]) -> None:
     """Say that we listen, meet the others, answer requests until stdin ends, leave."""
-    key = f"dilocox/{run_id.hex()}/peers"
+    validator = PeerRecordValidator(run_id)
     node = await DHTNode.create(
         p2p=p2p,
         node_id=DHTID.generate(source=str(p2p.peer_id)),  # a restart is the same node to the others
-        record_validator=PeerRecordValidator(run_id, key),
+        record_validator=validator,
+        cache_size=limits.DHT_STRANGERS,
     )
     print(json.dumps({"up": True}), flush=True)
     meeting = asyncio.create_task(_meet_forever(p2p, node, bootstrap))
-    await _serve(node, key)
+    await _serve(node, run_id, validator)
     meeting.cancel()
     await node.shutdown()
 
@@ -135,27 +173,31 @@ async def _meet(p2p: P2P, node: DHTNode, peer: PeerID, address: Multiaddr) -> bo
         return False
 
 
-async def _serve(node: DHTNode, key: str) -> None:
+async def _serve(node: DHTNode, run_id: bytes, validator: PeerRecordValidator) -> None:
     reader = asyncio.StreamReader(limit=4 * limits.MIB)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     pending: set[asyncio.Task[None]] = set()
     while line := await reader.readline():
-        task = asyncio.create_task(_answer(node, key, json.loads(line)))
+        request = json.loads(line)
+        if (known := request.get("know")) is not None:
+            validator.known = frozenset(known)
+            continue
+        task = asyncio.create_task(_answer(node, run_id, request))
         pending.add(task)
         task.add_done_callback(pending.discard)
 
 
-async def _answer(node: DHTNode, key: str, request: dict[str, Any]) -> None:
+async def _answer(node: DHTNode, run_id: bytes, request: dict[str, Any]) -> None:
     reply: dict[str, Any] = {"id": request["id"]}
     try:
         if put := request.get("put"):
             expiration = get_dht_time() + put["seconds"]
             value = base64.b64decode(put["value"])
-            reply["ok"] = bool(await node.store(key, value, expiration, subkey=put["subkey"]))
+            reply["ok"] = bool(await node.store(key_of(run_id, put["peer"]), value, expiration))
         else:
-            found = await node.get(key, latest=True)
-            records = found.value if found is not None and isinstance(found.value, dict) else {}
-            reply["records"] = {peer: base64.b64encode(record.value).decode() for peer, record in records.items()}
+            found = await node.get(key_of(run_id, request["find"]), latest=True)
+            here = found is not None and isinstance(found.value, bytes)
+            reply["record"] = base64.b64encode(found.value).decode() if here else None
     except Exception as error:
         reply["error"] = f"{type(error).__name__}: {error}"
     print(json.dumps(reply), flush=True)

@@ -43,6 +43,8 @@ class Listen:
     """gRPC; 0: any, kept over restarts."""
     dht_port: int
     """As `port`."""
+    dht: bool = True
+    """Whether to take part in one: a swarm whose coordinator does not move needs none."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Network:
     """host:port of the server."""
     certificate: Certificate
     """What the server presents."""
-    dht_address: str
+    dht_addresses: tuple[str, ...]
     """As others are told; nobody has to be there yet."""
     ports: dict[str, int]
     """Kept over restarts, because the join link and other peers' records name them."""
@@ -108,25 +110,28 @@ async def open_network(
     closing.push_async_callback(server.stop, STOP_SECONDS)
     dht_port = listen.dht_port or kept.get("dht_port") or choose_port()
     known = home.run_folder(run_id) / "peers.json"
-    dht = Dht(DhtSettings(run_id, home.identity, home.folder, f"/ip4/0.0.0.0/tcp/{dht_port}", tuple(bootstrap)))
+    settings = DhtSettings(run_id, home.identity, home.folder, f"/ip4/0.0.0.0/tcp/{dht_port}", tuple(bootstrap))
+    dht = Dht(settings) if listen.dht else None
     directory = Directory(dht, home.identity, run_id, home.start_number())
     for seen in cached_records(known, run_id):
         directory.learn(seen)
     callers = Callers(run_id, certificate.certificate_der)
     rpc.add_ReachServicer_to_server(ReachService(run_id, callers), server)
     reach = Reach(directory.changed.set)
-    address, dht_address = f"{listen.host}:{port}", multiaddr(listen.host, dht_port, home.identity.peer)
+    address = f"{listen.host}:{port}"
+    addresses = (multiaddr(listen.host, dht_port, home.identity.peer),) if listen.dht else ()
 
     def record() -> Statement:
         at = "" if reach.reachable is False else address
-        sealed = directory.seal_record(at, certificate.certificate_der, name, [dht_address])
+        sealed = directory.seal_record(at, certificate.certificate_der, name, addresses)
         on_record(sealed)
         return sealed
 
-    record()
+    directory.own = record()
     closing.push_async_callback(tasks.close)
-    tasks.start(dht.run(), "dht")
+    if dht is not None:
+        tasks.start(dht.run(), "dht")
     tasks.start(directory.publish_forever(record), "publish")
-    tasks.start(directory.refresh_forever(), "refresh")
     tasks.start(directory.cache_forever(known), "cache")
-    return Network(server, address, certificate, dht_address, {"port": port, "dht_port": dht_port}, directory, callers, reach)
+    ports = {"port": port, "dht_port": dht_port} if listen.dht else {"port": port}
+    return Network(server, address, certificate, addresses, ports, directory, callers, reach)

@@ -1,4 +1,4 @@
-"""A daemon's place in the DHT: its own signed record kept published, everyone else's kept known."""
+"""Who is where: our own signed record kept published, others' kept known, over restarts too."""
 
 import asyncio
 import base64
@@ -6,8 +6,9 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.dht import Dht
 from dilocox.transport.files import read_checked, write_atomically
 
-__all__ = ["Directory", "cached_records"]
+__all__ = ["Directory", "cached_records", "same_place"]
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ SEQUENCE_BITS = 24
 CACHED_RECORDS = 256
 """Of these one will be there after a restart; about 1 KiB each."""
 LOOKUP_SECONDS = 1.0
-"""A missing record is looked up at most so often."""
+"""A peer's record is looked up at most so often."""
+SOON_SECONDS = 2.0
 
 
 def cached_records(path: Path, run_id: bytes) -> list[Statement]:
@@ -46,16 +48,27 @@ def cached_records(path: Path, run_id: bytes) -> list[Statement]:
     return read_checked(path, parse) or []
 
 
-class Directory:
-    """Peer records by peer id, newest sequence first."""
+def same_place(one: pb.PeerRecord, other: pb.PeerRecord) -> bool:
+    """Whether two records of a peer say the same, whichever is newer."""
+    bare = [pb.PeerRecord.FromString(record.SerializeToString()) for record in (one, other)]
+    for record in bare:
+        record.ClearField("sequence")
+    return bare[0] == bare[1]
 
-    def __init__(self, dht: Dht, identity: Identity, run_id: bytes, start_number: int) -> None:
-        """`start_number`: of this life of the daemon; its records are newer than those of all lives before."""
+
+class Directory:
+    """Peer records by peer id, newest sequence first. The coordinator passes on those of its roster and of who claims; who is not
+    among them is looked up in the DHT, one at a time and by name: what strangers put there is never seen."""
+
+    def __init__(self, dht: Dht | None, identity: Identity, run_id: bytes, start_number: int) -> None:
+        """`dht`: None where the operator wants none. `start_number`: of this life of the daemon; its records are newer than those
+        of all lives before."""
         self._dht, self._identity, self._run_id = dht, identity, run_id
         self._sequence = itertools.count(start_number << SEQUENCE_BITS)
         self.records: dict[str, Statement] = {}
-        self._looked_up_at = 0.0
-        self._looking = asyncio.Lock()
+        self.own: Statement[pb.PeerRecord] | None = None
+        """Our newest."""
+        self._looked_up_at: dict[str, float] = {}
         self.changed = asyncio.Event()
         """Set when our own record says something else now."""
 
@@ -73,10 +86,12 @@ class Directory:
     async def publish_forever(self, make: Callable[[], Statement]) -> None:
         """Publish now and again; a DHT that is not there yet is tried again soon."""
         while True:
-            pause = 2.0
-            with contextlib.suppress(DilocoxError, OSError):
-                if await self._dht.publish(make()):
-                    pause = PUBLISH_SECONDS
+            self.own, pause = make(), PUBLISH_SECONDS
+            if self._dht is not None:
+                try:
+                    pause = PUBLISH_SECONDS if await self._dht.publish(self.own) else SOON_SECONDS
+                except (DilocoxError, OSError):
+                    pause = SOON_SECONDS
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self.changed.wait()
@@ -95,33 +110,34 @@ class Directory:
                     write_atomically(path, raw)
                     written = raw
 
-    async def refresh_forever(self) -> None:
-        while True:
-            await self.refresh()
-            await asyncio.sleep(REFRESH_SECONDS)
-
-    async def refresh(self) -> None:
-        try:
-            found = await self._dht.peers()
-        except (DilocoxError, OSError) as error:
-            log.debug("DHT lookup failed: %s", error)
-            return
-        for record in found.values():
-            self.learn(record)
+    def know(self, peers: Iterable[str]) -> None:
+        """Who takes part."""
+        if self._dht is not None:
+            self._dht.know(peers)
 
     def learn(self, record: Statement) -> None:
         """Keep the newer of two records of a peer."""
         known = self.records.get(record.peer)
         if known is None or known.body.sequence < record.body.sequence:
             self.records[record.peer] = record
-            self._dht.remember(list(record.body.dht_addresses))
+            if self._dht is not None:
+                self._dht.remember(list(record.body.dht_addresses))
 
     async def find(self, peer: str) -> pb.PeerRecord | None:
         """The peer's record, looked up when it is not known."""
         if peer not in self.records:
-            async with self._looking:
-                if peer not in self.records and time.monotonic() - self._looked_up_at > LOOKUP_SECONDS:
-                    self._looked_up_at = time.monotonic()
-                    await self.refresh()
+            await self.look_up(peer)
         record = self.records.get(peer)
         return None if record is None else record.body
+
+    async def look_up(self, peer: str) -> None:
+        """In the DHT, now and then: its record may be newer there than what we know."""
+        now = time.monotonic()
+        if self._dht is None or now - self._looked_up_at.get(peer, -math.inf) < LOOKUP_SECONDS:
+            return
+        self._looked_up_at[peer] = now
+        try:
+            if (record := await self._dht.find(peer)) is not None:
+                self.learn(record)
+        except (DilocoxError, OSError) as error:
+            log.debug("DHT lookup failed: %s", error)

@@ -152,7 +152,9 @@ class Swarm:
 def build(folder: Path, count: int, nodes: int = 3) -> Testnet:
     owner = load_identity(folder / "e2e.key")
     run = RUN.replace("{owner}", owner.key.hex()).replace("{count}", str(count)).encode()
-    return Testnet.create(folder / "t", run, (folder / "e2e.key").read_bytes(), nodes, ["--devices", "2", "--threads", "1"])
+    testnet = Testnet.create(folder / "t", run, (folder / "e2e.key").read_bytes(), nodes, ["--devices", "2", "--threads", "1"])
+    testnet.members[-1].arguments.append("--no-dht")  # it is dialled, and dials, by what the coordinator passes on
+    return testnet
 
 
 @contextmanager

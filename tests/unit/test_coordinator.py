@@ -442,6 +442,49 @@ def opened(envelope: pb.Envelope) -> pb.Answer:
     return answer.body
 
 
+def record(number: int, sequence: int, address: str = "192.0.2.1:1") -> Statement[pb.PeerRecord]:
+    return seal(identity(number), pb.KIND_PEER_RECORD, RUN.run_id, pb.PeerRecord(address=address, sequence=sequence))
+
+
+async def test_the_coordinator_passes_on_how_its_members_are_dialled(desk: Desk):
+    known: list[set[str]] = []
+    desk.service.know = lambda peers: known.append(set(peers))
+    told: list[pb.Envelope] = []
+
+    async def listen() -> None:
+        async for event in desk.service.follow(services.WatchRequest(from_round=99), "", "there"):
+            if event.statement.kind == pb.KIND_PEER_RECORD:
+                told.append(event.statement)
+
+    await desk.begin()
+    listening = asyncio.create_task(listen())
+    await asyncio.sleep(0)
+    first, again, moved = record(0, 5), record(0, 6), record(0, 7, "192.0.2.1:2")
+    for statement, reason in (
+        (first, 0),
+        (first, 0),
+        (again, 0),
+        (moved, 0),
+        (record(0, 4), 0),
+        (record(7, 1), pb.REASON_NOT_ON_ROSTER),
+    ):
+        assert (await desk.say(statement)).reason == reason
+    await asyncio.sleep(0.01)
+    assert told == [first.envelope, moved.envelope], "what says the same is told once"
+    assert desk.service.records == {identity(0).peer: moved}
+    listening.cancel()
+    told.clear()
+    later = asyncio.create_task(listen())
+    await asyncio.sleep(0.01)
+    assert told == [moved.envelope], "who comes later is told too"
+    later.cancel()
+    await asyncio.gather(listening, later, return_exceptions=True)
+    assert known[-1] == {identity(number).peer for number in range(3)}
+    await desk.say(desk.claim(7))
+    await desk.say(record(7, 1))
+    assert identity(7).peer in desk.service.records
+
+
 async def test_the_server_knows_its_callers(desk: Desk, tmp_path: Path):
     """Over real connections."""
     certificate = tls.load_or_create(tmp_path)

@@ -181,7 +181,7 @@ async def publish(node: Dht, number: int) -> bool:
 
 
 async def sees(node: Dht, peer: str) -> bool:
-    return peer in await node.peers()
+    return await node.find(peer) is not None
 
 
 async def until(condition) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -303,6 +305,39 @@ def test_killing_the_parent_ends_the_child(tmp_path: Path):
 def test_the_dht_process_has_no_torch_in_memory():
     script = "import sys, dilocox.transport.dht_child; sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
     assert subprocess.run([sys.executable, "-P", "-c", script]).returncode == 0
+
+
+def put(
+    number: int, *, key: str = "", signer: int | None = None, seconds: float = 300.0, subkey: bytes = dht_child.PLAIN
+) -> dht_child.DHTRecord:
+    """What somebody wants a node of the DHT to keep."""
+    signed = seal(helpers.identity(number if signer is None else signer), pb.KIND_PEER_RECORD, RUN_ID, pb.PeerRecord())
+    at = dht_child.DHTID.generate(source=key or dht_child.key_of(RUN_ID, helpers.identity(number).peer)).to_bytes()
+    value = dht_child.MSGPackSerializer.dumps(signed.envelope.SerializeToString())
+    return dht_child.DHTRecord(at, subkey, value, dht_child.get_dht_time() + seconds)
+
+
+def test_the_dht_keeps_a_record_under_its_own_key_and_not_for_ever(monkeypatch: pytest.MonkeyPatch):
+    keeper = dht_child.PeerRecordValidator(RUN_ID)
+    assert keeper.validate(put(1))
+    assert not keeper.validate(put(1, signer=2)), "under another's key"
+    assert not keeper.validate(put(1, key="dilocox"))
+    assert not keeper.validate(put(1, seconds=limits.DHT_RECORD_SECONDS + 60.0)), "expiry was the writer's choice"
+    assert not keeper.validate(put(1, subkey=b"x"))
+    assert not keeper.validate(dataclasses.replace(put(1), value=b"junk"))
+    assert not dht_child.PeerRecordValidator(helpers.digest("another run")).validate(put(1))
+
+
+def test_strangers_crowd_out_each_other_in_the_dht_and_no_member(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "DHT_STRANGERS", 3)
+    keeper = dht_child.PeerRecordValidator(RUN_ID)
+    keeper.known = frozenset(helpers.identity(number).peer for number in range(100, 110))
+    assert [keeper.validate(put(number)) for number in range(5)] == [True, True, True, False, False]
+    assert keeper.validate(put(0)), "who is here publishes again"
+    assert all(keeper.validate(put(number)) for number in range(100, 110))
+    now = dht_child.get_dht_time()
+    monkeypatch.setattr(dht_child, "get_dht_time", lambda: now + 400)
+    assert keeper.validate(put(4)), "the others have expired"
 
 
 async def test_the_dht_process_ends_when_libp2p_dies_while_joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
