@@ -35,9 +35,17 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(value)
         return
-    rows = _node_lines(value) if value["role"] == "node" else _coordinator_lines(value)
+    lines = {"node": _node_lines, "coordinator": _coordinator_lines, "waiting": _waiting_lines}
+    rows = lines[value["role"]](value)
     for label, text in rows:
         print_labelled(label, text, 9)
+
+
+def _waiting_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("state", value["why"]),
+        ("help", "it goes on by itself as soon as there is room; nothing that was announced is lost"),
+    ]
 
 
 def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,8 +1,6 @@
 """`dilocox coordinator`: composition root. One asyncio process plus its DHT child."""
 
-import asyncio
 import logging
-import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -24,9 +22,11 @@ from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.network import Listen, open_network
-from dilocox.transport.tasks import Tasks
+from dilocox.transport.room import while_there_is_room
+from dilocox.transport.tasks import Tasks, stop_on_signals
 from dilocox.views import rows as views
 from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
+from dilocox.views.waiting import waiting_page
 
 __all__ = ["CoordinatorSettings", "run_coordinator"]
 
@@ -55,11 +55,18 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
             f"run.coordinator is {manifest.coordinator}, and the identity in {home.folder} is {home.identity.peer}. "
             "Start it with the --home of that identity, or name this one in a new run."
         )
-    folder = home.run_folder(manifest.run_id)
+    page = waiting_page(settings.api, home.remembered)
+    await while_there_is_room(home.folder, lambda: _live(settings, home, announce, appraise), page)
+
+
+async def _live(
+    settings: CoordinatorSettings, home: DataDirectory, announce: Callable[[JoinLink], None], appraise: Appraiser
+) -> None:
+    """`run_coordinator`, until a write fails."""
+    manifest, folder = settings.manifest, home.run_folder(settings.manifest.run_id)
     signed = seal(settings.owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes())
     tasks = Tasks()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(name, tasks.stop)
+    stop_on_signals(tasks.stop)
     async with AsyncExitStack() as closing:
         chain = ChainFile(folder / "chain.db", manifest, views.describe)
         closing.callback(chain.close)

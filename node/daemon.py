@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import os
-import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -32,11 +32,13 @@ from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import write_atomically
 from dilocox.transport.heads import Heads
 from dilocox.transport.network import Listen, Network, open_network
+from dilocox.transport.room import lack_of_room, while_there_is_room
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.serve import PeerService
-from dilocox.transport.tasks import Stopped, Tasks
+from dilocox.transport.tasks import Stopped, Tasks, stop_on_signals
 from dilocox.views import rows as views
 from dilocox.views.http import serve_http
+from dilocox.views.waiting import waiting_page
 
 __all__ = ["NodeSettings", "run_node"]
 
@@ -90,13 +92,17 @@ def count_workers(wanted: int | None, cuda: int, manifest: Manifest) -> int:
 async def run_node(settings: NodeSettings) -> None:
     """Take part until SIGTERM or SIGINT, then leave. Raises LocalError when this node cannot take part."""
     home = DataDirectory(settings.home)
+    await while_there_is_room(home.folder, lambda: _live(settings, home), waiting_page(settings.api, home.remembered))
+
+
+async def _live(settings: NodeSettings, home: DataDirectory) -> None:
+    """`run_node`, until a write fails."""
     tasks = Tasks()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(name, tasks.stop)
-    async with AsyncExitStack() as closing:
+    stop_on_signals(tasks.stop)
+    async with AsyncExitStack() as files, AsyncExitStack() as closing:
         place = await _join_network(settings, home, tasks, closing)
         try:
-            await _take_part(settings, home, tasks, place, closing)
+            await _take_part(settings, home, tasks, place, files, closing)
             await tasks.wait()
         except Stopped:
             log.info("stopped before the run was known")
@@ -134,8 +140,10 @@ async def _join_network(settings: NodeSettings, home: DataDirectory, tasks: Task
     return Place(folder, network, channels, store, blobs, attestor, heads)
 
 
-async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, place: Place, closing: AsyncExitStack) -> None:
-    """Learn the run from its coordinator, start the workers and the participant's loops."""
+async def _take_part(
+    settings: NodeSettings, home: DataDirectory, tasks: Tasks, place: Place, files: AsyncExitStack, closing: AsyncExitStack
+) -> None:
+    """Learn the run from its coordinator, start the workers and the participant's loops. `files` is closed after every task."""
     link, me, network = settings.join, home.identity, place.network
     coordinator = CoordinatorLink(link, network.directory, place.channels)
     manifest, canonical = await tasks.race(coordinator.manifest())
@@ -145,13 +153,14 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     closing.push_async_callback(pool.close)
     await pool.open()
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
+    files.callback(chain.close)
     await asyncio.to_thread(check_forks, manifest, place.folder)
     forks = Forks(chain, network.directory, place.channels, tasks)
     network.directory.know([manifest.coordinator, *chain.head.cluster_by_peer])
     place.heads.ours, place.heads.heard = forks.standing, forks.heard
     place.blobs.is_member, place.blobs.commit = lambda peer: peer in chain.head.cluster_by_peer, chain.raw
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
-    closing.callback(own.close)
+    files.callback(own.close)
     stages = range(manifest.model.stages)
     exchange = Exchange(manifest, stages, place.store, network.directory, place.channels, me.peer, place.heads)
     dialable = lambda: network.reach.reachable is not False  # noqa: E731
@@ -179,13 +188,21 @@ async def _take_part(settings: NodeSettings, home: DataDirectory, tasks: Tasks, 
     closing.push_async_callback(runner.cleanup)
     home.announce(role="node", api=url, run_id=link.run_id.hex(), name=settings.name, **network.ports)
     log.info("%s is %s, serving on %s, API %s", settings.name, me.peer, network.address, url)
-    closing.push_async_callback(participant.leave, GOODBYE_SECONDS)
+    closing.push_async_exit(partial(_leave, participant))
     tasks.start(participant.watch(), "watch")
     tasks.start(participant.offer(), "offer")
     tasks.start(participant.workers.run(), "supervise")
     tasks.start(participant.beat(), "beat")
     if prover is not None:
         tasks.start(participant.prove(), "prove")
+
+
+async def _leave(participant: Participant, kind: object, error: BaseException | None, trace: object) -> None:
+    """Who only waits for room comes back, and keeps its seat."""
+    if error is not None and lack_of_room(error):
+        await participant.workers.stop()
+    else:
+        await participant.leave(GOODBYE_SECONDS)
 
 
 def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) -> Prover | None:

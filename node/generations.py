@@ -25,6 +25,7 @@ from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.status import Status
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.room import probe
 from dilocox.transport.tasks import Tasks
 
 __all__ = ["Generations"]
@@ -118,6 +119,8 @@ class Generations:
                 self._feeding = None
             if self._member().leaving:
                 return
+            if self._failed:
+                await asyncio.to_thread(probe, self._store.folder)  # a full disk is not the workers' fault
             self._failed_generations += self._failed
             if self._failed_generations >= FAILED_GENERATIONS:
                 raise LocalError(f"the stage workers ended {FAILED_GENERATIONS} times in a row: {why or 'see workers.log'}")

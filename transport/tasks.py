@@ -1,12 +1,19 @@
 """Background tasks that cannot fail silently: every task is named, and the first exception ends the daemon."""
 
 import asyncio
-from collections.abc import Coroutine
+import signal
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["Stopped", "Tasks"]
+__all__ = ["Stopped", "Tasks", "stop_on_signals"]
 
 T = TypeVar("T")
+
+
+def stop_on_signals(stop: Callable[[], None]) -> None:
+    """SIGTERM and SIGINT mean this from now on."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
 class Stopped(Exception):

@@ -4,10 +4,13 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +338,63 @@ def test_a_node_that_nobody_can_dial_is_counted_by_what_others_keep(swarm: Swarm
         late.arguments[:] = reachable
         swarm.testnet.start(late)
         wait_for(lambda: swarm.status(late.name).get("reachable"), "it can be dialled again")
+
+
+@contextlib.contextmanager
+def on_a_small_disk(folder: Path) -> Iterator[None]:
+    """The folder, with what it holds, lies on a disk of its own meanwhile."""
+    aside = folder.with_name(f"{folder.name}.aside")
+
+    def move(source: Path, target: Path) -> None:
+        shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "parent-*"))
+
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "disk", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode()}")
+    try:
+        yield
+    finally:
+        move(folder, aside)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        shutil.rmtree(folder)
+        aside.rename(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk, which only root may")
+def test_a_full_disk_is_waited_for_and_costs_no_seat(swarm: Swarm):
+    late = late_member(swarm)
+
+    def stop() -> None:
+        processes = swarm.processes(late.name)
+        swarm.testnet.kill(late, signal.SIGTERM)
+        wait_until_gone(processes)
+
+    stop()
+    shutil.rmtree(late.home)  # it begins anew, as somebody else
+    late.home.mkdir()
+    with on_a_small_disk(late.home):
+        swarm.testnet.start(late)
+        wait_for(late.facts, "it runs")
+        swarm.wait_until_counted(late.name, swarm.open_round())
+        before = late.facts()
+        filler = late.home / "filler"
+
+        def fill() -> dict[str, Any] | None:
+            with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 16))
+            status = swarm.status(late.name)
+            return status if status.get("role") == "waiting" else None
+
+        assert wait_for(fill, "it waits for room")["why"] == f"disk full: waiting for room in {late.home}"
+        since = swarm.open_round()
+        filler.unlink()
+        swarm.wait_until_counted(late.name, since)
+        assert before is not None
+        assert (late.facts() or {})["pid"] == before["pid"], "one process, all along"
+        stop()
+    swarm.testnet.start(late)
+    wait_for(lambda: swarm.status(late.name).get("role") == "node", "it is back")
 
 
 def test_the_chain_verifies_and_a_round_replays(swarm: Swarm):

@@ -1,0 +1,140 @@
+"""A disk that is full for a while ends no daemon."""
+
+import asyncio
+import errno
+import os
+import signal
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from dilocox.protocol.errors import LocalError
+from dilocox.transport import room
+from dilocox.transport.room import lack_of_room, probe, while_there_is_room
+from dilocox.views.waiting import waiting_page
+
+
+def full() -> OSError:
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+def caused(error: BaseException) -> LocalError:
+    """Ours, of somebody else's."""
+    try:
+        try:
+            raise error
+        except Exception as cause:
+            raise LocalError("the chain cannot be written") from cause
+    except LocalError as ours:
+        return ours
+
+
+def locked() -> sqlite3.Error:
+    """What SQLite raises for a file that it may not write."""
+    database = sqlite3.connect(":memory:")
+    database.execute("PRAGMA query_only = 1")
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        database.execute("CREATE TABLE t (n)")
+    database.close()
+    return caught.value
+
+
+def test_what_is_lack_of_room_and_what_is_not():
+    assert lack_of_room(full()) == lack_of_room(caused(full())) == "disk full"
+    assert lack_of_room(OSError(errno.EROFS, "")) == lack_of_room(locked()) == "disk read-only"
+    assert lack_of_room(OSError(errno.EMFILE, "")) == "too many open files"
+    for other in (OSError(errno.EACCES, ""), LocalError("of its own"), sqlite3.OperationalError("no such table"), ValueError()):
+        assert lack_of_room(other) is None
+    looped = ValueError()
+    looped.__context__ = OSError(errno.EACCES, "")
+    looped.__context__.__context__ = looped
+    assert lack_of_room(looped) is None
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What the next looks for room find; then there is room."""
+    found: list[bool] = []
+    monkeypatch.setattr(room, "FIRST_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(room, "PROBE_BYTES", 10)
+
+    def look(folder: Path) -> None:
+        if found and not found.pop(0):
+            raise full()
+
+    monkeypatch.setattr(room, "probe", look)
+    return found
+
+
+async def test_a_daemon_waits_with_a_sentence_and_lives_again(tmp_path: Path, looks: list[bool]):
+    looks += [False, False, True]
+    lives: list[BaseException | None] = [full(), caused(locked()), None]
+    said: list[str] = []
+
+    async def life() -> None:
+        if (error := lives.pop(0)) is not None:
+            raise error
+
+    @asynccontextmanager
+    async def waiting(why: str) -> AsyncIterator[None]:
+        said.append(why)
+        yield
+        said.append("on again")
+
+    await while_there_is_room(tmp_path, life, waiting)
+    assert not lives
+    assert not looks
+    assert said == [
+        f"disk full: waiting for room in {tmp_path}",
+        "on again",
+        f"disk read-only: waiting for room in {tmp_path}",
+        "on again",
+    ]
+    lives.append(LocalError("something else"))
+    with pytest.raises(LocalError, match="something else"):
+        await while_there_is_room(tmp_path, life, waiting)
+
+
+async def test_who_waits_can_be_stopped(tmp_path: Path, looks: list[bool]):
+    looks += [False] * 1_000_000
+    waits = asyncio.Event()
+
+    async def life() -> None:
+        raise full()
+
+    @asynccontextmanager
+    async def waiting(why: str) -> AsyncIterator[None]:
+        waits.set()
+        yield
+
+    async with asyncio.timeout(60):
+        running = asyncio.create_task(while_there_is_room(tmp_path, life, waiting))
+        await waits.wait()
+        assert not running.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
+
+
+async def test_the_page_is_where_the_api_was(tmp_path: Path):
+    from dilocox.transport.network import choose_port
+
+    port = choose_port()
+    page = waiting_page("127.0.0.1:0", lambda: {"api": f"http://127.0.0.1:{port}"})
+    async with page("disk full: waiting"), aiohttp.ClientSession() as session:
+        async with session.get(f"http://127.0.0.1:{port}/v1/status") as answer:
+            assert await answer.json() == {"role": "waiting", "state": "waiting", "why": "disk full: waiting"}
+        async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+            assert answer.status == 503
+        async with session.get(f"http://127.0.0.1:{port}/livez") as answer:
+            assert answer.status == 200
+
+
+def test_a_probe_leaves_nothing_behind(tmp_path: Path):
+    probe(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="No such file"):
+        probe(tmp_path / "nowhere")

@@ -1,0 +1,108 @@
+"""A full disk, a read-only one, too many open files: not the end of a daemon. It puts everything down as if it were killed, says
+what it waits for, and begins again from what is on disk when a write succeeds.
+
+Whatever was on its way when the write failed is lost as by `kill -9`, and everything is written for that.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from dilocox.protocol.errors import LocalError
+from dilocox.transport.tasks import stop_on_signals
+
+__all__ = ["lack_of_room", "probe", "while_there_is_room"]
+
+log = logging.getLogger(__name__)
+
+PROBE_BYTES = 16 << 20
+"""Written to see whether there is room again: some payloads of a small model, so that the next write is not the same failure."""
+FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 1.0, 30.0
+"""Between two looks: doubled from one failure to the next, so that a disk that hovers at its end starts no daemon hot."""
+SENTENCES = {
+    errno.ENOSPC: "disk full",
+    errno.EDQUOT: "disk quota used up",
+    errno.EROFS: "disk read-only",
+    errno.EMFILE: "too many open files",
+    errno.ENFILE: "too many open files on this machine",
+}
+_DATABASE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
+
+
+def lack_of_room(error: BaseException) -> str | None:
+    """What there is too little of, where that is what went wrong: the error itself, or what it came from."""
+    for each in _causes(error):
+        number = each.errno if isinstance(each, OSError) else None
+        if isinstance(each, sqlite3.Error):
+            number = _DATABASE.get(getattr(each, "sqlite_errorcode", 0) & 0xFF)
+        if number in SENTENCES:
+            return SENTENCES[number]
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in seen:
+        seen.append(following)
+        yield following
+        following = following.__cause__ or following.__context__
+
+
+def probe(folder: Path) -> None:
+    """Raises OSError unless a file can be made and filled there. Blocking."""
+    scratch = folder / f".{os.getpid()}.room"
+    try:
+        with scratch.open("wb") as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+async def while_there_is_room(
+    folder: Path,
+    life: Callable[[], Awaitable[None]],
+    waiting: Callable[[str], AbstractAsyncContextManager[object]],
+) -> None:
+    """Live; where a write fails for lack of room, wait inside `waiting(sentence)` until there is some, and live again. Ends with a
+    life that ends, or with SIGTERM or SIGINT while it waits. Raises what `life` raises for any other reason."""
+    pause = FIRST_LOOK_SECONDS
+    while True:
+        began = asyncio.get_running_loop().time()
+        try:
+            return await life()
+        except (OSError, sqlite3.Error, LocalError) as error:
+            what = lack_of_room(error)
+            if what is None:
+                raise
+            lived = asyncio.get_running_loop().time() - began
+            log.warning("%s: waiting for room in %s (%s)", what, folder, error)
+        pause = FIRST_LOOK_SECONDS if lived > LONGEST_LOOK_SECONDS else min(LONGEST_LOOK_SECONDS, 2 * pause)
+        stopped = asyncio.Event()
+        stop_on_signals(stopped.set)
+        async with waiting(f"{what}: waiting for room in {folder}"):
+            while not await _told(stopped, pause):
+                try:
+                    await asyncio.to_thread(probe, folder)
+                    break
+                except OSError:
+                    continue
+            else:
+                return None
+        log.info("there is room again in %s", folder)
+
+
+async def _told(event: asyncio.Event, seconds: float) -> bool:
+    """Whether it was set within this time."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
