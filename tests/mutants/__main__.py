@@ -29,6 +29,7 @@ FAST = (
     "tests/unit/test_faults.py",
     "tests/unit/test_phase.py",
     "tests/unit/test_messages.py",
+    "tests/unit/test_bounds.py",
     "tests/unit/test_attested_rounds.py",
     "tests/property/test_ledger.py",
 )
