@@ -1,4 +1,4 @@
-"""Every bound of a statement, touched from both sides: what lies on it opens, what lies past it is refused with one sentence."""
+"""Every bound of a statement from both sides: what lies on it opens, what lies past it is refused with one sentence."""
 
 from typing import Any
 
