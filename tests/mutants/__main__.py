@@ -29,6 +29,10 @@ FAST = (
     "tests/unit/test_faults.py",
     "tests/unit/test_phase.py",
     "tests/unit/test_messages.py",
+    "tests/unit/test_bounds.py",
+    "tests/unit/test_sentences.py",
+    "tests/unit/test_tally.py",
+    "tests/unit/test_head.py",
     "tests/unit/test_attested_rounds.py",
     "tests/property/test_ledger.py",
 )
