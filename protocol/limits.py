@@ -88,10 +88,14 @@ HOLDERS = 8
 """Most peers that keep a contribution's payloads for a cluster that cannot be dialled."""
 
 CLAIMS = 256
-"""Claims kept for one commit, beyond those of the roster; of more, those with the smallest hash of head and digest stay."""
+"""Claims kept for one commit, beyond those of the roster (before the genesis commit as many as a roster has); of more, those with
+the smallest hash of head and digest stay."""
 
 LAYOUTS = 32
 """Layouts of clusters of several boxes kept for one commit, beyond those of the roster."""
+
+FIRST_LAYOUTS = COMMIT_BYTES // (2 * CLUSTER_BYTES)
+"""And for the genesis commit: so many clusters of several boxes can begin a run together, others join later."""
 
 FINDINGS = 16
 """Most findings of a receipt: the worst; other scores lie in a blob."""

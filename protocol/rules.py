@@ -95,9 +95,10 @@ def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
     claims = put_newest(gathered.claims, statement)
     if claims is None:
         return _repeat_or_older(gathered.claims.get(statement.peer), statement), gathered
-    claims = _bounded(claims, head, limits.CLAIMS)
+    room = limits.CLAIMS if head.round else limits.CLUSTERS  # before the genesis commit all are strangers
+    claims = _bounded(claims, head, room)
     if not holds(claims.get(statement.peer), statement):
-        return ignore(pb.REASON_RATE, f"{limits.CLAIMS} peers are waiting already"), gathered
+        return ignore(pb.REASON_RATE, f"{room} peers are waiting already"), gathered
     known = known_state(head, gathered)
     after = replace(gathered, claims=claims, leaves=_of_those_here(gathered.leaves, head, claims))
     # What is known so far depends on who spoke first. It decides the answer, not what is gathered: `seats` looks at the end.
@@ -158,9 +159,10 @@ def _cluster(manifest: Manifest, head: Head, gathered: Gathered, statement: Stat
     clusters = put_newest(gathered.clusters, statement)
     if clusters is None:
         return _repeat_or_older(gathered.clusters.get(statement.peer), statement), gathered
-    clusters = _bounded(clusters, head, limits.LAYOUTS)
+    room = limits.LAYOUTS if head.round else limits.FIRST_LAYOUTS
+    clusters = _bounded(clusters, head, room)
     if not holds(clusters.get(statement.peer), statement):
-        return ignore(pb.REASON_RATE, f"{limits.LAYOUTS} clusters are waiting already"), gathered
+        return ignore(pb.REASON_RATE, f"{room} clusters are waiting already"), gathered
     return _once(clusters[statement.peer]), replace(gathered, clusters=clusters)
 
 

@@ -367,6 +367,24 @@ def test_one_report_does_not_make_the_state_of_a_run_whose_clusters_are_heard():
 # 11. Strangers fill no commit.
 
 
+@pytest.mark.parametrize("boxes", [1, 2])
+def test_as_many_as_a_run_waits_for_can_begin_it(boxes: int):
+    """A run that waits for more than 256 clusters, or 32 of several boxes, never began: before the genesis commit all are strangers."""
+    count = limits.CLAIMS + 1 if boxes == 1 else limits.FIRST_LAYOUTS
+    table = Table(manifest(rounds={"start_clusters": count, "min_clusters": 2}))
+    for lead in range(0, boxes * count, boxes):
+        if boxes == 1:
+            assert table.submit(table.claim(lead)) == rules.ACCEPT
+            continue
+        layout = table.layout(lead, [(lead, 0, 1, 0), (lead + 1, 1, table.run.model.stages - 1, 0)])
+        assert table.submit(layout) == rules.ACCEPT
+        for box in (lead, lead + 1):
+            assert table.submit(table.claim(box, cluster=layout.digest)) == rules.ACCEPT
+    assert table.head.round == 1
+    assert len(table.head.roster) == count
+    table.verify()
+
+
 def test_a_thousand_strangers_fill_no_commit():
     table = Table(manifest()).genesis()
     for number in range(10, 1000):
