@@ -195,13 +195,6 @@ def test_a_ballot_lists_those_who_contributed_once():
     ballot = pb.Ballot(round=1, head=table.head.digest, contributions=listed, seconds=77)
     assert effects == [Reply(ACCEPT), Relay(third), SealBallot(ballot)]
     assert not table.state.sealing
-    assert [
-        statement.digest for slot in table.state.gathered.contributions.values() for statement in slot if len(slot) == 1
-    ] == [
-        first.digest,
-        second.digest,
-        third.digest,
-    ]
 
 
 def test_a_roster_too_small_to_count_votes_all_the_same():
