@@ -113,6 +113,11 @@ def test_the_first_round_measures_itself():
     assert due(table) == 10
 
 
+def test_no_measurement_is_above_the_run_s_deadline():
+    table = at(table_of(deadline_seconds=0.5), 0.125).contribute([0, 1, 2])
+    assert due(table) == 0.5
+
+
 def test_who_is_slower_than_ever_before_makes_the_deadline_longer():
     table = table_of(trained=1, seconds=10.0)
     at(table, 10 + 50.0).contribute([0, 1, 2])
@@ -320,6 +325,23 @@ def test_votes_are_waited_for_afresh_after_nobody_was_heard():
     assert (table.head.collect_history, table.head.vote_history) == ((20_000,), (1,))
 
 
+def test_who_comes_back_to_a_vote_has_at_least_one_grace_too():
+    table = table_of(5, trained=1, seconds=20.0, liveness_seconds=15)
+    at(table, 30).contribute(range(5)).vote([0])
+    at(table, 35).absent(*range(5))
+    at(table, 1000).present(*range(5))
+    assert due(table) == 1015
+
+
+def test_a_pause_later_in_a_round_whose_waiting_began_afresh_makes_it_teach_nothing_less():
+    table = at(table_of(3), 10)
+    table.absent(0, 1, 2)
+    at(table, 20).present(0, 1, 2)
+    at(table, 30).absent(1, 2)
+    at(table, 50).present(1, 2)
+    assert table.state.clock == Clock(OPENED + 40, measures=False)
+
+
 def test_a_round_whose_waiting_began_afresh_has_the_patient_deadline():
     table = table_of(5, trained=1, seconds=30.0)
     at(table, 31).absent(*range(5))
@@ -382,7 +404,7 @@ def test_a_mended_database_waits_for_more_than_half_however_long_it_takes():
     assert table.state.healed
     table.present(2)
     assert round.phase_of(table.state) == "collecting"
-    assert not table.state.healed
+    assert table.state.healed is False
 
 
 def test_a_start_before_the_first_commit_waits_for_nobody_in_particular():
@@ -403,9 +425,9 @@ def test_a_ballot_that_was_being_signed_when_the_coordinator_stopped_is_asked_fo
     assert due(table) is None
     assert table.feed(round.Tick()) == []
     table.feed(round.Resumed())
-    assert not table.state.sealing
+    assert table.state.sealing is False
     table.present(0)
     assert not table.ballots
     table.present(1)
     assert [ballot.body for ballot in table.ballots] == [asked[-1].body]
-    assert not table.state.sealing
+    assert table.state.sealing is False

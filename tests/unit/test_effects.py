@@ -194,7 +194,7 @@ def test_a_ballot_lists_those_who_contributed_once():
     listed = sorted(statement.digest for statement in (first, second, third))
     ballot = pb.Ballot(round=1, head=table.head.digest, contributions=listed, seconds=77)
     assert effects == [Reply(ACCEPT), Relay(third), SealBallot(ballot)]
-    assert not table.state.sealing
+    assert table.state.sealing is False
 
 
 def test_a_roster_too_small_to_count_votes_all_the_same():
@@ -419,3 +419,16 @@ def test_who_leaves_is_not_counted_among_those_who_are_heard():
     table.submit(table.claim(7))
     assert table.head.round == 2
     assert table.roster() == [0, 7]
+
+
+def test_only_claims_with_valid_evidence_wake_a_run():
+    table = attested(0, 1, 2).genesis()
+    table.attest(7, seconds=5)
+    table.absent(1, 2)
+    table.now += 5
+    table.submit(table.claim(7))
+    assert table.head.round == 1
+    table.attest(7, label="renewed")
+    assert table.head.round == 2
+    assert table.roster() == [0, 1, 2, 7]
+    table.verify()
