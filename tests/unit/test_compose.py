@@ -20,6 +20,8 @@ from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 AT = Closing(1_700_001_000_000, open_ms=40, collect_ms=30, vote_ms=20)
 AHEAD = 4 * 12 * 4
 """Samples leased ahead: four phases of at most 12 steps of 4."""
+A, B = sorted([digest("a"), digest("b")])
+"""Two states."""
 
 
 def peer(number: int) -> str:
@@ -186,9 +188,9 @@ def test_what_was_not_voted_on_stands_in_no_commit():
 
 
 def test_a_commit_that_counts_nobody_remembers_who_knows_the_state():
-    table = table_of(trained=1)
+    table = table_of(trained=2)
     commit = compose(table)
-    assert (list(commit.counted), list(commit.built_by), commit.trained) == ([], peers(0, 1, 2), 1)
+    assert (list(commit.counted), list(commit.built_by), commit.trained) == ([], peers(0, 1, 2), 2)
     assert [item.reason for item in commit.excluded] == [pb.REASON_LATE] * 3
     assert list(table.commits[-1].body.built_by) == [], "who counts is named already"
 
@@ -264,18 +266,17 @@ def test_who_is_removed_again_rests_longer(before: Rest | None, after: Rest):
     resting = {} if before is None else {peer(2): before}
     head = replace(table.head, roster={**table.head.roster, peer(2): late}, resting=resting)
     table.contribute([0, 1]).absent(2)
-    table.submit(table.receipt(0))
     commit = compose(table, head, receipts=slots(table.receipt(0), table.receipt(1)))
     assert {item.cluster: Rest(item.until, item.removals) for item in commit.resting} == {peer(2): after}
     assert seated(commit) == set(peers(0, 1))
 
 
 def test_no_more_rests_are_remembered_than_a_roster_has_seats(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(limits, "CLUSTERS", 3)
     table = table_of(trained=1)
-    resting = {"d": Rest(9, 1), "a": Rest(8, 1), "b": Rest(7, 1), "c": Rest(8, 1), "e": Rest(7, 1)}
+    monkeypatch.setattr(limits, "CLUSTERS", 2)
+    resting = {"d": Rest(9, 1), "c": Rest(8, 1), "a": Rest(8, 2), "b": Rest(7, 1)}
     commit = compose(table, replace(table.head, resting=resting))
-    assert [(item.cluster, item.until) for item in commit.resting] == [("a", 8), ("c", 8), ("d", 9)]
+    assert [(item.cluster, item.until) for item in commit.resting] == [("a", 8), ("d", 9)]
 
 
 def test_who_claims_again_keeps_its_seat_and_who_changed_its_boxes_too():
@@ -284,16 +285,36 @@ def test_who_claims_again_keeps_its_seat_and_who_changed_its_boxes_too():
     table.vote([0, 1])
     lease = table.head.ledger.leases[peer(2)]
     table.present(2)
-    layout = table.layout(2, [(2, 0, 1, 0), (5, 1, 1, 0)])
-    for statement in (layout, *(table.claim(number, cluster=layout.digest) for number in (2, 5))):
+    layout = table.layout(2, [(2, 0, 1, 0), (5, 1, 1, 0), (6, 1, 1, 1)])
+    for statement in (layout, *(table.claim(number, cluster=layout.digest) for number in (2, 5, 6))):
         table.submit(statement)
     table.contribute([0, 1]).submit(table.contribution(2))
     table.vote([0, 1, 2])
-    hosts = (HostRange(peer(2), 0, 1), HostRange(peer(5), 1, 1))
+    hosts = (HostRange(peer(2), 0, 1), HostRange(peer(5), 1, 1), HostRange(peer(6), 1, 1, copy=1))
     assert table.head.roster[peer(2)] == Cluster(peer(2), hosts, joined=1, missed=0)
     assert table.head.ledger.leases[peer(2)].counted == lease.counted + 16
     member = next(member for member in table.commits[-1].body.roster if member.cluster == peer(2))
-    assert list(member.hosts) == [pb.Host(peer=peer(2), stage_count=1), pb.Host(peer=peer(5), first_stage=1, stage_count=1)]
+    assert list(member.hosts) == [
+        pb.Host(peer=peer(2), stage_count=1),
+        pb.Host(peer=peer(5), first_stage=1, stage_count=1),
+        pb.Host(peer=peer(6), first_stage=1, stage_count=1, copy=1),
+    ]
+
+
+def test_who_claims_again_has_missed_what_it_missed():
+    table = table_of()
+    table.contribute([0, 1]).absent(2)
+    table.present(2)
+    table.submit(table.claim(2))
+    table.vote([0, 1])
+    assert table.head.roster[peer(2)] == Cluster(peer(2), (HostRange(peer(2), 0, 2),), joined=1, missed=1)
+
+
+def test_a_run_that_asks_for_no_evidence_holds_none():
+    table = table_of()
+    table.attest(0)
+    table.train(1)
+    assert [list(member.hosts) for member in table.commits[-1].body.roster] == [[], [], []]
 
 
 def test_who_is_taken_off_the_roster_is_not_seated_by_the_same_commit():
@@ -314,6 +335,21 @@ def test_who_is_taken_off_the_roster_is_not_seated_by_the_same_commit():
 def test_nobody_opens_a_run_of_nobody():
     commit = compose(Table(manifest()))
     assert (list(commit.roster), commit.state) == ([], b"")
+
+
+@pytest.mark.parametrize(
+    ("states", "group"),
+    [
+        ({}, []),
+        ({"c": B}, ["c"]),
+        ({"a": A, "b": B, "c": B}, ["b", "c"]),
+        ({"d": A, "b": B, "c": A, "a": B}, ["a", "b"]),
+        ({"d": B, "b": A, "c": B, "a": B, "e": A, "f": A}, ["a", "c", "d"]),
+    ],
+)
+def test_a_run_begins_with_the_largest_group_of_one_state(states: dict[str, bytes], group: list[str]):
+    complete = {name: (Cluster(name, (), 1), state) for name, state in states.items()}
+    assert chain.genesis_group(complete) == group
 
 
 def test_a_run_of_one_begins_with_one():
@@ -375,7 +411,6 @@ def test_only_who_holds_valid_evidence_takes_a_seat():
 
 
 Words = Callable[[Table], dict[str, Any]]
-A, B = sorted([digest("a"), digest("b")])
 
 
 def reports(*said: tuple[int, bytes]) -> Words:

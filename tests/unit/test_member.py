@@ -333,7 +333,8 @@ def ready(table: Table) -> member.StateReady:
 
 
 def test_a_machine_starts_with_nothing_said():
-    table, state = machine()
+    table, _ = machine()
+    state = member.start(table.run, identity(0).peer, table.head)
     assert state == member.MemberState(table.run, identity(0).peer, table.head)
     assert (state.serial, state.attestation, state.connected, state.leaving) == (0, None, False, False)
     assert machine(serial=7)[1].serial == 7
@@ -617,10 +618,9 @@ def test_a_serial_that_an_earlier_life_signed_is_not_signed_again():
 
 def test_a_report_counts_no_serial():
     table, state = machine()
-    state, _ = member.step(state, member.Signed(table.report(0)), 0)
-    assert state.serial == 0
-    state, _ = member.step(state, ready(table), 0)
-    assert state.serial == 0
+    for event in (ready(table), member.Signed(table.report(0))):
+        state, _ = member.step(state, event, 0)
+        assert state.serial == 0
 
 
 @pytest.mark.parametrize(("ballot", "round", "kept"), [(True, 1, True), (True, 2, False), (False, 1, False), (None, 1, False)])
