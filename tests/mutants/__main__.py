@@ -35,6 +35,10 @@ FAST = (
     "tests/unit/test_head.py",
     "tests/unit/test_attested_rounds.py",
     "tests/property/test_ledger.py",
+    "tests/unit/test_why_open.py",
+    "tests/unit/test_deadlines.py",
+    "tests/unit/test_effects.py",
+    "tests/unit/test_compose.py",
 )
 """For mutmut: every mutant runs those of their tests that reach it."""
 SLOW = "tests/unit/test_faults.py::test_a_thousand_strangers_fill_no_commit"

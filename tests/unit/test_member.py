@@ -1,8 +1,11 @@
 """The node's machine: what it says of others, and when."""
 
+from dataclasses import replace
+
 import pytest
 
 from dilocox.protocol import events, limits, member, rules
+from dilocox.protocol.head import resting_on
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
@@ -326,3 +329,493 @@ def test_findings_are_bounded():
     assert len(sign.body.findings) == limits.FINDINGS
     assert not int.from_bytes(sign.body.accepted, "little")
     assert table.submit(seal(identity(0), pb.KIND_RECEIPT, run.run_id, sign.body)) == rules.ACCEPT
+
+
+# Each word whole.
+
+
+ROOT = digest("the state")
+
+
+def machine(number: int = 0, table: Table | None = None, serial: int = 0) -> tuple[Table, member.MemberState]:
+    """A machine that has heard nothing, beside an open round."""
+    table = table or Table(manifest()).genesis()
+    return table, member.start(table.run, identity(number).peer, table.head, serial)
+
+
+def attested_table() -> Table:
+    table = Table(manifest(attestation={"kinds": ["simulated"], "lifetime_seconds": 100}))
+    for number in range(3):
+        table.attest(number)
+    return table.genesis()
+
+
+def closing_table() -> Table:
+    return Table(manifest(rounds={"count": 1})).genesis().train(1)
+
+
+def ready(table: Table) -> member.StateReady:
+    return member.StateReady(table.head.round, table.state_root(), None)
+
+
+def test_a_machine_starts_with_nothing_said():
+    table, _ = machine()
+    state = member.start(table.run, identity(0).peer, table.head)
+    assert state == member.MemberState(table.run, identity(0).peer, table.head)
+    assert (state.serial, state.attestation, state.connected, state.leaving) == (0, None, False, False)
+    assert machine(serial=7)[1].serial == 7
+
+
+def test_where_the_run_asks_for_evidence_a_stranger_claims_once_its_own_holds():
+    table, state = machine(7, attested_table())
+    assert state.attestation == member.Attestation(False, "no evidence was given yet")
+    state, effects = member.step(state, ready(table), 0)
+    assert effects == []
+    for verdict in (member.Attestation(False, "measurement: unknown"), member.Attestation(True)):
+        state, effects = member.step(state, verdict, 0)
+        assert state.attestation is verdict
+    assert [effect.kind for effect in effects if isinstance(effect, member.Sign)] == [pb.KIND_CLAIM]
+
+
+def test_a_connection_is_remembered_until_it_breaks():
+    _, state = machine()
+    connected, effects = member.step(replace(state, held=frozenset({ROOT})), member.Connected(), 0)
+    assert (connected, effects) == (replace(state, connected=True), [])
+    assert member.step(connected, member.Away(), 0) == (state, [])
+
+
+def test_time_alone_changes_nothing():
+    _, state = machine()
+    assert member.step(state, member.Tick(), 1e9) == (state, [])
+
+
+@pytest.mark.parametrize("round", [1, 3])
+def test_only_the_loss_of_the_open_round_is_reported(round: int):
+    node = Node()
+    train(node)
+    node.feed(member.StateReady(round, digest("of another round"), 9.5))
+    node.feed(member.StateReady(2, node.table.state_root(), 1.5))
+    node.feed(member.StateReady(round, digest("of another round"), 9.5))
+    assert node.state.loss == 1.5
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"), [(None, (False, 0.0)), (0.0, (True, 0.0)), (1.5, (True, 1.5)), (2 * limits.LOSS, (True, limits.LOSS))]
+)
+def test_a_report_says_the_state_and_its_loss(loss: float | None, told: tuple[bool, float]):
+    table, state = machine()
+    state, effects = member.step(state, member.StateReady(1, ROOT, loss), 0)
+    body = pb.StateReport(round=1, head=table.head.digest, state=ROOT, evaluated=told[0], evaluation_loss=told[1])
+    assert effects == [member.Sign(pb.KIND_STATE_REPORT, body)]
+    assert state.signing == {pb.KIND_STATE_REPORT}
+    assert member.step(state, member.Tick(), 0) == (state, []), "asked for once"
+
+
+def test_a_claim_says_the_state_and_the_layout():
+    table, state = machine(7, serial=4)
+    state, effects = member.step(replace(state, layout=digest("layout")), member.StateReady(1, ROOT, 1.5), 0)
+    body = pb.Claim(serial=5, round=1, head=table.head.digest, state=ROOT, cluster=digest("layout"))
+    assert effects == [member.Sign(pb.KIND_CLAIM, body)]
+    assert (state.serial, state.signing) == (5, frozenset({pb.KIND_CLAIM}))
+
+
+def test_the_first_claim_is_for_round_one():
+    _, state = machine(0, Table(manifest()))
+    _, effects = member.step(state, member.StateReady(0, ROOT, None), 0)
+    assert effects == [member.Sign(pb.KIND_CLAIM, pb.Claim(serial=1, round=1, state=ROOT))]
+
+
+def test_a_leave_is_said_instead_of_everything_else():
+    table, state = machine(serial=4)
+    state, effects = member.step(state, member.LeaveRun(), 0)
+    leave = pb.Leave(serial=5, round=1, head=table.head.digest)
+    assert effects == [member.Sign(pb.KIND_LEAVE, leave)]
+    assert (state.serial, state.leaving) == (5, True)
+    assert member.step(state, ready(table), 0)[1] == []
+
+
+def test_who_leaves_before_the_first_commit_names_round_one():
+    _, state = machine(0, Table(manifest()))
+    assert member.step(state, member.LeaveRun(), 0)[1] == [member.Sign(pb.KIND_LEAVE, pb.Leave(serial=1, round=1))]
+
+
+def test_a_contribution_says_all_of_its_phase():
+    table, state = machine(0, attested_table())
+    phase = member.PhaseEnded(1, ROOT, 3, 192, 2.25, 12, digest("leaves"), 12345, 130, 5.5, 0.75)
+    state, effects = member.step(state, phase, 0)
+    body = pb.Contribution(
+        round=1,
+        head=table.head.digest,
+        inner_steps=3,
+        tokens=192,
+        loss=2.25,
+        samples_read=12,
+        leaves=digest("leaves"),
+        base_state=ROOT,
+        norm=130,
+        size=12345,
+        effective_rank=5.5,
+        error=0.75,
+        attestation=resting_on(table.head.attestations, table.head.roster[identity(0).peer]),
+    )
+    assert body.attestation
+    assert effects == [member.Sign(pb.KIND_CONTRIBUTION, body)]
+    assert member.step(state, phase, 0) == (state, []), "it is being signed"
+
+
+@pytest.mark.parametrize(("number", "closing"), [(7, False), (0, True)])
+def test_nothing_is_contributed_without_a_place_or_in_the_closing_round(number: int, closing: bool):
+    table, state = machine(number, closing_table() if closing else None)
+    phase = member.PhaseEnded(table.head.round, ROOT, 3, 192, 2.25, 12, digest("leaves"), 12345, 130, 5.5, 0.75)
+    assert member.step(state, phase, 0) == (state, [])
+
+
+# The end of a round.
+
+
+def test_a_commit_ends_everything_that_was_said_in_its_round():
+    node = Node().vote()
+    node.table.submit(node.said(pb.KIND_STATE_REPORT))  # type: ignore[arg-type]
+    node.table.vote()
+    busy = replace(
+        node.state,
+        serial=9,
+        loss=1.5,
+        signing=frozenset({pb.KIND_LEAVE}),
+        held=frozenset({ROOT}),
+        refused={pb.KIND_CLAIM: (pb.REASON_RATE, "")},
+        turned_away=(pb.REASON_NOT_ADMITTED, "no"),
+        verdicts={ROOT: ACCEPTED},
+        rechecking=True,
+        connected=True,
+    )
+    assert busy.own
+    assert busy.seen
+    assert busy.judging
+    assert busy.ballot is not None
+    assert busy.vote_by is not None
+    commit = node.table.commits[-1]
+    after, effects = member.step(busy, member.Committed(commit, node.table.head), node.table.now)
+    assert effects == []
+    assert after == member.MemberState(
+        node.table.run,
+        busy.me,
+        node.table.head,
+        serial=9,
+        roots=busy.roots,
+        agreed={1: commit.body.state},
+        turned_away=(pb.REASON_NOT_ADMITTED, "no"),
+        connected=True,
+    )
+
+
+def test_a_commit_that_names_no_state_says_nothing_of_ours():
+    node = Node()
+    train(node)
+    node.feed(rotten(2))
+    node.table.contribute().vote(reject=dict.fromkeys(range(3), pb.REASON_UNAVAILABLE))
+    commit = node.table.commits[-1]
+    assert commit.body.state == b""
+    assert not node.feed(member.Committed(commit, node.table.head))[1:]
+    assert node.state.agreed == {1: digest("state", [])}
+
+
+def test_who_was_not_counted_is_told_why():
+    node = Node()
+    node.table.contribute().vote(reject={0: pb.REASON_NON_FINITE, 1: pb.REASON_NON_FINITE})
+    effects = node.feed(member.Committed(node.table.commits[-1], node.table.head))
+    mine = next(item for item in node.table.commits[-1].body.excluded if item.peer == node.state.me)
+    assert effects == [member.Emit(events.NotCounted(1, pb.REASON_NON_FINITE, mine.detail))]
+    assert mine.detail
+
+
+def test_the_end_of_the_run_is_told():
+    table, state = machine(0, closing_table())
+    for number in range(3):
+        table.submit(table.report(number))
+    state, effects = member.step(state, member.Committed(table.commits[-1], table.head), 0)
+    assert effects == [member.Emit(events.RunFinished(1))]
+    assert member.step(state, ready(table), 0)[1] == [], "nothing is left to say"
+
+
+def test_only_the_last_states_are_remembered():
+    _, state = machine()
+    for round in range(2, 2 + member.STATES_KEPT + 5):
+        state, _ = member.step(state, member.StateReady(round, ROOT, None), 0)
+    assert list(state.roots) == list(range(7, 7 + member.STATES_KEPT))
+
+
+# Starting again.
+
+
+def test_who_contradicts_the_run_forgets_its_states_and_what_it_said_of_them():
+    node = Node()
+    train(node)
+    node.feed(rotten(2))
+    mine, other = node.table.contribution(0), node.table.contribution(1)
+    node.feed(member.Signed(mine))
+    node.see(other)
+    node.feed(member.Judged(other.digest, (pb.REASON_WRONG_BASE, 0)))
+    before = node.state
+    assert set(before.own) == {pb.KIND_STATE_REPORT, pb.KIND_CONTRIBUTION}
+    after, effects = member.step(before, member.Rechecked(2, digest("from disk")), 0)
+    why = "replaying the last commit from disk gives another state than memory holds"
+    assert effects == [member.Resynchronise(2, why)]
+    own = {pb.KIND_CONTRIBUTION: mine}
+    assert after == replace(before, roots={}, own=own, judging=frozenset(), verdicts={}, anew=True)
+
+
+def test_memory_and_run_are_named_where_they_differ():
+    node = Node()
+    train(node)
+    right = node.table.state_root()
+    node.feed(rotten(2))
+    detail = f"memory holds {digest('rotten bit').hex()[:12]}…, the run {right.hex()[:12]}…"
+    assert train(node)[0] == member.Resynchronise(2, detail)
+    right = node.table.state_root()
+    node.feed(rotten(3))
+    why = (
+        f"before round 3 memory holds {digest('rotten bit').hex()[:12]}…, the run {right.hex()[:12]}…, though we started again "
+        "from a state that the run agreed on: this machine computes differently from the others, or the run was misled"
+    )
+    assert train(node)[0] == member.Halt(why)
+
+
+def test_who_agrees_again_may_start_again_later():
+    node = Node()
+    train(node)
+    node.feed(rotten(2))
+    train(node)
+    node.feed(ready(node.table))
+    train(node)
+    assert node.state.anew is False
+    node.feed(rotten(4))
+    assert isinstance(train(node)[0], member.Resynchronise)
+
+
+@pytest.mark.parametrize("round", [1, 3])
+def test_a_replay_of_another_round_says_nothing(round: int):
+    node = Node()
+    train(node)
+    node.feed(member.StateReady(2, ROOT, None))
+    before = node.state
+    assert node.feed(member.Rechecked(round, digest("from disk"))) == []
+    assert node.feed(member.Differs(round)) == []
+    assert node.state == before
+
+
+def test_a_replay_before_the_own_state_is_there_says_nothing():
+    _, state = machine()
+    assert member.step(state, member.Rechecked(1, ROOT), 0) == (state, [])
+    assert member.step(state, member.Differs(1), 0) == (state, [])
+
+
+def test_a_replay_that_agrees_is_reported_by_who_has_a_place():
+    for number, expected in ((0, [pb.KIND_STATE_REPORT]), (7, [])):
+        table, state = machine(number)
+        state, _ = member.step(state, member.StateReady(1, ROOT, 1.5), 0)
+        state = replace(state, signing=frozenset({pb.KIND_CLAIM}))
+        state, effects = member.step(state, member.Rechecked(1, ROOT), 0)
+        body = pb.StateReport(round=1, head=table.head.digest, state=ROOT, replayed=True)
+        assert effects == [member.Sign(kind, body) for kind in expected]
+        assert state.signing == {pb.KIND_CLAIM, *expected}
+
+
+# What comes back signed, and what the coordinator says of it.
+
+
+def test_the_words_of_others_are_not_ours():
+    node = Node()
+    before = node.state
+    node.feed(member.Signed(node.table.report(1)))
+    assert node.state == before
+
+
+def test_a_serial_that_an_earlier_life_signed_is_not_signed_again():
+    table, state = machine(7)
+    state, effects = member.step(state, member.Signed(table.claim(7, serial=41, round=9)), 0)
+    assert (state.serial, state.own, effects) == (41, {}, [])
+    state, _ = member.step(state, member.Signed(table.claim(7, serial=40)), 0)
+    assert (state.serial, set(state.own)) == (41, {pb.KIND_CLAIM})
+    state, _ = member.step(state, member.Signed(table.report(7)), 0)
+    assert state.serial == 41
+    assert member.step(state, member.LeaveRun(), 0)[1][0].body.serial == 42  # type: ignore[union-attr]
+
+
+def test_a_report_counts_no_serial():
+    table, state = machine()
+    for event in (ready(table), member.Signed(table.report(0))):
+        state, _ = member.step(state, event, 0)
+        assert state.serial == 0
+
+
+@pytest.mark.parametrize(("ballot", "round", "kept"), [(True, 1, True), (True, 2, False), (False, 1, False), (None, 1, False)])
+def test_a_receipt_is_about_the_ballot_that_is_here(ballot: bool | None, round: int, kept: bool):
+    """None: no ballot is here."""
+    node = Node(vote_seconds=100).vote()
+    here = node.state.ballot
+    assert here is not None
+    receipt = pb.Receipt(round=round, ballot=here.digest if ballot else digest("another"))
+    state = node.state if ballot is not None else replace(node.state, ballot=None)
+    after, _ = member.step(
+        state, member.Signed(seal(identity(0), pb.KIND_RECEIPT, node.table.run.run_id, receipt)), node.table.now
+    )
+    assert (pb.KIND_RECEIPT in after.own) is kept
+
+
+def test_a_new_word_is_offered_though_the_one_before_it_was_refused():
+    node = Node()
+    (report,) = member.offers(node.state)
+    node.feed(member.Answered(report, Outcome.REJECT, pb.REASON_WRONG_BASE, "no"))
+    refused = {pb.KIND_STATE_REPORT: (pb.REASON_WRONG_BASE, "no")}
+    assert node.state.refused == refused
+    node.feed(member.Signed(node.table.contribution(0)))
+    assert node.state.refused == refused
+    node.feed(member.Signed(node.table.report(0, replayed=True)))
+    assert node.state.refused == {}
+
+
+def test_an_answer_to_what_we_no_longer_say_is_nothing():
+    node = Node()
+    before = node.state
+    for stranger in (node.table.contribution(0), node.table.report(0, replayed=True)):
+        node.feed(member.Answered(stranger, Outcome.REJECT, pb.REASON_WRONG_BASE, "no"))
+        node.feed(member.Answered(stranger, Outcome.ACCEPT, pb.REASON_UNSPECIFIED, ""))
+    assert node.state == before
+
+
+AWAY = (pb.REASON_NOT_ADMITTED, "no")
+
+
+@pytest.mark.parametrize(
+    ("claims", "outcome", "reason", "held", "refused", "turned_away"),
+    [
+        (True, Outcome.ACCEPT, pb.REASON_UNSPECIFIED, True, False, None),
+        (True, Outcome.IGNORE, pb.REASON_UNSPECIFIED, True, False, None),
+        (True, Outcome.IGNORE, pb.REASON_STALE_ROUND, False, False, AWAY),
+        (True, Outcome.REJECT, pb.REASON_WRONG_BASE, False, True, (pb.REASON_WRONG_BASE, "why")),
+        (True, Outcome.REJECT, pb.REASON_RATE, False, False, AWAY),
+        (False, Outcome.ACCEPT, pb.REASON_UNSPECIFIED, True, False, AWAY),
+        (False, Outcome.IGNORE, pb.REASON_UNSPECIFIED, True, False, AWAY),
+        (False, Outcome.REJECT, pb.REASON_WRONG_BASE, False, True, AWAY),
+    ],
+)
+def test_what_an_answer_means(
+    claims: bool, outcome: Outcome, reason: pb.Reason, held: bool, refused: bool, turned_away: tuple[pb.Reason, str] | None
+):
+    table, state = machine(7 if claims else 0)
+    word = table.claim(7) if claims else table.report(0)
+    state, _ = member.step(state, member.Signed(word), 0)
+    state = replace(state, turned_away=AWAY, signing=frozenset())
+    after, effects = member.step(state, member.Answered(word, outcome, reason, "why"), 0)
+    assert after == replace(
+        state,
+        held=frozenset({word.digest}) if held else frozenset(),
+        refused={word.kind: (reason, "why")} if refused else {},
+        turned_away=turned_away,
+    )
+    assert effects == []
+    assert member.offers(after) == ([] if held or refused else [word])
+
+
+# Seeing and voting.
+
+
+def test_what_an_earlier_life_announced_does_not_replace_what_is_said():
+    node = Node()
+    node.feed(phase(node))
+    said = node.said(pb.KIND_CONTRIBUTION)
+    node.see(node.table.contribution(0, loss=7.0))
+    assert node.said(pb.KIND_CONTRIBUTION) is said
+    assert node.state.seen == {}
+
+
+def test_no_more_contributions_are_seen_than_there_can_be_proofs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "CLUSTERS", 1)
+    node = Node()
+    words = [node.table.contribution(1, loss=float(n)) for n in range(3)]
+    node.see(*words)
+    assert node.state.seen == {word.digest: word for word in words[:2]}
+
+
+def test_the_first_ballot_stays():
+    node = Node(vote_seconds=100)
+    first, second = (
+        seal(
+            COORDINATOR, pb.KIND_BALLOT, node.table.run.run_id, pb.Ballot(round=1, head=node.table.head.digest, seconds=seconds)
+        )
+        for seconds in (40, 80)
+    )
+    node.see(first, second)
+    assert (node.state.ballot, node.state.vote_by) == (first, node.table.now + 30)
+
+
+def test_a_verdict_on_what_was_not_seen_is_nothing():
+    node = Node()
+    before = node.state
+    assert node.feed(member.Judged(ROOT, ACCEPTED)) == []
+    assert node.state == before
+
+
+def test_contributions_are_judged_once_each():
+    node = Node()
+    first, second = node.table.contribution(1), node.table.contribution(2)
+    assert node.feed(member.Seen(first)) == [member.Judge(first)]
+    assert node.feed(member.Seen(second)) == [member.Judge(second)]
+    assert node.state.judging == {first.digest, second.digest}
+
+
+def test_who_is_not_on_the_ballot_has_no_vote():
+    node = Node(vote_seconds=100)
+    others = [node.table.contribution(number) for number in (1, 2)]
+    listed = sorted(other.digest for other in others)
+    body = pb.Ballot(round=1, head=node.table.head.digest, contributions=listed, seconds=100)
+    node.see(*others, seal(COORDINATOR, pb.KIND_BALLOT, node.table.run.run_id, body))
+    for said in (None, node.table.contribution(0)):
+        if said is not None:
+            node.feed(member.Signed(said))
+        for other in others:
+            node.feed(member.Judged(other.digest, ACCEPTED))
+        assert member.next_deadline(node.state) is None
+        node.table.now += 1000
+        node.feed(member.Tick())
+        assert node.said(pb.KIND_RECEIPT) is None
+
+
+def test_a_receipt_says_all_it_knows_when_time_presses():
+    node = Node(vote_seconds=100).vote()
+    node.feed(member.Judged(node.digests[0], (pb.REASON_NORM_MISMATCH, 1)))
+    node.table.now += 75
+    _, effects = member.step(node.state, member.Tick(), node.table.now)
+    ballot = node.state.ballot
+    assert ballot is not None
+    listed = list(ballot.body.contributions)
+    reasons = {node.digests[0]: (pb.REASON_NORM_MISMATCH, 1), node.digests[1]: (pb.REASON_UNAVAILABLE, 0)}
+    findings = [
+        pb.Finding(index=index, reason=reasons[digest][0], stage=reasons[digest][1])
+        for index, digest in enumerate(listed)
+        if digest in reasons
+    ]
+    assert effects == [
+        member.Sign(pb.KIND_RECEIPT, pb.Receipt(round=1, ballot=ballot.digest, accepted=b"\0", findings=findings))
+    ]
+
+
+@pytest.mark.parametrize(
+    "change", [{"leaving": True}, {"roots": {}}, {"me": identity(7).peer}, {"ballot": None}, {"own": {}}, {"finished": True}]
+)
+def test_a_vote_that_will_not_be_cast_has_no_deadline(change: dict):
+    node = Node(vote_seconds=100).vote()
+    assert member.next_deadline(node.state) == node.table.now + 75
+    if "finished" in change:
+        change = {"head": replace(node.state.head, finished=True)}
+    assert member.next_deadline(replace(node.state, **change)) is None
+
+
+def test_what_is_offered_comes_in_one_order():
+    node = Node(vote_seconds=100).vote()
+    for contribution in node.digests:
+        node.feed(member.Judged(contribution, ACCEPTED))
+    assert [statement.kind for statement in member.offers(node.state)] == sorted(
+        [pb.KIND_STATE_REPORT, pb.KIND_CONTRIBUTION, pb.KIND_RECEIPT]
+    )

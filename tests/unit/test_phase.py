@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilocox.protocol import phase
+from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.head import Cluster, Head, HostRange
+from dilocox.protocol.head import Cluster, Head, HostRange, initial_head
 from dilocox.protocol.ledger import Lease, Ledger
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.phase import Apply, Encode, End, Flags, PhaseState, Stop, Train, Turn, Wait
@@ -284,6 +285,66 @@ def test_ranks_agree_on_what_all_of_them_have():
 def test_no_phase_ends_while_one_rank_already_holds_the_next_state():
     """Else that rank would measure its work from another Θ than the others, and no commit would return its payload."""
     assert not agreed(flags(preparing=True, prepared=True), flags()).idle
+
+
+def test_nothing_is_idle_while_one_rank_prepares():
+    assert agreed(flags(preparing=True), flags()) == Turn(trained=True)
+    assert agreed(flags(preparing=True), flags(preparing=True)) == Turn(trained=True)
+
+
+# Each value whole.
+
+
+def test_a_phase_begins_with_nothing_done():
+    run = run_with()
+    assert phase.begin(run, ME) == PhaseState(run, ME, initial_head(""), 1)
+    assert phase.begin(run, ME, head(3, counted=8, joined=2)) == PhaseState(
+        run, ME, head(3, counted=8, joined=2), 3, 0, 0, 8, 2
+    )
+
+
+def test_a_boundary_is_resumed_with_all_it_knew():
+    run = run_with()
+    assert phase.resume(run, ME, head(3), 3, 16, 1) == PhaseState(run, ME, head(3), 4, 0, 3, 16, 1)
+    assert phase.resume(run, ME, head(4), 3, 16, 1) == PhaseState(run, ME, head(4), 4, 0, 0, 16, 1)
+    assert phase.resume(run, ME, head(2), 3, 16, 1) == PhaseState(run, ME, head(2), 4, 0, 0, 16, 1)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_who_has_no_place_reads_on_from_a_place_of_its_own(steps: int):
+    own = int.from_bytes(sha256(ME.encode())[:6], "big")
+    state = trained(phase.begin(run_with(), ME, head(2, member=False)), steps)
+    assert phase.next_action(state) == Train(tuple(range(own + steps * BATCH, own + (steps + 1) * BATCH)))
+
+
+@pytest.mark.parametrize(("wrong", "named"), [(2, 1), (4, 3)])
+def test_a_commit_out_of_order_is_named(wrong: int, named: int):
+    with pytest.raises(LocalError) as caught:
+        step(at(2), prepared=head(wrong))
+    assert str(caught.value) == f"commit {named} does not follow the state before round 2"
+
+
+def test_a_step_that_nobody_asked_for_is_named():
+    with pytest.raises(LocalError) as caught:
+        step(phase.begin(run_with(), ME), trained=True)
+    why = "the run has not begun: its first commit is on its way"
+    assert str(caught.value) == f"an inner step where there was none to take: {why}"
+
+
+def test_the_first_payload_is_decided_by_the_first_commit():
+    assert phase.closes(at(2, in_flight=1), 1)
+
+
+def test_delayed_does_not_hold_back_a_commit_that_closes_its_round_without_it():
+    state = trained(at(2, run_with("delayed")), 3)
+    state, actions = step(state, prepared=head(3), idle=True)
+    assert actions == (Apply(keep_private=True), phase.next_action(state))
+    assert (state.round, state.steps, state.head.round) == (3, 0, 3)
+
+
+def test_a_single_step_fills_a_time_boxed_phase():
+    state = trained(at(2, run_with(round_seconds=1.0)), 1)
+    assert step(state, idle=True, time_is_up=True)[1][:2] == (End(2, restart=False), Encode(2, 1, BATCH, 1, 7))
 
 
 TURNS = st.lists(

@@ -1,0 +1,145 @@
+"""What people are told of an open round: its phase, and the sentence why it is still open."""
+
+from collections.abc import Callable
+
+import pytest
+
+from dilocox.protocol import round
+from dilocox.protocol.ids import short
+from dilocox.protocol.pb import messages_pb2 as pb
+from tests.helpers import Table, digest, identity, manifest
+
+
+def names(*numbers: int) -> str:
+    """As a sentence shows them: in the order of the full names."""
+    return ", ".join(short(name) for name in sorted(identity(number).peer for number in numbers))
+
+
+def five() -> Table:
+    """Round 1 of five clusters."""
+    return Table(manifest(rounds={"start_clusters": 5, "count": 1})).genesis(range(5))
+
+
+def three() -> Table:
+    return Table(manifest(rounds={"count": 1})).genesis()
+
+
+def empty() -> Table:
+    return Table(manifest())
+
+
+def claimed(*states: str, absent: tuple[int, ...] = ()) -> Table:
+    table = empty()
+    for number, state in enumerate(states):
+        table.submit(table.claim(number, state=digest(state)))
+    table.absent(*absent)
+    return table
+
+
+def first_of(*numbers: int) -> str:
+    """Of a roster larger than a sentence names."""
+    shown = sorted(identity(number).peer for number in numbers)[:3]
+    return ", ".join(short(name) for name in shown)
+
+
+def contributed(*numbers: int) -> Table:
+    return five().contribute(list(numbers))
+
+
+def leaving(*numbers: int) -> Table:
+    table = five()
+    for number in numbers:
+        table.submit(table.leave(number))
+    return table
+
+
+def absent(table: Table, *numbers: int) -> Table:
+    table.absent(*numbers)
+    return table
+
+
+def sealing() -> Table:
+    """Everybody has contributed, and the ballot is not signed yet."""
+    table = three().contribute([0, 1])
+    table.state, _ = round.step(table.state, round.Received(table.contribution(2)), table.moment)
+    return table
+
+
+def voting(*voted: int) -> Table:
+    return five().contribute(range(5)).vote(list(voted))
+
+
+def voting_while_one_leaves() -> Table:
+    table = voting(0)
+    table.submit(table.leave(1))
+    return absent(table, 2)
+
+
+def paused_with_a_layout_that_is_not_whole() -> Table:
+    table = absent(three(), 1, 2)
+    layout = table.layout(5, [(5, 0, 1, 0), (6, 1, 1, 0)])
+    table.submit(layout)
+    table.submit(table.claim(5, cluster=layout.digest))
+    return table
+
+
+def resumed(*present: int) -> Table:
+    table = five().contribute([0])
+    table.feed(round.Resumed())
+    table.present(*present)
+    return table
+
+
+def closing(*reported: int) -> Table:
+    table = three().train(1)
+    for number in reported:
+        table.submit(table.report(number))
+    return table
+
+
+WAITS = [
+    (empty, "gathering", "waiting for 3 clusters with one initial state; 0 are here"),
+    (lambda: claimed("one"), "gathering", "waiting for 3 clusters with one initial state; 1 are here"),
+    (lambda: claimed("one", "one", "two"), "gathering", "waiting for 3 clusters with one initial state; 2 are here"),
+    (lambda: claimed("one", "one", absent=(1,)), "gathering", "waiting for 3 clusters with one initial state; 1 are here"),
+    (three, "collecting", f"waiting for the contributions of {names(0, 1, 2)}"),
+    (five, "collecting", f"waiting for the contributions of {first_of(*range(5))} and 2 more"),
+    (lambda: contributed(0), "collecting", f"waiting for the contributions of {first_of(1, 2, 3, 4)} and 1 more"),
+    (lambda: contributed(0, 1), "collecting", f"waiting for the contributions of {names(2, 3, 4)}"),
+    (lambda: contributed(0, 1, 2, 3), "collecting", f"waiting for the contributions of {names(4)}"),
+    (lambda: leaving(0, 1), "collecting", f"waiting for the contributions of {names(2, 3, 4)}"),
+    (lambda: absent(five(), 3, 4), "collecting", f"waiting for the contributions of {names(0, 1, 2)}"),
+    (sealing, "collecting", "about to close"),
+    (lambda: voting(0, 1), "voting", f"waiting for the votes of {names(2, 3, 4)}"),
+    (lambda: voting(0, 1, 2, 3), "voting", f"waiting for the votes of {names(4)}"),
+    (voting_while_one_leaves, "voting", f"waiting for the votes of {names(3, 4)}"),
+    (lambda: absent(three(), 1, 2), "collecting", "1 of 3 clusters are heard, the run needs 2; clocks stand still"),
+    (
+        paused_with_a_layout_that_is_not_whole,
+        "collecting",
+        "1 of 3 clusters are heard, the run needs 2, 0 ask for a seat; clocks stand still",
+    ),
+    (lambda: absent(voting(0), 0, 1, 2, 3), "voting", "1 of 5 clusters are heard, the run needs 2; clocks stand still"),
+    (resumed, "starting", "started again: waiting to hear more than half of the roster; 0 of 5 are heard"),
+    (lambda: resumed(0, 4), "starting", "started again: waiting to hear more than half of the roster; 2 of 5 are heard"),
+    (lambda: resumed(0, 1, 2), "collecting", f"waiting for the contributions of {names(1, 2)}"),
+    (closing, "closing", f"waiting for the last state reports of {names(0, 1, 2)}"),
+    (lambda: closing(1), "closing", f"waiting for the last state reports of {names(0, 2)}"),
+    (lambda: closing(0, 1, 2), "finished", "the run is finished"),
+]
+
+
+@pytest.mark.parametrize(("table", "phase", "why"), WAITS)
+def test_an_open_round_says_what_it_waits_for(table: Callable[[], Table], phase: str, why: str):
+    state = table().state
+    assert (round.phase_of(state), round.why_open(state)) == (phase, why)
+
+
+def test_who_equivocates_is_waited_for_no_more():
+    table = three()
+    for number in range(3):
+        table.submit(table.contribution(number))
+        if number < 2:
+            assert table.submit(table.contribution(number, loss=1.0)).reason == pb.REASON_EQUIVOCATION
+    assert round.phase_of(table.state) == "collecting"
+    assert round.why_open(table.state) == "about to close"
