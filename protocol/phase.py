@@ -298,8 +298,7 @@ def _end(state: PhaseState, turn: Turn) -> tuple[PhaseState, list[Action]]:
 
 def onto(state: PhaseState, head: Head) -> PhaseState:
     """The next commit is applied. Also how a start replays commits."""
-    in_flight = state.in_flight if state.in_flight >= head.round else 0
-    moved = replace(state, head=head, in_flight=in_flight)
+    moved = replace(state, head=head, in_flight=0)
     if head.round > state.round:  # the round of the running phase has closed without us
         moved = replace(moved, round=head.round, steps=0)
     return _follow_lease(moved)

@@ -480,7 +480,7 @@ def _can_wake(state: RoundState, moment: Moment) -> bool:
         state.manifest, state.head, _noted(state, moment), attestations, state.absent, counting=False, built_on=b""
     )
     coming = {name for name in seating.clusters if name not in state.absent}
-    return len(heard | coming) >= wanted and not coming <= heard
+    return len(heard | coming) >= wanted
 
 
 def _without_ballot(state: RoundState) -> RoundState:

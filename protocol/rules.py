@@ -107,8 +107,7 @@ def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
 
 def _of_those_here(leaves: Mapping[str, Slot], head: Head, claims: Mapping[str, Slot]) -> Mapping[str, Slot]:
     """Without those of strangers whose claims made room for others."""
-    here = {peer: slot for peer, slot in leaves.items() if peer in head.roster or peer in claims}
-    return leaves if len(here) == len(leaves) else here
+    return {peer: slot for peer, slot in leaves.items() if peer in head.roster or peer in claims}
 
 
 def _not_admitted(manifest: Manifest, head: Head, gathered: Gathered, peer: str) -> Judgement | None:

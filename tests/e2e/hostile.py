@@ -63,6 +63,7 @@ class HostilePeer:
         self.channels = ChannelPool(self.identity, self.link.run_id)
         self.tasks.start(dht.run(), "dht")
         addresses = [multiaddr("127.0.0.1", dht_port, self.identity.peer)]
+        dht.know([self.link.coordinator])
         make = lambda: self.directory.seal_record(f"127.0.0.1:{port}", certificate.certificate_der, "mallory", addresses)  # noqa: E731
         self.tasks.start(self.directory.publish_forever(make), "publish")
         self.coordinator = CoordinatorLink(self.link, self.directory, self.channels)
@@ -103,7 +104,7 @@ class HostilePeer:
         async for event in self.coordinator.watch(lambda: self.chain.length, self._heartbeat, away):
             if not self.state.connected:
                 self.feed(member.Connected())
-            if event.WhichOneof("event") != "statement":
+            if event.WhichOneof("event") != "statement" or event.statement.kind == pb.KIND_PEER_RECORD:
                 continue
             if event.statement.kind == pb.KIND_COMMIT:
                 if pb.Commit.FromString(event.statement.body).round == self.chain.length:

@@ -369,7 +369,7 @@ def test_one_report_does_not_make_the_state_of_a_run_whose_clusters_are_heard():
 
 @pytest.mark.parametrize("boxes", [1, 2])
 def test_as_many_as_a_run_waits_for_can_begin_it(boxes: int):
-    """A run that waits for more than 256 clusters, or 32 of several boxes, never began: before the genesis commit all are strangers."""
+    """A run that waits for more than 256 clusters, or 32 of several boxes, never began: before its genesis all are strangers."""
     count = limits.CLAIMS + 1 if boxes == 1 else limits.FIRST_LAYOUTS
     table = Table(manifest(rounds={"start_clusters": count, "min_clusters": 2}))
     for lead in range(0, boxes * count, boxes):

@@ -731,8 +731,8 @@ def test_what_an_earlier_life_announced_does_not_replace_what_is_said():
 
 
 def test_no_more_contributions_are_seen_than_there_can_be_proofs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(limits, "CLUSTERS", 1)
     node = Node()
+    monkeypatch.setattr(limits, "CLUSTERS", 1)
     words = [node.table.contribution(1, loss=float(n)) for n in range(3)]
     node.see(*words)
     assert node.state.seen == {word.digest: word for word in words[:2]}
