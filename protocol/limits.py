@@ -136,6 +136,15 @@ HELD_BYTES = 64
 DIALS_AT_ONCE = 4
 """Dial-backs that a daemon does at once, one for each address: each may take `DIAL_SECONDS`, and is refused beyond."""
 
+CONNECTIONS = 4096
+"""Most connections to one daemon: every cluster's, the spectators', and three times as many again."""
+
+HANDSHAKE_SECONDS = 10
+"""A connection that has not finished its TLS handshake by then is ended."""
+
+IDLE_SECONDS = 300
+"""And one on which nothing was asked for so long: who is honest dials again."""
+
 STREAMS_PER_MEMBER = 4
 """Blob streams a peer serves at once to each member of the roster; as many again of its wait."""
 

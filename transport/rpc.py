@@ -1,6 +1,7 @@
 """gRPC over pinned TLS: servers, channels, and fetching blobs in chunks with resume."""
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -42,13 +43,28 @@ _OPTIONS: list[tuple[str, Any]] = [
 
 async def create_server(listen: str, certificate: Certificate) -> tuple[grpc.aio.Server, int]:
     """A server bound to `listen` (host:port, port 0 for any), not started; and its port. Raises LocalError."""
-    server = grpc.aio.server(options=_OPTIONS)
+    allow_open_files(2 * limits.CONNECTIONS)
+    options = [
+        *_OPTIONS,
+        ("grpc.max_allowed_incoming_connections", limits.CONNECTIONS),
+        ("grpc.server_handshake_timeout_ms", 1000 * limits.HANDSHAKE_SECONDS),
+        ("grpc.max_connection_idle_ms", 1000 * limits.IDLE_SECONDS),
+    ]
+    server = grpc.aio.server(options=options)
     credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.certificate_pem)])
     try:
         port = server.add_secure_port(listen, credentials)
     except RuntimeError as error:
         raise LocalError(f"cannot listen on {listen}: {error}. Choose another --listen address.") from error
     return server, port
+
+
+def allow_open_files(wanted: int) -> None:
+    """Strangers' connections must not use up what our own files need: the soft limit goes up to what the system grants."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    granted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < granted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
 
 
 class ChannelPool:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from dilocox.transport.data_directory import DataDirectory, load_identity
 from dilocox.transport.files import write_atomically
 from dilocox.transport.health import running_daemon
 from dilocox.transport.parent_pipe import ParentPipe
-from dilocox.transport.rpc import ChannelPool, create_server, fetch_blob
+from dilocox.transport.rpc import ChannelPool, allow_open_files, create_server, fetch_blob
 from dilocox.transport.serve import PeerService
 from tests import helpers
 
@@ -229,6 +230,37 @@ async def test_uploads_are_limited(tmp_path: Path):
         await fetch_blob(channels.channel(record), store(tmp_path, "b"), digest)
         assert asyncio.get_running_loop().time() - start > 0.2
         await channels.close()
+
+
+async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "HANDSHAKE_SECONDS", 1)
+    async with serving(tmp_path / "peer", store(tmp_path, "a")) as record, asyncio.timeout(60):
+        host, _, port = record.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_connections_are_bounded_and_leave_room_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "CONNECTIONS", 2)
+    source = store(tmp_path, "a")
+    digest = source.put([b"x"])
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[1]), before[1]))
+    try:
+        allow_open_files(512)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(512, before[1]), before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    async with serving(tmp_path / "peer", source) as record, asyncio.timeout(60):
+        pools = [ChannelPool() for _ in range(2)]
+        for number, pool in enumerate(pools):
+            await fetch_blob(pool.channel(record), store(tmp_path, str(number)), digest)
+        one_more = ChannelPool()
+        with pytest.raises(RemoteError, match="unavailable"):
+            await fetch_blob(one_more.channel(record), store(tmp_path, "third"), digest)
+        for pool in (*pools, one_more):
+            await pool.close()
 
 
 def test_the_identity_is_private(tmp_path: Path):
