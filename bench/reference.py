@@ -42,9 +42,10 @@ def limit_rows() -> str:
 def constants(path: Path) -> Iterator[tuple[str, str]]:
     """(name, the sentence below it) of each constant of a module that has one."""
     for node, following in pairwise(ast.parse(path.read_text()).body):
-        explained = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and explained:
-            yield node.targets[0].id, " ".join(ast.unparse(following).strip("'\"").split())
+        if not (isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)):
+            continue
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            yield node.targets[0].id, " ".join(str(following.value.value).split())
 
 
 def written(name: str, value: float) -> str:

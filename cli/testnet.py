@@ -126,7 +126,7 @@ class Watcher:
             for member in self._testnet.failed():
                 raise LocalError(f"{member.name} failed:\n{self._testnet.last_words(member)}")
             self.rows = rows = self._testnet.coordinator.get("/v1/rounds") or self.rows
-            statuses = {m.name: s for m in self._testnet.nodes if (s := m.get("/v1/status"))}
+            statuses = {m.name: s for m in self._testnet.nodes if (s := m.get("/v1/status")) and s["role"] == "node"}
             for name, status in statuses.items():
                 self.phase_steps[name] = status["phase_steps"]
             self._scripted_kills(len(rows))

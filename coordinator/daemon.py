@@ -1,5 +1,6 @@
-"""`dilocox coordinator`: composition root. One asyncio process plus its DHT child."""
+"""`dilocox coordinator`: composition root. One asyncio process, and its DHT child where one is wanted."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -23,7 +24,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.network import Listen, open_network
 from dilocox.transport.room import while_there_is_room
-from dilocox.transport.tasks import Tasks, stop_on_signals
+from dilocox.transport.tasks import Tasks
 from dilocox.views import rows as views
 from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
 from dilocox.views.waiting import waiting_page
@@ -56,17 +57,21 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
             "Start it with the --home of that identity, or name this one in a new run."
         )
     page = waiting_page(settings.api, home.remembered)
-    await while_there_is_room(home.folder, lambda: _live(settings, home, announce, appraise), page)
+    await while_there_is_room(home.folder, lambda stopped: _live(settings, home, announce, appraise, stopped), page)
 
 
 async def _live(
-    settings: CoordinatorSettings, home: DataDirectory, announce: Callable[[JoinLink], None], appraise: Appraiser
+    settings: CoordinatorSettings,
+    home: DataDirectory,
+    announce: Callable[[JoinLink], None],
+    appraise: Appraiser,
+    stopped: asyncio.Event,
 ) -> None:
     """`run_coordinator`, until a write fails."""
     manifest, folder = settings.manifest, home.run_folder(settings.manifest.run_id)
     signed = seal(settings.owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes())
     tasks = Tasks()
-    stop_on_signals(tasks.stop)
+    tasks.stop_with(stopped)
     async with AsyncExitStack() as closing:
         chain = ChainFile(folder / "chain.db", manifest, views.describe)
         closing.callback(chain.close)

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -77,6 +78,10 @@ class Buckets:
         return True
 
 
+RECORD_SECONDS = 30.0
+"""Between two changes of a member's record that everybody is told: addresses do not change more often."""
+
+
 @dataclass(eq=False)
 class Stream:
     """Somebody who follows the run."""
@@ -113,7 +118,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """As published: what is not on disk yet is told to nobody."""
         self.records: dict[str, Statement[pb.PeerRecord]] = {}
         """Of the roster and of who claims: how to dial them."""
-        self.know: Callable[[Iterable[str]], None] = lambda peers: None
+        self._told: dict[str, tuple[float, pb.PeerRecord]] = {}
+        """By member: when its record was passed on, and what it said."""
+        self.know: Callable[[Sequence[str]], None] = lambda peers: None
         """Told who takes part."""
         self._said = ""
         self.driver = RoundDriver(identity, chain, self._publish, clock)
@@ -130,6 +137,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             for number, _ in enumerate(self._look(), 1):
                 if number % LOOKS_AT_ONCE == 0:
                     await asyncio.sleep(0)
+            self.pass_on_records()
             self._say()
             await asyncio.sleep(PRESENCE_SECONDS)
 
@@ -154,7 +162,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self.liveness.forget(keep=asked)
         if gone := self.records.keys() - asked:
             self.records = {peer: record for peer, record in self.records.items() if peer not in gone}
-        self.know(asked)
+        self.know([self.identity.peer, *sorted(asked)])
 
     def _hears(self, peer: str) -> bool:
         """Who knows more of the chain than we do is heard when it gave that back."""
@@ -223,6 +231,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if judgement.outcome is Outcome.REJECT:
             sender = short(peer_id(request.key)) if len(request.key) == 32 else "?"
             log.warning("rejected a statement of %s: %s: %s", sender, reason_name(judgement.reason), judgement.detail)
+        if request.kind == pb.KIND_CONTRIBUTION and judgement.outcome is Outcome.ACCEPT:
+            await self.driver.flush()  # what we sign for must outlive a crash
         return self.answer(request, judgement).envelope
 
     def answer(self, request: pb.Envelope, judgement: Judgement) -> Statement[pb.Answer]:
@@ -306,16 +316,26 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return ACCEPT
 
     def _take_record(self, statement: Statement[pb.PeerRecord]) -> Judgement:
-        """Passed on to everybody where it says something new; the DHT is not needed for it."""
+        """Kept for the others: the DHT is not needed to find them."""
         known = self.records.get(statement.peer)
         if not self._known(statement.peer):
             return ignore(pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
+        if known is not None and known.digest == statement.digest:
+            return ignore(pb.REASON_UNSPECIFIED, "already received")
         if known is not None and known.body.sequence >= statement.body.sequence:
-            return ignore(pb.REASON_UNSPECIFIED, "already received") if known.digest == statement.digest else ACCEPT
+            return ignore(pb.REASON_STALE_ROUND, "a newer record of this peer is known")
         self.records[statement.peer] = statement
-        if known is None or not same_place(known.body, statement.body):
-            self._tell(services.WatchEvent(statement=statement.envelope))
         return ACCEPT
+
+    def pass_on_records(self) -> None:
+        """Of the roster, what says something new, and of each member not more than one in a while."""
+        now, members = self._clock().seconds, self.state.head.cluster_by_peer
+        for peer in sorted(self.records.keys() & members.keys()):
+            record, (at, told) = self.records[peer], self._told.get(peer, (-math.inf, None))
+            if told is None or (now - at >= RECORD_SECONDS and not same_place(told, record.body)):
+                self._told[peer] = now, record.body
+                self._tell(services.WatchEvent(statement=record.envelope))
+        self._told = {peer: told for peer, told in self._told.items() if peer in members}
 
     async def _judge_evidence(self, request: pb.Envelope, statement: Statement[pb.BoundEvidence]) -> Judgement:
         """A peer's answer to our challenge: verified in a thread, its verdict an input of the round machine."""
@@ -362,7 +382,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
             self.watchers.add(queue)
             self.look_around()
             contributions = [s for slot in self.state.gathered.contributions.values() for s in slot]
-            for statement in [*self.records.values(), *contributions, *([self.ballot] if self.ballot else [])]:
+            members = [self.records[peer] for peer in self._told if peer in self.records]
+            for statement in [*members, *contributions, *([self.ballot] if self.ballot else [])]:
                 yield services.WatchEvent(statement=statement.envelope)
             while (event := await queue.get()) is not None:
                 if not event.HasField("disagreement") or watcher in event.disagreement.clusters:

@@ -35,7 +35,7 @@ from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.room import lack_of_room, while_there_is_room
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.serve import PeerService
-from dilocox.transport.tasks import Stopped, Tasks, stop_on_signals
+from dilocox.transport.tasks import Stopped, Tasks
 from dilocox.views import rows as views
 from dilocox.views.http import serve_http
 from dilocox.views.waiting import waiting_page
@@ -92,13 +92,15 @@ def count_workers(wanted: int | None, cuda: int, manifest: Manifest) -> int:
 async def run_node(settings: NodeSettings) -> None:
     """Take part until SIGTERM or SIGINT, then leave. Raises LocalError when this node cannot take part."""
     home = DataDirectory(settings.home)
-    await while_there_is_room(home.folder, lambda: _live(settings, home), waiting_page(settings.api, home.remembered))
+    await while_there_is_room(
+        home.folder, lambda stopped: _live(settings, home, stopped), waiting_page(settings.api, home.remembered)
+    )
 
 
-async def _live(settings: NodeSettings, home: DataDirectory) -> None:
+async def _live(settings: NodeSettings, home: DataDirectory, stopped: asyncio.Event) -> None:
     """`run_node`, until a write fails."""
     tasks = Tasks()
-    stop_on_signals(tasks.stop)
+    tasks.stop_with(stopped)
     async with AsyncExitStack() as files, AsyncExitStack() as closing:
         place = await _join_network(settings, home, tasks, closing)
         try:
@@ -130,7 +132,9 @@ async def _join_network(settings: NodeSettings, home: DataDirectory, tasks: Task
     heads = Heads()
     channels = ChannelPool(home.identity, link.run_id, heads)
     closing.push_async_callback(channels.close)
-    network = await open_network(home, link.run_id, settings.listen, settings.name, tasks, closing, link.dht_addresses)
+    network = await open_network(
+        home, link.run_id, settings.listen, settings.name, tasks, closing, link.dht_addresses, heads=heads
+    )
     blobs = PeerService(store, network.callers, settings.upload_bytes_per_second, heads)
     attestor = AttestorService()
     rpc.add_PeerServicer_to_server(blobs, network.server)
@@ -198,7 +202,7 @@ async def _take_part(
 
 
 async def _leave(participant: Participant, kind: object, error: BaseException | None, trace: object) -> None:
-    """Who only waits for room comes back, and keeps its seat."""
+    """Who only waits for room says no goodbye: it comes back, perhaps before two commits came without it."""
     if error is not None and lack_of_room(error):
         await participant.workers.stop()
     else:

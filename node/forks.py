@@ -1,8 +1,8 @@
 """Two chains of one run: found when peers that hold them meet, proven by the coordinator's two signatures, the end of this node.
 
-Every call between peers says which commit is the newest (transport/heads.py). One that is not ours is asked for; when the
-coordinator signed both, they are kept beside the chain, and the node does not start on it again: which of the two is the run's is
-for its owner to say.
+Calls between peers say which commit is the newest (transport/heads.py). Whose chain is as long asks for one that is not its own;
+when the coordinator signed both, they are kept beside the chain, and the node does not start on it again: which of the two is the
+run's is for its owner to say.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from dilocox.transport.files import read_checked, write_atomically
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
 
-__all__ = ["Forks", "check_forks", "halt"]
+__all__ = ["Forks", "check_forks", "proof_of_fork"]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ ASK_SECONDS = 30.0
 """For a commit of at most `limits.COMMIT_BYTES`."""
 
 
-def halt(manifest: Manifest, folder: Path, first: pb.Envelope, second: pb.Envelope) -> LocalError:
+def proof_of_fork(manifest: Manifest, folder: Path, first: pb.Envelope, second: pb.Envelope) -> LocalError:
     """The error that ends this node, with its proof on disk. Raises RemoteError where the two prove nothing."""
     fork = pb.Fork(first=first, second=second)
     round = chain.forked_round(manifest, fork)
@@ -103,7 +103,7 @@ class Forks:
                 raise RemoteError(pb.REASON_UNAVAILABLE, "nobody can dial it")
             request = services.CommitRequest(round=standing.round - 1)
             theirs = await rpc.PeerStub(self._channels.channel(record)).GetCommit(request, timeout=ASK_SECONDS)
-            raise await asyncio.to_thread(halt, self._chain.manifest, self._chain.path.parent, ours, theirs)
+            raise await asyncio.to_thread(proof_of_fork, self._chain.manifest, self._chain.path.parent, ours, theirs)
         except (RemoteError, grpc.aio.AioRpcError) as error:
             why = error.detail if isinstance(error, RemoteError) else error.code().name.lower()
             log.warning("%s says that it holds another chain, and proves nothing: %s", short(peer), why)

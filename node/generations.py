@@ -67,6 +67,8 @@ class Generations:
         self._fed = 0
         """The next commit for the workers."""
         self._feeding: asyncio.Task[None] | None = None
+        self._finding: asyncio.Task[None] | None = None
+        """Looks for peers that keep the payloads of the open round."""
         self._boundary_blobs: dict[int, set[bytes]] = {}
         """Payloads and base states that a restart would announce again, by round."""
         self._kept: set[bytes] = set()
@@ -84,6 +86,13 @@ class Generations:
 
     def chain_grew(self) -> None:
         self._grew.set()
+        self._stop_finding()
+
+    def _stop_finding(self) -> None:
+        """The round is closed, or who worked for it has ended."""
+        if self._finding is not None:
+            self._finding.cancel()
+            self._finding = None
 
     def recheck(self, round: int) -> None:
         """Have the last commit replayed from disk."""
@@ -114,6 +123,7 @@ class Generations:
             generation = self._tasks.start(self._pool.run_generation(), "workers")
             why = await self._follow_generation()
             await generation
+            self._stop_finding()
             if self._feeding is not None:
                 self._feeding.cancel()
                 self._feeding = None
@@ -212,7 +222,7 @@ class Generations:
             self._hear(ended)
         else:
             payloads = [digest, *(payload.digest for payload in phase.payloads)]
-            self._tasks.start(self._contribute_by_holders(ended, payloads), "find holders")
+            self._finding = self._tasks.start(self._contribute_by_holders(ended, payloads), "find holders")
 
     async def _contribute_by_holders(self, ended: member.PhaseEnded, payloads: list[bytes]) -> None:
         """Nobody can dial us: first others keep the payloads, then they are announced."""
@@ -294,7 +304,7 @@ class Generations:
     async def _retain(self) -> None:
         """Remove blobs that were worth keeping and no longer are."""
         keep = self._worth_keeping()
-        for digest in self._kept - keep:
+        for digest in (self._kept | self._holding.forgotten()) - keep:
             await asyncio.to_thread(self._store.remove, digest)
         self._kept = keep
 

@@ -33,7 +33,7 @@ RETRY_SECONDS = 2.0
 
 
 class Holding:
-    """What we keep for others (only members of the roster, a round's payloads each), and who keeps ours."""
+    """What we keep for others (only members of the roster, two rounds' payloads each), and who keeps ours."""
 
     def __init__(
         self,
@@ -53,17 +53,18 @@ class Holding:
         self._largest = max(4 * sum(tensor.elements for tensor in tensors) for tensors in stages)
         self._kept: dict[str, dict[bytes, int]] = {}
         """By author: digests, and the round that was open."""
+        self._forgotten: set[bytes] = set()
 
     def admit(self, author: str, digest: bytes, size: int) -> None:
         """Raises RemoteError where we do not keep that for this peer."""
         head = self._head()
-        if not self.dialable() or author not in head.roster:
-            raise RemoteError(pb.REASON_NOT_ON_ROSTER, "only members of the roster are kept for, by whom others can dial")
+        if author not in head.roster:
+            raise RemoteError(pb.REASON_NOT_ON_ROSTER, "only members of the roster are kept for")
         if size > max(self._largest, limits.LEAVES_BYTES):
             raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes are no payload of this run")
         kept = self._recent(author)
-        if digest not in kept and len(kept) > ROUNDS_KEPT * (self._manifest.model.stages + 1):
-            raise RemoteError(pb.REASON_RATE, "that is more than a round's payloads")
+        if digest not in kept and len(kept) >= ROUNDS_KEPT * (self._manifest.model.stages + 1):
+            raise RemoteError(pb.REASON_RATE, f"that is more than the payloads of {ROUNDS_KEPT} rounds")
         self._kept[author] = {**kept, digest: head.round}
 
     def _recent(self, author: str) -> dict[bytes, int]:
@@ -73,9 +74,17 @@ class Holding:
 
     def blobs(self) -> set[bytes]:
         """What is worth keeping for others, whether a contribution names it yet or not."""
+        before = {digest for kept in self._kept.values() for digest in kept}
         recent = {author: self._recent(author) for author in self._kept}
         self._kept = {author: kept for author, kept in recent.items() if kept}
-        return {digest for kept in self._kept.values() for digest in kept}
+        now = {digest for kept in self._kept.values() for digest in kept}
+        self._forgotten |= before - now
+        return now
+
+    def forgotten(self) -> set[bytes]:
+        """What was kept, and is not any more: told once."""
+        gone, self._forgotten = self._forgotten, set()
+        return gone
 
     def acknowledge(self, digest: bytes) -> pb.Envelope:
         body = pb.Held(blob=digest, round=self._head().round)
@@ -89,23 +98,27 @@ class Holding:
         held: list[str] = []
         while not held and self._head().round == began.round:
             for name in names:
-                if len(held) < HOLDERS and await self._push(name, blobs):
+                if len(held) < HOLDERS and await self._push(name, began.round, blobs):
                     held.append(name)
             if not held:
                 await asyncio.sleep(RETRY_SECONDS)
         return tuple(held)
 
-    async def _push(self, name: str, blobs: Sequence[bytes]) -> bool:
+    async def _push(self, name: str, round: int, blobs: Sequence[bytes]) -> bool:
         record = await self._directory.find(name)
         if record is None or not record.address:
             return False
         try:
             for blob in blobs:
+                if self._head().round != round:
+                    return False
                 signed = await push_blob(self._channels.channel(record), self._store, blob, self._spend)
                 held = open_envelope(signed, self._manifest.run_id, (pb.KIND_HELD,))
                 if (held.peer, held.body.blob) != (name, blob):
                     raise RemoteError(pb.REASON_BAD_SIGNATURE, "it signed for something else")
         except RemoteError as error:
             log.info("%s does not keep our payload: %s", short(name), error.detail)
+            return False
+        except FileNotFoundError:  # its round is long over
             return False
         return True

@@ -61,4 +61,5 @@ class OwnStatements:
             return self._next
 
     def close(self) -> None:
-        self._database.close()
+        with self._lock:
+            self._database.close()

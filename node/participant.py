@@ -20,7 +20,7 @@ from dilocox.node.attest.prover import Prover
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.crew import Progress
 from dilocox.node.exchange import Exchange
-from dilocox.node.forks import halt
+from dilocox.node.forks import proof_of_fork
 from dilocox.node.generations import Generations
 from dilocox.node.holding import Holding
 from dilocox.node.own import OwnStatements
@@ -100,8 +100,8 @@ class Participant:
         self._speak = asyncio.Event()
         """Set when there may be something to offer."""
         self._vote_timer: asyncio.TimerHandle | None = None
-        self._accepted: pb.Envelope | None = None
-        """The coordinator's answer that it has our contribution."""
+        self._accepted: pb.Accepted | None = None
+        """Of the open round."""
         self._judging: dict[bytes, asyncio.Task[None]] = {}
         """Of the open round; begun when a contribution is seen, so that fetching hides behind training."""
         self._busy: Status | None = Status("starting", "starting the stage workers")
@@ -239,7 +239,7 @@ class Participant:
         if sent.body.round < self.chain.head.round:
             known = self.chain.commit(sent.body.round)
             if known is not None and known.digest != sent.digest and sent.peer == self.manifest.coordinator:
-                raise halt(self.manifest, self.chain.path.parent, known.envelope, envelope)
+                raise proof_of_fork(self.manifest, self.chain.path.parent, known.envelope, envelope)
             return
         commit = await asyncio.to_thread(self.chain.append, envelope)
         for task in self._judging.values():
@@ -249,6 +249,7 @@ class Participant:
             self._told = None
         self._directory.know([self.manifest.coordinator, *self.chain.head.cluster_by_peer])
         self.feed(member.Committed(commit, self.chain.head))
+        self._accepted = None
         self.workers.chain_grew()
 
     async def offer(self) -> None:
@@ -282,9 +283,9 @@ class Participant:
             return False
         if answer.outcome is Outcome.REJECT:
             log.warning("the coordinator rejected our %s: %s", type(statement.body).__name__.lower(), answer.detail)
-        if statement.kind == pb.KIND_CONTRIBUTION and answer.outcome is Outcome.ACCEPT:
-            self._accepted = answer.signed
         self.feed(member.Answered(statement, answer.outcome, answer.reason, answer.detail))
+        if statement.kind == pb.KIND_CONTRIBUTION and statement.digest in self.state.held:
+            self._accepted = pb.Accepted(contribution=statement.envelope, answer=answer.signed)
         return True
 
     def _heartbeat(self) -> Statement[pb.Heartbeat]:

@@ -77,6 +77,8 @@ class BlobStore:
         self.folder = folder
         self._sound: set[bytes] = set()
         """Whose bytes this process has seen to have their digest."""
+        self._swept = False
+        """What an earlier life was writing is gone: what is there now, this one writes."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, digest: bytes) -> Path:
@@ -157,8 +159,8 @@ class BlobStore:
 
     def remove(self, digest: bytes) -> None:
         self._sound.discard(digest)
-        self.path(digest).unlink(missing_ok=True)
-        self.path(digest).with_suffix(".index").unlink(missing_ok=True)
+        for suffix in ("", ".index", PART, PUSHED):
+            self.path(digest).with_suffix(suffix).unlink(missing_ok=True)
 
     def stage_digests(self, root: bytes) -> list[bytes]:
         """Of the state with this root, in stage order; empty where its list is not here."""
@@ -171,8 +173,9 @@ class BlobStore:
         for entry in self.folder.iterdir():
             name, _, ending = entry.name.partition(".")
             left = f".{ending}" in (PART, PUSHED) and _DIGEST.fullmatch(name) is not None and bytes.fromhex(name) not in keep
-            if left or (not name and ending.endswith(".tmp")):
+            if left or (not name and ending.endswith(".tmp") and not self._swept):
                 entry.unlink(missing_ok=True)
+        self._swept = True
 
 
 class PartialBlob:
@@ -224,6 +227,8 @@ class PartialBlob:
             if sha256(chunk) != self._hashes[self.next_chunk]:
                 raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"chunk {self.next_chunk} does not have its hash")
             with self._path.open("ab") as file:
+                if file.tell() != self.next_chunk * limits.CHUNK_BYTES:
+                    raise RemoteError(pb.REASON_UNAVAILABLE, "what had arrived was swept away meanwhile")
                 file.write(chunk)
             self.next_chunk += 1
         if self.complete and self._pending:
@@ -234,7 +239,9 @@ class PartialBlob:
         self.feed(data[max(0, self.held + len(self._pending) - sent) :])
 
     def finish(self) -> None:
-        """Make the complete blob durable under its digest. Blocking: fsyncs."""
+        """Make the complete blob durable under its digest. Blocking: fsyncs. Raises RemoteError where it was swept away."""
         with self._path.open("ab") as file:
+            if file.tell() != self.size:
+                raise RemoteError(pb.REASON_UNAVAILABLE, "what had arrived was swept away meanwhile")
             os.fsync(file.fileno())
         self._store._publish(self._path, self.digest, self._hashes)

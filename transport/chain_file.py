@@ -79,6 +79,7 @@ class ChainFile:
     def __init__(self, path: Path, manifest: Manifest, describe: Describe | None = None) -> None:
         """Opens or heals: every commit's checksum and number are checked. Blocking: reads the whole file."""
         self.path, self.manifest, self._describe = path, manifest, describe
+        self._reading, self._writing = threading.Lock(), threading.Lock()
         self.healed = False
         """Commits may be missing at the end."""
         try:
@@ -102,7 +103,6 @@ class ChainFile:
             self.database.close()
             raise
         self._reader = open_database(self.path, check=False)  # a reader never waits for a writer's fsync
-        self._reading = threading.Lock()
 
     def _lay_out(self) -> None:
         mine = (self.manifest.canonical_bytes(),)
@@ -157,6 +157,7 @@ class ChainFile:
                 (manifest,) = database.execute("SELECT manifest FROM run").fetchone()
             chain.path, chain.manifest = path, Manifest.from_canonical(manifest)
             chain._describe, chain.healed = None, False
+            chain._reading, chain._writing = threading.Lock(), threading.Lock()
             chain._load()
         except (DamagedError, RemoteError, TypeError) as error:
             raise LocalError(f"{path} cannot be read: {error} Its daemon heals it when it starts.") from error
@@ -176,9 +177,10 @@ class ChainFile:
     def append(self, envelope: pb.Envelope) -> Statement[pb.Commit]:
         """Verify completely, then store. Raises RemoteError; the chain is then as before."""
         head, commit = chain.extend(self.manifest, self.head, envelope)
-        self.database.execute("BEGIN")
-        self.write(self.head, commit)
-        self.database.execute("COMMIT")
+        with self._writing:
+            self.database.execute("BEGIN")
+            self.write(self.head, commit)
+            self.database.execute("COMMIT")
         self.head = head
         return commit
 
@@ -226,6 +228,6 @@ class ChainFile:
             yield commit
 
     def close(self) -> None:
-        with self._reading:
+        with self._reading, self._writing:
             self._reader.close()
-        self.database.close()
+            self.database.close()

@@ -45,7 +45,7 @@ class DhtSettings:
 class Dht:
     """Keep one running child; a child that dies is started again with the addresses seen so far.
 
-    Nothing waits for it: while there is no child, `publish` and `peers` raise LocalError.
+    Nothing waits for it: while there is no child, `publish` and `find` raise LocalError.
     """
 
     def __init__(self, settings: DhtSettings) -> None:

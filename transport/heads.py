@@ -1,4 +1,4 @@
-"""Which chain the other side holds: the newest commit rides every call between peers, there and back."""
+"""Which chain the other side holds: the newest commit rides what peers ask of each other, and what they answer when they serve."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""A daemon's place in the network, the same for node and coordinator: a gRPC server, a DHT child, a published record.
+"""A daemon's place in the network, the same for node and coordinator: a gRPC server, a published record, and a DHT child where
+the operator wants one.
 
 The DHT is how addresses are found again, not a condition: the daemon chooses its DHT port and computes its DHT address itself, so
 that nothing waits for the child, and the child tries for ever in the background.
@@ -21,6 +22,7 @@ from dilocox.transport import tls
 from dilocox.transport.callers import Callers
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.dht import Dht, DhtSettings
+from dilocox.transport.heads import Heads
 from dilocox.transport.presence import Directory, cached_records
 from dilocox.transport.reach import Reach, ReachService
 from dilocox.transport.rpc import ChannelPool, create_server
@@ -67,7 +69,7 @@ class Network:
         """Find out whether others dial us, and have our record say it; for ever."""
 
         def others() -> list[pb.PeerRecord]:
-            return [record.body for record in self.directory.records.values()]
+            return [known.body for peer in self.directory.known if (known := self.directory.records.get(peer))]
 
         await self.reach.watch(channels, others, self._record)
 
@@ -102,6 +104,7 @@ async def open_network(
     closing: AsyncExitStack,
     bootstrap: Iterable[str] = (),
     on_record: Callable[[Statement], None] = lambda record: None,
+    heads: Heads | None = None,
 ) -> Network:
     """Serve, and keep our record in the run's DHT, beginning with the peers known before and `bootstrap`."""
     certificate = tls.load_or_create(home.folder)
@@ -116,7 +119,7 @@ async def open_network(
     for seen in cached_records(known, run_id):
         directory.learn(seen)
     callers = Callers(run_id, certificate.certificate_der)
-    rpc.add_ReachServicer_to_server(ReachService(run_id, callers), server)
+    rpc.add_ReachServicer_to_server(ReachService(run_id, callers, heads or Heads()), server)
     reach = Reach(directory.changed.set)
     address = f"{listen.host}:{port}"
     addresses = (multiaddr(listen.host, dht_port, home.identity.peer),) if listen.dht else ()

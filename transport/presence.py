@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -66,6 +66,7 @@ class Directory:
         self._dht, self._identity, self._run_id = dht, identity, run_id
         self._sequence = itertools.count(start_number << SEQUENCE_BITS)
         self.records: dict[str, Statement] = {}
+        self.known: tuple[str, ...] = ()
         self.own: Statement[pb.PeerRecord] | None = None
         """Our newest."""
         self._looked_up_at: dict[str, float] = {}
@@ -110,8 +111,12 @@ class Directory:
                     write_atomically(path, raw)
                     written = raw
 
-    def know(self, peers: Iterable[str]) -> None:
-        """Who takes part."""
+    def know(self, peers: Sequence[str]) -> None:
+        """Who takes part, the coordinator first. Records of others are forgotten, the oldest first, when they are many."""
+        self.known = tuple(peers)
+        others = [peer for peer in self.records if peer not in set(peers)]
+        for peer in others[: max(0, len(others) - CACHED_RECORDS)]:
+            del self.records[peer]
         if self._dht is not None:
             self._dht.know(peers)
 

@@ -5,7 +5,10 @@ import ipaddress
 import logging
 import random
 import socket
+import ssl
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc.aio
 
@@ -16,8 +19,8 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.callers import Callers, Context, address_of
+from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import ChannelPool
-from dilocox.transport.tls import fetch_certificate
 
 __all__ = ["Reach", "ReachService"]
 
@@ -34,11 +37,15 @@ SOON_SECONDS = 5.0
 """While nobody has answered yet."""
 
 
+_RESOLVERS = ThreadPoolExecutor(2, "resolve")
+"""Of names that strangers choose: they may take long, and must not keep the threads that write files."""
+
+
 class ReachService(rpc.ReachServicer):
     """Dials back whoever asks, at the address that it calls from and nowhere else: nobody has us look into other networks."""
 
-    def __init__(self, run_id: bytes, callers: Callers) -> None:
-        self._run_id, self._callers = run_id, callers
+    def __init__(self, run_id: bytes, callers: Callers, heads: Heads) -> None:
+        self._run_id, self._callers, self._heads = run_id, callers, heads
         self._dialling: set[str] = set()
 
     async def DialBack(self, request: services.DialBackRequest, context: Context) -> services.DialBackReply:
@@ -47,6 +54,7 @@ class ReachService(rpc.ReachServicer):
             record = open_envelope(request.record, self._run_id, (pb.KIND_PEER_RECORD,))
             if record.peer != self._callers.peer(context):
                 raise RemoteError(pb.REASON_BAD_SIGNATURE, "a peer asks for itself")
+            self._heads.take(record.peer, context.invocation_metadata())
             if at in self._dialling or len(self._dialling) >= limits.DIALS_AT_ONCE:
                 raise RemoteError(pb.REASON_RATE, "others are being dialled")
         except RemoteError as error:
@@ -54,9 +62,11 @@ class ReachService(rpc.ReachServicer):
             await context.abort(code, error.detail)
         self._dialling.add(at)
         try:
-            await dial(record.body, at)
-        except RemoteError as error:
-            return services.DialBackReply(why=error.detail)
+            async with asyncio.timeout(DIAL_SECONDS):
+                await dial(record.body, at)
+        except (RemoteError, TimeoutError) as error:
+            why = error.detail if isinstance(error, RemoteError) else f"{record.body.address} does not answer"
+            return services.DialBackReply(why=why)
         finally:
             self._dialling.discard(at)
         return services.DialBackReply(reachable=True)
@@ -66,8 +76,9 @@ async def dial(record: pb.PeerRecord, caller: str) -> None:
     """Raises RemoteError unless the record's certificate answers at its address, which is the caller's, as gRPC writes it."""
     host, _, port = record.address.rpartition(":")
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:
+        resolve = partial(socket.getaddrinfo, host, int(port), type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, resolve)
+    except (OSError, ValueError, OverflowError) as error:
         raise RemoteError(pb.REASON_UNAVAILABLE, f"{record.address} is no address") from error
     family, _, literal = caller.partition(":")
     here = (
@@ -75,9 +86,21 @@ async def dial(record: pb.PeerRecord, caller: str) -> None:
     )
     if here is None or here not in {ipaddress.ip_address(place[4][0]) for place in found}:
         raise RemoteError(pb.REASON_UNAVAILABLE, f"its calls come from {here}, and its record names {host}")
-    certificate = await asyncio.to_thread(fetch_certificate, str(here), int(port), DIAL_SECONDS)
-    if certificate != record.certificate:
+    if await presented(str(here), int(port)) != record.certificate:
         raise RemoteError(pb.REASON_UNAVAILABLE, f"at {record.address} another server answers")
+
+
+async def presented(host: str, port: int) -> bytes:
+    """The certificate of a TLS server, DER. Raises RemoteError where none answers."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is compared, not believed
+    try:
+        _, writer = await asyncio.open_connection(host, port, ssl=context)
+    except OSError as error:
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"no TLS server answers at {host}:{port}") from error
+    certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    return bytes(certificate or b"")
 
 
 class Reach:
@@ -88,7 +111,7 @@ class Reach:
         self._changed = changed
         self.reachable: bool | None = None
         """None: nobody has said yet."""
-        self.why = "nobody has answered yet"
+        self.why = ""
 
     async def watch(
         self, channels: ChannelPool, others: Callable[[], list[pb.PeerRecord]], record: Callable[[], Statement[pb.PeerRecord]]
@@ -104,13 +127,15 @@ class Reach:
 
     @property
     def sentence(self) -> str:
+        if self.reachable is None:
+            return "nobody has said yet whether this peer can be dialled"
         return "others can dial this peer" if self.reachable else f"no other can dial this peer: {self.why}"
 
     async def ask(self, channels: ChannelPool, others: list[pb.PeerRecord], record: Statement[pb.PeerRecord]) -> None:
-        """Of a few others one that reaches us decides; else what they say; who does not answer says nothing."""
+        """Of the first and a few more one that reaches us decides; else what they say; who does not answer says nothing."""
         there = [other for other in others if other.address and other.address != record.body.address]
         answers = []
-        for other in random.sample(there, min(ASKED, len(there))):
+        for other in [*there[:1], *random.sample(there[1:], min(ASKED, len(there)) - 1 if there else 0)]:
             try:
                 stub = rpc.ReachStub(channels.channel(other))
                 reply = await stub.DialBack(services.DialBackRequest(record=record.envelope), timeout=ASK_SECONDS)
@@ -120,5 +145,5 @@ class Reach:
                 self.reachable, self.why = True, ""
                 return
             answers.append(reply.why)
-        if answers:
+        if answers and len(answers) >= min(2, len(there)):  # one alone may lie
             self.reachable, self.why = False, answers[0]

@@ -8,13 +8,13 @@ import asyncio
 import errno
 import logging
 import os
+import signal
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from dilocox.protocol.errors import LocalError
-from dilocox.transport.tasks import stop_on_signals
 
 __all__ = ["lack_of_room", "probe", "while_there_is_room"]
 
@@ -39,9 +39,19 @@ def lack_of_room(error: BaseException) -> str | None:
     for each in _causes(error):
         number = each.errno if isinstance(each, OSError) else None
         if isinstance(each, sqlite3.Error):
-            number = _DATABASE.get(getattr(each, "sqlite_errorcode", 0) & 0xFF)
+            code = getattr(each, "sqlite_errorcode", 0) & 0xFF
+            number = _why_not_opened() if code == sqlite3.SQLITE_CANTOPEN else _DATABASE.get(code)
         if number in SENTENCES:
             return SENTENCES[number]
+    return None
+
+
+def _why_not_opened() -> int | None:
+    """SQLite says only that it could not open a file."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno
     return None
 
 
@@ -56,7 +66,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def probe(folder: Path) -> None:
     """Raises OSError unless a file can be made and filled there. Blocking."""
-    scratch = folder / f".{os.getpid()}.room"
+    scratch = folder / ".room"
     try:
         with scratch.open("wb") as file:
             file.write(bytes(PROBE_BYTES))
@@ -68,16 +78,19 @@ def probe(folder: Path) -> None:
 
 async def while_there_is_room(
     folder: Path,
-    life: Callable[[], Awaitable[None]],
+    life: Callable[[asyncio.Event], Awaitable[None]],
     waiting: Callable[[str], AbstractAsyncContextManager[object]],
 ) -> None:
-    """Live; where a write fails for lack of room, wait inside `waiting(sentence)` until there is some, and live again. Ends with a
-    life that ends, or with SIGTERM or SIGINT while it waits. Raises what `life` raises for any other reason."""
-    pause = FIRST_LOOK_SECONDS
-    while True:
+    """Live; where a write fails for lack of room, wait inside `waiting(sentence)` until there is some, and live again. SIGTERM and
+    SIGINT set the event that each life gets, and end it all. Raises what `life` raises for any other reason."""
+    stopped, pause = asyncio.Event(), FIRST_LOOK_SECONDS
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    while not stopped.is_set():
         began = asyncio.get_running_loop().time()
         try:
-            return await life()
+            await life(stopped)
+            return
         except (OSError, sqlite3.Error, LocalError) as error:
             what = lack_of_room(error)
             if what is None:
@@ -85,18 +98,18 @@ async def while_there_is_room(
             lived = asyncio.get_running_loop().time() - began
             log.warning("%s: waiting for room in %s (%s)", what, folder, error)
         pause = FIRST_LOOK_SECONDS if lived > LONGEST_LOOK_SECONDS else min(LONGEST_LOOK_SECONDS, 2 * pause)
-        stopped = asyncio.Event()
-        stop_on_signals(stopped.set)
         async with waiting(f"{what}: waiting for room in {folder}"):
-            while not await _told(stopped, pause):
-                try:
-                    await asyncio.to_thread(probe, folder)
-                    break
-                except OSError:
-                    continue
-            else:
-                return None
-        log.info("there is room again in %s", folder)
+            while not await _told(stopped, pause) and not await asyncio.to_thread(_has_room, folder):
+                pass
+
+
+def _has_room(folder: Path) -> bool:
+    try:
+        probe(folder)
+    except OSError:
+        return False
+    log.info("there is room again in %s", folder)
+    return True
 
 
 async def _told(event: asyncio.Event, seconds: float) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 import grpc
 import grpc.aio
@@ -120,7 +120,7 @@ async def fetch_blob(
             heard(await stream.initial_metadata())
         if first.index.size > max_size:
             raise RemoteError(pb.REASON_OVERSIZE, f"{first.index.size} bytes; at most {max_size} expected")
-        partial = PartialBlob(store, digest, first.index.size, list(first.index.chunk_hashes))
+        partial = await asyncio.to_thread(PartialBlob, store, digest, first.index.size, list(first.index.chunk_hashes))
         if partial.next_chunk and not partial.complete:
             stream.cancel()
             request = services.FetchRequest(digest=digest, first_chunk=partial.next_chunk)
@@ -149,20 +149,35 @@ async def fetch_blob(
 async def push_blob(
     channel: grpc.aio.Channel, store: BlobStore, digest: bytes, spend: Callable[[int], Awaitable[None]]
 ) -> pb.Envelope:
-    """Have a peer keep a blob of ours; returns what it signed. Raises RemoteError where it does not, or takes too long."""
+    """Have a peer keep a blob of ours; returns what it signed. Raises RemoteError where it does not, or takes too long, and
+    FileNotFoundError where we do not hold it any more."""
     size, hashes = store.size(digest), await asyncio.to_thread(store.index, digest)
+    slowest = CONNECT_SECONDS + STALL_SECONDS + size / limits.TRANSFER_BYTES_PER_SECOND
 
-    async def parts() -> AsyncIterator[services.PushRequest]:
+    sent = 0
+
+    async def parts(file: BinaryIO) -> AsyncIterator[services.PushRequest]:
+        nonlocal sent
         index = services.BlobIndex(size=size, chunk_hashes=hashes)
         yield services.PushRequest(index=services.PushIndex(digest=digest, index=index))
-        with store.path(digest).open("rb") as file:
-            while data := await asyncio.to_thread(file.read, limits.FRAME_BYTES):
-                await spend(len(data))
-                yield services.PushRequest(data=data)
+        while data := await asyncio.to_thread(file.read, limits.FRAME_BYTES):
+            await spend(len(data))
+            sent += len(data)
+            yield services.PushRequest(data=data)
 
     try:
-        slowest = CONNECT_SECONDS + STALL_SECONDS + size / limits.TRANSFER_BYTES_PER_SECOND
-        return await rpc.PeerStub(channel).Push(parts(), timeout=slowest)
+        with store.path(digest).open("rb") as file:
+            call = asyncio.ensure_future(rpc.PeerStub(channel).Push(parts(file), timeout=slowest))
+            try:
+                before = -1
+                while not call.done():
+                    if before == sent:
+                        raise RemoteError(pb.REASON_UNAVAILABLE, "the peer stopped taking it")
+                    before = sent
+                    await asyncio.wait({call}, timeout=STALL_SECONDS)
+                return call.result()
+            finally:
+                call.cancel()
     except grpc.aio.AioRpcError as error:
         raise RemoteError(pb.REASON_UNAVAILABLE, f"the peer answered {error.code().name.lower()}: {error.details()}") from error
 

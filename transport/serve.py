@@ -1,4 +1,5 @@
-"""Serving blobs: each member of the roster by its own measure, all strangers together by a small one, nobody for ever."""
+"""Serving blobs and commits, and keeping what is pushed: each member of the roster by its own measure, all strangers together by a
+small one, nobody for ever."""
 
 import asyncio
 import math
@@ -40,9 +41,12 @@ class UploadLimit:
     def __init__(self, bytes_per_second: float | None) -> None:
         self._rate = bytes_per_second
         self._free_at = 0.0
+        self.spent = 0
+        """Bytes so far."""
 
     async def spend(self, size: int) -> None:
         if self._rate is None:
+            self.spent += size
             return
         now, seconds = time.monotonic(), size / self._rate
         self._free_at = max(self._free_at, now) + seconds
@@ -51,6 +55,7 @@ class UploadLimit:
         except asyncio.CancelledError:
             self._free_at -= seconds  # it was not sent
             raise
+        self.spent += size
 
 
 class Turns:
@@ -95,7 +100,7 @@ class Keeper(Protocol):
 
 
 class PeerService(rpc.PeerServicer):
-    """Serves the blobs of one store, and the chain."""
+    """Serves the blobs of one store, and the chain; keeps what its keeper admits."""
 
     def __init__(
         self, store: BlobStore, callers: Callers, bytes_per_second: float | None = None, heads: Heads | None = None
@@ -112,7 +117,10 @@ class PeerService(rpc.PeerServicer):
         self.keeper: Keeper | None = None
         """As soon as the run is known here."""
         self._pushed: set[bytes] = set()
-        self.bytes_sent = 0
+
+    @property
+    def bytes_sent(self) -> int:
+        return self.limit.spent
 
     async def Fetch(self, request: services.FetchRequest, context: Context) -> None:  # type: ignore[override]  # it writes
         async with self._turn(context):
@@ -123,6 +131,7 @@ class PeerService(rpc.PeerServicer):
             raw = await asyncio.to_thread(self.commit, request.round)
             if raw is None:
                 raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that commit")
+            await self.limit.spend(len(raw))
             return pb.Envelope.FromString(raw)
         raise AssertionError  # what `_turn` catches ends the call
 
@@ -138,6 +147,8 @@ class PeerService(rpc.PeerServicer):
         """Raises RemoteError where the blob is not kept, or is not what was announced."""
         async with asyncio.timeout(GRACE_SECONDS):
             what = (await anext(parts)).index
+        if len(what.digest) != 32:
+            raise RemoteError(pb.REASON_MALFORMED, "a digest has 32 bytes")
         if self.keeper is None or not author:
             raise RemoteError(pb.REASON_UNAVAILABLE, "this peer keeps nothing for others")
         self.keeper.admit(author, what.digest, what.index.size)
@@ -153,8 +164,8 @@ class PeerService(rpc.PeerServicer):
         return self.keeper.acknowledge(what.digest)
 
     async def _receive(self, what: services.PushIndex, parts: AsyncIterator[services.PushRequest]) -> None:
-        hashes = list(what.index.chunk_hashes)
-        partial, sent = PartialBlob(self._store, what.digest, what.index.size, hashes, PUSHED), 0
+        hashes, sent = list(what.index.chunk_hashes), 0
+        partial = await asyncio.to_thread(PartialBlob, self._store, what.digest, what.index.size, hashes, PUSHED)
         while not partial.complete:
             async with asyncio.timeout(GRACE_SECONDS):
                 data = (await anext(parts)).data
@@ -190,7 +201,6 @@ class PeerService(rpc.PeerServicer):
             file.seek(min(size, request.first_chunk * limits.CHUNK_BYTES))
             while data := await asyncio.to_thread(file.read, limits.FRAME_BYTES):
                 await self.limit.spend(len(data))
-                self.bytes_sent += len(data)
                 await send(context, services.FetchReply(data=data))
 
 

@@ -1,19 +1,12 @@
 """Background tasks that cannot fail silently: every task is named, and the first exception ends the daemon."""
 
 import asyncio
-import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["Stopped", "Tasks", "stop_on_signals"]
+__all__ = ["Stopped", "Tasks"]
 
 T = TypeVar("T")
-
-
-def stop_on_signals(stop: Callable[[], None]) -> None:
-    """SIGTERM and SIGINT mean this from now on."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
 class Stopped(Exception):
@@ -37,6 +30,15 @@ class Tasks:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) and not self._failure.done():
             self._failure.set_exception(error)
+
+    def stop_with(self, event: asyncio.Event) -> None:
+        """`stop` as soon as it is set."""
+
+        async def wait() -> None:
+            await event.wait()
+            self.stop()
+
+        self.start(wait(), "stop")
 
     def stop(self) -> None:
         if not self._failure.done():

@@ -81,4 +81,7 @@ def fetch_certificate(host: str, port: int, seconds: float) -> bytes:
 
 def pem_of(der: bytes) -> bytes:
     """Raises ValueError when `der` is not a certificate."""
-    return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
+    try:
+        return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
+    except Exception as error:  # cryptography has a family of its own for bytes that are almost a certificate
+        raise ValueError(str(error)) from error

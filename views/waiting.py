@@ -1,7 +1,8 @@
 """What a daemon says while it waits for room: the same sentence to `dilocox status`, probes and log."""
 
+import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,6 +12,8 @@ from prometheus_client import CollectorRegistry
 from dilocox.views.http import create_app, json_response, serve_http
 
 __all__ = ["waiting_page"]
+
+log = logging.getLogger(__name__)
 
 
 def waiting_page(listen: str, remembered: Callable[[], dict[str, Any]]) -> Callable[[str], AbstractAsyncContextManager[None]]:
@@ -27,10 +30,12 @@ def waiting_page(listen: str, remembered: Callable[[], dict[str, Any]]) -> Calla
 
         app = create_app(CollectorRegistry(), lambda: why)
         app.router.add_get("/v1/status", status)
-        runner, _ = await serve_http(app, address())
-        try:
+        async with AsyncExitStack() as closing:
+            try:
+                runner, _ = await serve_http(app, address())
+                closing.push_async_callback(runner.cleanup)
+            except OSError as error:  # what there is too little of may be what a page needs
+                log.warning("nobody can ask while this daemon waits: %s", error)
             yield
-        finally:
-            await runner.cleanup()
 
     return page

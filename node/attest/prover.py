@@ -144,7 +144,7 @@ class Challenger:
         """Raises RemoteError when the peer cannot be reached or its answer is not its own."""
         record = await self._directory.find(peer)
         if record is None:
-            raise RemoteError(pb.REASON_UNAVAILABLE, "its record is not in the DHT")
+            raise RemoteError(pb.REASON_UNAVAILABLE, "nobody knows how to dial it")
         nonce, run = os.urandom(NONCE_BYTES), self.manifest.run_id
         stub = rpc.AttestorStub(self._channels.channel(record))
         try:

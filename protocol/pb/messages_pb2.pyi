@@ -406,6 +406,14 @@ class Fork(_message.Message):
     second: Envelope
     def __init__(self, first: _Optional[_Union[Envelope, _Mapping]] = ..., second: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
 
+class Accepted(_message.Message):
+    __slots__ = ("contribution", "answer")
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    contribution: Envelope
+    answer: Envelope
+    def __init__(self, contribution: _Optional[_Union[Envelope, _Mapping]] = ..., answer: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
+
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "round", "step", "loss", "head", "tokens_per_second")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]

@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from dilocox.coordinator import service
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol import limits, round
@@ -446,43 +447,40 @@ def record(number: int, sequence: int, address: str = "192.0.2.1:1") -> Statemen
     return seal(identity(number), pb.KIND_PEER_RECORD, RUN.run_id, pb.PeerRecord(address=address, sequence=sequence))
 
 
-async def test_the_coordinator_passes_on_how_its_members_are_dialled(desk: Desk):
-    known: list[set[str]] = []
-    desk.service.know = lambda peers: known.append(set(peers))
-    told: list[pb.Envelope] = []
+async def test_the_coordinator_passes_on_how_its_members_are_dialled(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    known: list[tuple[str, ...]] = []
+    desk.service.know = lambda peers: known.append(tuple(peers))
 
-    async def listen() -> None:
-        async for event in desk.service.follow(services.WatchRequest(from_round=99), "", "there"):
-            if event.statement.kind == pb.KIND_PEER_RECORD:
-                told.append(event.statement)
+    async def told(*statements: Statement[pb.PeerRecord]) -> list[pb.Envelope]:
+        """Of these, what a watcher is sent."""
+        queue: asyncio.Queue[services.WatchEvent | None] = asyncio.Queue()
+        desk.service.watchers.add(queue)
+        for statement in statements:
+            assert (await desk.say(statement)).reason == pb.REASON_UNSPECIFIED
+            desk.service.pass_on_records()
+        desk.service.watchers.discard(queue)
+        events = [queue.get_nowait() for _ in range(queue.qsize())]
+        return [event.statement for event in events if event is not None and event.statement.kind == pb.KIND_PEER_RECORD]
 
     await desk.begin()
-    listening = asyncio.create_task(listen())
-    await asyncio.sleep(0)
     first, again, moved = record(0, 5), record(0, 6), record(0, 7, "192.0.2.1:2")
-    for statement, reason in (
-        (first, 0),
-        (first, 0),
-        (again, 0),
-        (moved, 0),
-        (record(0, 4), 0),
-        (record(7, 1), pb.REASON_NOT_ON_ROSTER),
-    ):
-        assert (await desk.say(statement)).reason == reason
-    await asyncio.sleep(0.01)
-    assert told == [first.envelope, moved.envelope], "what says the same is told once"
+    assert await told(first, first, again) == [first.envelope], "what says the same is told once"
+    assert await told(moved) == [], "and changes not more often than they can be true"
+    monkeypatch.setattr(service, "RECORD_SECONDS", 0.0)
+    assert await told() == []
+    desk.service.pass_on_records()
     assert desk.service.records == {identity(0).peer: moved}
-    listening.cancel()
-    told.clear()
-    later = asyncio.create_task(listen())
-    await asyncio.sleep(0.01)
-    assert told == [moved.envelope], "who comes later is told too"
-    later.cancel()
-    await asyncio.gather(listening, later, return_exceptions=True)
-    assert known[-1] == {identity(number).peer for number in range(3)}
+    assert (await desk.say(record(0, 4))).reason == pb.REASON_STALE_ROUND
+    assert (await desk.say(record(7, 1))).reason == pb.REASON_NOT_ON_ROSTER
     await desk.say(desk.claim(7))
-    await desk.say(record(7, 1))
+    assert await told(record(7, 1)) == [], "who only claims is not passed on"
     assert identity(7).peer in desk.service.records
+    stream = desk.service.follow(services.WatchRequest(from_round=desk.service.chain.length), "", "there")
+    sent = [await anext(stream) for _ in range(2)]
+    assert sent[1].statement == moved.envelope, "who comes later is told too"
+    await stream.aclose()
+    assert known[-1][0] == COORDINATOR.peer
+    assert {identity(number).peer for number in range(3)} < set(known[-1])
 
 
 async def test_the_server_knows_its_callers(desk: Desk, tmp_path: Path):

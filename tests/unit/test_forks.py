@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node.forks import check_forks, halt
+from dilocox.node.forks import check_forks, proof_of_fork
 from dilocox.protocol import chain
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.messages import Statement, seal
@@ -72,6 +72,9 @@ async def test_a_chain_that_nobody_can_show_ends_nobody(tmp_path: Path, caplog: 
         stream = rpc.PeerStub(liar.channels.channel(one.record)).Fetch(services.FetchRequest(digest=blob), metadata=header)
         assert (await anext(aiter(stream))).HasField("index")
         stream.cancel()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while one.forks.comparing:
+                await asyncio.sleep(0.01)
         one.tasks.stop()
         await one.tasks.wait()
         assert not list(one.chain.path.parent.glob("fork-*"))
@@ -101,11 +104,11 @@ def test_only_two_commits_of_one_round_by_the_coordinator_are_a_proof(tmp_path: 
     elsewhere = seal(COORDINATOR, pb.KIND_COMMIT, digest("another run"), other.body).envelope
     for second in (first, genesis, forged, elsewhere, pb.Envelope()):
         with pytest.raises(RemoteError):
-            halt(RUN, tmp_path, first, second)
+            proof_of_fork(RUN, tmp_path, first, second)
     assert not list(tmp_path.iterdir())
     (tmp_path / "fork-1.pb").write_bytes(pb.Fork(first=first, second=forged).SerializeToString())
     check_forks(RUN, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["fork-1.pb.bad"], "what proves nothing is set aside"
-    assert "round 1" in str(halt(RUN, tmp_path, first, other.envelope))
+    assert "round 1" in str(proof_of_fork(RUN, tmp_path, first, other.envelope))
     with pytest.raises(LocalError):
         check_forks(RUN, tmp_path)

@@ -66,6 +66,9 @@ class Peers:
             raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
         return worker.Apply(commit=commit.envelope.SerializeToString())
 
+    def forgotten(self) -> set[bytes]:
+        return set()
+
     def blobs(self) -> set[bytes]:
         return set()
 

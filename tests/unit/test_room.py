@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import signal
+import socket
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -75,7 +76,7 @@ async def test_a_daemon_waits_with_a_sentence_and_lives_again(tmp_path: Path, lo
     lives: list[BaseException | None] = [full(), caused(locked()), None]
     said: list[str] = []
 
-    async def life() -> None:
+    async def life(stopped: asyncio.Event) -> None:
         if (error := lives.pop(0)) is not None:
             raise error
 
@@ -103,7 +104,7 @@ async def test_who_waits_can_be_stopped(tmp_path: Path, looks: list[bool]):
     looks += [False] * 1_000_000
     waits = asyncio.Event()
 
-    async def life() -> None:
+    async def life(stopped: asyncio.Event) -> None:
         raise full()
 
     @asynccontextmanager
@@ -117,6 +118,34 @@ async def test_who_waits_can_be_stopped(tmp_path: Path, looks: list[bool]):
         assert not running.done()
         os.kill(os.getpid(), signal.SIGTERM)
         await running
+
+
+async def test_a_signal_between_waiting_and_living_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(room, "FIRST_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(room, "probe", lambda folder: os.kill(os.getpid(), signal.SIGTERM))
+    lives: list[bool] = []
+
+    async def life(stopped: asyncio.Event) -> None:
+        lives.append(stopped.is_set())
+        raise full()
+
+    @asynccontextmanager
+    async def waiting(why: str) -> AsyncIterator[None]:
+        yield
+        await asyncio.sleep(0.01)  # a page takes a while to close
+
+    async with asyncio.timeout(60):
+        await while_there_is_room(tmp_path, life, waiting)
+    assert lives == [False]
+
+
+async def test_a_page_that_cannot_be_served_ends_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", 0))
+        squatter.listen()
+        async with waiting_page("127.0.0.1:0", lambda: {"api": f"http://127.0.0.1:{squatter.getsockname()[1]}"})("disk full"):
+            pass
+    assert "nobody can ask" in caplog.text
 
 
 async def test_the_page_is_where_the_api_was(tmp_path: Path):

@@ -232,6 +232,20 @@ async def test_uploads_are_limited(tmp_path: Path):
         await channels.close()
 
 
+@pytest.mark.parametrize(
+    "spoil", [lambda der: b"", lambda der: b"junk", lambda der: der.replace(b"\x02\x01\x02", b"\x02\x01\x01", 1)]
+)
+async def test_bytes_that_are_almost_a_certificate_end_nobody(tmp_path: Path, spoil):
+    """A stranger's record with an X.509 version that does not exist ended every node that dialled it."""
+    der = tls.load_or_create(tmp_path).certificate_der
+    spoilt = spoil(der)
+    assert spoilt != der
+    with pytest.raises(ValueError):  # noqa: PT011
+        tls.pem_of(spoilt)
+    with pytest.raises(RemoteError, match="no certificate"):
+        ChannelPool().channel(pb.PeerRecord(address="192.0.2.1:1", certificate=spoilt))
+
+
 async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "HANDSHAKE_SECONDS", 1)
     async with serving(tmp_path / "peer", store(tmp_path, "a")) as record, asyncio.timeout(60):
