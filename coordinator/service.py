@@ -332,9 +332,12 @@ class CoordinatorService(rpc.CoordinatorServicer):
         now, members = self._clock().seconds, self.state.head.cluster_by_peer
         for peer in sorted(self.records.keys() & members.keys()):
             record, (at, told) = self.records[peer], self._told.get(peer, (-math.inf, None))
-            if told is None or (now - at >= RECORD_SECONDS and not same_place(told, record.body)):
-                self._told[peer] = now, record.body
+            if told is record.body or now - at < RECORD_SECONDS:
+                continue
+            if told is None or not same_place(told, record.body):
+                at = now
                 self._tell(services.WatchEvent(statement=record.envelope))
+            self._told[peer] = at, record.body
         self._told = {peer: told for peer, told in self._told.items() if peer in members}
 
     async def _judge_evidence(self, request: pb.Envelope, statement: Statement[pb.BoundEvidence]) -> Judgement:
