@@ -231,7 +231,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if judgement.outcome is Outcome.REJECT:
             sender = short(peer_id(request.key)) if len(request.key) == 32 else "?"
             log.warning("rejected a statement of %s: %s: %s", sender, reason_name(judgement.reason), judgement.detail)
-        if request.kind == pb.KIND_CONTRIBUTION and judgement.outcome is Outcome.ACCEPT:
+        if request.kind == pb.KIND_CONTRIBUTION:
             await self.driver.flush()  # what we sign for must outlive a crash
         return self.answer(request, judgement).envelope
 

@@ -54,6 +54,9 @@ class Finder(Protocol):
 
     async def find(self, peer: str) -> pb.PeerRecord | None: ...
 
+    async def look_up(self, peer: str) -> None:
+        """It may be elsewhere by now."""
+
 
 @dataclass
 class Download:
@@ -147,6 +150,7 @@ class Exchange:
                 last = error
             finally:
                 self._held.pop(digest, None)
+        await asyncio.gather(*(self._directory.look_up(peer) for peer in providers if peer != self._me))  # for the next attempt
         raise last
 
     async def fetch_forever(self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES) -> None:

@@ -55,6 +55,9 @@ class Everybody:
     def __init__(self) -> None:
         self.records: dict[str, pb.PeerRecord] = {}
 
+    async def look_up(self, peer: str) -> None:
+        pass
+
     async def find(self, peer: str) -> pb.PeerRecord | None:
         return self.records.get(peer)
 

@@ -57,8 +57,8 @@ def same_place(one: pb.PeerRecord, other: pb.PeerRecord) -> bool:
 
 
 class Directory:
-    """Peer records by peer id, newest sequence first. The coordinator passes on those of its roster and of who claims; who is not
-    among them is looked up in the DHT, one at a time and by name: what strangers put there is never seen."""
+    """Peer records by peer id, newest sequence first. The coordinator passes on those of its roster; who is not among them, or
+    does not answer where it was, is looked up in the DHT, one at a time and by name: what strangers put there is never seen."""
 
     def __init__(self, dht: Dht | None, identity: Identity, run_id: bytes, start_number: int) -> None:
         """`dht`: None where the operator wants none. `start_number`: of this life of the daemon; its records are newer than those
@@ -113,8 +113,8 @@ class Directory:
 
     def know(self, peers: Sequence[str]) -> None:
         """Who takes part, the coordinator first. Records of others are forgotten, the oldest first, when they are many."""
-        self.known = tuple(peers)
-        others = [peer for peer in self.records if peer not in set(peers)]
+        self.known, here = tuple(peers), set(peers)
+        others = [peer for peer in self.records if peer not in here]
         for peer in others[: max(0, len(others) - CACHED_RECORDS)]:
             del self.records[peer]
         if self._dht is not None:

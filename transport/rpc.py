@@ -4,7 +4,7 @@ import asyncio
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import grpc
 import grpc.aio
@@ -22,6 +22,7 @@ from dilocox.transport.tls import SERVER_NAME, Certificate, pem_of
 
 __all__ = ["ChannelPool", "create_server", "fetch_blob", "in_thread", "push_blob"]
 
+T = TypeVar("T")
 Metadata = Iterable[tuple[str, str | bytes]] | None
 
 CONNECT_SECONDS = 10.0
@@ -120,7 +121,7 @@ async def fetch_blob(
             heard(await stream.initial_metadata())
         if first.index.size > max_size:
             raise RemoteError(pb.REASON_OVERSIZE, f"{first.index.size} bytes; at most {max_size} expected")
-        partial = await asyncio.to_thread(PartialBlob, store, digest, first.index.size, list(first.index.chunk_hashes))
+        partial = await in_thread(PartialBlob, store, digest, first.index.size, list(first.index.chunk_hashes))
         if partial.next_chunk and not partial.complete:
             stream.cancel()
             request = services.FetchRequest(digest=digest, first_chunk=partial.next_chunk)
@@ -182,11 +183,11 @@ async def push_blob(
         raise RemoteError(pb.REASON_UNAVAILABLE, f"the peer answered {error.code().name.lower()}: {error.details()}") from error
 
 
-async def in_thread(function: Callable[..., None], *arguments: Any) -> None:
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Ends with the thread, however often it is cancelled: nobody else writes the file meanwhile."""
     running = asyncio.create_task(asyncio.to_thread(function, *arguments))
     try:
-        await asyncio.shield(running)
+        return await asyncio.shield(running)
     except asyncio.CancelledError:
         while not running.done():
             with suppress(asyncio.CancelledError):

@@ -165,7 +165,7 @@ class PeerService(rpc.PeerServicer):
 
     async def _receive(self, what: services.PushIndex, parts: AsyncIterator[services.PushRequest]) -> None:
         hashes, sent = list(what.index.chunk_hashes), 0
-        partial = await asyncio.to_thread(PartialBlob, self._store, what.digest, what.index.size, hashes, PUSHED)
+        partial = await in_thread(PartialBlob, self._store, what.digest, what.index.size, hashes, PUSHED)
         while not partial.complete:
             async with asyncio.timeout(GRACE_SECONDS):
                 data = (await anext(parts)).data

@@ -278,6 +278,9 @@ class At:
     def __init__(self, record: pb.PeerRecord) -> None:
         self._record = record
 
+    async def look_up(self, peer: str) -> None:
+        pass
+
     async def find(self, peer: str) -> pb.PeerRecord:
         return self._record
 

@@ -72,6 +72,9 @@ def test_bytes_that_are_not_leaves_are_refused(raw: bytes):
 class Nobody:
     """A directory that knows no peer."""
 
+    async def look_up(self, peer: str) -> None:
+        pass
+
     async def find(self, peer: str) -> None:
         return None
 

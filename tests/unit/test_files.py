@@ -33,6 +33,9 @@ class Known:
     def __init__(self, records: dict[str, pb.PeerRecord]) -> None:
         self.records = records
 
+    async def look_up(self, peer: str) -> None:
+        pass
+
     async def find(self, peer: str) -> pb.PeerRecord | None:
         return self.records.get(peer)
 

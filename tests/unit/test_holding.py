@@ -64,6 +64,25 @@ async def test_a_contribution_is_judged_by_what_its_holders_serve(tmp_path: Path
         assert reason == pb.REASON_WRONG_STAGES, "it was fetched, and announces no stage"
 
 
+async def test_who_does_not_answer_where_it_was_is_looked_up(tmp_path: Path):
+    """It was the DHT's regular refresh that found a peer that had moved; now whoever misses it asks."""
+    async with meeting(tmp_path, RUN, *[roster().commits] * 2) as (one, other):
+        blob, moved = other.store.put([BIG]), identity(1).peer
+        where, asked = one.everybody.records[moved], list[str]()
+        one.everybody.records[moved] = pb.PeerRecord(address="127.0.0.1:1", certificate=where.certificate)
+
+        async def look_up(peer: str) -> None:
+            asked.append(peer)
+            one.everybody.records[peer] = where
+
+        one.everybody.look_up = look_up  # type: ignore[method-assign]
+        with pytest.raises(RemoteError):
+            await one.exchange.fetch(blob, [moved])
+        await one.exchange.fetch(blob, [moved])
+        assert asked == [moved]
+        assert one.store.verify(blob)
+
+
 async def test_one_who_goes_away_is_passed_over(tmp_path: Path):
     chain = roster().commits
     async with meeting(tmp_path, RUN, *[chain] * 3) as (hidden, _, _):
