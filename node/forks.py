@@ -11,6 +11,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from dilocox.node.exchange import Finder
 from dilocox.protocol import chain, limits
@@ -23,7 +24,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.files import read_checked, write_atomically
+from dilocox.transport.files import write_atomically
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
 
@@ -45,16 +46,13 @@ def proof_of_fork(manifest: Manifest, folder: Path, first: pb.Envelope, second: 
 
 
 def check_forks(manifest: Manifest, folder: Path) -> None:
-    """Raises LocalError where a proof lies beside the chain."""
-
-    def parse(raw: bytes) -> int:
-        try:
-            return chain.forked_round(manifest, pb.Fork.FromString(raw))
-        except (RemoteError, ValueError) as error:
-            raise ValueError(str(error)) from error
-
+    """Raises LocalError where a proof lies beside the chain. Changes nothing."""
     for path in sorted(folder.glob("fork-*.pb")):
-        if (round := read_checked(path, parse)) is not None:
+        try:
+            round = chain.forked_round(manifest, pb.Fork.FromString(path.read_bytes()))
+        except (RemoteError, DecodeError) as error:
+            log.warning("%s proves nothing: %s", path, error)
+        else:
             raise _error(round, path)
 
 

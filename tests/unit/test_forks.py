@@ -106,9 +106,10 @@ def test_only_two_commits_of_one_round_by_the_coordinator_are_a_proof(tmp_path: 
         with pytest.raises(RemoteError):
             proof_of_fork(RUN, tmp_path, first, second)
     assert not list(tmp_path.iterdir())
-    (tmp_path / "fork-1.pb").write_bytes(pb.Fork(first=first, second=forged).SerializeToString())
-    check_forks(RUN, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["fork-1.pb.bad"], "what proves nothing is set aside"
+    for nonsense in (pb.Fork(first=first, second=forged).SerializeToString(), b"\xff\xff"):
+        (tmp_path / "fork-1.pb").write_bytes(nonsense)
+        check_forks(RUN, tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["fork-1.pb"], "who verifies changes nothing"
     assert "round 1" in str(proof_of_fork(RUN, tmp_path, first, other.envelope))
     with pytest.raises(LocalError):
         check_forks(RUN, tmp_path)
