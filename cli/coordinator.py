@@ -13,15 +13,16 @@ from dilocox.node.attest.verify import appraise
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.data_directory import load_identity
+from dilocox.transport.handover import read_handover
 from dilocox.transport.health import base_folder
 from dilocox.transport.network import Listen
 from dilocox.transport.parent_pipe import exit_with_parent
 
-__all__ = ["coordinator"]
+__all__ = ["coordinator", "read_run"]
 
 
 def coordinator(
-    run_file: Annotated[Path, typer.Argument(help="The run file that `dilocox init` made.")],
+    run_file: Annotated[Path, typer.Argument(help="The run file that `dilocox init` made, or RUN.chain of `dilocox appoint`.")],
     home: HomeOption = None,
     host: Annotated[
         str, typer.Option(envvar="DILOCOX_NETWORK__HOST", help="Address by which other machines reach this one.")
@@ -36,12 +37,13 @@ def coordinator(
     """Serve a run: admit peers, close rounds, sign commits. Prints the join link."""
     exit_with_parent()
     set_up_logging(verbose)
-    if not run_file.is_file():
-        fail(f"no run file {run_file}", 2, f"make one: dilocox init {run_file}")
-    manifest = Manifest.from_toml(run_file.read_text())
     key = run_file.with_suffix(".key")
-    if not key.is_file():
-        fail(f"no owner key {key}", 2, "it was written by `dilocox init` beside the run file")
+    if run_file.suffix == ".chain" and run_file.is_file():
+        handover: Path | None = run_file
+        manifest, signer = read_handover(run_file)
+    else:
+        handover, manifest = None, read_run(run_file)
+        signer = manifest.coordinator
 
     def announce(link: JoinLink) -> None:
         sys.stdout.write(f"{link}\n")
@@ -53,9 +55,17 @@ def coordinator(
 
     settings = CoordinatorSettings(
         manifest=manifest,
-        owner=load_identity(key),
+        owner=load_identity(key) if key.is_file() else None,
+        handover=handover,
+        signer=signer,
         home=home or base_folder() / "coordinator",
         listen=Listen(host, port, dht_port, dht),
         api=api,
     )
     asyncio.run(run_coordinator(settings, announce, appraise))
+
+
+def read_run(run_file: Path) -> Manifest:
+    if not run_file.is_file():
+        fail(f"no run file {run_file}", 2, f"make one: dilocox init {run_file}")
+    return Manifest.from_toml(run_file.read_text())

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dilocox.cli import attest, coordinator, export, identity, init, node, plan, show, testnet, verify
+from dilocox.cli import appoint, attest, coordinator, export, identity, init, node, plan, show, testnet, verify
 from dilocox.cli.common import fail
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 app.command("init")(init.init)
 app.command("coordinator")(coordinator.coordinator)
+app.command("appoint")(appoint.appoint)
 app.command("node")(node.node)
 app.command("id")(identity.identity)
 app.command("status")(show.status)

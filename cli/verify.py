@@ -42,13 +42,13 @@ def verify(
                 replayed = replay_round(chain, path.parent, commits, replay) if replay is not None else None
             except RemoteError as error:
                 fail(f"{path}: the chain does not hold: {error}")
-            check_forks(chain.manifest, path.parent)
+            check_forks(chain)
             newest = commits[-1].digest.hex() if commits else ""
             reports.append(
                 {
                     "chain": str(path),
                     "run": chain.manifest.run_id.hex(),
-                    "coordinator": chain.manifest.coordinator,
+                    "coordinator": chain.signer,
                     "commits": len(commits),
                     "head": newest,
                     "replayed": replayed,

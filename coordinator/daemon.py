@@ -10,11 +10,12 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from dilocox.coordinator.log import InputLog
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.protocol import round
 from dilocox.protocol.attestation import Appraiser
 from dilocox.protocol.crypto import Identity, sha256
-from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import seal
@@ -22,6 +23,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.handover import take_over
 from dilocox.transport.network import Listen, open_network
 from dilocox.transport.room import while_there_is_room
 from dilocox.transport.tasks import Tasks
@@ -37,7 +39,12 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class CoordinatorSettings:
     manifest: Manifest
-    owner: Identity
+    owner: Identity | None
+    """Who signs the manifest; None: the run folder, or the handover, holds it signed."""
+    handover: Path | None
+    """The owner's, where it appointed us."""
+    signer: str
+    """Peer id of who signs the commits, by run file or handover."""
     home: Path
     listen: Listen
     api: str
@@ -46,16 +53,10 @@ class CoordinatorSettings:
 
 async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[JoinLink], None], appraise: Appraiser) -> None:
     """Serve the run until SIGTERM or SIGINT. `announce` gets the join link once others can use it; `appraise` judges evidence."""
-    manifest = settings.manifest
-    if settings.owner.key.hex() != manifest.run.owner:
+    manifest, owner = settings.manifest, settings.owner
+    if owner is not None and owner.peer != manifest.owner:
         raise ConfigError("the owner key beside the run file is not the one that run.owner names")
-    home = DataDirectory(settings.home, settings.owner if manifest.coordinator == settings.owner.peer else None)
-    if home.identity.peer != manifest.coordinator:
-        home.close()
-        raise ConfigError(
-            f"run.coordinator is {manifest.coordinator}, and the identity in {home.folder} is {home.identity.peer}. "
-            "Start it with the --home of that identity, or name this one in a new run."
-        )
+    home = DataDirectory(settings.home, owner if owner is not None and settings.signer == owner.peer else None)
     page = waiting_page(settings.api, home.remembered)
     await while_there_is_room(home.folder, lambda stopped: _live(settings, home, announce, appraise, stopped), page)
 
@@ -69,13 +70,13 @@ async def _live(
 ) -> None:
     """`run_coordinator`, until a write fails."""
     manifest, folder = settings.manifest, home.run_folder(settings.manifest.run_id)
-    signed = seal(settings.owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes())
     tasks = Tasks()
     tasks.stop_with(stopped)
     async with AsyncExitStack() as closing:
         chain = ChainFile(folder / "chain.db", manifest, views.describe)
         closing.callback(chain.close)
-        service = CoordinatorService(home.identity, chain, signed.envelope, appraise)
+        signed = _take_office(settings, home, chain)
+        service = CoordinatorService(home.identity, chain, signed, appraise)
         network = await open_network(
             home,
             manifest.run_id,
@@ -97,6 +98,29 @@ async def _live(
         home.announce(role="coordinator", api=url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
         announce(link)
         await tasks.wait()
+
+
+def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: ChainFile) -> pb.Envelope:
+    """The signed manifest, when we are who signs the run's commits now. Raises LocalError where that is somebody else."""
+    manifest, me = settings.manifest, home.identity.peer
+    try:
+        if settings.handover is not None and take_over(settings.handover, chain):
+            InputLog(chain).keep_first(0)  # of a round that is not open any more
+    except RemoteError as error:
+        raise ConfigError(f"{settings.handover} cannot be followed: {error}") from error
+    if settings.owner is not None:
+        signed = seal(settings.owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes())
+        chain.keep_signed_manifest(signed.envelope)
+    if chain.head.coordinator != me:
+        raise ConfigError(
+            f"round {chain.length} is signed by {chain.head.coordinator}, and the identity in {home.folder} is {me}. Start it with"
+            " the --home of that identity; the run's owner can `dilocox appoint` this one."
+        )
+    if (kept := chain.signed_manifest) is None:
+        raise ConfigError(
+            "no owner key beside the run file, and no signed manifest here: start once with the key, or from RUN.chain"
+        )
+    return kept
 
 
 def _api(service: CoordinatorService) -> web.Application:

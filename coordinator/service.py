@@ -212,7 +212,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def GetRun(self, request: services.GetRunRequest, context: Context) -> services.Run:
         assert self.record is not None
-        return services.Run(manifest=self._manifest_envelope, coordinator=self.record.envelope)
+        appointment = self.chain.appointment.envelope if self.chain.appointment is not None else None
+        return services.Run(manifest=self._manifest_envelope, coordinator=self.record.envelope, appointment=appointment)
 
     async def GetPresence(self, request: services.GetPresenceRequest, context: Context) -> services.PresenceList:
         return self.liveness.view()

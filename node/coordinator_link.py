@@ -14,6 +14,7 @@ from typing import NamedTuple
 import grpc
 import grpc.aio
 
+from dilocox.protocol import terms
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.ids import JoinLink, short
@@ -95,17 +96,21 @@ class CoordinatorLink:
             self._pinned = pb.PeerRecord(address=self._link.at, certificate=certificate)
         return self._pinned
 
-    async def manifest(self) -> tuple[Manifest, bytes]:
-        """The manifest and its canonical bytes, checked against the run id, the owner's signature and the link's coordinator; waits
-        until it is there."""
+    async def run(self) -> tuple[Manifest, Statement[pb.Appointment] | None]:
+        """The manifest, and the owner's newest appointment where there is one, checked against the run id, the owner's signature
+        and the link's coordinator; waits until they are there."""
         backoff, said = Backoff(), ""
         while True:
             try:
                 async with self._calling() as stub:
                     run: services.Run = await stub.GetRun(services.GetRunRequest(), timeout=CALL_SECONDS)
-                    manifest = open_manifest(run.manifest, self._link.run_id, self._link.coordinator)
+                    manifest = open_manifest(run.manifest, self._link.run_id)
+                    appointment = terms.open_appointment(manifest, run.appointment) if run.HasField("appointment") else None
+                    if (named := terms.coordinator_of(manifest, appointment)) != self._link.coordinator:
+                        detail = f"its owner named {named} as coordinator, the link another"
+                        raise RemoteError(pb.REASON_WRONG_RUN, detail)
                     self._learn(run.coordinator)
-                return manifest, run.manifest.body
+                return manifest, appointment
             except (RemoteError, grpc.aio.AioRpcError) as error:
                 if isinstance(error, RemoteError) and error.reason == pb.REASON_WRONG_RUN:
                     raise LocalError(f"the coordinator does not serve what the link names: {error.detail}") from error
@@ -146,6 +151,19 @@ class CoordinatorLink:
                 away()
             await backoff.wait()
             await self._directory.look_up(self._link.coordinator)
+
+    async def commit(self, round: int) -> Statement[pb.Commit]:
+        """A commit that it holds, trying until it has given one. Nothing of it is verified but the signature."""
+        backoff = Backoff()
+        while True:
+            try:
+                async with self._calling() as stub:
+                    async for event in stub.Watch(services.WatchRequest(from_round=round), timeout=CALL_SECONDS):
+                        if event.HasField("statement") and event.statement.kind == pb.KIND_COMMIT:
+                            return open_envelope(event.statement, self._link.run_id, (pb.KIND_COMMIT,))
+            except (RemoteError, grpc.aio.AioRpcError):
+                pass
+            await backoff.wait()
 
     async def challenge(self, peer: str) -> bytes:
         """A nonce to answer with evidence; trying until the coordinator has given one."""

@@ -15,7 +15,7 @@ from dilocox.node.attest.prover import AttestorService, Challenger, Prover
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.data_folders import check_data
 from dilocox.node.exchange import Exchange
-from dilocox.node.forks import Forks, check_forks
+from dilocox.node.forks import Forks, check_forks, follow_owner
 from dilocox.node.holding import Holding
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
@@ -150,17 +150,18 @@ async def _take_part(
     """Learn the run from its coordinator, start the workers and the participant's loops. `files` is closed after every task."""
     link, me, network = settings.join, home.identity, place.network
     coordinator = CoordinatorLink(link, network.directory, place.channels)
-    manifest, canonical = await tasks.race(coordinator.manifest())
+    manifest, appointment = await tasks.race(coordinator.run())
     await asyncio.to_thread(check_data, manifest.data, settings.data)  # here, not in minutes by a worker
-    write_atomically(place.folder / "manifest.json", canonical)
+    write_atomically(place.folder / "manifest.json", manifest.canonical_bytes())
     pool = _worker_pool(settings, home, place, manifest)
     closing.push_async_callback(pool.close)
     await pool.open()
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
     files.callback(chain.close)
-    await asyncio.to_thread(check_forks, manifest, place.folder)
+    await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
+    await asyncio.to_thread(check_forks, chain)
     forks = Forks(chain, network.directory, place.channels, tasks)
-    network.directory.know([manifest.coordinator, *chain.head.cluster_by_peer])
+    network.directory.know([chain.head.coordinator, *chain.head.cluster_by_peer])
     place.heads.ours, place.heads.heard = forks.standing, forks.heard
     place.blobs.is_member, place.blobs.commit = lambda peer: peer in chain.head.cluster_by_peer, chain.raw
     own = OwnStatements(place.folder / "own.db", manifest.run_id)

@@ -1,25 +1,25 @@
 """Two chains of one run: found when peers that hold them meet, proven by the coordinator's two signatures, the end of this node.
 
 Calls between peers say which commit is the newest (transport/heads.py). Whose chain is as long asks for one that is not its own;
-when the coordinator signed both, they are kept beside the chain, and the node does not start on it again: which of the two is the
-run's is for its owner to say.
+when the coordinator signed both, they are kept beside the chain, and the node does not start on it again before the run's owner has
+said, by appointing a coordinator, which of the two is the run's.
 """
 
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc.aio
 from google.protobuf.message import DecodeError
 
 from dilocox.node.exchange import Finder
-from dilocox.protocol import chain, limits
+from dilocox.protocol import limits, terms
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.ids import short
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import canonical
+from dilocox.protocol.messages import Statement, canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -36,30 +36,57 @@ ASK_SECONDS = 30.0
 """For a commit of at most `limits.COMMIT_BYTES`."""
 
 
-def proof_of_fork(manifest: Manifest, folder: Path, first: pb.Envelope, second: pb.Envelope) -> LocalError:
-    """The error that ends this node, with its proof on disk. Raises RemoteError where the two prove nothing."""
-    fork = pb.Fork(first=first, second=second)
-    round = chain.forked_round(manifest, fork)
-    path = folder / f"fork-{round}.pb"
+def proof_of_fork(chain: ChainFile, round: int, other: pb.Envelope) -> LocalError:
+    """The error that ends this node where `other` and our commit for `round` prove two chains; the proof is then on disk. Raises
+    RemoteError where they do not, or where the owner has said since which chain is the run's."""
+    ours = chain.commit(round)
+    assert ours is not None, "it is not above our head"
+    appointment = chain.appointment_of(ours.body.term)
+    fork = pb.Fork(first=ours.envelope, second=other, appointment=appointment.envelope if appointment else None)
+    _, term = terms.forked_round(chain.manifest, fork)
+    if term < chain.term:
+        raise RemoteError(pb.REASON_STALE_ROUND, "the run's owner has appointed a coordinator since")
+    path = chain.path.parent / f"fork-{round}.pb"
     write_atomically(path, canonical(fork))
     return _error(round, path)
 
 
-def check_forks(manifest: Manifest, folder: Path) -> None:
-    """Raises LocalError where a proof lies beside the chain. Changes nothing."""
-    for path in sorted(folder.glob("fork-*.pb")):
+def check_forks(chain: ChainFile) -> None:
+    """Raises LocalError where a proof lies beside the chain, and its owner has not said since which chain is the run's. Changes
+    nothing."""
+    for path in sorted(chain.path.parent.glob("fork-*.pb")):
         try:
-            round = chain.forked_round(manifest, pb.Fork.FromString(path.read_bytes()))
+            round, term = terms.forked_round(chain.manifest, pb.Fork.FromString(path.read_bytes()))
         except (RemoteError, DecodeError) as error:
             log.warning("%s proves nothing: %s", path, error)
         else:
-            raise _error(round, path)
+            if term >= chain.term:
+                raise _error(round, path)
+
+
+async def follow_owner(
+    chain: ChainFile,
+    coordinator: str,
+    appointment: Statement[pb.Appointment] | None,
+    ask: Callable[[int], Awaitable[Statement[pb.Commit]]],
+) -> None:
+    """Before anything is built on our chain: give up what the run's owner says is not the run's. `coordinator`: whom the link
+    names; `ask`: for a commit that it holds. Raises LocalError where the link names one whom the owner has replaced."""
+    if appointment is not None and await asyncio.to_thread(chain.appoint, appointment.envelope):
+        log.warning("the run's owner named another chain: %d of our commits stand, the others are set aside", chain.length)
+    if chain.signer != coordinator:
+        raise LocalError(f"the run's owner has appointed {chain.signer} as coordinator since: ask for the new join link")
+    if chain.length and chain.head.term < chain.term:  # we are behind: on the chain that was named?
+        newest = await ask(chain.length - 1)
+        if newest.digest != chain.head.digest:
+            log.warning("our chain is not the one that the run's owner named: it is set aside")
+            await asyncio.to_thread(chain.give_up_from, 0)
 
 
 def _error(round: int, path: Path) -> LocalError:
     return LocalError(
         f"the coordinator signed two different commits for round {round}: it cannot be trusted. Both are in {path}: show them"
-        " to the run's owner. Move that file away to follow this node's chain all the same."
+        " to the run's owner, who ends this with `dilocox appoint`. Move that file away to follow this node's chain all the same."
     )
 
 
@@ -101,7 +128,7 @@ class Forks:
                 raise RemoteError(pb.REASON_UNAVAILABLE, "nobody can dial it")
             request = services.CommitRequest(round=standing.round - 1)
             theirs = await rpc.PeerStub(self._channels.channel(record)).GetCommit(request, timeout=ASK_SECONDS)
-            raise await asyncio.to_thread(proof_of_fork, self._chain.manifest, self._chain.path.parent, ours, theirs)
+            raise await asyncio.to_thread(proof_of_fork, self._chain, standing.round - 1, theirs)
         except (RemoteError, grpc.aio.AioRpcError) as error:
             why = error.detail if isinstance(error, RemoteError) else error.code().name.lower()
             log.warning("%s says that it holds another chain, and proves nothing: %s", short(peer), why)

@@ -238,8 +238,8 @@ class Participant:
         sent = open_envelope(envelope, self.manifest.run_id, (pb.KIND_COMMIT,))
         if sent.body.round < self.chain.head.round:
             known = self.chain.commit(sent.body.round)
-            if known is not None and known.digest != sent.digest and sent.peer == self.manifest.coordinator:
-                raise proof_of_fork(self.manifest, self.chain.path.parent, known.envelope, envelope)
+            if known is not None and known.digest != sent.digest:
+                raise proof_of_fork(self.chain, sent.body.round, envelope)
             return
         commit = await asyncio.to_thread(self.chain.append, envelope)
         for task in self._judging.values():
@@ -247,7 +247,7 @@ class Participant:
         self._judging.clear()
         if not self.state.on_roster:
             self._told = None
-        self._directory.know([self.manifest.coordinator, *self.chain.head.cluster_by_peer])
+        self._directory.know([self.chain.head.coordinator, *self.chain.head.cluster_by_peer])
         self.feed(member.Committed(commit, self.chain.head))
         self._accepted = None
         self.workers.chain_grew()

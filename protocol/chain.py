@@ -24,6 +24,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, author, open_envelope, parse, unpacked
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tally import Tally, tally
+from dilocox.protocol.terms import appoint
 
 __all__ = [
     "Closing",
@@ -31,7 +32,6 @@ __all__ = [
     "compose",
     "envelopes",
     "extend",
-    "forked_round",
     "genesis_group",
     "seats",
     "taken",
@@ -103,6 +103,8 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
         resting=[pb.Rest(cluster=name, until=rest.until, removals=rest.removals) for name, rest in sorted(resting.items())],
         collect_history=_remember(head.collect_history, closing.collect_ms, result),
         vote_history=_remember(head.vote_history, closing.vote_ms, result),
+        term=head.term,
+        appointment=head.appointment,
     )
     losses = [s.body.evaluation_loss for slot in gathered.reports.values() if (s := single(slot)) and s.body.evaluated]
     if losses:
@@ -347,6 +349,8 @@ def extend(manifest: Manifest, head: Head, envelope: pb.Envelope | bytes) -> tup
     """Verify the next commit completely and fold it in. Raises RemoteError with what does not hold."""
     commit: Statement[pb.Commit] = open_envelope(envelope, manifest.run_id, (pb.KIND_COMMIT,))
     body = commit.body
+    if body.HasField("appointment") and body.appointment != head.appointment:
+        head = appoint(manifest, head, body.appointment)
     if commit.peer != head.coordinator:
         raise RemoteError(pb.REASON_BAD_SIGNATURE, f"commit {body.round} is signed by {commit.peer}, not by the coordinator")
     if body.round != head.round or body.previous != head.digest or head.finished:
@@ -359,16 +363,6 @@ def extend(manifest: Manifest, head: Head, envelope: pb.Envelope | bytes) -> tup
         names = [f.name for f in body.DESCRIPTOR.fields if getattr(expected, f.name) != getattr(body, f.name)]
         raise RemoteError(pb.REASON_MALFORMED, f"commit {body.round} does not follow from its statements: {', '.join(names)}")
     return advance(manifest, commit), commit
-
-
-def forked_round(manifest: Manifest, fork: pb.Fork) -> int:
-    """The round for which the coordinator signed two different commits. Raises RemoteError where these do not prove that."""
-    first, second = (open_envelope(envelope, manifest.run_id, (pb.KIND_COMMIT,)) for envelope in (fork.first, fork.second))
-    if {first.peer, second.peer} != {manifest.coordinator}:
-        raise RemoteError(pb.REASON_BAD_SIGNATURE, "not both of them are signed by the coordinator")
-    if first.body.round != second.body.round or first.digest == second.digest:
-        raise RemoteError(pb.REASON_MALFORMED, "they are not two commits of one round")
-    return int(first.body.round)
 
 
 def _gather(manifest: Manifest, head: Head, commit: pb.Commit) -> Gathered:

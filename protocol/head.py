@@ -60,6 +60,10 @@ class Head:
     """Digest of commit round-1; empty before the genesis commit."""
     coordinator: str
     """Peer id whose signature makes the next commit."""
+    term: int = 0
+    """Of the appointment under which it signs; 0: the manifest names it."""
+    appointment: pb.Envelope | None = None
+    """Where the next commit is the first of its term."""
     roster: Mapping[str, Cluster] = field(default_factory=dict)
     """By cluster id."""
     ledger: Ledger = field(default_factory=Ledger)
@@ -124,6 +128,7 @@ def advance(manifest: Manifest, commit: Statement[pb.Commit]) -> Head:
         round=body.round + 1,
         digest=commit.digest,
         coordinator=commit.peer,
+        term=body.term,
         roster=roster,
         ledger=Ledger(body.data_cursor, tuple((span.start, span.end) for span in body.free_spans), leases),
         trained=body.trained,

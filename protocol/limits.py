@@ -130,6 +130,9 @@ CALL_BYTES = 64
 ANSWER_BYTES = 2 * KIB
 """Two digests, three numbers and a sentence."""
 
+APPOINTMENT_BYTES = 160
+"""A digest, a peer id and two numbers."""
+
 HELD_BYTES = 64
 """A digest and a number."""
 

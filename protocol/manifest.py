@@ -318,9 +318,14 @@ class Manifest(_Section):
         return sha256(self.canonical_bytes())
 
     @property
+    def owner(self) -> str:
+        """Peer id of whoever signs the manifest, and appoints coordinators."""
+        return peer_id(bytes.fromhex(self.run.owner))
+
+    @property
     def coordinator(self) -> str:
-        """Peer id of whoever signs the commits."""
-        return self.run.coordinator or peer_id(bytes.fromhex(self.run.owner))
+        """Peer id of whoever signs the commits, until the owner appoints another."""
+        return self.run.coordinator or self.owner
 
     @property
     def start_clusters(self) -> int:
@@ -356,16 +361,13 @@ class Manifest(_Section):
         return 1 + (round - 1) // every * every
 
 
-def open_manifest(envelope: pb.Envelope, run_id: bytes, coordinator: str) -> Manifest:
-    """The manifest that a link promised: of this run, signed by its owner, who names this coordinator. Raises RemoteError."""
+def open_manifest(envelope: pb.Envelope, run_id: bytes) -> Manifest:
+    """The manifest of this run, signed by its owner. Raises RemoteError."""
     manifest = Manifest.from_canonical(envelope.body)
     if manifest.run_id != run_id:
         raise RemoteError(pb.REASON_WRONG_RUN, "the manifest does not hash to the run id")
-    owner = bytes.fromhex(manifest.run.owner)
-    if not verify(owner, envelope.signature, pb.KIND_MANIFEST, run_id, envelope.body):
-        raise RemoteError(pb.REASON_WRONG_RUN, f"the manifest is not signed by its owner {peer_id(owner)}")
-    if manifest.coordinator != coordinator:
-        raise RemoteError(pb.REASON_WRONG_RUN, f"its owner named {manifest.coordinator} as coordinator, the link another")
+    if not verify(bytes.fromhex(manifest.run.owner), envelope.signature, pb.KIND_MANIFEST, run_id, envelope.body):
+        raise RemoteError(pb.REASON_WRONG_RUN, f"the manifest is not signed by its owner {manifest.owner}")
     return manifest
 
 

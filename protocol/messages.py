@@ -259,6 +259,13 @@ def _check_held(body: pb.Held) -> None:
     _require(body.round < limits.ROUNDS, "round number out of range")
 
 
+def _check_appointment(body: pb.Appointment) -> None:
+    _require(0 < body.term <= limits.ROUNDS, "term out of range")
+    _check_peer(body.coordinator, "coordinator")
+    _require(body.round < limits.ROUNDS, "round number out of range")
+    _require(len(body.head) == (32 if body.round else 0), "head is not 32 bytes, or not empty before the genesis commit")
+
+
 _OUTCOMES = frozenset((pb.OUTCOME_ACCEPT, pb.OUTCOME_IGNORE, pb.OUTCOME_REJECT))
 
 
@@ -284,4 +291,5 @@ _KINDS: Mapping[int, _Kind] = {
     pb.KIND_CALL: _Kind(pb.Call, limits.CALL_BYTES, _check_call),
     pb.KIND_ANSWER: _Kind(pb.Answer, limits.ANSWER_BYTES, _check_answer),
     pb.KIND_HELD: _Kind(pb.Held, limits.HELD_BYTES, _check_held),
+    pb.KIND_APPOINTMENT: _Kind(pb.Appointment, limits.APPOINTMENT_BYTES, _check_appointment),
 }

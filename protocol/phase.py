@@ -148,6 +148,8 @@ class Encode:
     joined: int
     """The `joined` of that lease."""
     rank_or_k: int
+    head: bytes
+    """Digest of the commit that opened the round."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +294,7 @@ def _end(state: PhaseState, turn: Turn) -> tuple[PhaseState, list[Action]]:
         state = onto(state, turn.prepared)
         actions.append(Apply(keep_private=False))
     read = min(state.samples_read, state.lease.end)
-    actions.append(Encode(state.round, state.steps, read, state.joined, state.head.rank_or_k))
+    actions.append(Encode(state.round, state.steps, read, state.joined, state.head.rank_or_k, state.head.digest))
     return replace(state, round=state.round + 1, steps=0, in_flight=state.round), actions
 
 

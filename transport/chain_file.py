@@ -15,11 +15,13 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dilocox.protocol import chain
+from google.protobuf.message import DecodeError
+
+from dilocox.protocol import chain, terms
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.head import Head, advance, initial_head
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.manifest import Manifest, open_manifest
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import quarantine
@@ -80,6 +82,8 @@ class ChainFile:
         """Opens or heals: every commit's checksum and number are checked. Blocking: reads the whole file."""
         self.path, self.manifest, self._describe = path, manifest, describe
         self._reading, self._writing = threading.Lock(), threading.Lock()
+        self.appointment: Statement[pb.Appointment] | None = None
+        """The owner's newest that we know, also where our chain does not reach it yet."""
         self.healed = False
         """Commits may be missing at the end."""
         try:
@@ -98,7 +102,7 @@ class ChainFile:
             newest = None
             for newest in self._holding(self.database):  # noqa: B007
                 pass
-            self.head = initial_head(self.manifest.coordinator) if newest is None else self._head_after(newest)
+            self._stand_at(initial_head(self.manifest.coordinator) if newest is None else self._head_after(newest))
         except LocalError:
             self.database.close()
             raise
@@ -111,13 +115,21 @@ class ChainFile:
                 "commits (round INTEGER PRIMARY KEY, envelope BLOB NOT NULL, checksum BLOB NOT NULL)",
                 "views (round INTEGER PRIMARY KEY, row TEXT, detail TEXT)",
                 "run (manifest BLOB NOT NULL)",
+                "appointments (term INTEGER PRIMARY KEY, envelope BLOB NOT NULL)",
+                "signed_manifest (envelope BLOB NOT NULL)",
+                "given_up (term INTEGER NOT NULL, round INTEGER NOT NULL, envelope BLOB NOT NULL)",
             ):
                 self.database.execute(f"CREATE TABLE IF NOT EXISTS {table}")
             found = self.database.execute("SELECT manifest FROM run").fetchone()
             if found is None:
                 self.database.execute("INSERT INTO run VALUES (?)", mine)
+            appointed = self.database.execute("SELECT envelope FROM appointments ORDER BY term DESC LIMIT 1").fetchone()
         if found not in (None, mine):
             raise DamagedError(f"{self.path} is damaged: it is of another run.")
+        try:
+            self.appointment = None if appointed is None else terms.open_appointment(self.manifest, bytes(appointed[0]))
+        except RemoteError as error:
+            raise DamagedError(f"{self.path} is damaged: its newest appointment: {error}.") from error
 
     def _holding(self, database: sqlite3.Connection) -> Iterator[bytes]:
         """The stored commits, as they were written, without a gap. Raises DamagedError at the first that is not."""
@@ -133,7 +145,7 @@ class ChainFile:
             commit = self._open(raw)
         except RemoteError as error:
             raise DamagedError(f"{self.path} is damaged: its last commit: {error}.") from error
-        if commit.peer != self.manifest.coordinator:
+        if commit.peer != self.manifest.coordinator and not commit.body.term:
             raise DamagedError(f"{self.path} is damaged: its last commit is not the coordinator's.")
         return advance(self.manifest, commit)
 
@@ -143,6 +155,9 @@ class ChainFile:
         with closing(open_database(self.path)) as self.database, closing(sqlite3.connect(aside)) as old:
             self._lay_out()
             self.head = initial_head(self.manifest.coordinator)
+            with suppress(sqlite3.DatabaseError, DecodeError, RemoteError):
+                for (raw,) in old.execute("SELECT envelope FROM appointments ORDER BY term"):
+                    self.appoint(pb.Envelope.FromString(raw))
             with suppress(DamagedError, RemoteError):
                 for raw in self._holding(old):
                     self.append(pb.Envelope.FromString(raw))
@@ -156,7 +171,7 @@ class ChainFile:
             with sentences(path), closing(sqlite3.connect(path)) as database:
                 (manifest,) = database.execute("SELECT manifest FROM run").fetchone()
             chain.path, chain.manifest = path, Manifest.from_canonical(manifest)
-            chain._describe, chain.healed = None, False
+            chain._describe, chain.healed, chain.appointment = None, False, None
             chain._reading, chain._writing = threading.Lock(), threading.Lock()
             chain._load()
         except (DamagedError, RemoteError, TypeError) as error:
@@ -177,17 +192,102 @@ class ChainFile:
     def append(self, envelope: pb.Envelope) -> Statement[pb.Commit]:
         """Verify completely, then store. Raises RemoteError; the chain is then as before."""
         head, commit = chain.extend(self.manifest, self.head, envelope)
-        with self._writing:
-            self.database.execute("BEGIN")
+        with self._writing, self._transaction():
             self.write(self.head, commit)
-            self.database.execute("COMMIT")
-        self.head = head
+        self._stand_at(head)
         return commit
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self.database.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            self.database.execute("ROLLBACK")
+            raise
+        self.database.execute("COMMIT")
+
+    def _stand_at(self, head: Head) -> None:
+        """Where the owner's newest word names this head, who signs from here on is whom it names."""
+        newest = self.appointment
+        if (
+            newest is not None
+            and (newest.body.round, newest.body.head) == (head.round, head.digest)
+            and newest.body.term > head.term
+        ):
+            head = terms.appoint(self.manifest, head, newest.envelope)
+        self.head = head
+
+    # Who signs
+
+    @property
+    def signed_manifest(self) -> pb.Envelope | None:
+        """As the owner signed it, where somebody showed us."""
+        rows = self._read("SELECT envelope FROM signed_manifest")
+        return pb.Envelope.FromString(bytes(rows[0][0])) if rows else None
+
+    def keep_signed_manifest(self, envelope: pb.Envelope) -> None:
+        """Whoever holds it can serve the run without the owner's key. Raises RemoteError where it is not this run's."""
+        open_manifest(envelope, self.manifest.run_id)
+        with self._writing, self._transaction():
+            self.database.execute("DELETE FROM signed_manifest")
+            raw = envelope.SerializeToString(deterministic=True)
+            self.database.execute("INSERT INTO signed_manifest VALUES (?)", (raw,))
+
+    def appointment_of(self, term: int) -> Statement[pb.Appointment] | None:
+        """The owner's word with which this term began."""
+        rows = self._read("SELECT envelope FROM appointments WHERE term = ?", term)
+        return terms.open_appointment(self.manifest, bytes(rows[0][0])) if rows else None
+
+    @property
+    def signer(self) -> str:
+        """Peer id of who signs the run's commits now, as far as we know."""
+        newest = self.appointment
+        return newest.body.coordinator if newest is not None and newest.body.term > self.head.term else self.head.coordinator
+
+    @property
+    def term(self) -> int:
+        """The newest that we know of."""
+        return self.appointment.body.term if self.appointment is not None else 0
+
+    def appoint(self, envelope: pb.Envelope) -> bool:
+        """Follow the owner's word. Whether commits of ours do not stand by it: they are kept aside, and the chain ends with the
+        last that it names, or begins again where it is of another chain. Raises RemoteError where it is not the owner's."""
+        appointment = terms.open_appointment(self.manifest, envelope)
+        body = appointment.body
+        if body.term <= self.term:
+            return False
+        with self._writing:
+            self._keep_appointment(appointment)
+        if body.round > self.length or (body.round, body.head) == (self.length, self.head.digest):
+            self._stand_at(self.head)
+            return False
+        last = self.commit(body.round - 1) if body.round else None
+        self.give_up_from(body.round if last is None or last.digest == body.head else 0)
+        return True
+
+    def give_up_from(self, round: int) -> None:
+        """What follows is not the run's: kept in the file, and never read again."""
+        term = self.term
+        with self._writing, self._transaction():
+            self.database.execute("INSERT INTO given_up SELECT ?, round, envelope FROM commits WHERE round >= ?", (term, round))
+            for table in ("commits", "views"):
+                self.database.execute(f"DELETE FROM {table} WHERE round >= ?", (round,))
+        newest = self.raw(round - 1)
+        self._stand_at(initial_head(self.manifest.coordinator) if newest is None else self._head_after(newest))
+
+    def _keep_appointment(self, appointment: Statement[pb.Appointment]) -> None:
+        raw = appointment.envelope.SerializeToString(deterministic=True)
+        self.database.execute("INSERT OR REPLACE INTO appointments VALUES (?, ?)", (appointment.body.term, raw))
+        if appointment.body.term > self.term:
+            self.appointment = appointment
 
     def write(self, before: Head, commit: Statement[pb.Commit]) -> None:
         """Within a transaction: store a commit that is known to hold, and what people see of it. `head` is not moved."""
         raw = commit.envelope.SerializeToString(deterministic=True)
         self.database.execute("INSERT INTO commits VALUES (?, ?, ?)", (commit.body.round, raw, sha256(raw)))
+        if commit.body.HasField("appointment"):
+            self._keep_appointment(terms.open_appointment(self.manifest, commit.body.appointment))
         if self._describe is not None:
             row, detail = self._describe(before, commit)
             self.database.execute(

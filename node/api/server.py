@@ -139,7 +139,7 @@ def create_node_app(
 
     async def peers() -> list[views.View]:
         records = {peer: record.body for peer, record in directory.records.items()}
-        return views.peers(participant.chain.head, await presence(), records, participant.manifest.coordinator)
+        return views.peers(participant.chain.head, await presence(), records, participant.chain.head.coordinator)
 
     async def status(request: web.Request) -> web.Response:
         return json_response(node_status(participant, blobs, name, address, reach, connected()))

@@ -49,6 +49,8 @@ class BoundaryMeta:
     optimizer_steps: int
     rank_or_k: int
     """Of the codec."""
+    head: str = ""
+    """Digest of the commit that opened the round: the boundary is of its chain."""
     base_state: str = ""
     """Digest of the stage's state the round started from, hexadecimal; so are the others. Empty until it is encoded."""
     payload: str = ""

@@ -94,6 +94,7 @@ def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:
         tokens=meta.tokens,
         loss=meta.loss,
         samples_read=meta.samples_read,
+        head=bytes.fromhex(meta.head),
         payloads=[
             pb.StagePayload(
                 stage=stage,

@@ -177,6 +177,7 @@ class Worker:
             joined=ended.joined,
             optimizer_steps=self.trainer.optimizer.steps,
             rank_or_k=ended.rank_or_k,
+            head=ended.head.hex(),
         )
         for state, stage in self.trainer.pairs():
             tensors = self.trainer.private_tensors(stage)

@@ -12,12 +12,14 @@ class GetRunRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("manifest", "coordinator")
+    __slots__ = ("manifest", "coordinator", "appointment")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    APPOINTMENT_FIELD_NUMBER: _ClassVar[int]
     manifest: _messages_pb2.Envelope
     coordinator: _messages_pb2.Envelope
-    def __init__(self, manifest: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., coordinator: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ...) -> None: ...
+    appointment: _messages_pb2.Envelope
+    def __init__(self, manifest: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., coordinator: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., appointment: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("from_round", "hello")

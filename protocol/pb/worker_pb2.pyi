@@ -160,20 +160,22 @@ class Step(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., waiting: _Optional[bool] = ..., total_steps: _Optional[int] = ..., clock_seconds: _Optional[float] = ..., codec_cpu_seconds: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Boundary(_message.Message):
-    __slots__ = ("round", "inner_steps", "tokens", "loss", "samples_read", "payloads")
+    __slots__ = ("round", "inner_steps", "tokens", "loss", "samples_read", "payloads", "head")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_READ_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
     round: int
     inner_steps: int
     tokens: int
     loss: float
     samples_read: int
     payloads: _containers.RepeatedCompositeFieldContainer[StagePayload]
-    def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ...) -> None: ...
+    head: bytes
+    def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ..., head: _Optional[bytes] = ...) -> None: ...
 
 class Rechecked(_message.Message):
     __slots__ = ("round", "states", "report_agrees")

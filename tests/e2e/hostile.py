@@ -67,7 +67,7 @@ class HostilePeer:
         make = lambda: self.directory.seal_record(f"127.0.0.1:{port}", certificate.certificate_der, "mallory", addresses)  # noqa: E731
         self.tasks.start(self.directory.publish_forever(make), "publish")
         self.coordinator = CoordinatorLink(self.link, self.directory, self.channels)
-        self.run, _ = await self.coordinator.manifest()
+        self.run, _ = await self.coordinator.run()
         self.chain = ChainFile(self.folder / "chain.db", self.run)
         self.state = member.start(self.run, self.identity.peer, self.chain.head)
         self.tasks.start(self._follow(), "follow")

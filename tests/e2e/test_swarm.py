@@ -17,8 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
+from dilocox.node.testnet import Member
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.chain_file import ChainFile, find_chains
+from dilocox.transport.data_directory import load_identity
 from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, late_member, wait_for, wait_until_gone
 from tests.e2e.hostile import HostilePeer
 from tests.helpers import digest
@@ -420,3 +423,31 @@ def test_a_node_leaves_cleanly_on_sigterm(swarm: Swarm):
     assert swarm.testnet.processes[late.name].wait(timeout=PATIENCE_SECONDS) == 0
     swarm.wait_for_round(before + 1)
     assert swarm.peer(late.name) not in swarm.round(before + 1)["next_roster"]
+
+
+def test_the_owner_gives_the_run_to_another_coordinator(swarm: Swarm):
+    """The first one's machine is gone, with its folder; all start again with what a node holds, and the new link."""
+    testnet, members = swarm.testnet, swarm.testnet.running()
+    processes = [process for member in members for process in swarm.processes(member.name)]
+    for member in members:
+        testnet.kill(member)
+    wait_until_gone(processes)
+    folder, home, donor = testnet.folder, testnet.folder / "coordinator-2", testnet.member("node-1").home
+    heir = load_identity(home / "identity.key").peer
+    (path,) = find_chains(donor)
+    with ChainFile.for_reading(path) as chain:
+        before = chain.length
+    appoint = [sys.executable, "-P", "-m", "dilocox.cli.main", "appoint", heir, str(folder / "run.toml"), "--home", str(donor)]
+    subprocess.run(appoint, check=True, timeout=PATIENCE_SECONDS)
+    (folder / "link").unlink()
+    arguments = ["coordinator", str(folder / "run.chain"), "--home", str(home), "--link-file", str(folder / "link")]
+    testnet.members[0] = Member("coordinator", home, arguments)
+    testnet.start(testnet.coordinator)
+    wait_for((folder / "link").exists, "the new coordinator is there")
+    for member in members[1:]:
+        testnet.start(member)
+    swarm.wait_for_round(before + 1)
+    assert len(swarm.counted(before + 1)) >= 2
+    with ChainFile.for_reading(path) as chain:
+        commits = list(chain.verify())
+    assert [commit.peer == heir for commit in commits] == [number >= before for number in range(len(commits))]

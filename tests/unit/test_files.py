@@ -262,12 +262,15 @@ async def test_a_blob_that_rotted_is_fetched_again_and_never_served(tmp_path: Pa
 
 def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Path, tmp_path: Path):
     kept = ChainFile(chain, RUN)
-    for rotten in (None, "payload", "state"):
+    for rotten in (None, "payload", "state", "chain"):
         blobs = BlobStore(tmp_path / f"blobs {rotten}")
         payload, state = blobs.put([b"a payload"]), blobs.put([b"a state"])
-        if rotten is not None:
+        if rotten in ("payload", "state"):
             rot(blobs, payload if rotten == "payload" else state)
-        boundary = worker.Boundary(round=4, payloads=[worker.StagePayload(stage=0, base_state=state, digest=payload)])
+        opening = kept.commit(3)
+        assert opening is not None
+        payloads = [worker.StagePayload(stage=0, base_state=state, digest=payload)]
+        boundary = worker.Boundary(round=4, payloads=payloads, head=b"" if rotten == "chain" else opening.digest)
         store = BlobStore(blobs.folder)  # another process
         alone = Exchange(RUN, range(2), store, Known({}), ChannelPool(), identity(1).peer)
         starts = Starts(RUN, kept, store, alone)

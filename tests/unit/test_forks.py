@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from dilocox.node.forks import check_forks, proof_of_fork
-from dilocox.protocol import chain
+from dilocox.protocol import terms
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.heads import HEADER, Heads
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 from tests.peers import PATIENCE_SECONDS, meeting
@@ -37,9 +38,9 @@ async def test_two_who_hold_different_chains_end_when_one_calls_the_other(tmp_pa
             error = await peer.ended()
             proof = peer.chain.path.parent / "fork-1.pb"
             assert str(proof) in str(error)
-            assert chain.forked_round(RUN, pb.Fork.FromString(proof.read_bytes())) == 1
+            assert terms.forked_round(RUN, pb.Fork.FromString(proof.read_bytes())) == (1, 0)
             with pytest.raises(LocalError, match="two different commits for round 1"):
-                check_forks(RUN, proof.parent)
+                check_forks(peer.chain)
 
 
 async def test_who_is_behind_or_ahead_holds_no_other_chain(tmp_path: Path):
@@ -102,14 +103,18 @@ def test_only_two_commits_of_one_round_by_the_coordinator_are_a_proof(tmp_path: 
     other = other_commit(table.commits[1])
     forged = seal(identity(1), pb.KIND_COMMIT, RUN.run_id, other.body).envelope
     elsewhere = seal(COORDINATOR, pb.KIND_COMMIT, digest("another run"), other.body).envelope
+    file = ChainFile(tmp_path / "chain.db", RUN)
+    for commit in table.commits:
+        file.append(commit.envelope)
     for second in (first, genesis, forged, elsewhere, pb.Envelope()):
         with pytest.raises(RemoteError):
-            proof_of_fork(RUN, tmp_path, first, second)
-    assert not list(tmp_path.iterdir())
+            proof_of_fork(file, 1, second)
+    assert not list(tmp_path.glob("fork-*"))
     for nonsense in (pb.Fork(first=first, second=forged).SerializeToString(), b"\xff\xff"):
         (tmp_path / "fork-1.pb").write_bytes(nonsense)
-        check_forks(RUN, tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] == ["fork-1.pb"], "who verifies changes nothing"
-    assert "round 1" in str(proof_of_fork(RUN, tmp_path, first, other.envelope))
+        check_forks(file)
+        assert [path.name for path in tmp_path.glob("fork-*")] == ["fork-1.pb"], "who verifies changes nothing"
+    assert "round 1" in str(proof_of_fork(file, 1, other.envelope))
     with pytest.raises(LocalError):
-        check_forks(RUN, tmp_path)
+        check_forks(file)
+    file.close()

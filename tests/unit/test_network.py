@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,14 @@ def record(number: int, address: str = "127.0.0.1:1", **fields: Any) -> Statemen
 class Coordinator(rpc.CoordinatorServicer):
     """Answers GetRun."""
 
+    appointment: pb.Envelope | None = None
+
     def __init__(self, own: Statement) -> None:
         self._own = own
 
     async def GetRun(self, request, context):
         signed = seal(OWNER, pb.KIND_MANIFEST, RUN.run_id, RUN.canonical_bytes())
-        return services.Run(manifest=signed.envelope, coordinator=self._own.envelope)
+        return services.Run(manifest=signed.envelope, coordinator=self._own.envelope, appointment=self.appointment)
 
 
 @asynccontextmanager
@@ -93,9 +96,32 @@ async def test_an_answer_is_the_coordinators_to_what_was_said(
 async def test_the_link_alone_leads_to_the_coordinator(tmp_path: Path):
     found, channels = directory(tmp_path), ChannelPool()
     async with serving(tmp_path / "c") as link:
-        run, _ = await asyncio.wait_for(CoordinatorLink(link, found, channels).manifest(), 20)
+        run, _ = await asyncio.wait_for(CoordinatorLink(link, found, channels).run(), 20)
         assert run == RUN
         assert found.records[COORDINATOR.peer].body.address == link.at, "its signed record is better than the link"
+    await channels.close()
+
+
+async def test_only_whom_the_owner_named_is_followed_to_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    channels, appointed = ChannelPool(), identity(7)
+    body = pb.Appointment(term=1, coordinator=appointed.peer, round=0)
+    async with serving(tmp_path / "c", appointed) as link:
+        theirs = replace(link, coordinator=appointed.peer)
+        with pytest.raises(LocalError, match="named"):
+            await asyncio.wait_for(CoordinatorLink(theirs, directory(tmp_path / "1"), channels).run(), 20)
+        for pen, named in ((OWNER, True), (appointed, False)):
+            word = seal(pen, pb.KIND_APPOINTMENT, RUN.run_id, body).envelope
+            monkeypatch.setattr(Coordinator, "appointment", word)
+            finding = CoordinatorLink(theirs, directory(tmp_path / f"2 {named}"), channels).run()
+            if named:
+                _, found = await asyncio.wait_for(finding, 20)
+                assert found is not None
+                assert found.body == body
+                with pytest.raises(LocalError, match="named"):
+                    await asyncio.wait_for(CoordinatorLink(link, directory(tmp_path / "3"), channels).run(), 20)
+            else:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(finding, 2)
     await channels.close()
 
 
@@ -104,7 +130,7 @@ async def test_a_record_that_is_out_of_date_is_not_the_only_way(tmp_path: Path):
     old = pb.PeerRecord(address="127.0.0.1:1", certificate=tls.load_or_create(tmp_path).certificate_der)
     found.learn(seal(COORDINATOR, pb.KIND_PEER_RECORD, RUN.run_id, old))
     async with serving(tmp_path / "c") as link:
-        await asyncio.wait_for(CoordinatorLink(link, found, channels).manifest(), 20)
+        await asyncio.wait_for(CoordinatorLink(link, found, channels).run(), 20)
     await channels.close()
 
 
@@ -116,7 +142,7 @@ async def test_somebody_else_at_the_address_is_not_believed(tmp_path: Path, what
         if what == "certificate":
             link = JoinLink(link.run_id, link.coordinator, link.at, b"x" * 32)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(CoordinatorLink(link, found, channels).manifest(), 2)
+            await asyncio.wait_for(CoordinatorLink(link, found, channels).run(), 2)
     assert not found.records
     assert ("another server" if what == "certificate" else "instead of the coordinator") in caplog.text
     await channels.close()

@@ -120,7 +120,7 @@ def test_stop_comes_before_everything():
 def test_a_phase_ends_after_h_steps_and_says_what_it_did():
     state = trained(at(2, samples_read=8), 3)
     state, actions = step(state, trained=True, idle=True)
-    assert actions[:2] == (End(2, restart=False), Encode(2, 4, samples_read=8 + 4 * BATCH, joined=1, rank_or_k=7))
+    assert actions[:2] == (End(2, restart=False), Encode(2, 4, samples_read=8 + 4 * BATCH, joined=1, rank_or_k=7, head=b"2"))
     assert isinstance(actions[2], Train)
     assert (state.round, state.steps, state.in_flight) == (3, 0, 2)
 
@@ -129,7 +129,7 @@ def test_it_waits_for_the_background_and_trains_on():
     state = trained(at(2), 6)
     assert state.round == 2
     state, actions = step(state, trained=True, idle=True)
-    assert actions[1] == Encode(2, 7, 7 * BATCH, 1, 7)
+    assert actions[1] == Encode(2, 7, 7 * BATCH, 1, 7, b"2")
 
 
 def test_a_phase_does_not_end_before_its_own_state_is_in_place():
@@ -162,8 +162,8 @@ def test_a_time_boxed_phase_that_may_not_go_on_ends_early():
 def test_only_samples_of_the_lease_are_announced():
     state = at(2, samples_read=10, head=head(2, ahead=12))
     state = replace(trained(state, 0), steps=4)
-    assert Encode(2, 4, 10, 1, 7) in step(state, idle=True)[1]
-    assert Encode(2, 4, 12, 1, 7) in step(replace(state, samples_read=99), idle=True)[1]
+    assert Encode(2, 4, 10, 1, 7, b"2") in step(state, idle=True)[1]
+    assert Encode(2, 4, 12, 1, 7, b"2") in step(replace(state, samples_read=99), idle=True)[1]
 
 
 # Commits
@@ -182,7 +182,7 @@ def test_delayed_holds_a_commit_back_until_the_phase_is_over():
     held, actions = step(state, prepared=head(3), idle=True)
     assert (held, actions) == (state, (phase.next_action(state),))
     state, actions = step(state, trained=True, prepared=head(3), idle=True)
-    assert actions[:3] == (End(3, restart=True), Apply(keep_private=False), Encode(3, 4, 4 * BATCH, 1, 7))
+    assert actions[:3] == (End(3, restart=True), Apply(keep_private=False), Encode(3, 4, 4 * BATCH, 1, 7, b"3"))
     assert (state.round, state.in_flight, state.head.round) == (4, 3, 3)
 
 
@@ -344,7 +344,7 @@ def test_delayed_does_not_hold_back_a_commit_that_closes_its_round_without_it():
 
 def test_a_single_step_fills_a_time_boxed_phase():
     state = trained(at(2, run_with(round_seconds=1.0)), 1)
-    assert step(state, idle=True, time_is_up=True)[1][:2] == (End(2, restart=False), Encode(2, 1, BATCH, 1, 7))
+    assert step(state, idle=True, time_is_up=True)[1][:2] == (End(2, restart=False), Encode(2, 1, BATCH, 1, 7, b"2"))
 
 
 TURNS = st.lists(

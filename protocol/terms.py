@@ -1,0 +1,54 @@
+"""Who signs a run's commits: the manifest's coordinator, until the run's owner appoints another.
+
+An appointment names the last commit that stands, by its digest; the commit that follows carries the appointment, so a chain proves
+by itself who may sign it. Each begins a new term. Two commits of one round in one term prove that their signer made two chains; the
+owner's next appointment says which commits are the run's, and ends the halt.
+"""
+
+from dataclasses import replace
+
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.head import Head
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement, open_envelope
+from dilocox.protocol.pb import messages_pb2 as pb
+
+__all__ = ["appoint", "coordinator_of", "forked_round", "open_appointment"]
+
+
+def open_appointment(manifest: Manifest, envelope: pb.Envelope | bytes) -> Statement[pb.Appointment]:
+    """The owner's word. Raises RemoteError where it is not."""
+    appointment: Statement[pb.Appointment] = open_envelope(envelope, manifest.run_id, (pb.KIND_APPOINTMENT,))
+    if appointment.peer != manifest.owner:
+        raise RemoteError(pb.REASON_BAD_SIGNATURE, f"an appointment by {appointment.peer}, who is not the run's owner")
+    return appointment
+
+
+def coordinator_of(manifest: Manifest, appointment: Statement[pb.Appointment] | None) -> str:
+    """Peer id of who signs under the owner's newest word."""
+    return str(appointment.body.coordinator) if appointment is not None else manifest.coordinator
+
+
+def appoint(manifest: Manifest, head: Head, envelope: pb.Envelope) -> Head:
+    """The head from which the appointed coordinator goes on. Raises RemoteError where the appointment is not for this head."""
+    appointment = open_appointment(manifest, envelope)
+    body = appointment.body
+    if (body.round, body.head) != (head.round, head.digest):
+        raise RemoteError(pb.REASON_WRONG_HEAD, f"the appointment of term {body.term} names another commit {body.round - 1}")
+    if body.term <= head.term:
+        raise RemoteError(pb.REASON_STALE_ROUND, f"the appointment of term {body.term} came in term {head.term}")
+    return replace(head, coordinator=body.coordinator, term=body.term, appointment=appointment.envelope)
+
+
+def forked_round(manifest: Manifest, fork: pb.Fork) -> tuple[int, int]:
+    """(round, term) in which one coordinator signed two different commits. Raises RemoteError where these do not prove that."""
+    first, second = (open_envelope(envelope, manifest.run_id, (pb.KIND_COMMIT,)) for envelope in (fork.first, fork.second))
+    term = first.body.term
+    appointment = open_appointment(manifest, fork.appointment) if term else None
+    if {first.peer, second.peer} != {coordinator_of(manifest, appointment)}:
+        raise RemoteError(pb.REASON_BAD_SIGNATURE, "not both of them are signed by the coordinator")
+    if appointment is not None and appointment.body.term != term:
+        raise RemoteError(pb.REASON_MALFORMED, "they are not of the term that they come with")
+    if (second.body.round, second.body.term) != (first.body.round, term) or first.digest == second.digest:
+        raise RemoteError(pb.REASON_MALFORMED, "they are not two commits of one round")
+    return int(first.body.round), int(term)
