@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dilocox.cli import appoint, attest, coordinator, export, identity, init, node, plan, show, testnet, verify
+from dilocox.cli import appoint, attest, coordinator, export, hold, identity, init, node, plan, show, testnet, verify
 from dilocox.cli.common import fail
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 
@@ -31,6 +31,7 @@ app.command("init")(init.init)
 app.command("coordinator")(coordinator.coordinator)
 app.command("appoint")(appoint.appoint)
 app.command("node")(node.node)
+app.command("hold")(hold.hold)
 app.command("id")(identity.identity)
 app.command("status")(show.status)
 app.command("peers")(show.peers)

@@ -10,6 +10,7 @@ import typer
 from dilocox.cli.common import DataOption, DhtOption, HomeOption, read_link, set_up_logging
 from dilocox.node.daemon import NodeSettings, run_node
 from dilocox.node.data_folders import parse_folders
+from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.health import base_folder
 from dilocox.transport.network import Listen
@@ -35,7 +36,16 @@ def node(
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per stage worker.")] = None,
     upload_limit: Annotated[
-        float | None, typer.Option(help="Serve at most so many megabits per second (default: no limit).")
+        float | None,
+        typer.Option(min=0.25, help="Send at most so many megabits per second (default: no limit)."),
+    ] = None,
+    upload_copies: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=limits.HOLDERS,
+            help="Send each payload so many times at most, to peers that keep it for the others: for a thin uplink, 1.",
+        ),
     ] = None,
     simulated_measurement: Annotated[
         Path | None,
@@ -62,7 +72,7 @@ def node(
         join=link,
         home=home or base_folder() / "node",
         name=name,
-        listen=Listen(host, port, dht_port, dht),
+        listen=Listen(host, port, dht_port, dht, announced=upload_copies is None),
         api=api,
         devices=devices,
         threads=threads,
@@ -70,6 +80,7 @@ def node(
         simulated_measurement=simulated_measurement,
         collateral=collateral,
         upload_bytes_per_second=None if upload_limit is None else upload_limit * 1e6 / 8,
+        upload_copies=upload_copies,
         data=parse_folders(data or ()),
     )
     asyncio.run(run_node(settings))

@@ -35,7 +35,12 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(value)
         return
-    lines = {"node": _node_lines, "coordinator": _coordinator_lines, "waiting": _waiting_lines}
+    lines = {
+        "node": _node_lines,
+        "coordinator": _coordinator_lines,
+        "holder": _holder_lines,
+        "waiting": _waiting_lines,
+    }
     rows = lines[value["role"]](value)
     for label, text in rows:
         print_labelled(label, text, 9)
@@ -95,6 +100,17 @@ def _coordinator_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [("absent", short(peer)) for peer in value["absent"]]
     lines += [("refused", f"{short(item['peer'])}: {_reason(item)}") for item in value["refused"]]
     return lines
+
+
+def _holder_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
+    run = value["run"]
+    return [
+        ("run", f'{run["name"]} ({run["run_id"][:8]}…)   holder {short(value["peer"])} "{value["name"]}"'),
+        ("state", "the run is over" if value["finished"] else f"round {value['round']}/{run['rounds']} is open"),
+        ("network", f"{value['address']}   {value['reach']}"),
+        ("keeps", f"{value['kept_blobs']} blobs, {value['kept_bytes']:,} B   sent {value['bytes_sent']:,} B"),
+        *([] if value["coordinator_connected"] else [("warning", "the coordinator is away")]),
+    ]
 
 
 def peers(

@@ -101,7 +101,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         clock: driving.Clock = driving.clock,
     ) -> None:
         self.identity, self.chain = identity, chain
-        self._run_id = chain.manifest.run_id
+        self._run_id, self._holders = chain.manifest.run_id, frozenset(chain.manifest.run.holders)
         self._manifest_envelope = manifest
         self._appraise, self._policy = appraise, Policy(chain.manifest.attestation)
         self._clock = clock
@@ -160,9 +160,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 self.driver.feed(Absent(peer))
                 yield
         self.liveness.forget(keep=asked)
-        if gone := self.records.keys() - asked:
+        if gone := self.records.keys() - asked - self._holders:
             self.records = {peer: record for peer, record in self.records.items() if peer not in gone}
-        self.know([self.identity.peer, *sorted(asked)])
+        self.know([self.identity.peer, *sorted(asked | self._holders)])
 
     def _hears(self, peer: str) -> bool:
         """Who knows more of the chain than we do is heard when it gave that back."""
@@ -305,7 +305,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return reject(reason, detail)
 
     def _known(self, peer: str) -> bool:
-        return peer in self.state.gathered.claims or peer in self.state.head.cluster_by_peer
+        return peer in self._holders or peer in self.state.gathered.claims or peer in self.state.head.cluster_by_peer
 
     def _heartbeat(self, statement: Statement[pb.Heartbeat]) -> Judgement:
         if statement.peer not in self.liveness.signs and not self._known(statement.peer):
@@ -330,8 +330,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     def pass_on_records(self) -> None:
         """Of the roster, what says something new, and of each member not more than one in a while."""
-        now, members = self._clock().seconds, self.state.head.cluster_by_peer
-        for peer in sorted(self.records.keys() & members.keys()):
+        now, members = self._clock().seconds, self.state.head.cluster_by_peer.keys() | self._holders
+        for peer in sorted(self.records.keys() & members):
             record, (at, told) = self.records[peer], self._told.get(peer, (-math.inf, None))
             if told is record.body or now - at < RECORD_SECONDS:
                 continue

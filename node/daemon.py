@@ -11,30 +11,23 @@ from pathlib import Path
 
 from dilocox.node.api.server import create_node_app
 from dilocox.node.attest.attesters import choose_attester, no_attester
-from dilocox.node.attest.prover import AttestorService, Challenger, Prover
+from dilocox.node.attest.prover import Challenger, Prover
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.data_folders import check_data
 from dilocox.node.exchange import Exchange
-from dilocox.node.forks import Forks, check_forks, follow_owner
-from dilocox.node.holding import Holding
+from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
+from dilocox.node.place import PeerSettings, Place, join_network, make_holding, open_chain
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import WorkerPool
 from dilocox.protocol.attestation import SIMULATED, AttestationError
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import write_atomically
-from dilocox.transport.heads import Heads
-from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.room import lack_of_room, while_there_is_room
-from dilocox.transport.rpc import ChannelPool
-from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Stopped, Tasks
 from dilocox.views import rows as views
 from dilocox.views.http import serve_http
@@ -48,14 +41,8 @@ GOODBYE_SECONDS = 3.0
 """How long a leaving node tries to tell the coordinator."""
 
 
-@dataclass(frozen=True)
-class NodeSettings:
-    join: JoinLink
-    home: Path
-    name: str
-    listen: Listen
-    api: str
-    """host:port of the HTTP API."""
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings(PeerSettings):
     devices: int | None
     """How many stage workers; None: one per CUDA device, else one."""
     threads: int | None
@@ -65,7 +52,8 @@ class NodeSettings:
     """File with the measurement that simulated evidence names, in hexadecimal."""
     collateral: Path | None
     """File with the collateral that verifiers of this machine's TDX quotes need."""
-    upload_bytes_per_second: float | None
+    upload_copies: int | None
+    """How often each payload may leave this machine; None: as often as it is asked for."""
     data: dict[str, Path]
     """The folders that a run may read, by name."""
 
@@ -102,46 +90,12 @@ async def _live(settings: NodeSettings, home: DataDirectory, stopped: asyncio.Ev
     tasks = Tasks()
     tasks.stop_with(stopped)
     async with AsyncExitStack() as files, AsyncExitStack() as closing:
-        place = await _join_network(settings, home, tasks, closing)
+        place = await join_network(settings, home, tasks, closing)
         try:
             await _take_part(settings, home, tasks, place, files, closing)
             await tasks.wait()
         except Stopped:
             log.info("stopped before the run was known")
-
-
-@dataclass(frozen=True)
-class Place:
-    """What does not depend on the run's manifest."""
-
-    folder: Path
-    """Everything of this run."""
-    network: Network
-    channels: ChannelPool
-    store: BlobStore
-    blobs: PeerService
-    attestor: AttestorService
-    heads: Heads
-
-
-async def _join_network(settings: NodeSettings, home: DataDirectory, tasks: Tasks, closing: AsyncExitStack) -> Place:
-    """Join the DHT, publish our record, serve what is on disk: also while the coordinator is away."""
-    link = settings.join
-    folder = home.run_folder(link.run_id)
-    store = BlobStore(folder / "blobs")
-    heads = Heads()
-    channels = ChannelPool(home.identity, link.run_id, heads)
-    closing.push_async_callback(channels.close)
-    network = await open_network(
-        home, link.run_id, settings.listen, settings.name, tasks, closing, link.dht_addresses, heads=heads
-    )
-    blobs = PeerService(store, network.callers, settings.upload_bytes_per_second, heads)
-    attestor = AttestorService()
-    rpc.add_PeerServicer_to_server(blobs, network.server)
-    rpc.add_AttestorServicer_to_server(attestor, network.server)
-    await network.server.start()
-    tasks.start(network.watch_reach(channels), "reach")
-    return Place(folder, network, channels, store, blobs, attestor, heads)
 
 
 async def _take_part(
@@ -160,17 +114,13 @@ async def _take_part(
     files.callback(chain.close)
     await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
-    forks = Forks(chain, network.directory, place.channels, tasks)
-    network.directory.know([chain.head.coordinator, *chain.head.cluster_by_peer])
-    place.heads.ours, place.heads.heard = forks.standing, forks.heard
-    place.blobs.is_member, place.blobs.commit = lambda peer: peer in chain.head.cluster_by_peer, chain.raw
+    open_chain(place, chain, tasks)
+    network.directory.know([chain.head.coordinator, *manifest.run.holders, *chain.head.cluster_by_peer])
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     stages = range(manifest.model.stages)
     exchange = Exchange(manifest, stages, place.store, network.directory, place.channels, me.peer, place.heads)
-    dialable = lambda: network.reach.reachable is not False  # noqa: E731
-    spend = place.blobs.limit.spend
-    holding = Holding(me, manifest, lambda: chain.head, place.store, network.directory, place.channels, dialable, spend)
+    holding = make_holding(place, home, manifest, chain, settings.upload_copies)
     place.blobs.keeper = holding
     prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover
@@ -198,6 +148,7 @@ async def _take_part(
     tasks.start(participant.offer(), "offer")
     tasks.start(participant.workers.run(), "supervise")
     tasks.start(participant.beat(), "beat")
+    tasks.start(holding.supply(participant.workers.starts.newest_snapshot), "supply holders")
     if prover is not None:
         tasks.start(participant.prove(), "prove")
 

@@ -59,7 +59,7 @@ class Generations:
         self._manifest, self._me, self._chain, self._store, self._exchange = manifest, me, chain, store, exchange
         self._pool, self._tasks, self._holding = pool, tasks, holding
         self._member, self._feed, self._emit, self._tell = member, feed, emit, tell
-        self._starts = Starts(manifest, chain, store, exchange)
+        self.starts = Starts(manifest, chain, store, exchange)
         self._crew = Crew(pool.workers)
         self.progress = self._crew.progress
         self._grew = asyncio.Event()
@@ -266,16 +266,16 @@ class Generations:
                 return await self._exchange.take(commit)
             except RemoteError as error:
                 log.warning("round %d: a counted payload is not to be had yet: %s", commit.body.round, error)
-                if clock() - began >= AROUND_SECONDS and self._starts.goes_around(commit.body.round):
+                if clock() - began >= AROUND_SECONDS and self.starts.goes_around(commit.body.round):
                     return None
                 await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 
     async def _choose_start(self) -> tuple[worker.Start, list[worker.Apply]]:
         while True:
             hellos = list(self._crew.hellos.values())
-            for candidate in await asyncio.to_thread(self._starts.candidates, hellos, self._avoid_boundaries):
+            for candidate in await asyncio.to_thread(self.starts.candidates, hellos, self._avoid_boundaries):
                 try:
-                    return await self._starts.complete(candidate, lambda why: self._tell(Status("synchronising", why)))
+                    return await self.starts.complete(candidate, lambda why: self._tell(Status("synchronising", why)))
                 except RemoteError as error:
                     log.warning("cannot start from round %d: %s", candidate.start.round, error)
             self._tell(Status("synchronising", "no peer serves the state yet; trying again"))
@@ -298,8 +298,8 @@ class Generations:
         state = self._member()
         own = state.own.get(pb.KIND_CONTRIBUTION)
         for contribution in [*state.seen.values(), *([own] if own else [])]:
-            keep |= {contribution.body.leaves, *self._starts.payloads_of(contribution.body)}
-        return keep | self._holding.blobs() | self._starts.worth_keeping(self._crew.progress.states, self._crew.progress.roots)
+            keep |= {contribution.body.leaves, *self.starts.payloads_of(contribution.body)}
+        return keep | self._holding.blobs() | self.starts.worth_keeping(self._crew.progress.states, self._crew.progress.roots)
 
     async def _retain(self) -> None:
         """Remove blobs that were worth keeping and no longer are."""

@@ -1,12 +1,13 @@
 """Payloads of peers that cannot be dialled: who can be dialled keeps them, and serves them as its own.
 
-Such a peer pushes what it contributes to members of the roster, in the order of a hash that changes with every round, until enough
-of them have signed that they keep it; its contribution names them, and everybody else fetches from them.
+Such a peer pushes what it contributes to the holders that the run names, then to members of the roster, in the order of a hash that
+changes with every round, until enough of them have signed that they keep it; its contribution names them, and everybody else
+fetches from them. It gives the run's holders the states that joiners start from, too: nobody else could.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from dilocox.node.exchange import Finder
 from dilocox.protocol import limits
@@ -29,7 +30,11 @@ HOLDERS = 2
 """Members that keep a payload beside its author: one may go before it is fetched. Its line carries it so often, and never more."""
 ROUNDS_KEPT = 2
 """A push may come before the commit that opens its round; then it is named by a contribution, or not worth keeping."""
+STATE_COPIES = 2
+"""A state is the parameters and the outer momentum."""
 RETRY_SECONDS = 2.0
+SUPPLY_SECONDS = 5.0
+"""How often it is looked whether the run's holders lack a state."""
 
 
 class Holding:
@@ -45,21 +50,31 @@ class Holding:
         channels: ChannelPool,
         dialable: Callable[[], bool],
         spend: Callable[[int], Awaitable[None]],
+        copies: int = HOLDERS,
     ) -> None:
-        """`spend` waits until so many bytes may be sent."""
+        """`spend` waits until so many bytes may be sent; `copies`: how many are to keep a payload."""
         self._identity, self._manifest, self._head, self._store = identity, manifest, head, store
         self._directory, self._channels, self.dialable, self._spend = directory, channels, dialable, spend
+        self._copies = copies
+        self.agreed: Callable[[bytes], bool] = lambda digest: False
+        """Whether a blob is of a state that the run agreed on and joiners start from: kept by the run's holders."""
         stages = [stage_tensors(manifest.model, stage) for stage in range(manifest.model.stages)]
         self._largest = max(4 * sum(tensor.elements for tensor in tensors) for tensors in stages)
         self._kept: dict[str, dict[bytes, int]] = {}
         """By author: digests, and the round that was open."""
         self._forgotten: set[bytes] = set()
 
+    def remember(self, digests: Iterable[bytes]) -> None:
+        """What an earlier life kept: for as long as if it came now, whoever pushed it."""
+        self._kept[""] = dict.fromkeys(digests, self._head().round)
+
     def admit(self, author: str, digest: bytes, size: int) -> None:
         """Raises RemoteError where we do not keep that for this peer."""
         head = self._head()
         if author not in head.roster:
             raise RemoteError(pb.REASON_NOT_ON_ROSTER, "only members of the roster are kept for")
+        if size <= STATE_COPIES * self._largest + limits.LEAVES_BYTES and self.agreed(digest):
+            return
         if size > max(self._largest, limits.LEAVES_BYTES):
             raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes are no payload of this run")
         kept = self._recent(author)
@@ -94,15 +109,32 @@ class Holding:
         """Push these to members of the roster until enough of them keep all; fewer where there are no more, none where the round
         closes first."""
         began = self._head()
-        names = sorted(set(began.roster) - {self._identity.peer}, key=lambda name: sha256(began.digest, name.encode()))
+
+        def turn(name: str) -> bytes:
+            return sha256(began.digest, name.encode())
+
+        named = self._manifest.run.holders
+        names = [*sorted(named, key=turn), *sorted(set(began.roster) - {self._identity.peer, *named}, key=turn)]
         held: list[str] = []
         while not held and self._head().round == began.round:
             for name in names:
-                if len(held) < HOLDERS and await self._push(name, began.round, blobs):
+                if len(held) < self._copies and await self._push(name, began.round, blobs):
                     held.append(name)
             if not held:
                 await asyncio.sleep(RETRY_SECONDS)
         return tuple(held)
+
+    async def supply(self, state: Callable[[], Sequence[bytes]]) -> None:
+        """Where we cannot be dialled: see to it that the run's holders have the blobs of its newest agreed state, until cancelled.
+        `state`: its root, then its stages; empty where they are not here. Who has them already is sent none."""
+        done: dict[str, bytes] = {}
+        while self._manifest.run.holders:
+            blobs = await asyncio.to_thread(state)
+            for name in self._manifest.run.holders:
+                wanted = blobs and not self.dialable() and done.get(name) != blobs[0] and name != self._identity.peer
+                if wanted and await self._push(name, self._head().round, blobs):
+                    done[name] = blobs[0]
+            await asyncio.sleep(SUPPLY_SECONDS)
 
     async def _push(self, name: str, round: int, blobs: Sequence[bytes]) -> bool:
         record = await self._directory.find(name)

@@ -247,7 +247,7 @@ class Participant:
         self._judging.clear()
         if not self.state.on_roster:
             self._told = None
-        self._directory.know([self.chain.head.coordinator, *self.chain.head.cluster_by_peer])
+        self._directory.know([self.chain.head.coordinator, *self.manifest.run.holders, *self.chain.head.cluster_by_peer])
         self.feed(member.Committed(commit, self.chain.head))
         self._accepted = None
         self.workers.chain_grew()

@@ -143,7 +143,7 @@ class Starts:
     async def fetch_state(self, start: worker.Start, root: bytes, say: Callable[[str], None]) -> None:
         commit = self._chain.commit(start.round)
         assert commit is not None, "the snapshot's root stands in it"
-        providers = [member.cluster for member in commit.body.roster]
+        providers = [*self._manifest.run.holders, *(member.cluster for member in commit.body.roster)]
         await self._exchange.fetch(root, providers, limits.LEAVES_BYTES)
         digests = parse(pb.StageStates, bytes(self._store.view(root))).digests
         if len(digests) != self._manifest.model.stages:
@@ -153,6 +153,16 @@ class Starts:
                 say(f"fetching the state before round {start.round}, stage {stage + 1} of {len(digests)}")
                 await self._exchange.fetch(digest, providers)
             start.states.append(worker.StageState(stage=stage, digest=digest))
+
+    def newest_snapshot(self) -> list[bytes]:
+        """Root and stages of the newest state that joiners start from, where all of it is here."""
+        root = next(iter(self._agreed_snapshots().values()), b"")
+        blobs = [root, *self._store.stage_digests(root)] if root else []
+        return blobs if all(blob in self._store for blob in blobs) else []
+
+    def agreed_roots(self) -> set[bytes]:
+        """Of the states that joiners start from."""
+        return set(self._agreed_snapshots().values())
 
     def worth_keeping(self, own_states: Mapping[int, Mapping[int, bytes]], own_roots: Mapping[int, bytes]) -> set[bytes]:
         """Payloads and states of the rounds that a joiner or a restart may build on; `own_states` by round and stage."""

@@ -38,16 +38,17 @@ class Run(_Section):
     coordinator: str | None = None
     """Peer id whose signature makes the run's commits; default: the owner's."""
 
-    @field_validator("coordinator")
+    holders: Annotated[tuple[str, ...], Field(max_length=limits.HOLDERS)] = ()
+    """Peer ids of those who keep payloads and states for who cannot be dialled, and train nothing: `dilocox hold`."""
+
+    @field_validator("coordinator", "holders")
     @classmethod
-    def _is_a_peer(cls, value: str | None) -> str | None:
-        if value is not None:
+    def _are_peers(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        for peer in (value,) if isinstance(value, str) else value or ():
             try:
-                key_of_peer(value)
+                key_of_peer(peer)
             except ValueError as error:
-                raise ValueError(
-                    f"{error}: copy what `dilocox id --home FOLDER` prints for the coordinator's folder"
-                ) from error
+                raise ValueError(f"{error}: copy what `dilocox id --home FOLDER` prints for that daemon's folder") from error
         return value
 
 

@@ -47,6 +47,8 @@ class Listen:
     """As `port`."""
     dht: bool = True
     """Whether to take part in one: a swarm whose coordinator does not move needs none."""
+    announced: bool = True
+    """Whether others are told how to dial us: not where our line is too thin to serve them all."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ async def open_network(
     addresses = (multiaddr(listen.host, dht_port, home.identity.peer),) if listen.dht else ()
 
     def record() -> Statement:
-        at = "" if reach.reachable is False else address
+        at = "" if reach.reachable is False or not listen.announced else address
         sealed = directory.seal_record(at, certificate.certificate_der, name, addresses)
         on_record(sealed)
         return sealed

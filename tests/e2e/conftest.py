@@ -145,14 +145,17 @@ class Swarm:
 
     def same_states(self, round: int) -> bool:
         """Whether every running node reports one state before `round`."""
-        hashes = [self.status(m.name).get("state_hashes", {}).get(str(round)) for m in self.testnet.nodes if m.facts()]
+        nodes = [m.name for m in self.testnet.nodes if (m.facts() or {}).get("role") == "node"]
+        hashes = [self.status(name).get("state_hashes", {}).get(str(round)) for name in nodes]
         return None not in hashes and len({tuple(h) for h in hashes if h}) == 1
 
 
-def build(folder: Path, count: int, nodes: int = 3) -> Testnet:
+def build(folder: Path, count: int, nodes: int = 3, holders: Collection[str] = (), options: Collection[str] = ()) -> Testnet:
     owner = load_identity(folder / "e2e.key")
-    run = RUN.replace("{owner}", owner.key.hex()).replace("{count}", str(count)).encode()
-    testnet = Testnet.create(folder / "t", run, (folder / "e2e.key").read_bytes(), nodes, ["--devices", "2", "--threads", "1"])
+    run = RUN.replace("{owner}", owner.key.hex()).replace("{count}", str(count))
+    run = run.replace("[model]", f"holders = {list(holders)}\n[model]", 1)
+    arguments = ["--devices", "2", "--threads", "1", *options]
+    testnet = Testnet.create(folder / "t", run.encode(), (folder / "e2e.key").read_bytes(), nodes, arguments)
     testnet.members[-1].arguments.append("--no-dht")  # it is dialled, and dials, by what the coordinator passes on
     return testnet
 

@@ -8,9 +8,10 @@ import grpc
 import pytest
 
 from dilocox.node import holding
+from dilocox.node.holding import Holding
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.messages import open_envelope, seal
+from dilocox.protocol.messages import canonical, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -21,7 +22,7 @@ from dilocox.transport.heads import Heads
 from dilocox.transport.reach import Reach, ReachService
 from dilocox.transport.rpc import ChannelPool, create_server, push_blob
 from tests.helpers import Table, digest, identity, manifest
-from tests.peers import PATIENCE_SECONDS, Peer, meeting
+from tests.peers import PATIENCE_SECONDS, Everybody, Peer, meeting
 
 RUN = manifest(rounds={"count": 100}, model={"vocabulary_size": 4096, "hidden_size": 256, "intermediate_size": 1024})
 BIG = os.urandom(limits.CHUNK_BYTES + 4321)
@@ -230,3 +231,62 @@ async def test_others_say_whether_we_can_be_dialled(tmp_path: Path):
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
     await channels.close()
     await server.stop(grace=0)
+
+
+# A holder that the run names.
+
+HELD_RUN = manifest(run={"holders": [identity(3).peer]}, rounds={"count": 100})
+
+
+async def test_the_runs_holder_comes_first_and_one_copy_may_be_enough(tmp_path: Path):
+    chain = Table(HELD_RUN).genesis().commits
+    async with meeting(tmp_path, HELD_RUN, *[chain] * 4) as (hidden, _, _, holder):
+        blob = hidden.store.put([b"payload"])
+        assert (await hidden.holding.find([blob]))[0] == identity(3).peer, "though it is not on the roster"
+        assert holder.holding.blobs() == {blob}
+        head, store, channels = lambda: hidden.chain.head, hidden.store, hidden.channels
+        thin = Holding(identity(0), HELD_RUN, head, store, hidden.everybody, channels, lambda: False, spend, 1)
+        other = hidden.store.put([b"another payload"])
+        assert await thin.find([other]) == (identity(3).peer,)
+
+
+async def test_the_runs_holder_is_given_the_states_that_joiners_start_from(tmp_path: Path):
+    chain = Table(HELD_RUN).genesis().commits
+    async with meeting(tmp_path, HELD_RUN, *[chain] * 4) as (hidden, _, _, holder):
+        stages = [hidden.store.put([b"one stage"]), hidden.store.put([b"another stage"])]
+        root = hidden.store.put([canonical(pb.StageStates(digests=stages))])
+        state = [root, *stages]
+        asked = asyncio.Event()
+
+        def newest() -> list[bytes]:
+            asked.set()
+            return state
+
+        supplying = asyncio.create_task(hidden.holding.supply(newest))
+        await asked.wait()
+        await asyncio.sleep(0)
+        assert not hidden.service.bytes_sent, "who can be dialled serves joiners itself"
+        supplying.cancel()
+        hidden.holding.dialable = lambda: False
+        holder.holding.agreed = lambda digest: digest in state
+        supplying = asyncio.create_task(hidden.holding.supply(lambda: state))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not all(holder.store.verify(blob) for blob in state):
+                await asyncio.sleep(0.01)
+        supplying.cancel()
+        assert not holder.holding.blobs(), "states are kept as long as the chain names them, not for rounds"
+        with pytest.raises(RemoteError, match="no payload of this run"):
+            holder.holding.admit(identity(0).peer, digest("large"), 1 << 40)
+
+
+def test_what_an_earlier_life_kept_is_kept_for_as_long(tmp_path: Path):
+    table = Table(HELD_RUN).genesis()
+    store, nobody = BlobStore(tmp_path), Everybody()
+    keeping = Holding(identity(3), HELD_RUN, lambda: table.head, store, nobody, ChannelPool(), lambda: True, spend)
+    keeping.remember({digest("one"), digest("two")})
+    assert keeping.blobs() == {digest("one"), digest("two")}
+    table.train(1)
+    assert keeping.blobs() == {digest("one"), digest("two")}
+    table.train(1)
+    assert keeping.blobs() == set()
+    assert keeping.forgotten() == {digest("one"), digest("two")}

@@ -1,0 +1,204 @@
+"""`dilocox hold`: a peer that keeps payloads and states for those who cannot be dialled, and trains nothing.
+
+The run's manifest names it. It follows the chain, takes what members of the roster push, serves it to everybody, and keeps it as
+long as a joiner or a restart may need it.
+"""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Gauge
+
+from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.exchange import Exchange
+from dilocox.node.forks import check_forks, follow_owner, proof_of_fork
+from dilocox.node.holding import Holding
+from dilocox.node.own import OwnStatements
+from dilocox.node.place import PeerSettings, Place, join_network, make_holding, open_chain
+from dilocox.node.starts import Starts
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.messages import Statement, open_envelope, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.presence import same_place
+from dilocox.transport.room import while_there_is_room
+from dilocox.transport.tasks import Stopped, Tasks
+from dilocox.views import rows as views
+from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
+from dilocox.views.waiting import waiting_page
+
+__all__ = ["run_holder"]
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 2.0
+"""For the people who watch: nobody waits for a holder."""
+
+
+async def run_holder(settings: PeerSettings) -> None:
+    """Keep until SIGTERM or SIGINT. Raises LocalError where the run does not name this peer."""
+    home = DataDirectory(settings.home)
+    page = waiting_page(settings.api, home.remembered)
+    await while_there_is_room(home.folder, lambda stopped: _live(settings, home, stopped), page)
+
+
+async def _live(settings: PeerSettings, home: DataDirectory, stopped: asyncio.Event) -> None:
+    tasks = Tasks()
+    tasks.stop_with(stopped)
+    async with AsyncExitStack() as files, AsyncExitStack() as closing:
+        place = await join_network(settings, home, tasks, closing)
+        try:
+            await _hold(settings, home, tasks, place, files, closing)
+            await tasks.wait()
+        except Stopped:
+            log.info("stopped before the run was known")
+
+
+async def _hold(
+    settings: PeerSettings, home: DataDirectory, tasks: Tasks, place: Place, files: AsyncExitStack, closing: AsyncExitStack
+) -> None:
+    link, me, directory = settings.join, home.identity, place.network.directory
+    coordinator = CoordinatorLink(link, directory, place.channels)
+    manifest, appointment = await tasks.race(coordinator.run())
+    if me.peer not in manifest.run.holders:
+        raise LocalError(f"the run names no holder {me.peer}: its owner writes that into run.holders before the run begins")
+    chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
+    files.callback(chain.close)
+    await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
+    await asyncio.to_thread(check_forks, chain)
+    open_chain(place, chain, tasks)
+    holding = make_holding(place, home, manifest, chain, None)
+    exchange = Exchange(manifest, (), place.store, directory, place.channels, me.peer, place.heads)
+    own = OwnStatements(place.folder / "own.db", manifest.run_id)
+    files.callback(own.close)
+    holder = Holder(me, place, chain, own, holding, Starts(manifest, chain, place.store, exchange), coordinator)
+    holding.remember(await asyncio.to_thread(place.store.digests))
+    await holder.retain()
+    place.blobs.keeper = holding
+    runner, url = await serve_http(holder.app(settings.name), settings.api)
+    closing.push_async_callback(runner.cleanup)
+    home.announce(role="holder", api=url, run_id=link.run_id.hex(), name=settings.name, **place.network.ports)
+    log.info("%s is %s, keeping on %s, API %s", settings.name, me.peer, place.network.address, url)
+    tasks.start(holder.follow(), "follow")
+    tasks.start(holder.beat(), "beat")
+
+
+class Holder:
+    def __init__(
+        self,
+        identity: Identity,
+        place: Place,
+        chain: ChainFile,
+        own: OwnStatements,
+        holding: Holding,
+        starts: Starts,
+        coordinator: CoordinatorLink,
+    ) -> None:
+        self._identity, self._place, self.chain, self._own, self._holding = identity, place, chain, own, holding
+        self._starts, self._coordinator = starts, coordinator
+        self._roots: set[bytes] = set()
+        self._told: pb.PeerRecord | None = None
+        """Our record, as the coordinator passes it on."""
+        holding.agreed = self._agreed
+
+    def _agreed(self, digest: bytes) -> bool:
+        """Whether a blob is of a state that joiners start from: a root that the chain names, or a stage that such a root names."""
+        return digest in self._roots or any(digest in self._place.store.stage_digests(root) for root in self._roots)
+
+    async def follow(self) -> None:
+        """The chain, commit by commit."""
+        self._place.network.directory.know([self.chain.head.coordinator, *self.chain.head.cluster_by_peer])
+        async for event in self._coordinator.watch(lambda: self.chain.length, self._hello, self._away):
+            if event.HasField("standing"):
+                self._away()
+            elif event.HasField("statement"):
+                try:
+                    await self._take(event.statement)
+                except RemoteError as error:
+                    log.warning("the coordinator sent something that does not hold: %s", error)
+
+    def _away(self) -> None:
+        """What the coordinator was told, it may have forgotten."""
+        self._told = None
+
+    def _hello(self) -> Statement[pb.Heartbeat]:
+        """For people: no round waits for a holder."""
+        head = self.chain.head
+        body = pb.Heartbeat(sequence=self._own.next_sequence(), round=head.round, head=head.digest)
+        return seal(self._identity, pb.KIND_HEARTBEAT, self.chain.manifest.run_id, body)
+
+    async def _take(self, envelope: pb.Envelope) -> None:
+        run_id = self.chain.manifest.run_id
+        if envelope.kind == pb.KIND_PEER_RECORD:
+            self._place.network.directory.learn(open_envelope(envelope, run_id, (pb.KIND_PEER_RECORD,)))
+        if envelope.kind != pb.KIND_COMMIT:
+            return
+        sent = open_envelope(envelope, run_id, (pb.KIND_COMMIT,))
+        if sent.body.round < self.chain.head.round:
+            known = await asyncio.to_thread(self.chain.commit, sent.body.round)
+            if known is not None and known.digest != sent.digest:
+                raise await asyncio.to_thread(proof_of_fork, self.chain, sent.body.round, envelope)
+            return
+        await asyncio.to_thread(self.chain.append, envelope)
+        self._place.network.directory.know([self.chain.head.coordinator, *self.chain.head.cluster_by_peer])
+        await self.retain()
+
+    async def retain(self) -> None:
+        """Remove what no joiner and no restart can need any more."""
+        self._roots = await asyncio.to_thread(self._starts.agreed_roots)
+        here = await asyncio.to_thread(self._place.store.digests)  # first: what comes meanwhile is not looked at
+        keep = await asyncio.to_thread(self._starts.worth_keeping, {}, {}) | self._holding.blobs()
+        for digest in here - keep:
+            await asyncio.to_thread(self._place.store.remove, digest)
+
+    async def beat(self) -> None:
+        """Say that we are here, and how to dial us, which the coordinator passes on."""
+        while True:
+            await self._coordinator.submit_once(self._hello().envelope)
+            own = self._place.network.directory.own
+            if own is not None and (self._told is None or not same_place(self._told, own.body)):
+                answer = await self._coordinator.submit_once(own.envelope)
+                if answer is not None and answer.reason == pb.REASON_UNSPECIFIED:
+                    self._told = own.body
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def app(self, name: str) -> web.Application:
+        registry = CollectorRegistry()
+        sent = Gauge("dilocox_holder_sent_bytes", "Blob bytes served", registry=registry)
+        sent.set_function(lambda: self._place.blobs.bytes_sent)
+        app = create_app(registry, lambda: None)
+        network = self._place.network
+
+        def status() -> dict[str, Any]:
+            kept = self._place.store.digests()
+            return {
+                "role": "holder",
+                "run": views.run(self.chain.manifest),
+                "peer": self._identity.peer,
+                "name": name,
+                "address": network.address,
+                "reachable": network.reach.reachable,
+                "reach": network.reach.sentence,
+                "coordinator_connected": self._coordinator.connected,
+                "round": self.chain.head.round,
+                "finished": self.chain.head.finished,
+                "kept_blobs": len(kept),
+                "kept_bytes": sum(self._place.store.size(digest) for digest in kept),
+                "bytes_sent": self._place.blobs.bytes_sent,
+            }
+
+        async def get_status(request: web.Request) -> web.Response:
+            return json_response(await asyncio.to_thread(status))
+
+        async def peers() -> list[views.View]:
+            records = {peer: record.body for peer, record in network.directory.records.items()}
+            return views.peers(self.chain.head, await self._coordinator.presence(), records, self.chain.head.coordinator)
+
+        add_run_routes(app, self.chain, peers)
+        app.router.add_get("/v1/status", get_status)
+        return app

@@ -1,0 +1,92 @@
+"""A peer's place in a run's network: folder, server, record, its line to others. A node trains there, a holder keeps."""
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from dilocox.node.attest.prover import AttestorService
+from dilocox.node.forks import Forks
+from dilocox.node.holding import HOLDERS, Holding
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.heads import Heads
+from dilocox.transport.network import Listen, Network, open_network
+from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.serve import PeerService
+from dilocox.transport.tasks import Tasks
+
+__all__ = ["PeerSettings", "Place", "join_network", "make_holding", "open_chain"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerSettings:
+    """What a node and a holder are both told."""
+
+    join: JoinLink
+    home: Path
+    name: str
+    listen: Listen
+    api: str
+    """host:port of the HTTP API."""
+    upload_bytes_per_second: float | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """What does not depend on the run's manifest."""
+
+    folder: Path
+    """Everything of this run."""
+    network: Network
+    channels: ChannelPool
+    store: BlobStore
+    blobs: PeerService
+    attestor: AttestorService
+    heads: Heads
+
+
+async def join_network(settings: PeerSettings, home: DataDirectory, tasks: Tasks, closing: AsyncExitStack) -> Place:
+    """Join the DHT, publish our record, serve what is on disk: also while the coordinator is away."""
+    link = settings.join
+    folder = home.run_folder(link.run_id)
+    store = BlobStore(folder / "blobs")
+    heads = Heads()
+    channels = ChannelPool(home.identity, link.run_id, heads)
+    closing.push_async_callback(channels.close)
+    network = await open_network(
+        home, link.run_id, settings.listen, settings.name, tasks, closing, link.dht_addresses, heads=heads
+    )
+    blobs = PeerService(store, network.callers, settings.upload_bytes_per_second, heads)
+    attestor = AttestorService()
+    rpc.add_PeerServicer_to_server(blobs, network.server)
+    rpc.add_AttestorServicer_to_server(attestor, network.server)
+    await network.server.start()
+    tasks.start(network.watch_reach(channels), "reach")
+    return Place(folder, network, channels, store, blobs, attestor, heads)
+
+
+def open_chain(place: Place, chain: ChainFile, tasks: Tasks) -> None:
+    """What others may ask of the chain, and what two who meet compare, now that the run is known."""
+    forks = Forks(chain, place.network.directory, place.channels, tasks)
+    place.heads.ours, place.heads.heard = forks.standing, forks.heard
+    place.blobs.is_member, place.blobs.commit = lambda peer: peer in chain.head.cluster_by_peer, chain.raw
+
+
+def make_holding(place: Place, home: DataDirectory, manifest: Manifest, chain: ChainFile, copies: int | None) -> Holding:
+    """`copies`: how often each payload may leave this machine; None: as often as it is asked for, where others can dial us."""
+    dialable = lambda: copies is None and place.network.reach.reachable is not False  # noqa: E731
+    return Holding(
+        home.identity,
+        manifest,
+        lambda: chain.head,
+        place.store,
+        place.network.directory,
+        place.channels,
+        dialable,
+        place.blobs.limit.spend,
+        copies or HOLDERS,
+    )
