@@ -22,6 +22,8 @@ test: setup lint
 test-all: test mutants  ## an hour and more: what is looked at once before a release
 	DILOCOX_SCHEDULES=20000 $(BIN)/pytest tests/sim/test_explorer.py
 	$(BIN)/python -m bench.scale --check
+	$(BIN)/python -m bench.fuzz --check
+	$(BIN)/python -m bench.strangers --check
 
 lint: setup
 	$(BIN)/ruff check .

@@ -5,10 +5,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.chain_file import DamagedError, open_database
+from dilocox.transport.chain_file import DamagedError, open_database, sentences
 from dilocox.transport.files import quarantine
 
 __all__ = ["OwnStatements"]
@@ -16,6 +16,9 @@ __all__ = ["OwnStatements"]
 KINDS = (pb.KIND_CLAIM, pb.KIND_CLUSTER, pb.KIND_LEAVE, pb.KIND_CONTRIBUTION, pb.KIND_RECEIPT, pb.KIND_STATE_REPORT)
 BLOCK = 1000
 """Sequence numbers reserved at a time: one write for so many heartbeats, and more than a process says in a second."""
+
+MOST_RESERVED = 1 << 62
+"""A counter of the time of day in thousandths is far below this for ever; the wire has twice as much."""
 
 
 class OwnStatements:
@@ -25,17 +28,34 @@ class OwnStatements:
         """Opens or heals: a damaged file is set aside; the run's other members still hold what it held."""
         self._run_id, self._lock = run_id, threading.Lock()
         try:
-            self._database = open_database(path)
+            self._load(path)
         except DamagedError as error:
             quarantine(path, str(error), ("-wal", "-shm"))
-            self._database = open_database(path)
+            self._load(path)
+
+    def _load(self, path: Path) -> None:
+        """Raises DamagedError."""
+        self._database = open_database(path)
+        try:
+            with sentences(path):
+                self._lay_out(path)
+        except LocalError:
+            self._database.close()
+            raise
+
+    def _lay_out(self, path: Path) -> None:
         self._database.execute("CREATE TABLE IF NOT EXISTS own (kind INTEGER PRIMARY KEY, envelope BLOB NOT NULL)")
         self._database.execute("CREATE TABLE IF NOT EXISTS sequence (reserved INTEGER NOT NULL)")
         if self._database.execute("SELECT 1 FROM sequence").fetchone() is None:
             # Where the counter was lost, it goes on above what it can have been: the coordinator remembers the old one, and a
             # smaller one would be taken for a replay.
             self._database.execute("INSERT INTO sequence VALUES (?)", (int(time.time()) * BLOCK,))
-        self._next = self._reserved = int(self._database.execute("SELECT reserved FROM sequence").fetchone()[0])
+        (reserved,) = self._database.execute("SELECT reserved FROM sequence").fetchone()
+        if type(reserved) is not int or reserved not in range(MOST_RESERVED):
+            raise DamagedError(f"{path} is damaged: it counts what cannot be counted.")
+        if self._database.execute("SELECT 1 FROM own WHERE typeof(envelope) != 'blob'").fetchone() is not None:
+            raise DamagedError(f"{path} is damaged: it holds what is no statement.")
+        self._next = self._reserved = reserved
 
     def keep(self, statement: Statement[object]) -> None:
         """Durable when this returns. Blocking."""

@@ -368,6 +368,10 @@ def extend(manifest: Manifest, head: Head, envelope: pb.Envelope | bytes) -> tup
 def _gather(manifest: Manifest, head: Head, commit: pb.Commit) -> Gathered:
     """Fold a commit's own statements through the rules. Raises RemoteError at the first that may not stand there."""
     verdicts = {item.peer: item for item in commit.attested}
+    if verdicts and not manifest.attestation.kinds:
+        raise RemoteError(
+            pb.REASON_ATTESTATION, f"commit {commit.round} holds verdicts on evidence, which the run does not ask for"
+        )
     gathered = Gathered(attested=verdicts, refusals=tuple(commit.refusals))
     for envelope in envelopes(commit):
         statement = open_envelope(envelope, manifest.run_id, rules.JUDGES)

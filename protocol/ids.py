@@ -96,6 +96,8 @@ class JoinLink:
             host, port = link.endpoint
             if not host or not 0 < port < 1 << 16:
                 raise ValueError("at= is not HOST:PORT")
+            if not all(map(str.isprintable, (link.at, *link.dht_addresses))):
+                raise ValueError("an address has characters that cannot be written")
             return link
         except ValueError as error:
             raise ConfigError(f"not a join link: {error}. Copy the line that `dilocox coordinator` prints.") from error

@@ -127,6 +127,9 @@ STATEMENTS_BURST = 200
 CALL_BYTES = 64
 """A digest: about 34."""
 
+CREDENTIAL_BYTES = 256
+"""What a call says of its caller, in its envelope: about 140. Verdicts are remembered by these bytes."""
+
 ANSWER_BYTES = 2 * KIB
 """Two digests, three numbers and a sentence."""
 

@@ -291,12 +291,12 @@ class Manifest(_Section):
         """Raises ConfigError naming every key that is wrong."""
         try:
             return cls.model_validate(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"the run file is not TOML: {error}") from error
         except ValidationError as error:
             raise ConfigError(
                 "the run file cannot be used:\n" + "\n".join(_explain(item) for item in error.errors())
             ) from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"the run file is not TOML: {error}") from error
 
     @classmethod
     def from_canonical(cls, raw: bytes) -> "Manifest":

@@ -306,6 +306,8 @@ def _refuse(state: RoundState, peer: str, reason: pb.Reason, detail: str) -> Rou
 
 def _attest(state: RoundState, attestation: pb.Attestation) -> RoundState:
     attested = state.gathered.attested
+    if not state.manifest.attestation.kinds:
+        return state  # no chain would take it
     if len(attested) >= limits.ATTESTATIONS and attestation.peer not in attested:
         return state
     return replace(state, gathered=replace(state.gathered, attested={**attested, attestation.peer: attestation}))

@@ -52,6 +52,8 @@ class Callers:
 
     def _verified(self, raw: bytes) -> str:
         if raw not in self.known:
+            if len(raw) > limits.CREDENTIAL_BYTES:
+                raise RemoteError(pb.REASON_OVERSIZE, f"a credential of {len(raw)} bytes; at most {limits.CREDENTIAL_BYTES}")
             call = open_envelope(raw, self._run_id, (pb.KIND_CALL,))
             if call.body.certificate != self._certificate:
                 raise RemoteError(pb.REASON_BAD_SIGNATURE, "the credential is for another server")

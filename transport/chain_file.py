@@ -26,12 +26,12 @@ from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import quarantine
 
-__all__ = ["ChainFile", "DamagedError", "Describe", "find_chains", "open_database"]
+__all__ = ["ChainFile", "DamagedError", "Describe", "find_chains", "open_database", "sentences"]
 
 log = logging.getLogger(__name__)
 
-DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-"""Of SQLite's errors, those that say that the file is not what was written; others are the disk's."""
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+"""Of SQLite's errors, those that say that the file is not what was written, its tables among it; others are the disk's."""
 
 Describe = Callable[[Head, Statement[pb.Commit]], tuple[dict[str, Any], dict[str, Any]]]
 """(the head before, a commit) -> its line in a table, and everything about it."""
@@ -65,9 +65,11 @@ def sentences(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF in DAMAGE:
+        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in DAMAGE:  # none where Python could not read it
             raise DamagedError(f"{path} is damaged: {error}. Restore it from a backup.") from error
         raise LocalError(f"{path} cannot be used: {error}. Look whether the disk is full or read-only.") from error
+    except UnicodeDecodeError as error:
+        raise DamagedError(f"{path} is damaged: it names what is no text. Restore it from a backup.") from error
 
 
 def find_chains(home: Path) -> list[Path]:

@@ -64,7 +64,7 @@ class DataDirectory:
         """Larger at every start of a daemon on this folder, whatever its wall clock says; counted on disk. A folder that forgot its
         count begins at the time of day, above what it may have counted."""
         path = self.folder / "starts"
-        number = (read_checked(path, int) or int(time.time())) + 1
+        number = (read_checked(path, _count) or int(time.time())) + 1
         write_atomically(path, str(number).encode())
         return number
 
@@ -86,9 +86,22 @@ class DataDirectory:
         return read_checked(self.folder / "daemon.json", _facts) or {}
 
 
+MOST_STARTS = 1 << 40
+"""A second's worth of starts for 30,000 years: a larger number was not counted."""
+
+
+def _count(raw: bytes) -> int:
+    """Raises ValueError."""
+    number = int(raw)
+    if number not in range(MOST_STARTS):
+        raise ValueError("so often nothing was started")
+    return number
+
+
 def _facts(raw: bytes) -> dict[str, Any]:
     """A JSON object with ports, if it has any, that can be listened on. Raises ValueError."""
-    facts = json.loads(raw)
-    if not isinstance(facts, dict) or not all(facts.get(key, 1) in range(1, 1 << 16) for key in ("port", "dht_port")):
+    facts: Any = json.loads(raw)
+    ports = [facts.get(key, 1) for key in ("port", "dht_port")] if isinstance(facts, dict) else [None]
+    if not all(type(port) is int and port in range(1, 1 << 16) for port in ports):
         raise ValueError("not what a daemon announces")
     return facts

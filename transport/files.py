@@ -72,11 +72,12 @@ def quarantine(path: Path, why: str, companions: Iterable[str] = ()) -> Path:
 
 
 def read_checked(path: Path, parse: Callable[[bytes], T]) -> T | None:
-    """What `parse` makes of the file's bytes; None when there is no file, or after a ValueError, which sets the file aside."""
+    """What `parse` makes of the file's bytes; None when there is no file, or after a ValueError (or nesting beyond all
+    reason), which sets the file aside."""
     try:
         return parse(path.read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         quarantine(path, str(error))
         return None

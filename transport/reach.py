@@ -76,9 +76,11 @@ async def dial(record: pb.PeerRecord, caller: str) -> None:
     """Raises RemoteError unless the record's certificate answers at its address, which is the caller's, as gRPC writes it."""
     host, _, port = record.address.rpartition(":")
     try:
+        if int(port) not in range(1, 1 << 16):  # the resolver takes it modulo that, and who dials then does not
+            raise ValueError("no port")
         resolve = partial(socket.getaddrinfo, host, int(port), type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, resolve)
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, ValueError) as error:
         raise RemoteError(pb.REASON_UNAVAILABLE, f"{record.address} is no address") from error
     family, _, literal = caller.partition(":")
     here = (

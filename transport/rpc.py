@@ -18,6 +18,7 @@ from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import BlobStore, PartialBlob
 from dilocox.transport.callers import Credentials
 from dilocox.transport.heads import Heads
+from dilocox.transport.requests import WellFormed
 from dilocox.transport.tls import SERVER_NAME, Certificate, pem_of
 
 __all__ = ["ChannelPool", "create_server", "fetch_blob", "in_thread", "push_blob"]
@@ -51,7 +52,7 @@ async def create_server(listen: str, certificate: Certificate) -> tuple[grpc.aio
         ("grpc.server_handshake_timeout_ms", 1000 * limits.HANDSHAKE_SECONDS),
         ("grpc.max_connection_idle_ms", 1000 * limits.IDLE_SECONDS),
     ]
-    server = grpc.aio.server(options=options)
+    server = grpc.aio.server(options=options, interceptors=[WellFormed()])
     credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.certificate_pem)])
     try:
         port = server.add_secure_port(listen, credentials)

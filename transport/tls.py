@@ -48,9 +48,13 @@ def load_or_create(folder: Path) -> Certificate:
 def _parse(raw: bytes) -> Certificate:
     """A key and its certificate. Raises ValueError."""
     split = raw.index(b"-----BEGIN CERTIFICATE")
-    certificate = x509.load_pem_x509_certificate(raw[split:])
-    key = serialization.load_pem_private_key(raw[:split], password=None)
-    if key.public_key() != certificate.public_key():
+    try:
+        certificate = x509.load_pem_x509_certificate(raw[split:])
+        key = serialization.load_pem_private_key(raw[:split], password=None)
+        ours = key.public_key() == certificate.public_key()
+    except Exception as error:  # as in `pem_of`
+        raise ValueError(str(error)) from error
+    if not ours or not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError("the key is not the certificate's")
     return Certificate(raw[:split], raw[split:], certificate.public_bytes(serialization.Encoding.DER))
 

@@ -4,7 +4,7 @@ import ipaddress
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from dilocox.transport.chain_file import ChainFile
 from dilocox.views import rows as views
 
-__all__ = ["Problem", "add_run_routes", "create_app", "json_response", "serve_http"]
+__all__ = ["Problem", "add_run_routes", "create_app", "json_response", "serve_http", "wrong_address"]
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -42,24 +42,36 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def _own_address(named: str) -> Middleware:
-    """Refuse what a web page could ask here under a name that it made point to us (DNS rebinding), or from another origin.
-
-    A Host under /v1/ is an IP address, localhost, or `named`, which we listen on. Probes and metrics answer everybody.
-    """
+    """Refuse what `wrong_address` says. Probes and metrics answer everybody."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not request.path.startswith("/v1/"):
-            return await handler(request)
-        host = urlsplit(f"//{request.host}").hostname or ""
-        if host not in ("localhost", named) and not _is_ip(host):
-            raise Problem(403, "wrong-host", "ask by IP address, by localhost, or by the name in --api")
-        origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != request.host:
-            raise Problem(403, "wrong-origin", "another site's page may not ask this")
+        if request.path.startswith("/v1/"):
+            wrong = wrong_address(request.host, request.headers.get("Origin"), named)
+            if wrong is not None:
+                raise wrong
         return await handler(request)
 
     return check
+
+
+def wrong_address(host: str, origin: str | None, named: str) -> Problem | None:
+    """What a web page could ask here under a name that it made point to us (DNS rebinding), or from another origin; None: nothing
+    is wrong. A Host is an IP address, localhost, or `named`, which we listen on. Raises nothing, whatever the headers."""
+    name = _split(host).hostname or ""
+    if name not in ("localhost", named) and not _is_ip(name):
+        return Problem(403, "wrong-host", "ask by IP address, by localhost, or by the name in --api")
+    if origin is not None and _split(origin, "").netloc != host:
+        return Problem(403, "wrong-origin", "another site's page may not ask this")
+    return None
+
+
+def _split(text: str, scheme: str = "//") -> SplitResult:
+    """Nothing where it is not of a URL's form."""
+    try:
+        return urlsplit(scheme + text)
+    except ValueError:
+        return urlsplit("")
 
 
 def _is_ip(host: str) -> bool:

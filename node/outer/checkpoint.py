@@ -2,7 +2,7 @@
 
     <stage>/<round>/private.safetensors    live parameters (= anchor) and the inner optimizer's tensors, by parameter name
     <stage>/<round>/feedback.safetensors   error feedback after encoding, and the codec's warm starts
-    <stage>/<round>/boundary.json          written last; names the payload, base state and counters; without it, nothing counts
+    <stage>/<round>/boundary.json          written last, behind its SHA-256: payload, base state, counters; else nothing counts
 
 The committed state is not in here: it is a blob, named by `base_state`.
 """
@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dilocox.node.outer.state import StageState
-from dilocox.transport.files import fsync_directory, write_atomically
+from dilocox.protocol.crypto import sha256
+from dilocox.transport.files import fsync_directory, read_checked, write_atomically
 
 __all__ = [
     "BoundaryMeta",
@@ -67,12 +68,26 @@ def _folder(root: Path, stage: int, round: int) -> Path:
 
 
 def boundaries(root: Path, stage: int) -> dict[int, BoundaryMeta]:
-    """The complete boundaries of a stage, by round."""
+    """The complete boundaries of a stage, by round. One whose description is damaged is as if it had never been there."""
     found: dict[int, BoundaryMeta] = {}
     for path in sorted((root / f"{stage:04d}").glob("*/boundary.json")):
-        meta = BoundaryMeta(**json.loads(path.read_text()))
-        found[meta.round] = meta
+        meta = read_checked(path, _meta)
+        if meta is not None:
+            found[meta.round] = meta
     return found
+
+
+def _meta(raw: bytes) -> BoundaryMeta:
+    """Raises ValueError unless these are the bytes that were written."""
+    digest, _, text = raw.partition(b"\n")
+    if digest != sha256(text).hex().encode():
+        raise ValueError("its bytes do not have its digest")
+    return BoundaryMeta(**json.loads(text))
+
+
+def _described(meta: BoundaryMeta) -> bytes:
+    text = json.dumps(asdict(meta)).encode()
+    return sha256(text).hex().encode() + b"\n" + text
 
 
 def save_private(root: Path, stage: int, round: int, tensors: Mapping[str, Tensor]) -> None:
@@ -94,7 +109,7 @@ def seal_boundary(root: Path, stage: int, meta: BoundaryMeta) -> None:
     for name in ("private.safetensors", "feedback.safetensors"):
         with (folder / name).open("rb") as file:
             os.fsync(file.fileno())
-    write_atomically(folder / "boundary.json", json.dumps(asdict(meta)).encode())
+    write_atomically(folder / "boundary.json", _described(meta))
     fsync_directory(folder.parent)
     for old in sorted(folder.parent.iterdir())[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)

@@ -117,6 +117,9 @@ def test_a_finished_run_records_nothing():
 def test_verdicts_are_bounded_and_the_newest_of_a_peer_counts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "ATTESTATIONS", 2)
     table = table_of()
+    table.attest(5)
+    assert table.state.gathered.attested == {}, "where none is asked for"
+    table = Table(manifest(attestation={"kinds": ["sev-snp"]}))
     first, second, _ = (table.attest(number) for number in (5, 6, 7))
     assert table.state.gathered.attested == {peer(5): first, peer(6): second}
     renewed = table.attest(5, label="renewed")

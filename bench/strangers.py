@@ -1,0 +1,236 @@
+"""A thousand hostile connections for ten minutes: honest rounds last as long as without them, and the coordinator's memory stays.
+
+A real coordinator in a process of its own, honest peers that drive the node's machine (bench/honest.py) at a fixed pace, first
+alone, then with bench/hostile.py against the coordinator and one of the peers. `--check` exits with 1 where a bar is missed.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench import hostile
+from bench.honest import HonestPeer
+from bench.report import machine, table, write
+from dilocox.node.testnet import Testnet
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.data_directory import format_identity
+from dilocox.transport.rpc import allow_open_files
+from dilocox.transport.tls import fetch_certificate
+
+__all__ = ["main", "measure", "missed"]
+
+PEERS = 4
+STEP_SECONDS = 3.0
+"""What a phase of an honest peer takes: short beside those of any real run, so the protocol's share of a round is large."""
+QUICK_STEP_SECONDS = 0.5
+LONGEST_RATIO = 1.1
+"""Of the median rounds, with strangers and without."""
+MOST_GROWTH_BYTES = 50 << 20
+LOOK_SECONDS = 0.5
+LARGE_BLOB_BYTES = 16 << 20
+"""What strangers ask for and do not take: more than a connection takes in before its reader reads."""
+PATIENCE_SECONDS = 120.0
+RUN = """
+[run]
+name = "strangers"
+owner = "{owner}"
+[model]
+family = "llama"
+vocabulary_size = 256
+hidden_size = 32
+intermediate_size = 64
+layers = 2
+heads = 2
+kv_heads = 1
+sequence_length = 16
+stages = 1
+[training]
+learning_rate = 1e-2
+total_steps = 100000
+batch_size = 4
+[compression]
+rank = 8
+[rounds]
+count = 100000
+inner_steps = 4
+max_inner_steps = 12
+overlap = "none"
+min_clusters = 2
+start_clusters = {peers}
+deadline_seconds = 120
+vote_seconds = 60
+"""
+
+
+@dataclass
+class Load:
+    """A process, looked at now and then."""
+
+    process: psutil.Process
+    resident: list[int] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+
+    def look(self) -> None:
+        self.resident.append(self.process.memory_info().rss)
+        self.descriptors.append(self.process.num_fds())
+
+
+@contextmanager
+def coordinator(folder: Path) -> Iterator[tuple[JoinLink, psutil.Process]]:
+    """`dilocox coordinator`, in a process of its own."""
+    owner = os.urandom(32)
+    run = RUN.format(owner=Identity(owner).key.hex(), peers=PEERS).encode()
+    testnet = Testnet.create(folder, run, format_identity(owner), 0, [])
+    testnet.coordinator.arguments.append("--no-dht")
+    try:
+        testnet.start_all()
+        yield JoinLink.parse((folder / "link").read_text()), psutil.Process(testnet.processes["coordinator"].pid)
+    finally:
+        testnet.stop()
+
+
+@asynccontextmanager
+async def attacked(link: JoinLink, peer: HonestPeer, connections: int, seed: int) -> AsyncIterator[dict[str, int]]:
+    """While strangers are there; what became of them, afterwards."""
+    certificate = await asyncio.to_thread(fetch_certificate, *link.endpoint, PATIENCE_SECONDS)
+    servers = [pb.PeerRecord(address=link.at, certificate=certificate), peer.record]
+    blob = await asyncio.to_thread(peer.store.put, [bytes(LARGE_BLOB_BYTES)])
+    context, counts = multiprocessing.get_context("spawn"), dict[str, int]()
+    ours, theirs = context.Pipe()
+    arguments = (link.run_id, [record.SerializeToString() for record in servers], blob, connections, seed, theirs)
+    child = context.Process(target=hostile.attack, args=arguments, daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        await asyncio.to_thread(ours.recv)
+        yield counts
+        ours.send(None)
+        counts.update(await asyncio.to_thread(ours.recv))
+    finally:
+        child.kill()
+        child.join()
+
+
+async def watch(peer: HonestPeer, loads: Sequence[Load], seconds: float) -> list[float]:
+    """The seconds of each round that was opened and closed meanwhile."""
+    first, ends = time.monotonic(), time.monotonic() + seconds
+    while time.monotonic() < ends or sum(at >= first for at in peer.closed_at) < 2:
+        await asyncio.sleep(LOOK_SECONDS)
+        for load in loads:
+            load.look()
+        if time.monotonic() > ends + PATIENCE_SECONDS:
+            raise TimeoutError("no round was closed: the bench measures nothing")
+    return [later - earlier for earlier, later in pairwise(at for at in peer.closed_at if at >= first)]
+
+
+async def measure(seconds: float, connections: int, step_seconds: float, seed: int = 1) -> dict[str, Any]:
+    """Rounds for so many seconds without strangers, as long with them, and what they left."""
+    allow_open_files(16 * connections)
+    async with AsyncExitStack() as closing:
+        folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+        link, process = closing.enter_context(coordinator(folder / "testnet"))
+        records: dict[str, pb.PeerRecord] = {}
+        peers = [HonestPeer(link, folder / f"peer-{number}", step_seconds, records) for number in range(PEERS)]
+        for peer in peers:
+            await closing.enter_async_context(peer)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(peers[0].closed_at) < 3:  # the first rounds are like no others
+                await asyncio.sleep(LOOK_SECONDS)
+        loads = {"coordinator": Load(process), "peers": Load(psutil.Process())}
+        without = await watch(peers[0], list(loads.values()), seconds)
+        before = {name: (max(load.resident), max(load.descriptors)) for name, load in loads.items()}
+        async with attacked(link, peers[0], connections, seed) as counts:
+            during = await watch(peers[0], list(loads.values()), seconds)
+        await watch(peers[0], list(loads.values()), 2 * step_seconds)
+        return {
+            "connections": connections,
+            "seconds": seconds,
+            "step_seconds": step_seconds,
+            "peers": PEERS,
+            "without": without,
+            "with": during,
+            "processes": {
+                name: {
+                    "before": before[name][0],
+                    "peak": max(load.resident),
+                    "after": load.resident[-1],
+                    "descriptors": [before[name][1], max(load.descriptors), load.descriptors[-1]],
+                }
+                for name, load in loads.items()
+            },
+            "strangers": counts,
+        }
+
+
+def missed(result: dict[str, Any]) -> list[str]:
+    """Bars that do not hold, as sentences."""
+    found = []
+    ratio = statistics.median(result["with"]) / statistics.median(result["without"])
+    if ratio > LONGEST_RATIO:
+        found.append(f"honest rounds last {ratio:.2f} times as long; at most {LONGEST_RATIO}")
+    for name, memory in result["processes"].items():
+        if (growth := memory["peak"] - memory["before"]) > MOST_GROWTH_BYTES:
+            found.append(f"{name}: {growth >> 20} MiB more; at most {MOST_GROWTH_BYTES >> 20}")
+    return found
+
+
+def show(result: dict[str, Any]) -> None:
+    where = machine()
+    pace = f"{result['peers']} honest peers, steps of {result['step_seconds']} s, {result['seconds']:.0f} s each"
+    print(f"{where['cores']} cores, load {os.getloadavg()[0]:.1f}, {where['platform']}; {pace}")
+    rows = [
+        [
+            f"{count} strangers",
+            str(len(rounds)),
+            *(f"{1000 * value:,.0f}" for value in (statistics.median(rounds), max(rounds))),
+        ]
+        for count, rounds in ((0, result["without"]), (result["connections"], result["with"]))
+    ]
+    table(["with", "rounds", "median ms", "worst ms"], rows)
+    memory = [
+        [name, *(f"{one[when] / (1 << 20):.0f}" for when in ("before", "peak", "after")), *map(str, one["descriptors"])]
+        for name, one in result["processes"].items()
+    ]
+    table(["process", "MiB before", "peak", "after", "descriptors before", "peak", "after"], memory)
+    print("strangers: " + "; ".join(f"{what}: {count:,}" for what, count in sorted(result["strangers"].items())))
+
+
+def main(arguments: Sequence[str] = ()) -> list[str]:
+    parser = argparse.ArgumentParser(prog="python -m bench.strangers", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="100 connections for half a minute in all")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser.add_argument("--minutes", type=float, default=10.0, help="without strangers, and as long with them")
+    parser.add_argument("--connections", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    if options.quick:
+        result = asyncio.run(measure(10.0, 100, QUICK_STEP_SECONDS, options.seed))
+    else:
+        result = asyncio.run(measure(60 * options.minutes, options.connections, STEP_SECONDS, options.seed))
+    show(result)
+    write("strangers" + ("-quick" if options.quick else ""), result)
+    found = missed(result)
+    for sentence in found:
+        print(f"MISSED: {sentence}")
+    if found and options.check:
+        sys.exit(1)
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

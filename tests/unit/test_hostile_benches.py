@@ -1,0 +1,99 @@
+"""The benches of what strangers do: their inputs repeat, they find what is planted, they go on where they were."""
+
+import asyncio
+from multiprocessing import Value
+from pathlib import Path
+
+import pytest
+
+from bench import calls, fuzz, hostile, strangers
+from bench.fuzz import CHUNKS, Chunk, Progress, plan, run_chunk, spoilt
+from bench.mutation import Mutator
+from bench.parsers import RUN, Target, targets
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+from tests.helpers import Table
+from tests.peers import meeting
+
+EACH = 6
+FROM = Value("q", 0, lock=False)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[Target]:
+    return targets(tmp_path)
+
+
+def test_every_parser_takes_what_it_is_for_and_survives_what_is_not(rows: list[Target]):
+    assert len({row.name for row in rows}) == len(rows)
+    for row in rows:
+        for raw in row.corpus:
+            row.call(raw)
+        outcome = run_chunk(row, Chunk(row.name, 0, EACH), 7, FROM)
+        assert outcome.findings == {}, row.name
+        assert outcome.inputs == EACH
+
+
+def planted(raw: bytes) -> None:
+    if len(raw) > 20:
+        raise AssertionError("longer than it may be")
+    if b"\xff" in raw:
+        raise KeyError(raw)
+    if raw != b"an input":
+        raise RemoteError(pb.REASON_MALFORMED, "not it")
+
+
+def test_what_is_planted_is_found_and_can_be_given_again():
+    target = Target("planted", [b"an input"], planted)
+    outcome = run_chunk(target, Chunk("planted", 100, 1000), 1, FROM)
+    assert len(outcome.findings) == 2
+    for what, (number, count) in outcome.findings.items():
+        assert count > 0
+        with pytest.raises(AssertionError if what.startswith("Assertion") else KeyError):
+            planted(spoilt(Mutator(0), target, 1, number))
+    assert 0 < outcome.accepted < 500
+
+
+def test_the_plan_gives_everything_its_share_and_is_the_same_again(rows: list[Target], tmp_path: Path):
+    chunks = plan(rows, 1_000_000)
+    assert abs(sum(chunk.count for chunk in chunks) - 1_000_000) < 10_000
+    assert chunks == plan(rows, 1_000_000)
+    assert len(chunks) == CHUNKS * len(rows)
+    progress = Progress(tmp_path / "p" / "progress.json")
+    progress.keep("good", {"findings": {}})
+    progress.keep("bad", {"findings": {"it": [1, 1]}})
+    again = Progress(tmp_path / "p" / "progress.json")
+    assert (again.sound("good"), again.sound("bad"), again.sound("never")) == (True, False, False)
+
+
+def test_a_bar_that_is_missed_is_a_sentence():
+    line = {"target": "t", "inputs": 10, "growth": 0, "findings": {}}
+    assert fuzz.missed([line], 10) == []
+    assert fuzz.missed([{**line, "growth": 1 << 30}], 10) == ["t: 1024 MiB more"]
+    assert fuzz.missed([{**line, "findings": {"t:1: it": 3}}], 100) == ["3 × t:1: it", "10 inputs; wanted are 100"]
+    result = {"with": [1.0, 1.2], "without": [1.0, 1.1], "processes": {"coordinator": {"before": 0, "peak": 1}}}
+    assert strangers.missed(result) == []
+    worse = {"with": [2.0], "without": [1.0], "processes": {"coordinator": {"before": 0, "peak": 1 << 30}}}
+    assert len(strangers.missed(worse)) == 2
+
+
+async def test_calls_leave_the_round_as_it_was(tmp_path: Path):
+    async with calls.Servers.open(tmp_path) as servers, asyncio.timeout(60):
+        client = calls.Client(3, servers.coordinator, servers.peer)
+        tally = await client.chunk(0, 60)
+        await client.close()
+        assert tally.findings == {}
+        assert sum(codes.total() for codes in tally.codes.values()) == 60
+        assert await servers.look() == []
+
+
+async def test_the_hostile_come_and_the_peer_goes_on_answering(tmp_path: Path):
+    async with meeting(tmp_path, RUN, Table(RUN).genesis().commits) as (peer,), asyncio.timeout(60):
+        blob = peer.store.put([bytes(1 << 20)])
+        attack = hostile.Attack(RUN.run_id, [peer.record, peer.record], blob, 1)
+        tasks = await attack.start(10)
+        while sum(attack.counts[f"{name}, times"] for name in ("idle", "half a handshake", "slow", "stream", "talk")) < 10:
+            await asyncio.sleep(0)
+        await peer.exchange.fetch(blob, [])
+        assert not any(task.done() for task in tasks)
+        await attack.end(tasks)
