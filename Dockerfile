@@ -5,7 +5,7 @@ ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 
 ARG DEVICE=cpu
-# Where pip finds torch's CPU build; ignored when the package index already has it.
+# Where pip finds torch's CPU build.
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 
 RUN useradd --create-home --uid 1000 dilocox \
@@ -18,12 +18,9 @@ ENV PATH=/opt/dilocox/bin:$PATH \
     PYTHONUNBUFFERED=1
 
 WORKDIR /src
-COPY constraints.txt .
-# The largest layer first: it changes only when torch does.
-RUN version=$(grep '^torch==' constraints.txt) \
-    && if [ "$DEVICE" = cpu ]; then \
-         pip install --no-cache-dir --extra-index-url "$TORCH_CPU_INDEX" "$version+cpu" || pip install --no-cache-dir "$version"; \
-       else pip install --no-cache-dir "$version"; fi
+# The large layer first: it changes only with a package. Every one by its hash (`make lock`).
+COPY deploy/${DEVICE}.lock packages.lock
+RUN pip install --no-cache-dir --extra-index-url "$TORCH_CPU_INDEX" --require-hashes -r packages.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY coordinator coordinator
@@ -31,7 +28,7 @@ COPY node node
 COPY transport transport
 COPY views views
 COPY cli cli
-RUN pip install --no-cache-dir -c constraints.txt . && rm -rf /src/*
+RUN pip install --no-cache-dir --no-deps --no-build-isolation . && rm -rf /src/*
 
 USER dilocox
 WORKDIR /data

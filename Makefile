@@ -4,14 +4,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup testnet test test-all lint mutants proto bench docker clean
+.PHONY: setup lock testnet test test-all lint mutants proto bench docker clean
 
 setup: $(STAMP)
 
+# By version; with LOCK=deploy/ci-cpu.lock by hash, which is for one kind of machine.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+ifdef LOCK
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+else
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+endif
 	touch $(STAMP)
+
+lock: setup  ## after a change of constraints.txt: the hashes of what images and CI install
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python deploy/lock.py
 
 testnet: setup  ## three nodes of two stages train on this machine; a table per round
 	$(BIN)/dilocox testnet up

@@ -1,10 +1,12 @@
 """The files with which people deploy: who sees whose secrets, and what the health probe costs."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,30 @@ def test_no_node_mounts_a_volume_in_which_the_coordinator_writes_keys():
     assert script.count(own["link"][0]) == script.count(f"--link-file {own['link'][0]}/link") == 1
     assert "DILOCOX_HOME=/data" in (ROOT / "Dockerfile").read_text()
     assert not any("environment" in service for service in SERVICES.values())
+
+
+def names_and_versions(text: str) -> dict[str, str]:
+    found = re.findall(r"^([A-Za-z0-9._-]+)==([^ ;\\\n]+)", text, re.MULTILINE)
+    return {re.sub(r"[._-]+", "-", name).lower(): version for name, version in found}
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "ci-cpu", "ci-cuda"])
+def test_what_images_and_ci_install_is_known_by_hash_and_of_the_versions_that_were_tested(name: str):
+    text = (ROOT / "deploy" / f"{name}.lock").read_text()
+    locked, tested = names_and_versions(text), names_and_versions((ROOT / "constraints.txt").read_text())
+    entries = re.split(r"\n(?=[A-Za-z])", text.partition("\n")[2])
+    assert len(entries) == len(locked) > 50
+    assert all("--hash=sha256:" in entry for entry in entries)
+    assert {name: locked[name] for name in tested.keys() & locked.keys()} == {n: v for n, v in tested.items() if n in locked}
+    assert any(package.startswith("nvidia-") for package in locked) == name.endswith("cuda")
+    assert ("pytest" in locked) == name.startswith("ci")
+    assert "torch" in locked
+
+
+def test_images_and_ci_install_by_hash():
+    assert "--require-hashes -r packages.lock" in (ROOT / "Dockerfile").read_text()
+    assert "--require-hashes -r $(LOCK)" in (ROOT / "Makefile").read_text()
+    assert "LOCK=deploy/ci-cpu.lock" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_everything_comes_back_after_a_reboot_and_no_node_loops_hot():

@@ -1,0 +1,63 @@
+"""`make lock`: the hashes of everything that images and CI install, from the versions in constraints.txt.
+
+`cpu.lock` and `cuda.lock` are for images, the two for CI add what tests need. PyPI has torch's CUDA build; of the CPU build, which
+lies on PyTorch's own index, the only hash is that of the wheel which pip finds here, so for this Python and this processor.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+__all__ = ["main"]
+
+DEPLOY = Path(__file__).parent
+ROOT = DEPLOY.parent
+ONLY_CUDA = re.compile(r"(nvidia-|cuda-|triton)")
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+def compiled(*extras: str) -> list[str]:
+    """A requirement with its hashes each, by name; for every Python that we support, and to build with."""
+    arguments = ["pyproject.toml", *extras, "-c", "constraints.txt", "--generate-hashes", "--universal"]
+    quiet = ["--no-annotate", "--no-header", "--quiet"]
+    command = [sys.executable, "-m", "uv", "pip", "compile", *arguments, *quiet]
+    found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return [entry.rstrip() for entry in re.split(r"\n(?=\S)", found.stdout.strip())]
+
+
+def cpu_wheel_hashes(torch: str) -> list[str]:
+    """Of torch's CPU build, where pip finds one."""
+    version = torch.split()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        for wanted in (f"{version}+cpu", version):
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+            subprocess.run([*pip, "--extra-index-url", CPU_INDEX, wanted], capture_output=True)
+            if wheels := sorted(Path(folder).glob("torch-*+cpu-*.whl")):
+                return [sha256(wheel.read_bytes()).hexdigest() for wheel in wheels]
+    return []
+
+
+def main() -> None:
+    everything, image = compiled("--extra", "dev"), compiled()
+    torch = next(entry for entry in image if entry.startswith("torch=="))
+    hashes = [f"--hash=sha256:{digest}" for digest in cpu_wheel_hashes(torch)]
+    with_cpu = " \\\n    ".join([torch.split()[0], *hashes])
+
+    def without_cuda(entries: list[str]) -> list[str]:
+        return [with_cpu if entry == torch else entry for entry in entries if not ONLY_CUDA.match(entry)]
+
+    for name, entries in (
+        ("cuda", image),
+        ("cpu", without_cuda(image)),
+        ("ci-cpu", without_cuda(everything)),
+        ("ci-cuda", everything),
+    ):
+        text = "\n".join(["# Written by `make lock`.", *entries])
+        (DEPLOY / f"{name}.lock").write_text(f"{text}\n")
+
+
+if __name__ == "__main__":
+    main()
