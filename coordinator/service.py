@@ -216,6 +216,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return services.Run(manifest=self._manifest_envelope, coordinator=self.record.envelope, appointment=appointment)
 
     async def GetPresence(self, request: services.GetPresenceRequest, context: Context) -> services.PresenceList:
+        if not self._may_read(await self._caller(context)):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this run is not public")
         return self.liveness.view()
 
     async def _caller(self, context: Context) -> str:
@@ -304,6 +306,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self.driver.feed(Refused(peer, reason, detail))
         return reject(reason, detail)
 
+    def _may_read(self, peer: str) -> bool:
+        return self._known(peer) or self.chain.manifest.may_read(peer)
+
     def _known(self, peer: str) -> bool:
         return peer in self._holders or peer in self.state.gathered.claims or peer in self.state.head.cluster_by_peer
 
@@ -366,7 +371,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 async for event in events:
                     await send(context, event)
         except RemoteError as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.detail)
+            denied = error.reason == pb.REASON_NOT_ADMITTED
+            code = grpc.StatusCode.PERMISSION_DENIED if denied else grpc.StatusCode.RESOURCE_EXHAUSTED
+            await context.abort(code, error.detail)
 
     async def follow(self, request: services.WatchRequest, caller: str, address: str) -> AsyncGenerator[services.WatchEvent]:
         """Everything from a commit on. Raises RemoteError where the caller, or strangers, have streams enough."""
@@ -401,6 +408,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     def _check_room(self, stream: Stream) -> None:
         """Whom we know has streams of its own; strangers share a few, at an address fewer."""
+        if not self._may_read(stream.peer):
+            raise RemoteError(pb.REASON_NOT_ADMITTED, "this run is not public")
         if self._known(stream.peer):
             if sum(other.peer == stream.peer for other in self._streams) >= limits.STREAMS_PER_MEMBER:
                 raise RemoteError(pb.REASON_RATE, f"{limits.STREAMS_PER_MEMBER} streams of this peer are open")

@@ -18,7 +18,7 @@ from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
-from dilocox.node.place import PeerSettings, Place, join_network, make_holding, open_chain
+from dilocox.node.place import MANIFEST, PeerSettings, Place, join_network, keep_manifest, make_holding, open_chain
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import WorkerPool
 from dilocox.protocol.attestation import SIMULATED, AttestationError
@@ -26,7 +26,6 @@ from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.files import write_atomically
 from dilocox.transport.room import lack_of_room, while_there_is_room
 from dilocox.transport.tasks import Stopped, Tasks
 from dilocox.views import rows as views
@@ -106,7 +105,7 @@ async def _take_part(
     coordinator = CoordinatorLink(link, network.directory, place.channels)
     manifest, appointment = await tasks.race(coordinator.run())
     await asyncio.to_thread(check_data, manifest.data, settings.data)  # here, not in minutes by a worker
-    write_atomically(place.folder / "manifest.json", manifest.canonical_bytes())
+    keep_manifest(place, manifest)
     pool = _worker_pool(settings, home, place, manifest)
     closing.push_async_callback(pool.close)
     await pool.open()
@@ -186,7 +185,7 @@ def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, mani
     def environment(socket: str) -> dict[str, str]:
         return WorkerSettings(
             socket=socket,
-            manifest=place.folder / "manifest.json",
+            manifest=place.folder / MANIFEST,
             blobs=place.store.folder,
             stages=place.folder / "stages",
             cluster=home.identity.peer,

@@ -17,7 +17,7 @@ from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner, proof_of_fork
 from dilocox.node.holding import Holding
 from dilocox.node.own import OwnStatements
-from dilocox.node.place import PeerSettings, Place, join_network, make_holding, open_chain
+from dilocox.node.place import PeerSettings, Place, join_network, keep_manifest, make_holding, open_chain
 from dilocox.node.starts import Starts
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
@@ -67,6 +67,7 @@ async def _hold(
     manifest, appointment = await tasks.race(coordinator.run())
     if me.peer not in manifest.run.holders:
         raise LocalError(f"the run names no holder {me.peer}: its owner writes that into run.holders before the run begins")
+    keep_manifest(place, manifest)
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
     files.callback(chain.close)
     await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))

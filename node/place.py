@@ -7,19 +7,25 @@ from pathlib import Path
 from dilocox.node.attest.prover import AttestorService
 from dilocox.node.forks import Forks
 from dilocox.node.holding import HOLDERS, Holding
+from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.files import read_checked, write_atomically
 from dilocox.transport.heads import Heads
 from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Tasks
 
-__all__ = ["PeerSettings", "Place", "join_network", "make_holding", "open_chain"]
+__all__ = ["MANIFEST", "PeerSettings", "Place", "join_network", "keep_manifest", "make_holding", "open_chain"]
+
+
+MANIFEST = "manifest.json"
+"""Of the run, in its folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +68,30 @@ async def join_network(settings: PeerSettings, home: DataDirectory, tasks: Tasks
     )
     blobs = PeerService(store, network.callers, settings.upload_bytes_per_second, heads)
     attestor = AttestorService()
+    known = read_checked(folder / MANIFEST, lambda raw: _manifest_of(link.run_id, raw))
+    blobs.may_read = known.may_read if known is not None else lambda peer: False
     rpc.add_PeerServicer_to_server(blobs, network.server)
     rpc.add_AttestorServicer_to_server(attestor, network.server)
     await network.server.start()
     tasks.start(network.watch_reach(channels), "reach")
     return Place(folder, network, channels, store, blobs, attestor, heads)
+
+
+def _manifest_of(run_id: bytes, raw: bytes) -> Manifest:
+    """Raises ValueError where the bytes are not the run's."""
+    try:
+        manifest = Manifest.from_canonical(raw)
+    except RemoteError as error:
+        raise ValueError(str(error)) from error
+    if manifest.run_id != run_id:
+        raise ValueError("a manifest of another run")
+    return manifest
+
+
+def keep_manifest(place: Place, manifest: Manifest) -> None:
+    """For the workers, and for the next start, which knows then whom it may serve while the coordinator is away."""
+    write_atomically(place.folder / MANIFEST, manifest.canonical_bytes())
+    place.blobs.may_read = manifest.may_read
 
 
 def open_chain(place: Place, chain: ChainFile, tasks: Tasks) -> None:

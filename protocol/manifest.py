@@ -237,6 +237,8 @@ class Admission(_Section):
     policy: Literal["open", "allow-list"] = "open"
     allow: tuple[str, ...] = ()
     """Peer ids, for allow-list."""
+    public_read: bool | None = None
+    """Whether strangers may follow the run and fetch what it makes: payloads, states, commits; default: in an open run."""
 
 
 Registers = Annotated[str, Field(pattern=r"^([0-9a-fA-F]{64,128}|[*])(:([0-9a-fA-F]{64,128}|[*]))*$")]
@@ -327,6 +329,14 @@ class Manifest(_Section):
     def coordinator(self) -> str:
         """Peer id of whoever signs the commits, until the owner appoints another."""
         return self.run.coordinator or self.owner
+
+    def may_read(self, peer: str) -> bool:
+        """Whether this peer, empty where a caller does not say who it is, may follow the run before it is on the roster."""
+        if self.admission.public_read if self.admission.public_read is not None else self.admission.policy == "open":
+            return True
+        if peer in (self.owner, self.coordinator, *self.run.holders):
+            return True
+        return bool(peer) and (self.admission.policy == "open" or peer in self.admission.allow)
 
     @property
     def start_clusters(self) -> int:

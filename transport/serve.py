@@ -32,6 +32,7 @@ WAIT_SECONDS = 30.0
 _CODES = {
     pb.REASON_UNAVAILABLE: grpc.StatusCode.NOT_FOUND,
     pb.REASON_RATE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    pb.REASON_NOT_ADMITTED: grpc.StatusCode.PERMISSION_DENIED,
 }
 
 
@@ -110,6 +111,8 @@ class PeerService(rpc.PeerServicer):
         """The chain's commits, as soon as the run is known here. Blocking."""
         self.is_member: Callable[[str], bool] = lambda peer: False
         """Whether a peer is on the roster, as soon as the run is known here."""
+        self.may_read: Callable[[str], bool] = lambda peer: True
+        """Whether a peer may have what we hold, also when it is not on the roster; empty: it does not say who it is."""
         self._members = Turns(limits.STREAMS_PER_MEMBER, limits.STREAMS_TO_MEMBERS)
         self._strangers = Turns(limits.STREAMS_PER_ADDRESS, limits.STREAMS_TO_STRANGERS, limits.STRANGERS_WAITING)
         self.limit = UploadLimit(bytes_per_second)
@@ -181,6 +184,8 @@ class PeerService(rpc.PeerServicer):
         try:
             caller = self.callers.peer(context)
             member = self.is_member(caller)
+            if not member and not self.may_read(caller):
+                raise RemoteError(pb.REASON_NOT_ADMITTED, "this run is not public")
             turns = self._members if member else self._strangers
             async with turns.turn(caller if member else address_of(context)):
                 if caller:

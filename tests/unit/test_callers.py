@@ -323,3 +323,20 @@ async def test_an_upload_that_is_cancelled_uses_up_nothing():
     await asyncio.gather(*waiting, return_exceptions=True)
     async with asyncio.timeout(PATIENCE_SECONDS):
         await limit.spend(1)
+
+
+async def test_what_is_not_public_is_served_to_who_may_read(tmp_path: Path):
+    source = BlobStore(tmp_path / "source")
+    blob = source.put(FRAMES)
+    served = serving(tmp_path / "peer", source)
+    served.service.may_read = lambda peer: peer == MEMBER.peer
+    async with AsyncExitStack() as closing, served as record, asyncio.timeout(PATIENCE_SECONDS):
+        pools = [ChannelPool(MEMBER, RUN_ID), ChannelPool(MALLORY, RUN_ID), ChannelPool()]
+        for pool in pools:
+            closing.push_async_callback(pool.close)
+        await fetch_blob(pools[0].channel(record), BlobStore(tmp_path / "target"), blob)
+        for pool in pools[1:]:
+            with pytest.raises(RemoteError, match="permission_denied"):
+                await fetch_blob(pool.channel(record), BlobStore(tmp_path / "other"), blob)
+        served.service.is_member = lambda peer: peer == MALLORY.peer
+        await fetch_blob(pools[1].channel(record), BlobStore(tmp_path / "other"), blob)

@@ -9,7 +9,7 @@ from dilocox.node.plan import DELAY_COST
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors
-from tests.helpers import manifest
+from tests.helpers import identity, manifest
 
 
 @pytest.mark.parametrize("preset", preset_names())
@@ -114,3 +114,18 @@ def test_stages_partition_the_tensors():
         names = [spec.name for stage in range(stages) for spec in stage_tensors(model, stage)]
         assert len(names) == len(set(names))
         assert sum(s.elements for stage in range(stages) for s in stage_tensors(model, stage)) == parameter_count(model)
+
+
+def test_who_may_read_before_it_is_on_the_roster():
+    listed, holder, stranger = (identity(number).peer for number in (1, 2, 3))
+    for policy, public, strangers, nameless in (
+        ("open", None, True, True),
+        ("open", False, True, False),
+        ("allow-list", None, False, False),
+        ("allow-list", True, True, True),
+        ("allow-list", False, False, False),
+    ):
+        admission = {"policy": policy, "allow": [listed], "public_read": public}
+        run = manifest(admission=admission, run={"holders": [holder]})
+        assert (run.may_read(stranger), run.may_read("")) == (strangers, nameless), (policy, public)
+        assert all(map(run.may_read, (listed, holder, run.coordinator, run.owner)))
