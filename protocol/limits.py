@@ -169,7 +169,7 @@ STRANGERS_WAITING = 64
 TRANSFER_BYTES_PER_SECOND = 8 << 10
 """Slower than this a transfer is given up, by either side: a modem. What has arrived stays, and is resumed."""
 
-SPECTATORS = 256
+SPECTATORS = 64
 """Streams of events to callers that are neither on the roster nor claiming, ..."""
 
 SPECTATORS_PER_ADDRESS = 8
