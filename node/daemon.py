@@ -68,6 +68,8 @@ class NodeSettings:
     upload_bytes_per_second: float | None
     data: dict[str, Path]
     """The folders that a run may read, by name."""
+    step_seconds: float
+    """An inner step takes at least this long."""
 
 
 def count_cuda_devices() -> int:
@@ -242,6 +244,7 @@ def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, mani
             threads=threads,
             codec_cpus=settings.codec_cpus,
             data=settings.data,
+            step_seconds=settings.step_seconds,
         ).environment()
 
     return WorkerPool(home.folder, workers, environment)
