@@ -15,8 +15,9 @@ from dilocox.coordinator.log import Committed, Entry, InputLog
 from dilocox.protocol import chain as chains
 from dilocox.protocol import round
 from dilocox.protocol.crypto import Identity
-from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.errors import RemoteError, reason_name
 from dilocox.protocol.head import Head
+from dilocox.protocol.ids import short
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.round import (
@@ -105,6 +106,9 @@ class RoundDriver:
         self.state, effects = round.decide(before, event, moment)
         if self.state is not before and self.state != before:
             self._batch.append(Entry(event, moment))
+        for refused in self.state.gathered.refusals[len(before.gathered.refusals) :]:  # each once a round, and not many
+            reason = reason_name(refused.reason)
+            log.warning("rejected a statement of %s: %s: %s", short(refused.peer), reason, refused.detail)
         judgement = None
         for effect in effects:
             match effect:

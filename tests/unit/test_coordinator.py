@@ -339,6 +339,17 @@ async def test_hostile_statements_are_rejected_with_their_reasons_and_recorded(d
     assert len(commit.body.counted) == 3
 
 
+async def test_whoever_is_refused_fills_no_log(desk: Desk, caplog: pytest.LogCaptureFixture):
+    """A line each time would be a disk that strangers fill."""
+    await desk.begin()
+    for number in range(2 * limits.REFUSALS_PER_ROUND):
+        for _ in range(2):
+            await desk.service.judge(desk.contribution(1000 + number).envelope, f"address {number}")
+    lines = [record.message for record in caplog.records if "rejected" in record.message]
+    assert len(set(lines)) == len(lines) == limits.REFUSALS_PER_ROUND
+    assert "not-on-roster" in lines[0]
+
+
 async def test_who_sends_a_peers_statements_again_spends_its_own_rate(desk: Desk):
     await desk.begin()
     statement = desk.contribution(0)
