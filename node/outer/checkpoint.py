@@ -2,7 +2,8 @@
 
     <stage>/<round>/private.safetensors    live parameters (= anchor) and the inner optimizer's tensors, by parameter name
     <stage>/<round>/feedback.safetensors   error feedback after encoding, and the codec's warm starts
-    <stage>/<round>/boundary.json          written last; names the payload, base state and counters; without it, nothing counts
+    <stage>/<round>/boundary.json          a checksum, then JSON. Written last; names the payload, base state and counters; without
+                                           it, nothing counts
 
 The committed state is not in here: it is a blob, named by `base_state`.
 """
@@ -19,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dilocox.node.outer.state import StageState
-from dilocox.transport.files import fsync_directory, write_atomically
+from dilocox.protocol.crypto import sha256
+from dilocox.transport.files import fsync_directory, read_checked, write_atomically
 
 __all__ = [
     "BoundaryMeta",
@@ -65,12 +67,20 @@ def _folder(root: Path, stage: int, round: int) -> Path:
 
 
 def boundaries(root: Path, stage: int) -> dict[int, BoundaryMeta]:
-    """The complete boundaries of a stage, by round."""
+    """The complete boundaries of a stage, by round; one that is damaged is set aside."""
     found: dict[int, BoundaryMeta] = {}
     for path in sorted((root / f"{stage:04d}").glob("*/boundary.json")):
-        meta = BoundaryMeta(**json.loads(path.read_text()))
-        found[meta.round] = meta
+        if (meta := read_checked(path, _parse)) is not None:
+            found[meta.round] = meta
     return found
+
+
+def _parse(raw: bytes) -> BoundaryMeta:
+    """Raises ValueError where it is not what was written: one digit that rotted would announce something else."""
+    checksum, _, text = raw.partition(b"\n")
+    if checksum != sha256(text).hex().encode():
+        raise ValueError("its checksum does not hold")
+    return BoundaryMeta(**json.loads(text))
 
 
 def save_private(root: Path, stage: int, round: int, tensors: Mapping[str, Tensor]) -> None:
@@ -92,7 +102,8 @@ def seal_boundary(root: Path, stage: int, meta: BoundaryMeta) -> None:
     for name in ("private.safetensors", "feedback.safetensors"):
         with (folder / name).open("rb") as file:
             os.fsync(file.fileno())
-    write_atomically(folder / "boundary.json", json.dumps(asdict(meta)).encode())
+    text = json.dumps(asdict(meta)).encode()
+    write_atomically(folder / "boundary.json", sha256(text).hex().encode() + b"\n" + text)
     fsync_directory(folder.parent)
     for old in sorted(folder.parent.iterdir())[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)

@@ -8,9 +8,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 
 from dilocox.cli import main as cli
 from dilocox.node.exchange import Exchange
+from dilocox.node.outer import checkpoint
+from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.outer.state import StageState
 from dilocox.node.starts import Starts
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.messages import canonical
@@ -278,6 +282,29 @@ def test_a_list_that_rotted_names_nothing(tmp_path: Path):
     assert (
         starts.payloads_of(pb.Contribution(leaves=leaves)) == starts.payloads_of(pb.Contribution(leaves=digest("gone"))) == []
     )
+
+
+def test_a_checkpoint_s_words_that_rotted_are_set_aside(tmp_path: Path):
+    """Else the workers would end over them at every start; and a digit that rotted would be announced."""
+    state, tensors = StageState(RUN, 0), {"live|weight": torch.zeros(2)}
+    metas = [
+        BoundaryMeta(round, inner_steps=4, tokens=256, loss=2.5, samples_read=16, joined=1, optimizer_steps=4, rank_or_k=8)
+        for round in (3, 4)
+    ]
+    for meta in metas:
+        checkpoint.save_private(tmp_path, 0, meta.round, tensors)
+        checkpoint.save_feedback(tmp_path, state, meta.round)
+        checkpoint.seal_boundary(tmp_path, 0, meta)
+    assert list(checkpoint.boundaries(tmp_path, 0).values()) == metas
+    path = tmp_path / "0000" / "00000004" / "boundary.json"
+    whole = path.read_bytes()
+    for raw in (b"", b"\xa1" * len(whole), whole[: len(whole) // 2], whole.replace(b'"tokens": 256', b'"tokens": 257')):
+        path.write_bytes(raw)
+        assert list(checkpoint.boundaries(tmp_path, 0).values()) == metas[:1]
+        assert not path.exists()
+    assert len(aside(path.parent)) == 4
+    path.write_bytes(whole)
+    assert list(checkpoint.boundaries(tmp_path, 0).values()) == metas
 
 
 def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Path, tmp_path: Path):
