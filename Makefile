@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup lock testnet test test-all lint mutants proto bench docker clean
+.PHONY: setup lock testnet test test-all lint mutants proto chaos bench docker clean
 
 setup: $(STAMP)
 
@@ -45,6 +45,9 @@ mutants: setup  ## would the fast tests notice? a patch for each promise, then m
 
 proto: setup  ## regenerate protocol/pb from proto/
 	$(BIN)/python -P -m dilocox.protocol.pb.generate
+
+chaos: setup  ## real processes on a wire of their own, a fault every half minute for 20 minutes; root only
+	$(BIN)/python -m bench.chaos --check
 
 bench: setup
 	$(BIN)/python -m bench

@@ -58,6 +58,9 @@ def node(
     ] = None,
     data: DataOption = None,
     codec_cpus: Annotated[str, typer.Option(help="CPUs for encoding and applying, such as 1,3 (default: any).")] = "",
+    step_seconds: Annotated[
+        float, typer.Option(min=0, help="A step takes at least this long: leaves the machine to others (default: no pause).")
+    ] = 0.0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
 ) -> None:
     """Join a run, train, exchange; leave cleanly on Ctrl-C or SIGTERM."""
@@ -82,5 +85,6 @@ def node(
         upload_bytes_per_second=None if upload_limit is None else upload_limit * 1e6 / 8,
         upload_copies=upload_copies,
         data=parse_folders(data or ()),
+        step_seconds=step_seconds,
     )
     asyncio.run(run_node(settings))

@@ -2,8 +2,8 @@
 
 An input is stepped at once and answered at once; what it changed is written in batches by a thread, and nothing that we sign leaves
 before it, and all inputs before it, are on disk. A commit is made in a thread too, and inputs wait for it: with a thousand clusters
-that takes longer than the loop may stand still. What a crash takes away is said again by its senders. A write that fails ends the
-process: the next start stands where the last batch ended.
+that takes longer than the loop may stand still. What a crash takes away is said again by its senders. A write that fails ends
+`run`, whoever asked for it: memory is then ahead of the disk, and the next start stands where the last batch ended.
 """
 
 import asyncio
@@ -15,8 +15,9 @@ from dilocox.coordinator.log import Committed, Entry, InputLog
 from dilocox.protocol import chain as chains
 from dilocox.protocol import round
 from dilocox.protocol.crypto import Identity
-from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.errors import RemoteError, reason_name
 from dilocox.protocol.head import Head
+from dilocox.protocol.ids import short
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.round import (
@@ -72,6 +73,8 @@ class RoundDriver:
         self._queued: list[Input] = []
         """… and what comes in meanwhile is stepped after it."""
         self.writing = asyncio.Lock()
+        self._failure: BaseException | None = None
+        """Of a write: there is no other after it."""
         self._wake = asyncio.Event()
         self._signed = False
         """Whether this process has signed a commit, or is about to: what nodes give back then comes too late."""
@@ -103,6 +106,9 @@ class RoundDriver:
         self.state, effects = round.decide(before, event, moment)
         if self.state is not before and self.state != before:
             self._batch.append(Entry(event, moment))
+        for refused in self.state.gathered.refusals[len(before.gathered.refusals) :]:  # each once a round, and not many
+            reason = reason_name(refused.reason)
+            log.warning("rejected a statement of %s: %s: %s", short(refused.peer), reason, refused.detail)
         judgement = None
         for effect in effects:
             match effect:
@@ -150,13 +156,26 @@ class RoundDriver:
             await asyncio.shield(self._closing)
 
     async def flush(self) -> None:
-        """Put everything so far on disk and send it. Raises what the disk raises."""
+        """Put everything so far on disk and send it. Raises what the disk raises, or raised before. Who waits may be cancelled, by
+        a caller that hangs up: what waits to be sent is everybody's, and leaves all the same."""
+        flushing = asyncio.create_task(self._flush(), name="flush")
+        flushing.add_done_callback(lambda task: task.cancelled() or task.exception())  # `run` raises it
+        await asyncio.shield(flushing)
+
+    async def _flush(self) -> None:
         async with self.writing:
             await self.settled()  # what closes a round is written with its commit
+            if self._failure is not None:
+                raise self._failure
             batch, self._batch = self._batch, []
             outbox, self._outbox = self._outbox, []
             if batch:
-                await asyncio.to_thread(self._log.write, batch)
+                try:
+                    await asyncio.to_thread(self._log.write, batch)
+                except BaseException as error:
+                    self._failure = error
+                    self._wake.set()
+                    raise
             for item in batch:
                 if isinstance(item, Committed):
                     self.chain.head = item.after

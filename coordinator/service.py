@@ -18,7 +18,7 @@ from dilocox.coordinator.liveness import Liveness
 from dilocox.protocol import limits, round
 from dilocox.protocol.attestation import Appraiser, AttestationError, Evidence, Policy, check_binding, report_data, summary
 from dilocox.protocol.crypto import Identity, sha256
-from dilocox.protocol.errors import RemoteError, reason_name
+from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import peer_id, short
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -231,9 +231,6 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def Submit(self, request: pb.Envelope, context: Context) -> pb.Envelope:
         judgement = await self.submitted(request, await self._caller(context), address_of(context))
-        if judgement.outcome is Outcome.REJECT:
-            sender = short(peer_id(request.key)) if len(request.key) == 32 else "?"
-            log.warning("rejected a statement of %s: %s: %s", sender, reason_name(judgement.reason), judgement.detail)
         if request.kind == pb.KIND_CONTRIBUTION:
             await self.driver.flush()  # what we sign for must outlive a crash
         return self.answer(request, judgement).envelope

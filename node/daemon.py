@@ -55,6 +55,8 @@ class NodeSettings(PeerSettings):
     """How often each payload may leave this machine; None: as often as it is asked for."""
     data: dict[str, Path]
     """The folders that a run may read, by name."""
+    step_seconds: float
+    """An inner step takes at least this long."""
 
 
 def count_cuda_devices() -> int:
@@ -193,6 +195,7 @@ def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, mani
             threads=threads,
             codec_cpus=settings.codec_cpus,
             data=settings.data,
+            step_seconds=settings.step_seconds,
         ).environment()
 
     return WorkerPool(home.folder, workers, environment)

@@ -40,6 +40,8 @@ class Member:
     home: Path
     arguments: list[str]
     """Of `dilocox`."""
+    prefix: tuple[str, ...] = ()
+    """What the command runs under, such as `nsenter --net=…`; it ends in an exec."""
 
     def facts(self) -> dict[str, Any] | None:
         """What the running daemon announced; None when it does not run."""
@@ -143,7 +145,7 @@ class Testnet:
         environment.setdefault("OMP_NUM_THREADS", "1")
         with (self.folder / f"{member.name}.log").open("ab") as output:
             self.processes[member.name] = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dilocox.cli.main", *member.arguments],
+                [*member.prefix, sys.executable, "-P", "-m", "dilocox.cli.main", *member.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

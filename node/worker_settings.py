@@ -29,6 +29,8 @@ class WorkerSettings:
     """CPUs for the background thread; empty: any."""
     data: dict[str, Path]
     """The folders that the operator named, by name."""
+    step_seconds: float
+    """An inner step takes at least this long; 0: as long as it takes."""
 
     def environment(self) -> dict[str, str]:
         values = {field.name: str(getattr(self, field.name)) for field in fields(self)}
@@ -51,4 +53,5 @@ class WorkerSettings:
             threads=int(get("threads")),
             codec_cpus=tuple(int(cpu) for cpu in get("codec_cpus").split(",") if cpu),
             data={name: Path(folder) for name, folder in json.loads(get("data")).items()},
+            step_seconds=float(get("step_seconds")),
         )

@@ -12,8 +12,8 @@ last commit stands in exactly the same state.
 
 Three rules about time. A deadline is learnt from the moments at which more than half of the roster had contributed, or voted, in
 the last rounds and in this one: who lurks cannot stretch it. Clocks stand still while fewer than min_clusters are heard, and go on
-with at least one grace left; they start afresh when the coordinator had heard nobody at all. After a start nothing is signed before
-more than half of the last roster is heard, or one full deadline has passed.
+with at least one grace left; those who claim take over after one, for a line that is cut falls silent for one peer after the other.
+They start afresh when nobody was heard. After a start nothing is signed before most of the roster is heard, or a deadline passed.
 """
 
 import statistics
@@ -196,6 +196,8 @@ class Clock:
     """Since when fewer than min_clusters are heard; None: the clock runs."""
     heard_nobody: bool = False
     """During this pause."""
+    awaited: bool = False
+    """The pause has lasted a grace: not just until the next of those behind a line that was cut goes silent too."""
     measures: bool = True
     """Whether the round's times may teach later deadlines: not when waiting began afresh in it."""
 
@@ -306,9 +308,8 @@ def _refuse(state: RoundState, peer: str, reason: pb.Reason, detail: str) -> Rou
 
 def _attest(state: RoundState, attestation: pb.Attestation) -> RoundState:
     attested = state.gathered.attested
-    if not state.manifest.attestation.kinds:
-        return state  # no chain would take it
-    if len(attested) >= limits.ATTESTATIONS and attestation.peer not in attested:
+    wanted = bool(state.manifest.attestation.kinds)  # else no chain would take it
+    if not wanted or (len(attested) >= limits.ATTESTATIONS and attestation.peer not in attested):
         return state
     return replace(state, gathered=replace(state.gathered, attested={**attested, attestation.peer: attestation}))
 
@@ -355,8 +356,10 @@ def next_deadline(state: RoundState) -> float | None:
         return None
     if state.starting_since is not None:
         return None if state.healed else state.starting_since + _full_deadline(state)
-    if state.head.round == 0 or state.clock.paused_at is not None or state.sealing:
+    if state.head.round == 0 or state.sealing:
         return None
+    if state.clock.paused_at is not None:
+        return None if state.clock.awaited else state.clock.paused_at + _grace(state)
     return _closes_at(state)
 
 
@@ -381,10 +384,9 @@ def _keep_time(state: RoundState, now: float) -> RoundState:
     clock, gathered = state.clock, state.gathered
     heard = len(_heard(state))
     short_of = state.head.round > 0 and heard < state.manifest.rounds.min_clusters
-    if short_of and clock.paused_at is None:
-        clock = replace(clock, paused_at=now)
-    if short_of and not heard and not clock.heard_nobody:
-        clock = replace(clock, heard_nobody=True)
+    if short_of:
+        since, nobody = now if clock.paused_at is None else clock.paused_at, clock.heard_nobody or not heard
+        clock = replace(clock, paused_at=since, heard_nobody=nobody, awaited=now >= since + _grace(state))
     if not short_of and clock.paused_at is not None:
         clock = _afresh(clock, now) if clock.heard_nobody else clock.later(now - clock.paused_at)
         due = _closes_at(replace(state, clock=clock))
@@ -473,9 +475,9 @@ def _complete(state: RoundState, wall_ms: int | None = None) -> Mapping[str, tup
 
 
 def _can_wake(state: RoundState, moment: Moment) -> bool:
-    """Fewer than min_clusters of the roster are heard, and a roster-only commit brings it to so many."""
+    """Fewer than min_clusters of the roster are heard, for a grace or as they leave; a roster-only commit brings it to so many."""
     wanted, heard = state.manifest.rounds.min_clusters, set(_heard(state)) - state.gathered.leaving()
-    if len(heard) >= wanted:
+    if len(heard) >= wanted or (state.clock.paused_at is not None and not state.clock.awaited):
         return False
     attestations = chain.valid_attestations(state.head, state.gathered.attested.values(), moment.wall_ms)
     seating = chain.seats(

@@ -163,8 +163,12 @@ class BlobStore:
             self.path(digest).with_suffix(suffix).unlink(missing_ok=True)
 
     def stage_digests(self, root: bytes) -> list[bytes]:
-        """Of the state with this root, in stage order; empty where its list is not here."""
-        return list(pb.StageStates.FromString(bytes(self.view(root))).digests) if root and root in self else []
+        """Of the state with this root, in stage order; empty where its list is not here, or damaged."""
+        try:
+            raw = self.path(root).read_bytes() if root else b""
+        except FileNotFoundError:
+            return []
+        return list(pb.StageStates.FromString(raw).digests) if digest_of([raw]) == root else []
 
     def sweep(self, keep: set[bytes]) -> None:
         """Remove every blob and partial download that is not in `keep`. Only while nobody else writes here."""

@@ -5,13 +5,16 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.files import read_checked, write_atomically, write_new
 
 __all__ = ["DataDirectory", "format_identity", "load_identity"]
+
+LOCK_SECONDS = 1.0
+"""Who looks whether a daemon runs here holds its lock for an instant (health.py); a daemon holds it for good."""
 
 
 def format_identity(secret: bytes) -> bytes:
@@ -43,11 +46,9 @@ class DataDirectory:
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = (self.folder / "lock").open("a")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not _locked(self._lock):
             self._lock.close()
-            raise LocalError(f"another daemon runs on {folder}. Stop it, or use another --home.") from error
+            raise LocalError(f"another daemon runs on {folder}. Stop it, or use another --home.")
         key = self.folder / "identity.key"
         self.identity_is_new = not key.exists()
         """Whether this process made the identity: what attested software may vouch for."""
@@ -96,6 +97,19 @@ def _count(raw: bytes) -> int:
     if number not in range(MOST_STARTS):
         raise ValueError("so often nothing was started")
     return number
+
+
+def _locked(file: IO[str]) -> bool:
+    """Whether the lock is ours now."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+        time.sleep(LOCK_SECONDS / 100)
 
 
 def _facts(raw: bytes) -> dict[str, Any]:

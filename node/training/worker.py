@@ -22,6 +22,7 @@ from dilocox.node.outer.checkpoint import BoundaryMeta
 from dilocox.node.training.commits import Commits, Prepared
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.link import DaemonLink
+from dilocox.node.training.pace import Pace
 from dilocox.node.training.pipeline import split_stages
 from dilocox.node.training.rendezvous import join_generation
 from dilocox.node.training.resume import Resume, boundary_event
@@ -61,6 +62,7 @@ class Worker:
         self._arrived: deque[pb.Apply] = deque()
         self._preparing: Future[Prepared] | None = None
         self._stopping = False
+        self._pace = Pace(settings.step_seconds, link.wake)
         self._loss = self._seconds = 0.0
         """Sums over the steps of the phase."""
         self._total_steps = 0
@@ -94,7 +96,8 @@ class Worker:
             turn = self._train(action) if isinstance(action, Train) else self._wait(action)
             action = self._act(turn)
 
-    def _take_commands(self) -> None:
+    def _take_commands(self) -> bool:
+        """Whether we were told to stop."""
         while command := self.link.next_command():
             match command.WhichOneof("command"):
                 case "apply":
@@ -106,6 +109,7 @@ class Worker:
         if self._preparing is None and self._arrived:
             commit, state = self._arrived.popleft(), self.state
             self._preparing = self.background.submit(lambda: self.commits.prepare(state, commit))
+        return self._stopping
 
     def _recheck(self, round: int) -> None:
         last, reported = self.commits.last, self.commits.digests
@@ -116,9 +120,10 @@ class Worker:
     # Turns
 
     def _train(self, action: Train) -> Turn:
+        self._pace.rest(self._take_commands)
         started = time.monotonic()
         result = self.trainer.step(*self.dataset.batch(list(action.positions)), flags=self._flags().numbers())
-        seconds = time.monotonic() - started
+        seconds = max(time.monotonic() - started, self._pace.step_seconds)
         self._fastest_step = min(self._fastest_step, seconds)
         self._seconds += min(seconds, SUSPENDED * self._fastest_step)
         self._loss += result.loss

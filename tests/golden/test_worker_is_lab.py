@@ -48,7 +48,7 @@ class Box:
         self.number, self.store = number, BlobStore(folder / "blobs")
         path = folder / "manifest.json"
         path.write_bytes(run.canonical_bytes())
-        settings = WorkerSettings("", path, folder / "blobs", folder / "stages", identity(number).peer, "cpu", 1, (), {})
+        settings = WorkerSettings("", path, folder / "blobs", folder / "stages", identity(number).peer, "cpu", 1, (), {}, 0.0)
 
         def environment(socket: str) -> dict[str, str]:
             return {**os.environ, **settings.environment(), "DILOCOX_WORKER_SOCKET": socket}

@@ -1,6 +1,7 @@
 """The coordinator's service without a network: hostile input, presence, and restarts that continue the same chain."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,43 @@ async def test_nothing_leaves_before_it_is_on_disk(desk: Desk):
     watching.cancel()
 
 
+async def test_a_write_that_fails_for_a_caller_ends_the_coordinator(desk: Desk):
+    """What the caller said is in memory and not on disk: another write after it would leave a gap in the log."""
+    await desk.begin()
+    database, driver = desk.service.chain.database, desk.service.driver
+    running = asyncio.create_task(driver.run())
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {pages}")  # a full disk
+    for number in range(limits.REFUSALS_PER_ROUND):
+        driver.feed(round.Refused(f"somebody {number}", pb.REASON_RATE, "x" * limits.TEXT_CHARACTERS))
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        await desk.say(desk.contribution(0))
+    database.execute("PRAGMA max_page_count = 1000000")  # there is room again, and it is too late
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        await running
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        await driver.flush()
+    desk.open()
+    assert not desk.state.gathered.contributions
+    await desk.hear(0, 1, 2)
+    await desk.round()
+    assert [len(commit.body.counted) for commit in desk.commits] == [0, 3]
+
+
+async def test_a_caller_that_hangs_up_takes_nobody_s_ballot_with_it(desk: Desk):
+    await desk.begin()
+    for number in range(3):
+        await desk.service.judge(desk.contribution(number).envelope, "peer")
+    assert desk.state.gathered.ballot is not None
+    calling = asyncio.create_task(desk.service.driver.flush())
+    while not desk.service.driver.writing.locked():
+        await asyncio.sleep(0)
+    calling.cancel()
+    await asyncio.wait([calling])
+    await desk.service.driver.flush()
+    assert desk.service.ballot is not None, "it was told to everybody"
+
+
 async def test_after_a_start_nothing_is_signed_before_most_are_heard(desk: Desk):
     await desk.begin()
     await desk.round()
@@ -299,6 +337,17 @@ async def test_hostile_statements_are_rejected_with_their_reasons_and_recorded(d
     expected |= {pb.REASON_NOT_ON_ROSTER, pb.REASON_STALE_ROUND}
     assert expected <= recorded
     assert len(commit.body.counted) == 3
+
+
+async def test_whoever_is_refused_fills_no_log(desk: Desk, caplog: pytest.LogCaptureFixture):
+    """A line each time would be a disk that strangers fill."""
+    await desk.begin()
+    for number in range(2 * limits.REFUSALS_PER_ROUND):
+        for _ in range(2):
+            await desk.service.judge(desk.contribution(1000 + number).envelope, f"address {number}")
+    lines = [record.message for record in caplog.records if "rejected" in record.message]
+    assert len(set(lines)) == len(lines) == limits.REFUSALS_PER_ROUND
+    assert "not-on-roster" in lines[0]
 
 
 async def test_who_sends_a_peers_statements_again_spends_its_own_rate(desk: Desk):

@@ -250,9 +250,12 @@ def test_a_pause_moves_everything_that_happened_in_its_round():
     assert table.state.clock == clock
     table.absent(3)
     assert table.state.clock == replace(clock, paused_at=OPENED + 60)
-    assert due(table) is None
+    assert due(table) == 60 + table.run.rounds.liveness_seconds
     at(table, 70).absent(2)
     assert table.state.clock == replace(clock, paused_at=OPENED + 60)
+    at(table, 60 + table.run.rounds.liveness_seconds)
+    assert table.state.clock == replace(clock, paused_at=OPENED + 60, awaited=True)
+    assert due(table) is None
     at(table, 100).present(3)
     assert table.state.clock == Clock(OPENED + 40, OPENED + 70, OPENED + 60, OPENED + 90)
     assert due(table) == 30 + 300 + 40
@@ -303,7 +306,7 @@ def test_while_nobody_is_heard_waiting_does_not_merely_pause():
     at(table, 30).absent(0)
     assert table.state.clock == Clock(OPENED, paused_at=OPENED + 20, heard_nobody=True)
     at(table, 40).present(0)
-    assert table.state.clock == Clock(OPENED, paused_at=OPENED + 20, heard_nobody=True)
+    assert table.state.clock == Clock(OPENED, paused_at=OPENED + 20, heard_nobody=True, awaited=True)
     at(table, 100).present(1)
     assert table.state.clock == Clock(OPENED + 100, measures=False)
     assert due(table) == 700

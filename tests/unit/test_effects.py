@@ -378,11 +378,41 @@ def test_a_round_that_is_being_voted_on_is_given_up_where_claims_wake_the_run():
     table = table_of().contribute()
     table.vote([0])
     table.absent(1, 2)
+    table.wait(table.run.rounds.liveness_seconds)
     effects = heard(table, table.claim(7))
     assert [type(effect) for effect in effects] == [Reply, SealCommit]
     body = table.commits[-1].body
     assert not body.HasField("ballot")
     assert (list(body.contributions), list(body.receipts), list(body.counted)) == ([], [], [])
+    assert table.roster() == [0, 1, 2, 7]
+    table.verify()
+
+
+def test_who_falls_silent_last_behind_a_line_that_was_cut_loses_no_round():
+    """Silence is noticed for one peer after the other: for a moment one of the roster and one who claims were a quorum."""
+    table = table_of().contribute()
+    table.submit(table.claim(7))
+    table.absent(1, 2)
+    table.wait(1)
+    assert table.head.round == 1
+    table.absent(0, 7)
+    table.wait(600)
+    assert table.head.round == 1
+    table.present(0, 1, 2, 7)
+    table.vote()
+    assert table.counted() == [0, 1, 2]
+    table.verify()
+
+
+def test_who_claims_takes_over_after_a_grace():
+    table = table_of()
+    table.submit(table.claim(7))
+    table.absent(1, 2)
+    table.wait(table.run.rounds.liveness_seconds - 1)
+    assert table.head.round == 1
+    assert round.next_deadline(table.state) == table.now + 1
+    table.wait(1)
+    assert table.head.round == 2
     assert table.roster() == [0, 1, 2, 7]
     table.verify()
 
@@ -399,6 +429,7 @@ def test_claims_of_those_who_have_a_seat_and_are_heard_wake_nobody():
 def test_claims_wake_a_run_only_up_to_min_clusters():
     table = table_of(5, min_clusters=4)
     table.absent(1, 2, 3, 4)
+    table.wait(table.run.rounds.liveness_seconds)
     for number in (7, 8):
         table.submit(table.claim(number))
         assert table.head.round == 1
@@ -428,7 +459,7 @@ def test_only_claims_with_valid_evidence_wake_a_run():
     table = attested(0, 1, 2).genesis()
     table.attest(7, seconds=5)
     table.absent(1, 2)
-    table.now += 5
+    table.wait(table.run.rounds.liveness_seconds)
     table.submit(table.claim(7))
     assert table.head.round == 1
     table.attest(7, label="renewed")

@@ -245,6 +245,7 @@ def test_all_leave_and_come_back():
     table.submit(table.claim(7, state=digest("a stranger's own")))
     table.submit(table.claim(8, state=digest("a stranger's own")))
     table.absent(7, 8)
+    table.wait(table.run.rounds.liveness_seconds)
     assert table.head.round == 2, "strangers alone bring no model"
     table.present(0)
     table.submit(table.claim(0))
@@ -281,6 +282,7 @@ def test_who_rests_is_let_in_where_the_run_would_stand_still_without_it():
     table.absent(2)
     table.train(2, [0, 1])
     table.absent(1)
+    table.wait(table.run.rounds.liveness_seconds)
     table.present(2)
     table.submit(table.claim(2))
     assert table.roster() == [0, 1, 2]
@@ -484,6 +486,7 @@ def test_who_asks_for_a_seat_and_is_gone_takes_nobody_s_place():
         table.submit(table.claim(number))
         table.absent(number)
     table.absent(0, 1)
+    table.wait(table.run.rounds.liveness_seconds)
     table.submit(table.claim(9))
     assert table.roster() == [0, 1, 2, 9]
     table.train(1, [2, 9])

@@ -8,11 +8,16 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 
 from dilocox.cli import main as cli
 from dilocox.node.exchange import Exchange
+from dilocox.node.outer import checkpoint
+from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.outer.state import StageState
 from dilocox.node.starts import Starts
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport import tls
@@ -21,7 +26,7 @@ from dilocox.transport.chain_file import ChainFile, DamagedError, open_database
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import quarantine, write_atomically, write_new
 from dilocox.transport.rpc import ChannelPool
-from tests.helpers import Table, identity, manifest
+from tests.helpers import Table, digest, identity, manifest
 from tests.unit.test_transport import BIG, serving
 
 RUN = manifest()
@@ -258,6 +263,48 @@ async def test_a_blob_that_rotted_is_fetched_again_and_never_served(tmp_path: Pa
     assert BlobStore(tmp_path / "mine").verify(digest)
     assert aside(tmp_path / "rotten"), "its own server noticed"
     await channels.close()
+
+
+def test_a_list_that_rotted_names_nothing(tmp_path: Path):
+    """Of a state's stages, or of a contribution's payloads: garbage ends nobody, and one bit does not name another blob."""
+    store = BlobStore(tmp_path)
+    states = [digest("state", stage) for stage in range(2)]
+    root = store.put([canonical(pb.StageStates(digests=states))])
+    assert store.stage_digests(root) == states
+    whole = store.path(root).read_bytes()
+    for raw in (b"", b"\xff" * len(whole), whole[: len(whole) // 2], whole[:-1] + bytes([whole[-1] ^ 1])):
+        store.path(root).write_bytes(raw)
+        assert store.stage_digests(root) == []
+    store.remove(root)
+    assert store.stage_digests(root) == store.stage_digests(b"") == []
+    starts = Starts(RUN, None, store, None)  # type: ignore[arg-type]  # of neither chain nor exchange anything is asked
+    leaves = store.put([b"\xff no leaves"])
+    assert (
+        starts.payloads_of(pb.Contribution(leaves=leaves)) == starts.payloads_of(pb.Contribution(leaves=digest("gone"))) == []
+    )
+
+
+def test_a_checkpoint_s_words_that_rotted_are_set_aside(tmp_path: Path):
+    """Else the workers would end over them at every start; and a digit that rotted would be announced."""
+    state, tensors = StageState(RUN, 0), {"live|weight": torch.zeros(2)}
+    metas = [
+        BoundaryMeta(round, inner_steps=4, tokens=256, loss=2.5, samples_read=16, joined=1, optimizer_steps=4, rank_or_k=8)
+        for round in (3, 4)
+    ]
+    for meta in metas:
+        checkpoint.save_private(tmp_path, 0, meta.round, tensors)
+        checkpoint.save_feedback(tmp_path, state, meta.round)
+        checkpoint.seal_boundary(tmp_path, 0, meta)
+    assert list(checkpoint.boundaries(tmp_path, 0).values()) == metas
+    path = tmp_path / "0000" / "00000004" / "boundary.json"
+    whole = path.read_bytes()
+    for raw in (b"", b"\xa1" * len(whole), whole[: len(whole) // 2], whole.replace(b'"tokens": 256', b'"tokens": 257')):
+        path.write_bytes(raw)
+        assert list(checkpoint.boundaries(tmp_path, 0).values()) == metas[:1]
+        assert not path.exists()
+    assert len(aside(path.parent)) == 4
+    path.write_bytes(whole)
+    assert list(checkpoint.boundaries(tmp_path, 0).values()) == metas
 
 
 def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Path, tmp_path: Path):

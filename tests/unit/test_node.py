@@ -1,5 +1,7 @@
 """Small decisions of the node, without processes."""
 
+import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 from dilocox.node.daemon import count_workers
 from dilocox.node.outer.background import Background
+from dilocox.node.training.pace import Pace
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.protocol import events, member
 from dilocox.protocol.errors import ConfigError
@@ -31,10 +34,58 @@ def test_workers_follow_devices_stages_and_microbatches():
 
 
 def test_worker_settings_survive_the_environment(monkeypatch: pytest.MonkeyPatch):
-    settings = WorkerSettings("/s", Path("/m"), Path("/b"), Path("/st"), "cluster", "cpu", 2, (1, 3), {"texts": Path("/d=a,t")})
+    folders = {"texts": Path("/d=a,t")}
+    settings = WorkerSettings("/s", Path("/m"), Path("/b"), Path("/st"), "cluster", "cpu", 2, (1, 3), folders, 0.1)
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     assert WorkerSettings.from_environment() == settings
+
+
+class Time(threading.Event):
+    """A clock that nothing but waiting moves; what is to be set while somebody waits is in `sets_at`, in order."""
+
+    def __init__(self, *sets_at: float) -> None:
+        super().__init__()
+        self.now, self.sets_at = 0.0, list(sets_at)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        end = self.now + timeout
+        if self.sets_at and self.sets_at[0] <= end:
+            end = self.sets_at.pop(0)
+            self.set()
+        self.now = end
+        return self.is_set()
+
+
+def test_a_paced_step_begins_no_sooner_and_hears_commands_meanwhile():
+    time, heard = Time(2.5, 2.75), list[float]()
+    pace = Pace(1.0, time, lambda: time.now)
+
+    def take(stop_at: float) -> bool:
+        heard.append(time.now)
+        return time.now >= stop_at
+
+    begun = []
+    for worked in (0.0, 0.25, 3.0, 0.0):  # a step that took longer than the pace is followed at once
+        pace.rest(lambda: take(math.inf))
+        begun.append(time.now)
+        time.now += worked
+    assert begun == [0.0, 1.0, 2.0, 5.0]
+    assert heard == [1.0, 2.0]
+    time = Time(0.5, 0.75)
+    pace, heard = Pace(1.0, time, lambda: time.now), []
+    pace.rest(lambda: take(0.75))
+    pace.rest(lambda: take(0.75))
+    assert heard == [0.5, 0.75], "a command is taken when it comes, and one to stop ends the rest"
+
+
+def test_without_a_pace_nobody_rests():
+    time = Time()
+    pace = Pace(0.0, time, lambda: time.now)
+    for _ in range(3):
+        pace.rest(lambda: pytest.fail("there was nothing to wait for"))
+    assert time.now == 0
 
 
 def test_what_a_background_job_raises_is_not_swallowed():

@@ -304,6 +304,27 @@ def test_one_daemon_per_folder(tmp_path: Path):
     assert running_daemon(tmp_path) is None
 
 
+def test_who_only_looks_keeps_no_daemon_from_its_folder(tmp_path: Path):
+    """A probe that looks for a daemon just when one starts must not be taken for one."""
+    DataDirectory(tmp_path).close()
+    with subprocess.Popen([sys.executable, "-c", LOOKING, str(tmp_path)], stdout=subprocess.PIPE) as looking:
+        assert looking.stdout is not None
+        looking.stdout.readline()
+        try:
+            for _ in range(1500):
+                DataDirectory(tmp_path).close()
+        finally:
+            looking.kill()
+
+
+LOOKING = """
+import sys
+from pathlib import Path
+from dilocox.transport.health import running_daemon
+print(flush=True)
+while True:
+    running_daemon(Path(sys.argv[1]))
+"""
 CHILD = """
 import threading
 from dilocox.transport.parent_pipe import exit_with_parent

@@ -1,0 +1,222 @@
+"""`python -m bench.chaos [--check] [--seed N] [--minutes M]`: prints what every fault cost the others; --check exits 1 where a bar
+is missed. `--quick`: a few faults close together, to see that everything works."""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.chaos import loss
+from bench.chaos.loss import Closed, Happened, Price, Verdict
+from bench.chaos.network import lacking
+from bench.chaos.schedule import COORDINATOR, DEADLINE_SECONDS, plan
+from bench.chaos.world import World, distinct
+from bench.report import table, write
+from dilocox.protocol.chain import taken
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.data_directory import load_identity
+
+__all__ = ["FULL", "QUICK", "Form", "Report", "chaos", "main"]
+
+NODES = 4
+STEP_SECONDS = 0.25
+"""A step of this model takes about 20 ms of one core: four nodes keep a third of a core busy, and two cores half idle."""
+RUN = f"""
+[run]
+name = "chaos"
+owner = "{{owner}}"
+[model]
+family = "llama"
+vocabulary_size = 256
+hidden_size = 32
+intermediate_size = 64
+layers = 2
+heads = 2
+kv_heads = 1
+sequence_length = 16
+stages = 2
+[data]
+evaluation_sequences = 8
+[training]
+learning_rate = 1e-2
+total_steps = 100000
+batch_size = 8
+microbatches = 2
+[compression]
+rank = 8
+[rounds]
+count = 100000
+inner_steps = 40
+max_inner_steps = 400
+synchronous_rounds = 1
+min_clusters = 2
+start_clusters = {NODES}
+deadline_seconds = {DEADLINE_SECONDS}
+vote_seconds = 10
+liveness_seconds = 8
+snapshot_every = 4
+"""
+
+
+@dataclass(frozen=True)
+class Form:
+    seed: int
+    minutes: float
+    """Of faults."""
+    calm_seconds: float
+    """Before the first of them: what is faultless is measured there, and scaled."""
+    every: float
+    """Seconds from fault to fault, about."""
+
+
+FULL = Form(seed=7, minutes=20, calm_seconds=180, every=30)
+QUICK = Form(seed=15, minutes=1, calm_seconds=10, every=10)
+"""A full disk, a damaged file, and everybody killed at once, coordinator included."""
+
+
+@dataclass(frozen=True)
+class Report:
+    verdict: Verdict
+    happened: list[Happened]
+    calm: dict[str, float]
+    """Steps a second of each node, before the first fault."""
+    counted: float
+    """Of all tokens that all nodes would have trained without faults, those who were hit included."""
+    rounds: int
+    usage: dict[str, list[list[float]]]
+    """Of each daemon: seconds, MiB, descriptors."""
+    stranger: dict[str, int]
+
+
+def closed(commits: list[Statement[pb.Commit]], world: World) -> list[Closed]:
+    """The rounds as the chain tells them, on the clock of this machine's processes."""
+    behind = time.time() - time.monotonic()
+    rounds = []
+    roster: frozenset[str] = frozenset()
+    for commit in commits:
+        counted = {world.name_of(item.cluster): item.contribution.inner_steps for item in taken(commit.body)}
+        rounds.append(Closed(commit.body.round, commit.body.closed_at_ms / 1000 - behind, roster, counted))
+        roster = frozenset(world.name_of(member.cluster) for member in commit.body.roster)
+    return rounds
+
+
+def chaos(folder: Path, form: Form) -> Report:
+    """Needs what `lacking` looks for."""
+    key = folder / "chaos.key"
+    run_file = RUN.replace("{owner}", load_identity(key).key.hex()).encode()
+    world = World(folder / "swarm", run_file, key.read_bytes(), NODES, STEP_SECONDS, form.seed)
+    with world.running():
+        world.until_all_are_counted()
+        began = time.monotonic()
+        world.sleep_until(began + form.calm_seconds)
+        first = time.monotonic()
+        calm = {node: loss.rate(world.samples[node], began, first) for node in world.nodes}
+        for fault in plan(form.seed, form.minutes, world.nodes, form.every):
+            world.sleep_until(first + fault.at)
+            print(f"{time.monotonic() - first:6.0f} s  {fault}", flush=True)
+            world.suffer(fault)
+        world.sleep_until(time.monotonic() + form.every)
+        last = time.monotonic()
+        world.until_all_are_counted()
+        world.stop()
+        chains = world.chains()
+        rounds = closed(chains[COORDINATOR], world)
+    prices = [
+        each for node in world.nodes for each in loss.price(node, calm[node], world.samples[node], world.happened, rounds, last)
+    ]
+    counted = sum(sum(each.counted.values()) for each in rounds if first <= each.at < last)
+    return Report(
+        Verdict(prices, distinct(list(chains.values())), world.orphans, world.helps),
+        world.happened,
+        calm,
+        counted / (sum(calm.values()) * (last - first)),
+        len(rounds),
+        {name: [[u.at - began, u.memory / 2**20, u.descriptors] for u in kept] for name, kept in world.usage.items()},
+        world.stranger_did,
+    )
+
+
+def tell(report: Report, form: Form) -> None:
+    verdict = report.verdict
+    by_fault: dict[Any, list[Price]] = {each.fault: [] for each in report.happened}
+    for each in verdict.prices:
+        by_fault[each.fault].append(each)
+    rows = []
+    for happened in report.happened:
+        others = by_fault[happened.fault]
+        worst = max(others, key=lambda one: one.lost, default=None)
+        figures = ["–"] * 4
+        if worst is not None:
+            lost, rounds = sum(one.lost for one in others), sum(one.rounds for one in others)
+            figures = [str(len(others)), f"{lost / len(others):.2f}", f"{worst.lost:.2f}", str(rounds)]
+        rows.append([f"{happened.fault.at:.0f}", str(happened.fault), f"{happened.ended - happened.began:.0f}", *figures])
+    table(["at s", "fault", "took s", "others", "lost s each", "worst s", "rounds lost"], rows)
+    columns = ["daemon", "MiB first", "MiB last", "MiB most", "descriptors first", "last", "most"]
+    table(columns, [[name, *spans(kept)] for name, kept in report.usage.items()])
+    rates = ", ".join(f"{value:.3f}" for value in report.calm.values())
+    print(f"faultless: {form.calm_seconds:.0f} s before the first fault, {rates} steps/s,")
+    print(f"scaled to {form.minutes:g} minutes of faults. A loss is seconds without steps, and steps that no commit counted.")
+    print(f"who was not hit kept {loss.kept(verdict.prices):.2%} of the faultless tokens;", end=" ")
+    print(f"all together, the hit included, {report.counted:.1%}")
+    lost = sum(each.rounds for each in verdict.prices)
+    print(f"{report.rounds} rounds, of which those who were not hit lost {lost}; {verdict.chains} chain(s)", end="; ")
+    print(f"{len(verdict.orphans)} orphans; {len(verdict.helps)} helps by hand")
+    print(f"a stranger throughout: {', '.join(f'{count} {what}' for what, count in sorted(report.stranger.items()))}")
+    for help in verdict.helps:
+        print(f"HELP {help}")
+
+
+def spans(kept: list[list[float]]) -> list[str]:
+    memory, descriptors = [one[1] for one in kept], [one[2] for one in kept]
+    return [f"{value:.0f}" for values in (memory, descriptors) for value in (values[0], values[-1], max(values))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.chaos")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a bar is missed")
+    parser.add_argument("--quick", action="store_true", help="a minute of faults close together; no bar on tokens means much")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--minutes", type=float)
+    options = parser.parse_args()
+    if why := lacking():
+        print(why, file=sys.stderr)
+        sys.exit(2)
+    form = QUICK if options.quick else FULL
+    given = {name: value for name in ("seed", "minutes") if (value := getattr(options, name)) is not None}
+    form = replace(form, **given)
+    load = os.getloadavg()[0]
+    print(f"seed {form.seed}, {form.minutes:g} minutes, load of this machine before: {load:.1f} on {os.cpu_count()} cores")
+    with tempfile.TemporaryDirectory(prefix="dx-") as name:
+        report = chaos(Path(name), form)
+    tell(report, form)
+    missed = loss.misses(report.verdict)
+    write(
+        "chaos",
+        {
+            **asdict(form),
+            "load_before": load,
+            "kept": loss.kept(report.verdict.prices),
+            "counted": report.counted,
+            "rounds": report.rounds,
+            "chains": report.verdict.chains,
+            "orphans": list(report.verdict.orphans),
+            "helps": list(report.verdict.helps),
+            "missed": missed,
+            "prices": [[str(p.fault), p.node, p.window, p.waited, p.rounds, p.uncounted] for p in report.verdict.prices],
+            "usage": report.usage,
+            "stranger": report.stranger,
+        },
+    )
+    for sentence in missed:
+        print(f"MISSED {sentence}")
+    if options.check and missed:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What a fault cost those whom it did not hit. Pure: from the chain's rounds and from what each node said of itself every second.
+
+A node that loses nothing takes `rate` steps a second, and every step is counted in the end. So in a window it may lose two things:
+seconds, in which it took no steps although it could have, and steps that no commit counted. Both are told in seconds.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.chaos.schedule import Fault
+
+__all__ = ["Closed", "Happened", "Price", "Sample", "Verdict", "kept", "misses", "price", "rate"]
+
+KEPT = 0.99
+"""Of the faultless steps, by those whom the faults do not hit."""
+KILL_SECONDS = 2.0
+"""What `kill -9` of one other node, or of the coordinator, may cost."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    at: float
+    """Seconds, by the worker's clock."""
+    steps: int
+    """Taken by this generation of workers."""
+    round: int
+    """Of the running phase …"""
+    step: int
+    """… and how many of the steps are its."""
+    on_roster: bool
+
+
+@dataclass(frozen=True)
+class Closed:
+    round: int
+    at: float
+    roster: frozenset[str]
+    """Names of nodes whose contributions it could have counted."""
+    counted: Mapping[str, int]
+    """Inner steps, by name."""
+
+
+@dataclass(frozen=True)
+class Happened:
+    fault: Fault
+    began: float
+    ended: float
+    """When it had been put right."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one node lost between a fault that did not hit it and the next one."""
+
+    fault: Fault
+    node: str
+    window: float
+    """Seconds."""
+    waited: float
+    """Seconds without steps; below 0 by as much as the pace wavers."""
+    rounds: int
+    """That closed without counting what it had trained for them."""
+    uncounted: float
+    """Seconds' worth of steps that no commit counts."""
+
+    @property
+    def lost(self) -> float:
+        return self.waited + self.uncounted
+
+
+@dataclass(frozen=True)
+class Verdict:
+    prices: Sequence[Price]
+    chains: int
+    """Different ones, of which no two are the same run's beginning."""
+    orphans: Sequence[str]
+    """Processes that outlived their daemon."""
+    helps: Sequence[str]
+    """What had to be done by hand, a sentence each."""
+
+
+def _taken(samples: Sequence[Sample], since: float, until: float, off_roster: bool = False) -> float:
+    """Steps taken between two moments, or with `off_roster` those taken off the roster. A lower count is a new generation's."""
+    total = 0.0
+    for before, after in itertools.pairwise(samples):
+        low, high = max(before.at, since), min(after.at, until)
+        if low >= high or (off_roster and before.on_roster):
+            continue
+        steps = after.steps - before.steps if after.steps >= before.steps else after.steps
+        total += steps * (high - low) / (after.at - before.at)
+    return total
+
+
+def rate(samples: Sequence[Sample], since: float, until: float) -> float:
+    """Steps a second."""
+    return _taken(samples, since, until) / (until - since)
+
+
+def hit(node: str, happened: Iterable[Happened], rounds: Sequence[Closed]) -> list[tuple[float, float]]:
+    """When a node suffered from faults of its own: until a round closes that opened after one was put right, and counts it."""
+    spans = []
+    for each in happened:
+        if node in each.fault.targets:
+            later = (
+                after.at for before, after in itertools.pairwise(rounds) if before.at >= each.ended and node in after.counted
+            )
+            spans.append((each.began, next(later, float("inf"))))
+    return spans
+
+
+def price(
+    node: str, rate: float, samples: Sequence[Sample], happened: Sequence[Happened], rounds: Sequence[Closed], end: float
+) -> list[Price]:
+    """For every fault that hit somebody else, while the node did not suffer from one of its own. `end`: of the last window."""
+    suffering, prices = hit(node, happened, rounds), []
+    edges = [*(each.began for each in happened), end]
+    for each, (since, until) in zip(happened, itertools.pairwise(edges), strict=True):
+        if any(since < to and start < until for start, to in suffering):
+            continue
+        missed = [c.round for c in rounds if since <= c.at < until and node in c.roster and node not in c.counted]
+        trained = sum(max((s.step for s in samples if s.round == number), default=0) for number in missed)
+        uncounted = (trained + _taken(samples, since, until, off_roster=True)) / rate
+        waited = until - since - _taken(samples, since, until) / rate
+        prices.append(Price(each.fault, node, until - since, waited, len(missed), uncounted))
+    return prices
+
+
+def kept(prices: Sequence[Price]) -> float:
+    """Share of the faultless steps."""
+    return 1 - sum(each.lost for each in prices) / max(1e-9, sum(each.window for each in prices))
+
+
+def misses(verdict: Verdict) -> list[str]:
+    """The bars that were missed, a sentence each."""
+    found = list(verdict.helps)
+    if verdict.chains != 1:
+        found.append(f"{verdict.chains} chains")
+    if verdict.orphans:
+        found.append(f"these outlived their daemon: {'; '.join(verdict.orphans)}")
+    if kept(verdict.prices) < KEPT:
+        found.append(f"who was not hit kept {kept(verdict.prices):.2%} of the faultless tokens, less than {KEPT:.0%}")
+    for each in verdict.prices:
+        alone = each.fault.kind == "kill" and len(each.fault.targets) == 1
+        if alone and (each.rounds or each.lost >= KILL_SECONDS):
+            found.append(f"kill -9 of {each.fault.targets[0]} cost {each.node} {each.rounds} rounds and {each.lost:.1f} s")
+    return found

@@ -1,0 +1,108 @@
+"""Which fault happens when, and to whom: from a seed, and nothing else."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+__all__ = ["COORDINATOR", "DEADLINE_SECONDS", "Fault", "cut_pairs", "plan"]
+
+COORDINATOR = "coordinator"
+DEADLINE_SECONDS = 20.0
+"""Of the run's rounds."""
+REST_SECONDS = 12.0
+"""After a fault was put right, at least, before the next one."""
+DOWN_SECONDS = 4.0
+"""Between `kill -9` and the start that an operator's supervisor would make."""
+HANG_SECONDS = 90.0
+"""Longer than a daemon takes to notice a worker that hangs."""
+NODE_FILES = (
+    "runs/*/chain.db",
+    "runs/*/own.db",
+    "runs/*/blobs/*",
+    "runs/*/stages/*",
+    "runs/*/manifest.json",
+    "runs/*/peers.json",
+    "daemon.json",
+    "starts",
+    "tls.pem",
+    "libp2p.key",
+)
+COORDINATOR_FILES = ("runs/*/chain.db", "runs/*/peers.json", "daemon.json", "starts", "tls.pem", "libp2p.key")
+DAMAGES = ("a byte", "half", "all")
+"""How much of a file: one bit of it flipped, its second half gone, nothing left but garbage."""
+CHILDREN = ("dht_child", "p2pd")
+WORKER = "dilocox.node.training.worker"
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    """A method of the world."""
+    targets: tuple[str, ...]
+    """The members that it hits; what these lose is its price, what others lose is what is measured."""
+    seconds: float = 0.0
+    """Until it is put right, or at most until the member has done so itself; 0: nobody else does."""
+    detail: str = ""
+    at: float = 0.0
+    """Seconds after the first fault could have been."""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, [self.kind.replace("_", " "), self.detail, ", ".join(self.targets)]))
+
+
+def _deck(random: random.Random, nodes: Sequence[str]) -> list[Fault]:
+    """Every fault once, on members drawn anew."""
+
+    def one() -> tuple[str, ...]:
+        return (random.choice(nodes),)
+
+    deck = [
+        Fault("kill", one(), DOWN_SECONDS),
+        Fault("kill", (COORDINATOR,), DOWN_SECONDS),
+        Fault("kill_child", one(), detail=WORKER),
+        *(Fault("kill_child", target, detail=word) for word in CHILDREN for target in (one(), (COORDINATOR,))),
+        Fault("stop_worker", one(), 10.0),
+        Fault("hang_worker", one(), HANG_SECONDS),
+        Fault("cut", one(), 20.0, "off"),
+        Fault("cut", one(), 20.0, "outgoing"),
+        Fault("cut", one(), 20.0, "incoming"),
+        Fault("cut", tuple(random.sample(nodes, len(nodes) // 2)), 20.0, "half"),
+        Fault("cut", (COORDINATOR,), 2.25 * DEADLINE_SECONDS, "off"),
+        Fault("slow", one(), 20.0, "256kbit"),
+        Fault("slow", (COORDINATOR,), 20.0, "1mbit"),
+        Fault("fill_disk", one(), 10.0),
+        Fault("fill_disk", (COORDINATOR,), 10.0),
+        *(Fault("damage", one(), DOWN_SECONDS, file) for file in NODE_FILES),
+        *(Fault("damage", (COORDINATOR,), DOWN_SECONDS, file) for file in COORDINATOR_FILES),
+        Fault("damage_live", one(), detail=NODE_FILES[2]),
+        Fault("kill", tuple(nodes), DOWN_SECONDS),
+        Fault("kill", (COORDINATOR, *nodes), DOWN_SECONDS),
+    ]
+    random.shuffle(deck)
+    return [replace(f, detail=f"{random.choice(DAMAGES)} of {f.detail}") if "damage" in f.kind else f for f in deck]
+
+
+def _endless(random: random.Random, nodes: Sequence[str]) -> Iterator[Fault]:
+    while True:
+        yield from _deck(random, nodes)
+
+
+def plan(seed: int, minutes: float, nodes: Sequence[str], every: float) -> list[Fault]:
+    """The faults of so many minutes, about `every` seconds apart, one after the other. Each kind comes once before any again."""
+    drawn = random.Random(seed)
+    faults: list[Fault] = []
+    at = 0.0
+    for fault in _endless(drawn, nodes):
+        if at + fault.seconds > 60 * minutes:
+            return faults
+        faults.append(replace(fault, at=at))
+        at += max(drawn.uniform(0.8, 1.2) * every, fault.seconds + min(every, REST_SECONDS))
+    raise AssertionError("unreachable")
+
+
+def cut_pairs(fault: Fault, members: Sequence[str]) -> set[tuple[str, str]]:
+    """(from, to): the directions in which a cut lets nothing through. Who is cut off together still reaches each other."""
+    inside, outside = set(fault.targets), set(members) - set(fault.targets)
+    out = {(a, b) for a in inside for b in outside}
+    back = {(b, a) for a, b in out}
+    return {"outgoing": out, "incoming": back}.get(fault.detail, out | back)

@@ -1,0 +1,349 @@
+"""The swarm that the faults happen to: real daemons on a wire of their own, each on a small disk, and the hand that breaks things.
+
+Whoever is killed is started again, as a supervisor would. Whatever else has to be done so that the run goes on is a help by hand.
+"""
+
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.chaos.loss import Happened, Sample
+from bench.chaos.network import Wire, run
+from bench.chaos.schedule import COORDINATOR, WORKER, Fault, cut_pairs
+from dilocox.node.testnet import Member, Testnet
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.chain_file import ChainFile, find_chains
+from dilocox.transport.data_directory import load_identity
+
+__all__ = ["Usage", "World"]
+
+STRANGER = "stranger"
+API_PORT = 8080
+DISK = "256m"
+LOOK_SECONDS = 1.0
+MEASURE_SECONDS = 10.0
+ANSWER_SECONDS = 3.0
+ORPHAN_SECONDS = 60.0
+"""What a dead daemon leaves must have ended by then: a worker that was just loading torch notices when it has."""
+PATIENCE_SECONDS = 600.0
+"""For what must happen in the end. Longer than that is a help by hand."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    at: float
+    memory: int
+    """Resident bytes of the daemon."""
+    descriptors: int
+
+
+class World:
+    def __init__(self, folder: Path, run_file: bytes, key: bytes, nodes: int, step_seconds: float, seed: int) -> None:
+        options = ["--devices", "1", "--threads", "1", "--step-seconds", str(step_seconds)]
+        self._testnet = Testnet.create(folder, run_file, key, nodes, options)
+        self.names = [member.name for member in self._testnet.members]
+        self.nodes = self.names[1:]
+        self._wire = Wire([*self.names, STRANGER])
+        self._testnet.members = [self._placed(member) for member in self._testnet.members]
+        self._folder, self._random = folder, random.Random(seed)
+        self._down: set[str] = set()
+        """Whom we killed and have not started again."""
+        self._peers: dict[str, str] = {}
+        self.samples: dict[str, list[Sample]] = defaultdict(list)
+        self.usage: dict[str, list[Usage]] = defaultdict(list)
+        self.happened: list[Happened] = []
+        self.helps: list[str] = []
+        self.orphans: list[str] = []
+        self.stranger_did: dict[str, int] = {}
+
+    def _placed(self, member: Member) -> Member:
+        address = self._wire.address(member.name)
+        arguments = [*member.arguments, "--host", address, "--api", f"{address}:{API_PORT}"]
+        return replace(member, arguments=arguments, prefix=self._wire.prefix(member.name))
+
+    # The swarm
+
+    @contextmanager
+    def running(self) -> Iterator["World"]:
+        """Everybody is there and was counted; in the end nobody is, and the chains lie on disk until the world ends."""
+        with ExitStack() as closing:
+            closing.enter_context(self._wire.laid())
+            for member in self._testnet.members:
+                closing.enter_context(self._small_disk(member.home))
+            closing.callback(self._reap)
+            closing.callback(self._testnet.stop)
+            self._testnet.start_all()
+            self.until(lambda: self._counted_since(0) >= set(self.nodes), "the swarm began")
+            closing.enter_context(self._stranger())
+            closing.enter_context(self._watching())
+            yield self
+
+    def stop(self) -> None:
+        """Everybody leaves; who stays is an orphan."""
+        self._down.update(self.names)
+        self._testnet.stop()
+        self._reap()
+
+    @contextmanager
+    def _small_disk(self, folder: Path) -> Iterator[None]:
+        folder.mkdir()
+        run("mount", "-t", "tmpfs", "-o", f"size={DISK},mode=700", "chaos", str(folder))
+        try:
+            yield
+        finally:
+            run("umount", "--lazy", str(folder))
+
+    def _reap(self) -> None:
+        for name in self.names:
+            self._gone(name)
+
+    def _gone(self, name: str) -> None:
+        """Wait until nothing of a dead daemon is left; what stays is counted, and killed by its number."""
+        deadline = time.monotonic() + ORPHAN_SECONDS
+        while (left := self._wire.processes(name)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for pid in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                self.orphans.append(f"{' '.join(process.cmdline())[:200]} ({process.status()}) of {name}")
+                process.kill()
+
+    def get(self, name: str, path: str) -> Any:
+        """A document of a member's API; None when it does not answer."""
+        try:
+            url = f"http://{self._wire.address(name)}:{API_PORT}{path}"
+            with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as response:
+                return json.load(response)
+        except (OSError, ValueError):
+            return None
+
+    def name_of(self, peer: str) -> str:
+        """Which node this is; a node whose identity we have not seen yet is looked up."""
+        if peer not in self._peers:
+            for name in self.nodes:
+                if (self._testnet.member(name).home / "identity.key").exists():
+                    self._peers[load_identity(self._testnet.member(name).home / "identity.key").peer] = name
+        return self._peers.get(peer, peer)
+
+    def _counted_since(self, first: int) -> set[str]:
+        """Who was counted in one round or another from this one on."""
+        rounds = range(first, len(self.get(COORDINATOR, "/v1/rounds") or []))
+        details = [self.get(COORDINATOR, f"/v1/rounds/{number}") or {} for number in rounds]
+        return {self.name_of(item["cluster"]) for detail in details for item in detail.get("clusters", ())}
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait; where it does not come by itself, somebody would have to help."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            if time.monotonic() > deadline:
+                self.helps.append(f"within {PATIENCE_SECONDS:.0f} s it did not happen that {what}")
+                return
+            self._help()
+            time.sleep(LOOK_SECONDS)
+
+    def until_all_are_counted(self) -> None:
+        """In rounds that open from now on."""
+        first = len(self.get(COORDINATOR, "/v1/rounds") or []) + 1
+        for name in self.nodes:
+            self.until(lambda name=name: name in self._counted_since(first), f"{name} was counted again")  # type: ignore[misc]
+
+    def sleep_until(self, moment: float) -> None:
+        while (left := moment - time.monotonic()) > 0:
+            self._help()
+            time.sleep(min(left, 0.5))
+
+    def _help(self) -> None:
+        """Who ended by itself is started again by hand, and that is written down."""
+        for member in self._testnet.members:
+            process = self._testnet.processes.get(member.name)
+            if member.name in self._down or process is None or process.poll() is None:
+                continue
+            self.helps.append(f"{member.name} ended with {process.returncode}:\n{self._testnet.last_words(member)}")
+            self._gone(member.name)
+            self._testnet.start(member)
+
+    def chains(self) -> dict[str, list[Statement[pb.Commit]]]:
+        """Everybody's commits, each verified from the first one on. After `stop`. Raises RemoteError where one does not hold."""
+        found = {}
+        for member in self._testnet.members:
+            (path,) = find_chains(member.home)
+            with ChainFile.for_reading(path) as chain:
+                found[member.name] = list(chain.verify())
+        return found
+
+    # Watching
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        ended = threading.Event()
+        loops = [threading.Thread(target=self._watch, args=(name, ended), name=f"watch {name}") for name in self.nodes]
+        loops.append(threading.Thread(target=self._measure, args=(ended,), name="measure"))
+        for loop in loops:
+            loop.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            for loop in loops:
+                loop.join()
+
+    def _watch(self, name: str, ended: threading.Event) -> None:
+        while not ended.wait(LOOK_SECONDS):
+            status = self.get(name, "/v1/status")
+            if status is None or not status.get("total_steps"):
+                continue
+            at, steps = status["clock_seconds"], status["total_steps"]
+            kept = self.samples[name]
+            if not kept or at > kept[-1].at:
+                kept.append(Sample(at, steps, status["phase_round"], status["inner_step"], status["on_roster"]))
+
+    def _measure(self, ended: threading.Event) -> None:
+        while not ended.wait(MEASURE_SECONDS):
+            for name in self.names:
+                with contextlib.suppress(psutil.NoSuchProcess, KeyError):
+                    daemon = psutil.Process(self._testnet.processes[name].pid)
+                    self.usage[name].append(Usage(time.monotonic(), daemon.memory_info().rss, daemon.num_fds()))
+
+    @contextmanager
+    def _stranger(self) -> Iterator[None]:
+        """Beside the swarm, as long as it runs."""
+        facts = {member.name: member.facts() or {} for member in self._testnet.members}
+        at = [",".join(f"{self._wire.address(n)}:{facts[n][port]}" for n in self.names) for port in ("port", "dht_port")]
+        link = (self._folder / "link").read_text().strip()
+        code = "from bench.chaos.stranger import main; main()"
+        log = self._folder / "stranger.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*self._wire.prefix(STRANGER), sys.executable, "-c", code, link, *at], stdout=output, stderr=output
+            )
+        try:
+            yield
+        finally:
+            if process.poll() is None:
+                process.kill()
+            else:
+                self.helps.append(f"the stranger gave up:\n{log.read_text()[-2000:]}")
+            process.wait()
+            lines = [line for line in log.read_text().splitlines() if line.startswith("{")]
+            self.stranger_did = json.loads(lines[-1]) if lines else {}
+
+    # Faults
+
+    def suffer(self, fault: Fault) -> None:
+        """Let it happen, and put it right after its seconds."""
+        began = time.monotonic()
+        getattr(self, f"_{fault.kind}")(fault)
+        self.happened.append(Happened(fault, began, time.monotonic()))
+
+    def _kill(self, fault: Fault, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self._down.update(fault.targets)
+        for name in fault.targets:
+            self._testnet.processes[name].kill()
+        for name in fault.targets:
+            self._testnet.processes[name].wait()
+        for name in fault.targets:
+            self._gone(name)
+        meanwhile()
+        self.sleep_until(time.monotonic() + fault.seconds)
+        for name in fault.targets:
+            self._testnet.start(self._testnet.member(name))
+        self._down.difference_update(fault.targets)
+
+    def _child(self, name: str, word: str) -> psutil.Process | None:
+        for pid in self._wire.processes(name):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if any(word in part for part in process.cmdline()):
+                    return process
+        return None
+
+    def _kill_child(self, fault: Fault) -> None:
+        child = self._child(fault.targets[0], fault.detail)
+        if child is not None:
+            child.kill()
+
+    def _stop_worker(self, fault: Fault) -> None:
+        if (child := self._child(fault.targets[0], WORKER)) is not None:
+            child.suspend()
+            self.sleep_until(time.monotonic() + fault.seconds)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.resume()
+
+    def _hang_worker(self, fault: Fault) -> None:
+        """Nobody lets it go on: the daemon notices, or somebody has to."""
+        if (child := self._child(fault.targets[0], WORKER)) is not None:
+            child.suspend()
+            deadline = time.monotonic() + fault.seconds
+            while child.is_running() and time.monotonic() < deadline:
+                self.sleep_until(time.monotonic() + LOOK_SECONDS)
+            if child.is_running():
+                self.helps.append(f"{fault.targets[0]} did not notice within {fault.seconds:.0f} s that its worker hangs")
+                child.resume()
+
+    def _cut(self, fault: Fault) -> None:
+        pairs = cut_pairs(fault, self.names)
+        self._wire.cut(pairs)
+        self.sleep_until(time.monotonic() + fault.seconds)
+        self._wire.mend(pairs)
+
+    def _slow(self, fault: Fault) -> None:
+        self._wire.slow(fault.targets[0], fault.detail)
+        self.sleep_until(time.monotonic() + fault.seconds)
+        self._wire.quicken(fault.targets[0])
+
+    def _fill_disk(self, fault: Fault) -> None:
+        filler = self._testnet.member(fault.targets[0]).home / "filler"
+        deadline = time.monotonic() + fault.seconds
+        while time.monotonic() < deadline:  # the daemon goes on removing what it does not need
+            with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 16))
+            self.sleep_until(min(deadline, time.monotonic() + 0.5))
+        filler.unlink()
+
+    def _damage(self, fault: Fault) -> None:
+        """While it is down: after `kill -9` its files are not what it wrote."""
+        self._kill(fault, lambda: self._spoil(fault))
+
+    def _damage_live(self, fault: Fault) -> None:
+        self._spoil(fault)
+
+    def _spoil(self, fault: Fault) -> None:
+        much, _, pattern = fault.detail.partition(" of ")
+        found = sorted(self._testnet.member(fault.targets[0]).home.glob(pattern))
+        for path in [file for one in found for file in (one.rglob("*") if one.is_dir() else (one,)) if file.is_file()]:
+            with contextlib.suppress(FileNotFoundError):  # live: the daemon removes what it does not need
+                path.write_bytes(self._spoiled(path.read_bytes(), much))
+
+    def _spoiled(self, raw: bytes, much: str) -> bytes:
+        if much == "half":
+            return raw[: len(raw) // 2]
+        if much == "all" or not raw:
+            return self._random.randbytes(max(16, len(raw)))
+        at = self._random.randrange(len(raw))
+        return raw[:at] + bytes([raw[at] ^ 1 << self._random.randrange(8)]) + raw[at + 1 :]
+
+
+def distinct(chains: Sequence[Sequence[Statement[pb.Commit]]]) -> int:
+    """How many chains there are of which none is another's beginning."""
+    digests = sorted({tuple(commit.digest for commit in chain) for chain in chains}, key=len, reverse=True)
+    ends: list[tuple[bytes, ...]] = []
+    for each in digests:
+        if not any(longer[: len(each)] == each for longer in ends):
+            ends.append(each)
+    return len(ends)
