@@ -10,7 +10,6 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from dilocox.coordinator.log import InputLog
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.protocol import round
 from dilocox.protocol.attestation import Appraiser
@@ -104,8 +103,8 @@ def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: Chai
     """The signed manifest, when we are who signs the run's commits now. Raises LocalError where that is somebody else."""
     manifest, me = settings.manifest, home.identity.peer
     try:
-        if settings.handover is not None and take_over(settings.handover, chain):
-            InputLog(chain).keep_first(0)  # of a round that is not open any more
+        if settings.handover is not None:
+            take_over(settings.handover, chain)
     except RemoteError as error:
         raise ConfigError(f"{settings.handover} cannot be followed: {error}") from error
     if settings.owner is not None:

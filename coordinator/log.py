@@ -12,7 +12,7 @@ from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.round import Absent, Attested, Input, Moment, Present, Received, Refused, Resumed, Tick
 from dilocox.protocol.rules import JUDGES
-from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.chain_file import INPUTS, ChainFile
 
 __all__ = ["Committed", "Entry", "InputLog"]
 
@@ -41,7 +41,7 @@ class InputLog:
     def __init__(self, chain: ChainFile) -> None:
         self._chain, self._run_id = chain, chain.manifest.run_id
         chain.database.execute(
-            "CREATE TABLE IF NOT EXISTS inputs (number INTEGER PRIMARY KEY, seconds REAL NOT NULL, wall_ms INTEGER NOT NULL,"
+            f"CREATE TABLE IF NOT EXISTS {INPUTS} (number INTEGER PRIMARY KEY, seconds REAL NOT NULL, wall_ms INTEGER NOT NULL,"
             " kind TEXT NOT NULL, peer TEXT, reason INTEGER, detail TEXT, envelope BLOB)"
         )
 
@@ -54,12 +54,12 @@ class InputLog:
                 self._insert(item)
             else:
                 self._chain.write(item.before, item.commit)
-                database.execute("DELETE FROM inputs")
+                database.execute(f"DELETE FROM {INPUTS}")
         database.execute("COMMIT")
 
     def _insert(self, entry: Entry) -> None:
         self._chain.database.execute(
-            "INSERT INTO inputs (seconds, wall_ms, kind, peer, reason, detail, envelope) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO {INPUTS} (seconds, wall_ms, kind, peer, reason, detail, envelope) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (*entry.moment, *self._row(entry.event)),
         )
 
@@ -82,14 +82,14 @@ class InputLog:
 
     def replay(self) -> Iterator[Entry]:
         """The inputs since the last commit."""
-        query = "SELECT seconds, wall_ms, kind, peer, reason, detail, envelope FROM inputs ORDER BY number"
+        query = f"SELECT seconds, wall_ms, kind, peer, reason, detail, envelope FROM {INPUTS} ORDER BY number"
         for seconds, wall_ms, kind, peer, reason, detail, envelope in self._chain.database.execute(query):
             yield Entry(self._input(kind, peer, reason, detail, envelope), Moment(seconds, wall_ms))
 
     def keep_first(self, count: int) -> None:
         """Forget the inputs after so many. Blocking."""
-        kept = "SELECT number FROM inputs ORDER BY number LIMIT ?"
-        self._chain.database.execute(f"DELETE FROM inputs WHERE number NOT IN ({kept})", (count,))
+        kept = f"SELECT number FROM {INPUTS} ORDER BY number LIMIT ?"
+        self._chain.database.execute(f"DELETE FROM {INPUTS} WHERE number NOT IN ({kept})", (count,))
 
     def _input(self, kind: str, peer: str, reason: pb.Reason, detail: str, envelope: bytes) -> Input:
         match kind:

@@ -202,7 +202,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
     def _standing(self) -> services.WatchEvent:
         head = self.chain.head
         why = round.why_open(self.state)
-        return services.WatchEvent(standing=services.Standing(round=head.round, head=head.digest, why=why))
+        return services.WatchEvent(
+            standing=services.Standing(round=head.round, head=head.digest, why=why, appointment=self.chain.newest_word)
+        )
 
     # gRPC
 
@@ -212,8 +214,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def GetRun(self, request: services.GetRunRequest, context: Context) -> services.Run:
         assert self.record is not None
-        appointment = self.chain.appointment.envelope if self.chain.appointment is not None else None
-        return services.Run(manifest=self._manifest_envelope, coordinator=self.record.envelope, appointment=appointment)
+        return services.Run(
+            manifest=self._manifest_envelope, coordinator=self.record.envelope, appointment=self.chain.newest_word
+        )
 
     async def GetPresence(self, request: services.GetPresenceRequest, context: Context) -> services.PresenceList:
         if not self._may_read(await self._caller(context)):

@@ -19,7 +19,7 @@ from dilocox.protocol import limits, terms
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.ids import short
-from dilocox.protocol.messages import Statement, canonical
+from dilocox.protocol.messages import Statement, canonical, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -28,7 +28,7 @@ from dilocox.transport.files import write_atomically
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
 
-__all__ = ["Forks", "check_forks", "proof_of_fork"]
+__all__ = ["Forks", "check_forks", "follow_owner", "proof_of_fork", "replaced"]
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,9 @@ def proof_of_fork(chain: ChainFile, round: int, other: pb.Envelope) -> LocalErro
     assert ours is not None, "it is not above our head"
     appointment = chain.appointment_of(ours.body.term)
     fork = pb.Fork(first=ours.envelope, second=other, appointment=appointment.envelope if appointment else None)
+    told = open_envelope(other, chain.manifest.run_id, (pb.KIND_COMMIT,)).body
+    if told.HasField("appointment") and (error := replaced(chain, told.appointment)) is not None:
+        return error
     _, term = terms.forked_round(chain.manifest, fork)
     if term < chain.term:
         raise RemoteError(pb.REASON_STALE_ROUND, "the run's owner has appointed a coordinator since")
@@ -62,6 +65,24 @@ def check_forks(chain: ChainFile) -> None:
         else:
             if term >= chain.term:
                 raise _error(round, path)
+
+
+def replaced(chain: ChainFile, envelope: pb.Envelope) -> LocalError | None:
+    """The error that ends this node where the run's owner has said anew who signs; None where we know, or it is not the owner's
+    word. The next start follows it."""
+    newest = chain.appointment
+    if newest is not None and newest.envelope.body == envelope.body:
+        return None
+    try:
+        appointment = terms.open_appointment(chain.manifest, envelope)
+    except RemoteError:  # anybody says anything
+        return None
+    if appointment.body.term <= chain.term:
+        return None
+    return LocalError(
+        f"the run's owner has appointed {appointment.body.coordinator} as coordinator from round {appointment.body.round} on."
+        " Start again: with the new join link, where that is another coordinator."
+    )
 
 
 async def follow_owner(
@@ -102,16 +123,22 @@ class Forks:
 
     def standing(self) -> services.Standing:
         head = self._chain.head
-        return services.Standing(round=head.round, head=head.digest)
+        return services.Standing(round=head.round, head=head.digest, appointment=self._chain.newest_word)
 
     def heard(self, peer: str, standing: services.Standing) -> None:
         """What a caller, or who was called, holds: members of the roster are believed to hold something."""
         head = self._chain.head
+        if standing.HasField("appointment") and standing.appointment != self._chain.newest_word:
+            self._tasks.start(self._look_at(standing.appointment), f"appointment from {short(peer)}")
         if peer not in head.cluster_by_peer or not 0 < standing.round <= head.round or standing.head == head.digest:
             return
         if standing.head not in self._same and peer not in self.comparing:
             self.comparing.add(peer)
             self._tasks.start(self._compare(peer, standing), f"compare with {short(peer)}")
+
+    async def _look_at(self, appointment: pb.Envelope) -> None:
+        if (error := await asyncio.to_thread(replaced, self._chain, appointment)) is not None:
+            raise error
 
     async def _compare(self, peer: str, standing: services.Standing) -> None:
         try:

@@ -20,7 +20,7 @@ from dilocox.node.attest.prover import Prover
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.crew import Progress
 from dilocox.node.exchange import Exchange
-from dilocox.node.forks import proof_of_fork
+from dilocox.node.forks import proof_of_fork, replaced
 from dilocox.node.generations import Generations
 from dilocox.node.holding import Holding
 from dilocox.node.own import OwnStatements
@@ -210,6 +210,8 @@ class Participant:
     def _stands(self, standing: services.Standing) -> None:
         """The first event of a stream; a coordinator that knows less than we do gets back what it signed."""
         self.standing = standing.why
+        if standing.HasField("appointment") and (error := replaced(self.chain, standing.appointment)) is not None:
+            raise error
         if not self.state.connected:
             self._told = None
             self.feed(member.Connected())

@@ -133,6 +133,9 @@ CREDENTIAL_BYTES = 256
 ANSWER_BYTES = 2 * KIB
 """Two digests, three numbers and a sentence."""
 
+TERMS = (1 << 32) - 1
+"""Of coordinators: an owner numbers them by its clock, so that a later appointment is larger wherever it was made."""
+
 APPOINTMENT_BYTES = 160
 """A digest, a peer id and two numbers."""
 

@@ -260,7 +260,7 @@ def _check_held(body: pb.Held) -> None:
 
 
 def _check_appointment(body: pb.Appointment) -> None:
-    _require(0 < body.term <= limits.ROUNDS, "term out of range")
+    _require(0 < body.term < limits.TERMS, "term out of range")
     _check_peer(body.coordinator, "coordinator")
     _require(body.round < limits.ROUNDS, "round number out of range")
     _require(len(body.head) == (32 if body.round else 0), "head is not 32 bytes, or not empty before the genesis commit")

@@ -44,6 +44,7 @@ class Peer:
     service: PeerService
     record: pb.PeerRecord
     everybody: "Everybody"
+    heads: Heads
 
     async def ended(self) -> LocalError:
         with pytest.raises(LocalError) as caught:
@@ -94,5 +95,7 @@ async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit
             head, spend = lambda file=file: file.head, service.limit.spend
             holding = Holding(identity(number), run, head, store, everybody, channels, lambda: True, spend)
             service.keeper = holding
-            peers.append(Peer(number, file, store, tasks, channels, forks, exchange, holding, service, record, everybody))
+            peers.append(
+                Peer(number, file, store, tasks, channels, forks, exchange, holding, service, record, everybody, heads)
+            )
         yield peers

@@ -26,9 +26,12 @@ from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import quarantine
 
-__all__ = ["ChainFile", "DamagedError", "Describe", "find_chains", "open_database", "sentences"]
+__all__ = ["INPUTS", "ChainFile", "DamagedError", "Describe", "find_chains", "open_database", "sentences"]
 
 log = logging.getLogger(__name__)
+
+INPUTS = "inputs"
+"""The table in which a coordinator keeps the open round (coordinator/log.py): of the head after the last commit, of no other."""
 
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 """Of SQLite's errors, those that say that the file is not what was written, its tables among it; others are the disk's."""
@@ -99,16 +102,19 @@ class ChainFile:
     def _load(self) -> None:
         """Raises DamagedError."""
         self.database = open_database(self.path)
+        self._reader = open_database(self.path, check=False)  # a reader never waits for a writer's fsync
         try:
             self._lay_out()
             newest = None
             for newest in self._holding(self.database):  # noqa: B007
                 pass
             self._stand_at(initial_head(self.manifest.coordinator) if newest is None else self._head_after(newest))
+            if self.head.term > self.term:
+                raise DamagedError(f"{self.path} is damaged: the appointment of term {self.head.term} is not in it.")
         except LocalError:
+            self._reader.close()
             self.database.close()
             raise
-        self._reader = open_database(self.path, check=False)  # a reader never waits for a writer's fsync
 
     def _lay_out(self) -> None:
         mine = (self.manifest.canonical_bytes(),)
@@ -157,9 +163,10 @@ class ChainFile:
         with closing(open_database(self.path)) as self.database, closing(sqlite3.connect(aside)) as old:
             self._lay_out()
             self.head = initial_head(self.manifest.coordinator)
-            with suppress(sqlite3.DatabaseError, DecodeError, RemoteError):
-                for (raw,) in old.execute("SELECT envelope FROM appointments ORDER BY term"):
-                    self.appoint(pb.Envelope.FromString(raw))
+            for table, take in (("appointments", self.appoint), ("signed_manifest", self.keep_signed_manifest)):
+                with suppress(sqlite3.DatabaseError, DecodeError, RemoteError, TypeError):
+                    for (raw,) in old.execute(f"SELECT envelope FROM {table} ORDER BY rowid"):
+                        take(pb.Envelope.FromString(raw))
             with suppress(DamagedError, RemoteError):
                 for raw in self._holding(old):
                     self.append(pb.Envelope.FromString(raw))
@@ -194,10 +201,20 @@ class ChainFile:
     def append(self, envelope: pb.Envelope) -> Statement[pb.Commit]:
         """Verify completely, then store. Raises RemoteError; the chain is then as before."""
         head, commit = chain.extend(self.manifest, self.head, envelope)
+        self._check_named(commit)
         with self._writing, self._transaction():
             self.write(self.head, commit)
         self._stand_at(head)
         return commit
+
+    def _check_named(self, commit: Statement[pb.Commit]) -> None:
+        """Raises RemoteError for what follows the last commit that the owner's newest word lets stand, or is in its place."""
+        newest, body = self.appointment, commit.body
+        if newest is None or newest.body.term <= body.term:
+            return
+        named = newest.body
+        if body.round >= named.round or (body.round == named.round - 1 and commit.digest != named.head):
+            raise RemoteError(pb.REASON_WRONG_HEAD, f"the run's owner named another commit {named.round - 1} than this chain's")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -236,6 +253,11 @@ class ChainFile:
             raw = envelope.SerializeToString(deterministic=True)
             self.database.execute("INSERT INTO signed_manifest VALUES (?)", (raw,))
 
+    @property
+    def newest_word(self) -> pb.Envelope | None:
+        """The appointment, for others."""
+        return self.appointment.envelope if self.appointment is not None else None
+
     def appointment_of(self, term: int) -> Statement[pb.Appointment] | None:
         """The owner's word with which this term began."""
         rows = self._read("SELECT envelope FROM appointments WHERE term = ?", term)
@@ -259,23 +281,36 @@ class ChainFile:
         body = appointment.body
         if body.term <= self.term:
             return False
-        with self._writing:
-            self._keep_appointment(appointment)
-        if body.round > self.length or (body.round, body.head) == (self.length, self.head.digest):
-            self._stand_at(self.head)
-            return False
-        last = self.commit(body.round - 1) if body.round else None
-        self.give_up_from(body.round if last is None or last.digest == body.head else 0)
-        return True
+        stand = self.length
+        if body.round <= self.length:
+            last = self.commit(body.round - 1) if body.round else None
+            stand = body.round if last is not None and last.digest == body.head else 0
+        before = self.length
+        self._give_up(stand, appointment)
+        return stand < before
 
     def give_up_from(self, round: int) -> None:
         """What follows is not the run's: kept in the file, and never read again."""
-        term = self.term
-        with self._writing, self._transaction():
-            self.database.execute("INSERT INTO given_up SELECT ?, round, envelope FROM commits WHERE round >= ?", (term, round))
-            for table in ("commits", "views"):
-                self.database.execute(f"DELETE FROM {table} WHERE round >= ?", (round,))
-        newest = self.raw(round - 1)
+        self._give_up(round, None)
+
+    def _give_up(self, stand: int, appointment: Statement[pb.Appointment] | None) -> None:
+        """All of it, or nothing: the owner's word, what does not stand by it, and the round that was open on that."""
+        before, term = self.appointment, appointment.body.term if appointment is not None else self.term
+        with self._writing:
+            try:
+                with self._transaction():
+                    if appointment is not None:
+                        self._keep_appointment(appointment)
+                    kept_aside = "INSERT INTO given_up SELECT ?, round, envelope FROM commits WHERE round >= ?"
+                    if self.database.execute(kept_aside, (term, stand)).rowcount:
+                        for table in ("commits", "views"):
+                            self.database.execute(f"DELETE FROM {table} WHERE round >= ?", (stand,))
+                        if self.database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (INPUTS,)).fetchone():
+                            self.database.execute(f"DELETE FROM {INPUTS}")
+            except BaseException:
+                self.appointment = before
+                raise
+        newest = self.raw(stand - 1) if stand else None
         self._stand_at(initial_head(self.manifest.coordinator) if newest is None else self._head_after(newest))
 
     def _keep_appointment(self, appointment: Statement[pb.Appointment]) -> None:

@@ -46,6 +46,10 @@ def take_over(path: Path, chain: ChainFile) -> bool:
         if (signed := given.signed_manifest) is not None:
             chain.keep_signed_manifest(signed)
         gave_up = given.appointment is not None and chain.appoint(given.appointment.envelope)
+        last = chain.length - 1
+        if 0 <= last < given.length and given.raw(last) != chain.raw(last):  # of another chain than the named one
+            chain.give_up_from(0)
+            gave_up = True
         _append(chain, given, given.length)
     return gave_up
 

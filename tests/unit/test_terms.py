@@ -1,5 +1,6 @@
 """The run's owner appoints who signs its commits: chains prove it, files follow it, and it ends the halt after a fork."""
 
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,17 +8,21 @@ from typing import Any
 import pytest
 
 from dilocox.cli import main as cli
+from dilocox.coordinator.log import Entry, InputLog
 from dilocox.node.forks import check_forks, follow_owner, proof_of_fork
 from dilocox.protocol import chain, round, terms
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.head import Head, initial_head
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import format_identity
 from dilocox.transport.handover import read_handover, take_over
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
+from tests.peers import meeting
 
 OWNER, NEW = Identity(b"\x0e" * 32), identity(50)
 RUN = manifest(run={"owner": OWNER.key.hex()}, rounds={"count": 100})
@@ -48,10 +53,10 @@ def filed(path: Path, commits: list[Statement]) -> ChainFile:
     return file
 
 
-def other(commit: Statement, pen: Identity = COORDINATOR) -> Statement:
+def other(commit: Statement, pen: Identity = COORDINATOR, run: Manifest = RUN) -> Statement:
     body = pb.Commit.FromString(commit.envelope.body)
     body.closed_at_ms += 1
-    return seal(pen, pb.KIND_COMMIT, RUN.run_id, body)
+    return seal(pen, pb.KIND_COMMIT, run.run_id, body)
 
 
 async def nobody(round: int) -> Statement:
@@ -184,7 +189,85 @@ def test_a_damaged_file_heals_with_its_appointment(tmp_path: Path):
     file.close()
 
 
+def test_what_is_given_up_is_given_up_at_once_or_not_at_all(tmp_path: Path):
+    """A kill in between left commits that no restart gave up."""
+    table = Table(RUN).genesis().train(2)
+    word = appointment(table.head)
+    file = filed(tmp_path / "chain.db", table.train(2).commits)
+    InputLog(file).write([Entry(round.Tick(), round.Moment(1.0, 1))])
+    file.database.execute("CREATE TRIGGER power BEFORE DELETE ON commits BEGIN SELECT RAISE(ABORT, 'power is gone'); END")
+    with pytest.raises(sqlite3.IntegrityError):
+        file.appoint(word)
+    assert (file.length, file.term) == (5, 0)
+    file.close()
+    file = ChainFile(tmp_path / "chain.db", RUN)
+    assert (file.length, file.term) == (5, 0)
+    assert len(list(InputLog(file).replay())) == 1
+    file.database.execute("DROP TRIGGER power")
+    assert file.appoint(word)
+    assert (file.length, file.term) == (3, 1)
+    assert not list(InputLog(file).replay()), "of a round that is not open any more"
+    file.close()
+
+
+def test_no_commit_is_taken_against_the_owners_newest_word(tmp_path: Path):
+    """Not from a coordinator that the owner replaced, and not by who is behind."""
+    table = Table(RUN).genesis().train(2)
+    word = appointment(table.head)
+    commits = table.train(2).commits
+    for known, lost in ((3, commits[3]), (2, other(commits[2]))):
+        file = filed(tmp_path / f"{known}.db", commits[:known])
+        file.appoint(word)
+        with pytest.raises(RemoteError):
+            file.append(lost.envelope)
+        assert file.length == known
+        if known == 2:
+            file.append(commits[2].envelope)
+            assert file.head.coordinator == NEW.peer
+        file.close()
+
+
+def test_a_file_that_lost_its_appointments_is_mended_and_gives_nothing_up(tmp_path: Path):
+    table = replaced()
+    file = filed(tmp_path / "chain.db", table.commits)
+    signed = seal(OWNER, pb.KIND_MANIFEST, RUN.run_id, RUN.canonical_bytes()).envelope
+    file.keep_signed_manifest(signed)
+    file.database.execute("DROP TABLE appointments")
+    file.close()
+    file = ChainFile(tmp_path / "chain.db", RUN)
+    assert (file.healed, file.length, file.term, file.signer) == (True, 5, 1, NEW.peer)
+    assert file.signed_manifest == signed
+    assert not file.appoint(table.commits[3].body.appointment)
+    assert file.length == 5
+    file.close()
+
+
 # A node follows it, and a halt ends.
+
+
+async def test_who_meets_a_follower_learns_that_the_owner_has_spoken(tmp_path: Path):
+    table = Table(RUN).genesis().train(2)
+    word, commits = appointment(table.head), list(table.commits)
+    abandoned = [*commits, *table.train(1).commits[3:]]
+    async with meeting(tmp_path, RUN, abandoned, commits, commits) as (astray, follower, liar):
+        follower.chain.appoint(word)
+        blob = astray.store.put([b"payload"])
+        forged = appointment(astray.chain.head, 7, pen=NEW)
+        liar.forks.standing = lambda: services.Standing(appointment=forged)  # type: ignore[method-assign]
+        liar.heads.ours = liar.forks.standing
+        await liar.exchange.fetch(blob, [identity(0).peer])
+        await follower.exchange.fetch(blob, [identity(0).peer])
+        assert f"appointed {NEW.peer}" in str(await astray.ended())
+
+
+async def test_a_commit_of_a_later_term_ends_a_node_that_did_not_know_of_it(tmp_path: Path):
+    """The same coordinator, appointed anew: the link does not change, and nodes just connect again."""
+    table = Table(RUN).genesis().train(2)
+    before = list(table.commits)
+    again = appointed(table, appointment(table.head, 1, COORDINATOR.peer), COORDINATOR).train(1).commits[3]
+    astray = filed(tmp_path / "chain.db", [*before, *Table(RUN).genesis().train(3).commits[3:]])
+    assert f"appointed {COORDINATOR.peer}" in str(proof_of_fork(astray, 3, again.envelope))
+    astray.close()
 
 
 async def test_a_fork_halts_until_the_owner_has_spoken(tmp_path: Path):
@@ -301,8 +384,6 @@ max_inner_steps = 12
 def test_appoint_writes_what_makes_a_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    from dilocox.protocol.manifest import Manifest
-
     (tmp_path / "r.toml").write_text(RUN_FILE.replace("{owner}", OWNER.key.hex()))
     (tmp_path / "r.key").write_bytes(format_identity(b"\x0e" * 32))
     (tmp_path / "r.key").chmod(0o600)
@@ -315,12 +396,13 @@ def test_appoint_writes_what_makes_a_coordinator(
         file.append(commit.envelope)
     file.close()
     home = ("--home", tmp_path / "home")
+    monkeypatch.setattr("time.time", lambda: 4000.5)
     assert dilocox(monkeypatch, "appoint", "somebody", tmp_path / "r.toml", *home) == 2
     assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "r.toml", *home, "--round", 9) == 2
     assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "r.toml", "--home", tmp_path) == 2
     assert not (tmp_path / "r.chain").exists()
     assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "r.toml", *home, "--round", 2) == 0
-    assert "from round 2 on (term 1)" in capsys.readouterr().out
+    assert "from round 2 on (term 4000)" in capsys.readouterr().out
     assert read_handover(tmp_path / "r.chain") == (run, NEW.peer)
     assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "r.toml", *home) == 2, "it is not overwritten"
     assert {path.name for path in tmp_path.iterdir()} == {"r.toml", "r.key", "r.chain", "home"}
@@ -333,6 +415,21 @@ def test_appoint_writes_what_makes_a_coordinator(
         assert not take_over(tmp_path / "r.chain", mine), "again: a coordinator may always be started from it"
         assert mine.signed_manifest is not None
         mine.close()
+    astray = ChainFile(tmp_path / "astray.db", run)
+    astray.append(table.commits[0].envelope)
+    with astray.database:
+        astray.write(astray.head, other(table.commits[1], OWNER, run))
+    astray.close()
+    astray = ChainFile(tmp_path / "astray.db", run)
+    assert take_over(tmp_path / "r.chain", astray), "its own folder held a chain that the owner did not name"
+    assert (astray.length, astray.head.coordinator) == (2, NEW.peer)
+    # The next appointment is larger, though this folder never heard of the first.
+    (tmp_path / "r.chain").rename(tmp_path / "first.chain")
+    monkeypatch.setattr("time.time", lambda: 5000.5)
+    assert dilocox(monkeypatch, "appoint", identity(52).peer, tmp_path / "r.toml", *home, "--round", 2) == 0
+    take_over(tmp_path / "r.chain", astray)
+    assert (astray.term, astray.signer) == (5000, identity(52).peer)
+    astray.close()
     another = ChainFile(tmp_path / "another.db", RUN)
     with pytest.raises(RemoteError, match="another run"):
         take_over(tmp_path / "r.chain", another)
