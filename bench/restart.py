@@ -1,0 +1,115 @@
+"""How long a swarm is without a daemon that was killed: the coordinator to its first answer, a node until it trains again.
+
+Real processes, `kill -9`, nodes that take a step every quarter of a second, so that two cores are mostly idle. What a node cannot
+avoid is the import of torch by its workers, which is measured beside it. `--check` exits with 1 where a bar is missed.
+"""
+
+import argparse
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.chaos.__main__ import RUN
+from bench.report import machine, table, write
+from dilocox.node.testnet import Member, Testnet
+from dilocox.transport.data_directory import load_identity
+
+__all__ = ["main", "missed"]
+
+NODES, TRIALS = 3, 3
+COORDINATOR_SECONDS = 5.0
+"""To the first answer."""
+BEYOND_IMPORT_SECONDS = 5.0
+"""Of a node's restart: daemon, state, generation, the first step."""
+POLL_SECONDS = 0.02
+PATIENCE_SECONDS = 600.0
+
+
+def waited(condition: Callable[[], Any]) -> float:
+    """Seconds until it holds."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > PATIENCE_SECONDS:
+            raise TimeoutError(f"not within {PATIENCE_SECONDS:.0f} s")
+        time.sleep(POLL_SECONDS)
+    return time.monotonic() - began
+
+
+def import_seconds() -> float:
+    """What a worker loads before it does anything."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-P", "-c", "import dilocox.node.training.worker"], check=True)
+    return time.monotonic() - began
+
+
+def trains(member: Member) -> bool:
+    status = member.get("/v1/status") or {}
+    return status.get("state") == "training" and status.get("total_steps", 0) > 0
+
+
+def killed(testnet: Testnet, member: Member, back: Callable[[], Any]) -> float:
+    """From its start to `back`."""
+    testnet.kill(member, signal.SIGKILL)
+    waited(lambda: member.facts() is None)
+    testnet.start(member)
+    return waited(back)
+
+
+def measure(folder: Path, trials: int) -> dict[str, list[float]]:
+    owner = load_identity(folder / "owner.key")
+    run = RUN.replace("{owner}", owner.key.hex()).replace("start_clusters = 4", f"start_clusters = {NODES}")
+    options = ["--devices", "1", "--threads", "1", "--step-seconds", "0.25", "--no-dht"]
+    testnet = Testnet.create(folder / "t", run.encode(), (folder / "owner.key").read_bytes(), NODES, options)
+    found: dict[str, list[float]] = {"coordinator": [], "node": [], "import": []}
+    last = testnet.nodes[-1]
+    try:
+        testnet.start_all()
+        waited(lambda: all(map(trains, testnet.nodes)) and len(testnet.coordinator.get("/v1/rounds") or []) > 2)
+        for _ in range(trials):
+            found["coordinator"].append(killed(testnet, testnet.coordinator, lambda: testnet.coordinator.get("/v1/status")))
+            found["import"].append(import_seconds())
+            found["node"].append(killed(testnet, last, lambda: trains(last)))
+            waited(lambda: all(map(trains, testnet.nodes)))
+    finally:
+        testnet.stop()
+    return found
+
+
+def missed(found: dict[str, list[float]]) -> list[str]:
+    """Sentences, one for each bar."""
+    middle = {name: statistics.median(seconds) for name, seconds in found.items()}
+    bars = []
+    if middle["coordinator"] > COORDINATOR_SECONDS:
+        bars.append(f"the coordinator answered after {middle['coordinator']:.1f} s, at most {COORDINATOR_SECONDS:.0f}")
+    beyond = middle["node"] - middle["import"]
+    if beyond > BEYOND_IMPORT_SECONDS:
+        bars.append(f"a node took {beyond:.1f} s beside torch's import, at most {BEYOND_IMPORT_SECONDS:.0f}")
+    return bars
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser.add_argument("--quick", action="store_true", help="one trial")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(Path(folder), 1 if options.quick else TRIALS)
+    facts = machine()
+    print(f"{facts['cores']} cores, {facts['platform']}; {NODES} nodes, kill -9, median of {len(found['node'])}")
+    rows = [[name, f"{statistics.median(s):.2f}", f"{max(s):.2f}"] for name, s in found.items()]
+    table(["", "median s", "worst s"], rows)
+    write("restart", found)
+    for sentence in (sentences := missed(found)):
+        print(f"MISSED {sentence}")
+    if options.check and sentences:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
