@@ -154,7 +154,7 @@ def build(folder: Path, count: int, nodes: int = 3, holders: Collection[str] = (
     owner = load_identity(folder / "e2e.key")
     run = RUN.replace("{owner}", owner.key.hex()).replace("{count}", str(count))
     run = run.replace("[model]", f"holders = {list(holders)}\n[model]", 1)
-    arguments = ["--devices", "2", "--threads", "1", *options]
+    arguments = ["--devices", "2", "--threads", "1", "--step-seconds", "0.03", *options]  # two cores for many daemons
     testnet = Testnet.create(folder / "t", run.encode(), (folder / "e2e.key").read_bytes(), nodes, arguments)
     testnet.members[-1].arguments.append("--no-dht")  # it is dialled, and dials, by what the coordinator passes on
     return testnet
