@@ -13,23 +13,41 @@ last commit stands in exactly the same state.
 Three rules about time. A deadline is learnt from the moments at which more than half of the roster had contributed, or voted, in
 the last rounds and in this one: who lurks cannot stretch it. Clocks stand still while fewer than min_clusters are heard, and go on
 with at least one grace left; those who claim take over after one, for a line that is cut falls silent for one peer after the other.
-They start afresh when nobody was heard. After a start nothing is signed before most of the roster is heard, or a deadline passed.
+They start afresh when nobody was heard, and then one grace long those who are not back yet are waited for like the others. After a
+start nothing is signed before most of the roster is heard, or a deadline passed.
 """
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from dilocox.protocol import chain, limits, rules
 from dilocox.protocol.chain import Closing
 from dilocox.protocol.gathered import Gathered
 from dilocox.protocol.head import Cluster, Head, advance
 from dilocox.protocol.ids import short
+from dilocox.protocol.inputs import (
+    Absent,
+    Attested,
+    Close,
+    Differ,
+    Effect,
+    Input,
+    Moment,
+    Present,
+    Received,
+    Refused,
+    Relay,
+    Reply,
+    Resumed,
+    SealBallot,
+    SealCommit,
+    Tick,
+)
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, unsigned
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import Judgement, Outcome
+from dilocox.protocol.rules import Outcome
 
 __all__ = [
     "Absent",
@@ -75,112 +93,6 @@ NAMES_SHOWN = 3
 """Clusters that a sentence names before it counts the rest."""
 
 
-class Moment(NamedTuple):
-    """When an input came in."""
-
-    seconds: float
-    """Monotonic: decides every wait. Means nothing beyond one life of the process."""
-    wall_ms: int
-    """Since 1970: a number for commits and certificates."""
-
-
-@dataclass(frozen=True)
-class Received:
-    """A statement with a valid signature for this run, of a kind that rules.py judges."""
-
-    statement: Statement[object]
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A message that never became a statement; `peer` is unproven."""
-
-    peer: str
-    reason: pb.Reason
-    detail: str
-
-
-@dataclass(frozen=True)
-class Absent:
-    """The peer is gone, or stands still: it is not waited for."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class Present:
-    """The peer is heard, and holds the chain that we hold."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class Attested:
-    """A peer's evidence holds, by the coordinator's verdict."""
-
-    attestation: pb.Attestation
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """The coordinator was away and is back: nobody is heard yet, and waiting starts afresh."""
-
-    healed: bool = False
-    """Its database was restored or mended: more than half of the roster must be heard, however long that takes."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The answer to the sender of the statement just received."""
-
-    judgement: Judgement
-
-
-@dataclass(frozen=True)
-class Relay:
-    """Send a peer's statement on to everyone."""
-
-    statement: Statement[object]
-
-
-@dataclass(frozen=True)
-class SealBallot:
-    """Sign, give back as Received, and send once it is on disk."""
-
-    body: pb.Ballot
-
-
-@dataclass(frozen=True)
-class Close:
-    """The round closes on what is gathered: `close` makes the commit. The last effect of its step; no input comes in between."""
-
-    moment: Moment
-
-
-@dataclass(frozen=True)
-class SealCommit:
-    """Sign, put on disk with the inputs before it cut off, then send."""
-
-    body: pb.Commit
-
-
-@dataclass(frozen=True)
-class Differ:
-    """These clusters report another state than the run's, or nobody knows yet whose is right: they should replay."""
-
-    round: int
-    clusters: tuple[str, ...]
-
-
-Input = Received | Refused | Absent | Present | Resumed | Attested | Tick
-Effect = Reply | Relay | SealBallot | Close | SealCommit | Differ
-
-
 @dataclass(frozen=True)
 class Clock:
     """When things happened in the open round, on the monotonic clock, moved on by what the round was paused."""
@@ -200,13 +112,15 @@ class Clock:
     """The pause has lasted a grace: not just until the next of those behind a line that was cut goes silent too."""
     measures: bool = True
     """Whether the round's times may teach later deadlines: not when waiting began afresh in it."""
+    returning_until: float | None = None
+    """Where we had heard nobody: until then those who are not heard again yet are waited for like the others."""
 
     def later(self, seconds: float) -> "Clock":
         def moved(at: float | None) -> float | None:
             return None if at is None else at + seconds
 
         times = (moved(self.ballot_at), moved(self.contributed_at), moved(self.voted_at))
-        return Clock(self.opened_at + seconds, *times, measures=self.measures)
+        return Clock(self.opened_at + seconds, *times, measures=self.measures, returning_until=self.returning_until)
 
 
 @dataclass(frozen=True)
@@ -256,7 +170,7 @@ def decide(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState,
         case Resumed(healed):
             everyone = frozenset(state.head.roster) | frozenset(state.gathered.claims)
             state = replace(state, absent=everyone, healed=healed, starting_since=moment.seconds, sealing=False)
-            state = replace(state, clock=_afresh(state.clock, moment.seconds))
+            state = replace(state, clock=_afresh(state, moment.seconds))
         case Attested(attestation):
             state = _attest(state, attestation)
         case Tick():
@@ -352,6 +266,12 @@ def _collect_seconds(state: RoundState) -> float:
 
 def next_deadline(state: RoundState) -> float | None:
     """When, on the monotonic clock, a Tick could change something; None when only another input can."""
+    until = None if state.head.finished else state.clock.returning_until
+    return min((due for due in (_due(state), until) if due is not None), default=None)
+
+
+def _due(state: RoundState) -> float | None:
+    """When waiting ends, whoever is missing; None where it does not end by itself."""
     if state.head.finished:
         return None
     if state.starting_since is not None:
@@ -374,9 +294,10 @@ def _closes_at(state: RoundState) -> float | None:
     return clock.opened_at + _collect_seconds(state)
 
 
-def _afresh(clock: Clock, now: float) -> Clock:
+def _afresh(state: RoundState, now: float) -> Clock:
     """Waiting begins again: what happened before did so on another clock, or unheard."""
-    return Clock(now, ballot_at=None if clock.ballot_at is None else now, measures=False)
+    ballot_at = None if state.clock.ballot_at is None else now
+    return Clock(now, ballot_at=ballot_at, measures=False, returning_until=now + _grace(state))
 
 
 def _keep_time(state: RoundState, now: float) -> RoundState:
@@ -388,10 +309,12 @@ def _keep_time(state: RoundState, now: float) -> RoundState:
         since, nobody = now if clock.paused_at is None else clock.paused_at, clock.heard_nobody or not heard
         clock = replace(clock, paused_at=since, heard_nobody=nobody, awaited=now >= since + _grace(state))
     if not short_of and clock.paused_at is not None:
-        clock = _afresh(clock, now) if clock.heard_nobody else clock.later(now - clock.paused_at)
+        clock = _afresh(state, now) if clock.heard_nobody else clock.later(now - clock.paused_at)
         due = _closes_at(replace(state, clock=clock))
         if due is not None and due - now < _grace(state):
             clock = clock.later(_grace(state) - (due - now))
+    if clock.returning_until is not None and now >= clock.returning_until:
+        clock = replace(clock, returning_until=None)
     enough = max(len(state.head.roster) // 2 + 1, state.manifest.rounds.min_clusters)
     if clock.contributed_at is None and len(gathered.contributions) >= enough:
         clock = replace(clock, contributed_at=now)
@@ -417,7 +340,7 @@ def _started(state: RoundState, now: float) -> bool:
         return True
     heard = len(_heard(state))
     enough = heard >= state.manifest.rounds.min_clusters and 2 * heard > len(state.head.roster)
-    due = next_deadline(state)
+    due = _due(state)
     return enough or (due is not None and now >= due)
 
 
@@ -429,11 +352,12 @@ def _progress(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effec
     if state.head.finished or state.sealing or not _started(state, now):
         return state, []
     if state.starting_since is not None:
-        state = replace(state, starting_since=None, healed=False)
+        clock = replace(state.clock, returning_until=now + _grace(state))
+        state = replace(state, starting_since=None, healed=False, clock=clock)
     if state.head.round == 0:
         group = chain.genesis_group(_complete(state, moment.wall_ms))
         return state, [Close(moment)] if len(group) >= state.manifest.start_clusters else []
-    due = next_deadline(state)
+    due = _due(state)
     late = due is not None and now >= due
     if state.head.closing(state.manifest):
         done = not _waiting(state, {name for name, _ in gathered.reports}) and bool(gathered.reports)
@@ -441,18 +365,23 @@ def _progress(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effec
     if _can_wake(state, moment):
         return _without_ballot(state), [Close(moment)]
     if gathered.ballot is not None:
-        unheard = state.clock.paused_at is not None
-        missing = set(gathered.listed()) - set(gathered.receipts) - gathered.leaving()
-        done = not (missing if unheard else missing - state.absent)
-        return state, [Close(moment)] if late or done else []
+        return state, [Close(moment)] if late or not _voteless(state) else []
     if gathered.contributions and (late or _all_contributed(state)):
         return _ask_for_ballot(state)
     return state, [Close(moment)] if late else []
 
 
 def _waiting(state: RoundState, done: Iterable[str]) -> set[str]:
-    """Roster clusters that are heard, not leaving and not done."""
-    return set(_heard(state)) - set(done) - state.gathered.leaving()
+    """Roster clusters that are heard, or coming back, not leaving and not done."""
+    returning = state.clock.returning_until is not None
+    return set(state.head.roster if returning else _heard(state)) - set(done) - state.gathered.leaving()
+
+
+def _voteless(state: RoundState) -> set[str]:
+    """Those who may vote, are waited for, and have not voted."""
+    gathered, clock = state.gathered, state.clock
+    missing = set(gathered.listed()) - set(gathered.receipts) - gathered.leaving()
+    return missing if clock.paused_at is not None or clock.returning_until is not None else missing - state.absent
 
 
 def _all_contributed(state: RoundState) -> bool:
@@ -588,8 +517,7 @@ def why_open(state: RoundState) -> str:
     if phase == "closing":
         return _names("waiting for the last state reports of", _waiting(state, {n for n, _ in state.gathered.reports}))
     if phase == "voting":
-        missing = set(state.gathered.listed()) - set(state.gathered.receipts) - state.absent - state.gathered.leaving()
-        return _names("waiting for the votes of", missing)
+        return _names("waiting for the votes of", _voteless(state))
     return _names("waiting for the contributions of", _waiting(state, state.gathered.contributions))
 
 
