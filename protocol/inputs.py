@@ -21,6 +21,7 @@ __all__ = [
     "Relay",
     "Reply",
     "Resumed",
+    "Returning",
     "SealBallot",
     "SealCommit",
     "Tick",
@@ -87,6 +88,14 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class Returning:
+    """The round before closed while some were not heard again yet: the log says it to the round that follows."""
+
+    until: float
+    """Monotonic."""
+
+
+@dataclass(frozen=True)
 class Reply:
     """The answer to the sender of the statement just received."""
 
@@ -129,5 +138,5 @@ class Differ:
     clusters: tuple[str, ...]
 
 
-Input = Received | Refused | Absent | Present | Resumed | Attested | Tick
+Input = Received | Refused | Absent | Present | Resumed | Returning | Attested | Tick
 Effect = Reply | Relay | SealBallot | Close | SealCommit | Differ

@@ -40,6 +40,7 @@ from dilocox.protocol.inputs import (
     Relay,
     Reply,
     Resumed,
+    Returning,
     SealBallot,
     SealCommit,
     Tick,
@@ -63,6 +64,7 @@ __all__ = [
     "Relay",
     "Reply",
     "Resumed",
+    "Returning",
     "RoundState",
     "SealBallot",
     "SealCommit",
@@ -113,7 +115,8 @@ class Clock:
     measures: bool = True
     """Whether the round's times may teach later deadlines: not when waiting began afresh in it."""
     returning_until: float | None = None
-    """Where we had heard nobody: until then those who are not heard again yet are waited for like the others."""
+    """Where we had heard nobody: until then those who are not heard again yet are waited for like the others. In real time, that no
+    pause moves; None when all are heard."""
 
     def later(self, seconds: float) -> "Clock":
         def moved(at: float | None) -> float | None:
@@ -171,6 +174,8 @@ def decide(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState,
             everyone = frozenset(state.head.roster) | frozenset(state.gathered.claims)
             state = replace(state, absent=everyone, healed=healed, starting_since=moment.seconds, sealing=False)
             state = replace(state, clock=_afresh(state, moment.seconds))
+        case Returning(until):
+            state = replace(state, clock=replace(state.clock, returning_until=until))
         case Attested(attestation):
             state = _attest(state, attestation)
         case Tick():
@@ -297,7 +302,23 @@ def _closes_at(state: RoundState) -> float | None:
 def _afresh(state: RoundState, now: float) -> Clock:
     """Waiting begins again: what happened before did so on another clock, or unheard."""
     ballot_at = None if state.clock.ballot_at is None else now
-    return Clock(now, ballot_at=ballot_at, measures=False, returning_until=now + _grace(state))
+    until = now + _grace(state) if state.starting_since is None else None
+    return Clock(now, ballot_at=ballot_at, measures=False, returning_until=until)
+
+
+def _with_a_grace(state: RoundState, now: float) -> Clock:
+    """The clock, with at least one grace left on it."""
+    due = _closes_at(state)
+    short = 0.0 if due is None else now + _grace(state) - due
+    return state.clock.later(short) if short > 0 else state.clock
+
+
+def _begin(state: RoundState, now: float) -> RoundState:
+    """A start is over: one grace long nothing is late, and those who are not heard yet are waited for."""
+    state = replace(state, starting_since=None, healed=False)
+    clock = state.clock if state.clock.paused_at is not None else _with_a_grace(state, now)
+    until = now + _grace(state) if len(_heard(state)) < len(state.head.roster) else None
+    return replace(state, clock=replace(clock, returning_until=until))
 
 
 def _keep_time(state: RoundState, now: float) -> RoundState:
@@ -310,10 +331,8 @@ def _keep_time(state: RoundState, now: float) -> RoundState:
         clock = replace(clock, paused_at=since, heard_nobody=nobody, awaited=now >= since + _grace(state))
     if not short_of and clock.paused_at is not None:
         clock = _afresh(state, now) if clock.heard_nobody else clock.later(now - clock.paused_at)
-        due = _closes_at(replace(state, clock=clock))
-        if due is not None and due - now < _grace(state):
-            clock = clock.later(_grace(state) - (due - now))
-    if clock.returning_until is not None and now >= clock.returning_until:
+        clock = _with_a_grace(replace(state, clock=clock), now)
+    if clock.returning_until is not None and (now >= clock.returning_until or heard == len(state.head.roster)):
         clock = replace(clock, returning_until=None)
     enough = max(len(state.head.roster) // 2 + 1, state.manifest.rounds.min_clusters)
     if clock.contributed_at is None and len(gathered.contributions) >= enough:
@@ -352,8 +371,7 @@ def _progress(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effec
     if state.head.finished or state.sealing or not _started(state, now):
         return state, []
     if state.starting_since is not None:
-        clock = replace(state.clock, returning_until=now + _grace(state))
-        state = replace(state, starting_since=None, healed=False, clock=clock)
+        state = _begin(state, now)
     if state.head.round == 0:
         group = chain.genesis_group(_complete(state, moment.wall_ms))
         return state, [Close(moment)] if len(group) >= state.manifest.start_clusters else []
@@ -404,9 +422,11 @@ def _complete(state: RoundState, wall_ms: int | None = None) -> Mapping[str, tup
 
 
 def _can_wake(state: RoundState, moment: Moment) -> bool:
-    """Fewer than min_clusters of the roster are heard, for a grace or as they leave; a roster-only commit brings it to so many."""
+    """Fewer than min_clusters of the roster are heard, for a grace or as they leave and nobody comes back; a roster-only commit
+    brings it to so many."""
     wanted, heard = state.manifest.rounds.min_clusters, set(_heard(state)) - state.gathered.leaving()
-    if len(heard) >= wanted or (state.clock.paused_at is not None and not state.clock.awaited):
+    awaited = state.clock.awaited if state.clock.paused_at is not None else state.clock.returning_until is None
+    if len(heard) >= wanted or not awaited:
         return False
     attestations = chain.valid_attestations(state.head, state.gathered.attested.values(), moment.wall_ms)
     seating = chain.seats(
@@ -465,7 +485,7 @@ def close(state: RoundState, moment: Moment) -> tuple[RoundState, SealCommit]:
     fresh = RoundState(
         state.manifest,
         after,
-        Clock(now),
+        Clock(now, returning_until=clock.returning_until),
         now,
         gathered=Gathered(attested=_still_waiting(state, after, moment)),
         absent=state.absent & (frozenset(after.roster) | frozenset(state.gathered.claims)),
@@ -482,7 +502,9 @@ def _still_waiting(state: RoundState, head: Head, moment: Moment) -> dict[str, p
 def inherited(state: RoundState) -> list[Input]:
     """The inputs that make a round of `start`, all at the moment of the commit before it: what a log keeps of a closed round."""
     attested = [Attested(item) for item in state.gathered.attested.values()]
-    return [Tick(), *attested, *(Absent(peer) for peer in sorted(state.absent))]
+    until = state.clock.returning_until
+    returning = [] if until is None else [Returning(until)]
+    return [Tick(), *attested, *(Absent(peer) for peer in sorted(state.absent)), *returning]
 
 
 # What people see.
