@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dilocox.protocol.head import Head
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.round import Absent, Attested, Input, Moment, Present, Received, Refused, Resumed, Tick
+from dilocox.protocol.round import Absent, Attested, Input, Moment, Present, Received, Refused, Resumed, Returning, Tick
 from dilocox.protocol.rules import JUDGES
 from dilocox.transport.chain_file import INPUTS, ChainFile
 
@@ -75,6 +75,8 @@ class InputLog:
                 return "present", peer, None, None, None
             case Resumed(healed):
                 return "resumed", None, int(healed), None, None
+            case Returning(until):
+                return "returning", None, None, repr(until), None
             case Attested(attestation):
                 return "attested", None, None, None, attestation.SerializeToString(deterministic=True)
             case Tick():
@@ -103,6 +105,8 @@ class InputLog:
                 return Present(peer)
             case "resumed":
                 return Resumed(bool(reason))
+            case "returning":
+                return Returning(float(detail))
             case "attested":
                 return Attested(pb.Attestation.FromString(envelope))
             case _:

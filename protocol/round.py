@@ -13,23 +13,42 @@ last commit stands in exactly the same state.
 Three rules about time. A deadline is learnt from the moments at which more than half of the roster had contributed, or voted, in
 the last rounds and in this one: who lurks cannot stretch it. Clocks stand still while fewer than min_clusters are heard, and go on
 with at least one grace left; those who claim take over after one, for a line that is cut falls silent for one peer after the other.
-They start afresh when nobody was heard. After a start nothing is signed before most of the roster is heard, or a deadline passed.
+They start afresh when nobody was heard, and then one grace long those who are not back yet are waited for like the others. After a
+start nothing is signed before most of the roster is heard, or a deadline passed.
 """
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from dilocox.protocol import chain, limits, rules
 from dilocox.protocol.chain import Closing
 from dilocox.protocol.gathered import Gathered
 from dilocox.protocol.head import Cluster, Head, advance
 from dilocox.protocol.ids import short
+from dilocox.protocol.inputs import (
+    Absent,
+    Attested,
+    Close,
+    Differ,
+    Effect,
+    Input,
+    Moment,
+    Present,
+    Received,
+    Refused,
+    Relay,
+    Reply,
+    Resumed,
+    Returning,
+    SealBallot,
+    SealCommit,
+    Tick,
+)
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, unsigned
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import Judgement, Outcome
+from dilocox.protocol.rules import Outcome
 
 __all__ = [
     "Absent",
@@ -45,6 +64,7 @@ __all__ = [
     "Relay",
     "Reply",
     "Resumed",
+    "Returning",
     "RoundState",
     "SealBallot",
     "SealCommit",
@@ -75,112 +95,6 @@ NAMES_SHOWN = 3
 """Clusters that a sentence names before it counts the rest."""
 
 
-class Moment(NamedTuple):
-    """When an input came in."""
-
-    seconds: float
-    """Monotonic: decides every wait. Means nothing beyond one life of the process."""
-    wall_ms: int
-    """Since 1970: a number for commits and certificates."""
-
-
-@dataclass(frozen=True)
-class Received:
-    """A statement with a valid signature for this run, of a kind that rules.py judges."""
-
-    statement: Statement[object]
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A message that never became a statement; `peer` is unproven."""
-
-    peer: str
-    reason: pb.Reason
-    detail: str
-
-
-@dataclass(frozen=True)
-class Absent:
-    """The peer is gone, or stands still: it is not waited for."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class Present:
-    """The peer is heard, and holds the chain that we hold."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class Attested:
-    """A peer's evidence holds, by the coordinator's verdict."""
-
-    attestation: pb.Attestation
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """The coordinator was away and is back: nobody is heard yet, and waiting starts afresh."""
-
-    healed: bool = False
-    """Its database was restored or mended: more than half of the roster must be heard, however long that takes."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The answer to the sender of the statement just received."""
-
-    judgement: Judgement
-
-
-@dataclass(frozen=True)
-class Relay:
-    """Send a peer's statement on to everyone."""
-
-    statement: Statement[object]
-
-
-@dataclass(frozen=True)
-class SealBallot:
-    """Sign, give back as Received, and send once it is on disk."""
-
-    body: pb.Ballot
-
-
-@dataclass(frozen=True)
-class Close:
-    """The round closes on what is gathered: `close` makes the commit. The last effect of its step; no input comes in between."""
-
-    moment: Moment
-
-
-@dataclass(frozen=True)
-class SealCommit:
-    """Sign, put on disk with the inputs before it cut off, then send."""
-
-    body: pb.Commit
-
-
-@dataclass(frozen=True)
-class Differ:
-    """These clusters report another state than the run's, or nobody knows yet whose is right: they should replay."""
-
-    round: int
-    clusters: tuple[str, ...]
-
-
-Input = Received | Refused | Absent | Present | Resumed | Attested | Tick
-Effect = Reply | Relay | SealBallot | Close | SealCommit | Differ
-
-
 @dataclass(frozen=True)
 class Clock:
     """When things happened in the open round, on the monotonic clock, moved on by what the round was paused."""
@@ -200,13 +114,16 @@ class Clock:
     """The pause has lasted a grace: not just until the next of those behind a line that was cut goes silent too."""
     measures: bool = True
     """Whether the round's times may teach later deadlines: not when waiting began afresh in it."""
+    returning_until: float | None = None
+    """Where we had heard nobody: until then those who are not heard again yet are waited for like the others. In real time, that no
+    pause moves; None when all are heard."""
 
     def later(self, seconds: float) -> "Clock":
         def moved(at: float | None) -> float | None:
             return None if at is None else at + seconds
 
         times = (moved(self.ballot_at), moved(self.contributed_at), moved(self.voted_at))
-        return Clock(self.opened_at + seconds, *times, measures=self.measures)
+        return Clock(self.opened_at + seconds, *times, measures=self.measures, returning_until=self.returning_until)
 
 
 @dataclass(frozen=True)
@@ -256,7 +173,9 @@ def decide(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState,
         case Resumed(healed):
             everyone = frozenset(state.head.roster) | frozenset(state.gathered.claims)
             state = replace(state, absent=everyone, healed=healed, starting_since=moment.seconds, sealing=False)
-            state = replace(state, clock=_afresh(state.clock, moment.seconds))
+            state = replace(state, clock=_afresh(state, moment.seconds))
+        case Returning(until):
+            state = replace(state, clock=replace(state.clock, returning_until=until))
         case Attested(attestation):
             state = _attest(state, attestation)
         case Tick():
@@ -352,6 +271,12 @@ def _collect_seconds(state: RoundState) -> float:
 
 def next_deadline(state: RoundState) -> float | None:
     """When, on the monotonic clock, a Tick could change something; None when only another input can."""
+    until = None if state.head.finished else state.clock.returning_until
+    return min((due for due in (_due(state), until) if due is not None), default=None)
+
+
+def _due(state: RoundState) -> float | None:
+    """When waiting ends, whoever is missing; None where it does not end by itself."""
     if state.head.finished:
         return None
     if state.starting_since is not None:
@@ -374,9 +299,26 @@ def _closes_at(state: RoundState) -> float | None:
     return clock.opened_at + _collect_seconds(state)
 
 
-def _afresh(clock: Clock, now: float) -> Clock:
+def _afresh(state: RoundState, now: float) -> Clock:
     """Waiting begins again: what happened before did so on another clock, or unheard."""
-    return Clock(now, ballot_at=None if clock.ballot_at is None else now, measures=False)
+    ballot_at = None if state.clock.ballot_at is None else now
+    until = now + _grace(state) if state.starting_since is None else None
+    return Clock(now, ballot_at=ballot_at, measures=False, returning_until=until)
+
+
+def _with_a_grace(state: RoundState, now: float) -> Clock:
+    """The clock, with at least one grace left on it."""
+    due = _closes_at(state)
+    short = 0.0 if due is None else now + _grace(state) - due
+    return state.clock.later(short) if short > 0 else state.clock
+
+
+def _begin(state: RoundState, now: float) -> RoundState:
+    """A start is over: one grace long nothing is late, and those who are not heard yet are waited for."""
+    state = replace(state, starting_since=None, healed=False)
+    clock = state.clock if state.clock.paused_at is not None else _with_a_grace(state, now)
+    until = now + _grace(state) if len(_heard(state)) < len(state.head.roster) else None
+    return replace(state, clock=replace(clock, returning_until=until))
 
 
 def _keep_time(state: RoundState, now: float) -> RoundState:
@@ -388,10 +330,10 @@ def _keep_time(state: RoundState, now: float) -> RoundState:
         since, nobody = now if clock.paused_at is None else clock.paused_at, clock.heard_nobody or not heard
         clock = replace(clock, paused_at=since, heard_nobody=nobody, awaited=now >= since + _grace(state))
     if not short_of and clock.paused_at is not None:
-        clock = _afresh(clock, now) if clock.heard_nobody else clock.later(now - clock.paused_at)
-        due = _closes_at(replace(state, clock=clock))
-        if due is not None and due - now < _grace(state):
-            clock = clock.later(_grace(state) - (due - now))
+        clock = _afresh(state, now) if clock.heard_nobody else clock.later(now - clock.paused_at)
+        clock = _with_a_grace(replace(state, clock=clock), now)
+    if clock.returning_until is not None and (now >= clock.returning_until or heard == len(state.head.roster)):
+        clock = replace(clock, returning_until=None)
     enough = max(len(state.head.roster) // 2 + 1, state.manifest.rounds.min_clusters)
     if clock.contributed_at is None and len(gathered.contributions) >= enough:
         clock = replace(clock, contributed_at=now)
@@ -417,7 +359,7 @@ def _started(state: RoundState, now: float) -> bool:
         return True
     heard = len(_heard(state))
     enough = heard >= state.manifest.rounds.min_clusters and 2 * heard > len(state.head.roster)
-    due = next_deadline(state)
+    due = _due(state)
     return enough or (due is not None and now >= due)
 
 
@@ -429,11 +371,11 @@ def _progress(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effec
     if state.head.finished or state.sealing or not _started(state, now):
         return state, []
     if state.starting_since is not None:
-        state = replace(state, starting_since=None, healed=False)
+        state = _begin(state, now)
     if state.head.round == 0:
         group = chain.genesis_group(_complete(state, moment.wall_ms))
         return state, [Close(moment)] if len(group) >= state.manifest.start_clusters else []
-    due = next_deadline(state)
+    due = _due(state)
     late = due is not None and now >= due
     if state.head.closing(state.manifest):
         done = not _waiting(state, {name for name, _ in gathered.reports}) and bool(gathered.reports)
@@ -441,18 +383,23 @@ def _progress(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effec
     if _can_wake(state, moment):
         return _without_ballot(state), [Close(moment)]
     if gathered.ballot is not None:
-        unheard = state.clock.paused_at is not None
-        missing = set(gathered.listed()) - set(gathered.receipts) - gathered.leaving()
-        done = not (missing if unheard else missing - state.absent)
-        return state, [Close(moment)] if late or done else []
+        return state, [Close(moment)] if late or not _voteless(state) else []
     if gathered.contributions and (late or _all_contributed(state)):
         return _ask_for_ballot(state)
     return state, [Close(moment)] if late else []
 
 
 def _waiting(state: RoundState, done: Iterable[str]) -> set[str]:
-    """Roster clusters that are heard, not leaving and not done."""
-    return set(_heard(state)) - set(done) - state.gathered.leaving()
+    """Roster clusters that are heard, or coming back, not leaving and not done."""
+    returning = state.clock.returning_until is not None
+    return set(state.head.roster if returning else _heard(state)) - set(done) - state.gathered.leaving()
+
+
+def _voteless(state: RoundState) -> set[str]:
+    """Those who may vote, are waited for, and have not voted."""
+    gathered, clock = state.gathered, state.clock
+    missing = set(gathered.listed()) - set(gathered.receipts) - gathered.leaving()
+    return missing if clock.paused_at is not None or clock.returning_until is not None else missing - state.absent
 
 
 def _all_contributed(state: RoundState) -> bool:
@@ -475,9 +422,11 @@ def _complete(state: RoundState, wall_ms: int | None = None) -> Mapping[str, tup
 
 
 def _can_wake(state: RoundState, moment: Moment) -> bool:
-    """Fewer than min_clusters of the roster are heard, for a grace or as they leave; a roster-only commit brings it to so many."""
+    """Fewer than min_clusters of the roster are heard, for a grace or as they leave and nobody comes back; a roster-only commit
+    brings it to so many."""
     wanted, heard = state.manifest.rounds.min_clusters, set(_heard(state)) - state.gathered.leaving()
-    if len(heard) >= wanted or (state.clock.paused_at is not None and not state.clock.awaited):
+    awaited = state.clock.awaited if state.clock.paused_at is not None else state.clock.returning_until is None
+    if len(heard) >= wanted or not awaited:
         return False
     attestations = chain.valid_attestations(state.head, state.gathered.attested.values(), moment.wall_ms)
     seating = chain.seats(
@@ -536,7 +485,7 @@ def close(state: RoundState, moment: Moment) -> tuple[RoundState, SealCommit]:
     fresh = RoundState(
         state.manifest,
         after,
-        Clock(now),
+        Clock(now, returning_until=clock.returning_until),
         now,
         gathered=Gathered(attested=_still_waiting(state, after, moment)),
         absent=state.absent & (frozenset(after.roster) | frozenset(state.gathered.claims)),
@@ -553,7 +502,9 @@ def _still_waiting(state: RoundState, head: Head, moment: Moment) -> dict[str, p
 def inherited(state: RoundState) -> list[Input]:
     """The inputs that make a round of `start`, all at the moment of the commit before it: what a log keeps of a closed round."""
     attested = [Attested(item) for item in state.gathered.attested.values()]
-    return [Tick(), *attested, *(Absent(peer) for peer in sorted(state.absent))]
+    until = state.clock.returning_until
+    returning = [] if until is None else [Returning(until)]
+    return [Tick(), *attested, *(Absent(peer) for peer in sorted(state.absent)), *returning]
 
 
 # What people see.
@@ -588,8 +539,7 @@ def why_open(state: RoundState) -> str:
     if phase == "closing":
         return _names("waiting for the last state reports of", _waiting(state, {n for n, _ in state.gathered.reports}))
     if phase == "voting":
-        missing = set(state.gathered.listed()) - set(state.gathered.receipts) - state.absent - state.gathered.leaving()
-        return _names("waiting for the votes of", missing)
+        return _names("waiting for the votes of", _voteless(state))
     return _names("waiting for the contributions of", _waiting(state, state.gathered.contributions))
 
 

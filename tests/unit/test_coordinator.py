@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 
 from dilocox.coordinator import service
+from dilocox.coordinator.log import InputLog
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol import limits, round
@@ -139,6 +140,29 @@ async def test_who_was_not_heard_when_a_round_opened_is_not_heard_by_a_restart(d
     desk.open()
     assert desk.state.head == desk.service.chain.head
     assert list(desk.state.gathered.claims) == [identity(5).peer]
+
+
+async def test_a_restart_knows_that_some_were_not_back_when_the_round_opened(desk: Desk):
+    await desk.begin()
+    for number in range(3):
+        await desk.say(desk.contribution(number))
+    for receipt in [desk.receipt(number) for number in (1, 2)]:
+        await desk.say(receipt)
+    receipt = desk.receipt(0)
+    desk.now += 1000.1
+    desk.open()
+    await desk.hear(0, 1)
+    desk.now += 0.2
+    await desk.say(receipt)
+    before = desk.state
+    assert before.head.round == 2
+    assert before.clock.returning_until == desk.now - 0.2 + RUN.rounds.liveness_seconds
+    entries = list(InputLog(desk.service.chain).replay())
+    assert round.Returning(before.clock.returning_until) in [entry.event for entry in entries]
+    state = round.start(RUN, desk.service.chain.head, entries[0].moment.seconds)
+    for entry in entries:
+        state, _ = round.decide(state, entry.event, entry.moment)
+    assert state == before
 
 
 async def test_a_log_that_other_rules_wrote_is_followed_as_far_as_the_round_stays_open(desk: Desk, monkeypatch):

@@ -308,6 +308,9 @@ def test_while_nobody_is_heard_waiting_does_not_merely_pause():
     at(table, 40).present(0)
     assert table.state.clock == Clock(OPENED, paused_at=OPENED + 20, heard_nobody=True, awaited=True)
     at(table, 100).present(1)
+    assert table.state.clock == Clock(OPENED + 100, measures=False, returning_until=OPENED + 115)
+    assert due(table) == 115
+    at(table, 115)
     assert table.state.clock == Clock(OPENED + 100, measures=False)
     assert due(table) == 700
 
@@ -395,6 +398,61 @@ def test_a_start_is_over_after_one_full_deadline():
     at(table, 340)
     assert round.phase_of(table.state) == "collecting"
     assert table.state.starting_since is None
+
+
+def test_nothing_is_late_for_one_grace_after_a_start():
+    """The clocks went on when two were heard; a third, who makes it most of the roster, is heard after the votes were due."""
+    table = table_of(5, trained=1, seconds=20.0, vote_seconds=20, liveness_seconds=15)
+    table.contribute(range(5)).vote([0, 1])
+    at(table, 25).feed(round.Resumed())
+    at(table, 26).present(0, 1)
+    at(table, 50).present(2)
+    assert round.phase_of(table.state) == "voting"
+    assert table.state.clock.returning_until == OPENED + 65
+    assert due(table) == 65
+    table.vote([2, 3])
+    at(table, 64.9)
+    assert table.head.round == 2
+    at(table, 65)
+    assert table.counted() == [0, 1, 2, 3]
+
+
+def test_of_two_who_come_back_the_second_is_not_late_either():
+    table = table_of(2, trained=1, seconds=20.0, min_clusters=1, liveness_seconds=15).contribute(range(2)).vote([0])
+    at(table, 25).feed(round.Resumed())
+    at(table, 26).present(0)
+    at(table, 50).present(1)
+    assert table.state.clock.returning_until is None
+    assert due(table) == 65
+    table.vote([1])
+    assert table.counted() == [0, 1]
+
+
+def test_what_ends_by_a_full_deadline_pauses_on_where_too_few_are_heard():
+    table = table_of(5, trained=1, seconds=30.0, min_clusters=3)
+    at(table, 100).feed(round.Resumed())
+    table.present(0, 1)
+    at(table, 340)
+    assert table.state.clock == Clock(
+        OPENED + 100, paused_at=OPENED + 100, heard_nobody=True, awaited=True, measures=False, returning_until=OPENED + 355
+    )
+    assert due(table) == 355
+    at(table, 355)
+    assert table.state.clock.returning_until is None
+    assert due(table) is None
+    at(table, 400).present(2)
+    assert table.state.clock == Clock(OPENED + 400, measures=False, returning_until=OPENED + 415)
+
+
+def test_a_pause_does_not_move_the_end_of_the_grace():
+    table = at(table_of(5), 10)
+    table.absent(*range(5))
+    at(table, 20).present(0, 1, 2)
+    at(table, 25).absent(1, 2)
+    at(table, 30).present(1)
+    assert table.state.clock == Clock(OPENED + 25, measures=False, returning_until=OPENED + 35)
+    table.present(2, 3, 4)
+    assert table.state.clock == Clock(OPENED + 25, measures=False)
 
 
 def test_a_mended_database_waits_for_more_than_half_however_long_it_takes():

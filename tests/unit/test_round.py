@@ -1,5 +1,7 @@
 """The round machine and the rules: every way to be counted, and every way not to be, with its reason."""
 
+from collections.abc import Callable
+
 import pytest
 
 from dilocox.protocol import chain, round
@@ -382,6 +384,135 @@ def test_the_coordinator_s_absence_makes_nobody_late():
     table.present(0, 1, 2)
     table.contribute([1, 2]).vote()
     assert table.counted() == [0, 1, 2]
+
+
+def restarted(table: Table, *present: int) -> Table:
+    table.wait(100)
+    table.feed(round.Resumed())
+    table.present(*present)
+    return table
+
+
+def cut_off(table: Table, *present: int) -> Table:
+    """A pause in which nobody was heard."""
+    table.absent(*(number for number in range(3)))
+    table.wait(100)
+    table.present(*present)
+    return table
+
+
+BACK = pytest.mark.parametrize("back", [restarted, cut_off])
+GRACE = 15.0
+
+
+@BACK
+def test_who_is_not_back_yet_is_waited_for_while_voting(back: Callable[..., Table]):
+    table = back(Table(manifest()).genesis().contribute().vote([0]), 0, 1)
+    table.vote([1])
+    table.wait(GRACE - 0.1)
+    assert table.head.round == 1
+    assert round.next_deadline(table.state) == pytest.approx(table.now + 0.1)
+    table.submit(table.receipt(2))
+    assert table.counted() == [0, 1, 2]
+    table.verify()
+
+
+@BACK
+def test_who_is_not_back_yet_is_waited_for_while_collecting(back: Callable[..., Table]):
+    table = back(Table(manifest()).genesis().contribute([0]), 0, 1)
+    table.contribute([1])
+    table.wait(GRACE - 0.1)
+    assert not table.ballots
+    assert round.next_deadline(table.state) == pytest.approx(table.now + 0.1)
+    table.submit(table.contribution(2))
+    table.vote()
+    assert table.counted() == [0, 1, 2]
+    table.verify()
+
+
+def test_who_is_not_back_yet_is_waited_for_with_the_last_reports():
+    table = Table(manifest(rounds={"count": 1})).genesis().train(1)
+    table.submit(table.report(0))
+    restarted(table, 0, 1)
+    table.submit(table.report(1))
+    table.wait(GRACE - 0.1)
+    assert not table.head.finished
+    table.submit(table.report(2))
+    assert table.head.finished
+    table.verify()
+
+
+@BACK
+def test_who_does_not_come_back_costs_one_grace(back: Callable[..., Table]):
+    table = back(Table(manifest()).genesis().contribute([0]), 0, 1)
+    table.contribute([1])
+    table.wait(GRACE)
+    assert len(table.ballots) == 1
+    assert table.state.clock.returning_until is None
+    table.vote([0, 1])
+    assert table.counted() == [0, 1]
+    assert table.why(2) == pb.REASON_ABSENT
+    voting = back(Table(manifest()).genesis().contribute().vote([0]), 0, 1)
+    voting.vote([1])
+    voting.wait(GRACE)
+    assert voting.counted() == [0, 1]
+    assert voting.why(2) == pb.REASON_DID_NOT_VOTE
+
+
+@BACK
+def test_where_all_are_back_and_done_nobody_waits(back: Callable[..., Table]):
+    table = back(Table(manifest()).genesis().contribute([0]), 0, 1, 2)
+    assert table.state.clock.returning_until is None
+    table.contribute([1, 2]).vote()
+    assert table.counted() == [0, 1, 2]
+    table = back(table.contribute().vote([0]), 0, 1, 2)
+    table.vote([1, 2])
+    assert table.head.round == 3
+    table.verify()
+
+
+@BACK
+def test_who_has_voted_before_is_not_waited_for_but_with_the_round_that_follows(back: Callable[..., Table]):
+    table = back(Table(manifest()).genesis().contribute().vote([0, 2]), 0, 1)
+    table.wait(1)
+    table.vote([1])
+    assert table.counted() == [0, 1, 2]
+    table.contribute([0, 1])
+    assert not table.ballots[1:]
+    assert round.next_deadline(table.state) == table.now + DEADLINE_FLOOR_SECONDS, "a deadline holds for who comes back too"
+    table.wait(2)
+    table.present(2)
+    assert table.state.clock.returning_until is None
+    table.contribute([2]).vote()
+    assert table.counted() == [0, 1, 2]
+    assert table.head.round == 3
+    table.verify()
+
+
+@BACK
+def test_who_does_not_come_back_costs_the_round_that_follows_the_rest_of_the_grace(back: Callable[..., Table]):
+    table = back(Table(manifest()).genesis().contribute().vote([0, 2]), 0, 1)
+    table.wait(GRACE - 1)
+    table.vote([1])
+    assert table.head.round == 2
+    table.contribute([0, 1])
+    assert round.next_deadline(table.state) == table.now + 1
+    table.wait(1)
+    table.vote([0, 1])
+    assert table.counted() == [0, 1]
+    table.verify()
+
+
+def test_a_seat_of_who_may_come_back_is_not_taken_over_as_another_leaves():
+    table = restarted(Table(manifest()).genesis().contribute([0]), 0, 1)
+    table.submit(table.claim(5))
+    table.submit(table.leave(1))
+    assert table.head.round == 1
+    table.wait(GRACE - 0.1)
+    assert table.head.round == 1
+    table.wait(0.1)
+    assert table.roster() == [0, 2, 5]
+    table.verify()
 
 
 def test_refusals_are_bounded():

@@ -90,6 +90,18 @@ def resumed(*present: int) -> Table:
     return table
 
 
+def resumed_while_voting(*present: int) -> Table:
+    table = voting(0, 1)
+    table.feed(round.Resumed())
+    table.present(*present)
+    return table
+
+
+def a_grace_later(table: Table) -> Table:
+    table.wait(table.run.rounds.liveness_seconds)
+    return table
+
+
 def closing(*reported: int) -> Table:
     table = three().train(1)
     for number in reported:
@@ -122,7 +134,10 @@ WAITS = [
     (lambda: absent(voting(0), 0, 1, 2, 3), "voting", "1 of 5 clusters are heard, the run needs 2; clocks stand still"),
     (resumed, "starting", "started again: waiting to hear more than half of the roster; 0 of 5 are heard"),
     (lambda: resumed(0, 4), "starting", "started again: waiting to hear more than half of the roster; 2 of 5 are heard"),
-    (lambda: resumed(0, 1, 2), "collecting", f"waiting for the contributions of {names(1, 2)}"),
+    (lambda: resumed(0, 1, 2), "collecting", f"waiting for the contributions of {first_of(1, 2, 3, 4)} and 1 more"),
+    (lambda: a_grace_later(resumed(0, 1, 2)), "collecting", f"waiting for the contributions of {names(1, 2)}"),
+    (lambda: resumed_while_voting(0, 1, 2), "voting", f"waiting for the votes of {names(2, 3, 4)}"),
+    (lambda: a_grace_later(resumed_while_voting(0, 1, 2)), "voting", f"waiting for the votes of {names(2)}"),
     (closing, "closing", f"waiting for the last state reports of {names(0, 1, 2)}"),
     (lambda: closing(1), "closing", f"waiting for the last state reports of {names(0, 2)}"),
     (lambda: closing(0, 1, 2), "finished", "the run is finished"),
