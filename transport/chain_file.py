@@ -164,7 +164,7 @@ class ChainFile:
             self._lay_out()
             self.head = initial_head(self.manifest.coordinator)
             for table, take in (("appointments", self.appoint), ("signed_manifest", self.keep_signed_manifest)):
-                with suppress(sqlite3.DatabaseError, DecodeError, RemoteError, TypeError):
+                with suppress(LocalError, RemoteError, DecodeError, TypeError), sentences(aside):
                     for (raw,) in old.execute(f"SELECT envelope FROM {table} ORDER BY rowid"):
                         take(pb.Envelope.FromString(raw))
             with suppress(DamagedError, RemoteError):
