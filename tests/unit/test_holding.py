@@ -158,6 +158,44 @@ async def test_what_is_pushed_is_what_was_announced_and_no_more(tmp_path: Path):
         assert one.store.verify(blob)
 
 
+async def test_nobody_waits_for_somebody_elses_push_of_the_same_blob(tmp_path: Path):
+    """A member that announced a state's stage and trickled its bytes kept everybody else from giving it."""
+    async with meeting(tmp_path, RUN, *[roster().commits] * 3) as (slow, honest, one):
+        blob = honest.store.put([BIG])
+        slow.store.put([BIG])
+        done = asyncio.Event()
+
+        async def trickle():
+            yield announced(slow.store, blob)
+            yield services.PushRequest(data=bytes(1000))
+            await done.wait()
+            yield services.PushRequest(data=bytes(limits.CHUNK_BYTES - 2000))
+
+        trickling = rpc.PeerStub(slow.channels.channel(one.record)).Push(trickle())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while one.service.coming != {blob}:
+                await asyncio.sleep(0.01)
+        await push_blob(honest.channels.channel(one.record), honest.store, blob, spend)
+        assert one.store.verify(blob)
+        assert one.service.coming == {blob}, "the slow one is still at it"
+        done.set()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await trickling
+        assert not one.service.coming
+        assert not one.store.partials()
+
+
+async def test_several_push_one_blob_and_one_of_them_lies(tmp_path: Path):
+    async with meeting(tmp_path, RUN, *[roster().commits] * 3) as (liar, honest, one):
+        blob = honest.store.put([BIG])
+        first, honestly = announced(honest.store, blob), honest.channels.channel(one.record)
+        lies = [push(liar, one, first, services.PushRequest(data=bytes(size))) for size in (100, len(BIG))]
+        said = await asyncio.gather(*lies, push_blob(honestly, honest.store, blob, spend), return_exceptions=True)
+        assert isinstance(said[-1], pb.Envelope)
+        assert one.store.verify(blob)
+        assert not one.store.partials()
+
+
 async def test_only_members_are_kept_for_and_only_a_rounds_payloads(tmp_path: Path):
     table = roster()
     async with meeting(tmp_path, RUN, list(table.commits), *[table.commits] * 8) as peers:
