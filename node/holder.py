@@ -78,6 +78,7 @@ async def _hold(
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     holder = Holder(me, place, chain, own, holding, Starts(manifest, chain, place.store, exchange), coordinator)
+    await asyncio.to_thread(lambda: place.store.sweep(place.store.digests()))  # of what was coming, half is here for ever
     holding.remember(await asyncio.to_thread(place.store.digests))
     await holder.retain()
     place.blobs.keeper = holding
@@ -152,10 +153,12 @@ class Holder:
     async def retain(self) -> None:
         """Remove what no joiner and no restart can need any more."""
         self._roots = await asyncio.to_thread(self._starts.agreed_roots)
-        here = await asyncio.to_thread(self._place.store.digests)  # first: what comes meanwhile is not looked at
+        store = self._place.store
+        # First: what comes meanwhile is not looked at.
+        here = await asyncio.to_thread(store.digests) | await asyncio.to_thread(store.partials)
         keep = await asyncio.to_thread(self._starts.worth_keeping, {}, {}) | self._holding.blobs()
-        for digest in here - keep:
-            await asyncio.to_thread(self._place.store.remove, digest)
+        for digest in here - keep - self._place.blobs.coming:
+            await asyncio.to_thread(store.remove, digest)
 
     async def beat(self) -> None:
         """Say that we are here, and how to dial us, which the coordinator passes on."""

@@ -3,12 +3,17 @@
 import asyncio
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
 from dilocox.node import holding
+from dilocox.node.attest.prover import AttestorService
+from dilocox.node.holder import Holder
 from dilocox.node.holding import Holding
+from dilocox.node.place import Place
+from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import canonical, open_envelope, seal
@@ -328,3 +333,44 @@ def test_what_an_earlier_life_kept_is_kept_for_as_long(tmp_path: Path):
     table.train(1)
     assert keeping.blobs() == set()
     assert keeping.forgotten() == {digest("one"), digest("two")}
+
+
+def place_of(peer: Peer) -> Place:
+    network = SimpleNamespace(directory=peer.everybody, reach=Reach())
+    return Place(peer.store.folder.parent, network, peer.channels, peer.store, peer.service, AttestorService(), Heads())  # type: ignore[arg-type]
+
+
+async def test_what_breaks_off_does_not_fill_a_holders_disk(tmp_path: Path):
+    run = manifest(run={"holders": [identity(3).peer]}, rounds={"count": 100}, model=RUN.model.model_dump())
+    table = Table(run).genesis()
+    async with meeting(tmp_path, run, *[list(table.commits)] * 4) as (hidden, _, _, one):
+        starts = Starts(run, one.chain, one.store, one.exchange)
+        keeps = Holder(identity(3), place_of(one), one.chain, None, one.holding, starts, None)  # type: ignore[arg-type]
+        one.everybody.know = lambda peers: None  # type: ignore[attr-defined]
+        blob, other = hidden.store.put([BIG]), hidden.store.put([BIG[::-1]])
+        sent = asyncio.Event()
+
+        async def half():
+            yield announced(hidden.store, other)
+            yield services.PushRequest(data=BIG[::-1][: limits.CHUNK_BYTES])
+            await sent.wait()
+
+        with pytest.raises(grpc.aio.AioRpcError):
+            await push(hidden, one, announced(hidden.store, blob), services.PushRequest(data=BIG[: limits.CHUNK_BYTES]))
+        assert one.store.partials() == {blob}
+        pushing = rpc.PeerStub(hidden.channels.channel(one.record)).Push(half())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while one.store.partials() != {blob, other}:
+                await asyncio.sleep(0.01)
+        await keeps.retain()
+        assert one.store.partials() == {blob, other}, "its author may go on with it"
+        table.train(holding.ROUNDS_KEPT)
+        for commit in table.commits[1:]:
+            one.chain.append(commit.envelope)
+        await keeps.retain()
+        assert one.store.partials() == {other}, "what is being pushed stays"
+        sent.set()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await pushing
+        await keeps.retain()
+        assert list(one.store.folder.iterdir()) == []
