@@ -218,7 +218,7 @@ class Generations:
             effective_rank=phase.effective_rank,
             error=phase.error,
         )
-        if self._holding.dialable():
+        if self._holding.serves_its_own():
             self._hear(ended)
         else:
             payloads = [digest, *(payload.digest for payload in phase.payloads)]

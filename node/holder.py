@@ -73,13 +73,12 @@ async def _hold(
     await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
     open_chain(place, chain, tasks)
-    holding = make_holding(place, home, manifest, chain, None)
+    holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, None)
     exchange = Exchange(manifest, (), place.store, directory, place.channels, me.peer, place.heads)
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     holder = Holder(me, place, chain, own, holding, Starts(manifest, chain, place.store, exchange), coordinator)
     await asyncio.to_thread(lambda: place.store.sweep(place.store.digests()))  # of what was coming, half is here for ever
-    holding.remember(await asyncio.to_thread(place.store.digests))
     await holder.retain()
     place.blobs.keeper = holding
     runner, url = await serve_http(holder.app(settings.name), settings.api)
