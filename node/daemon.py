@@ -121,7 +121,7 @@ async def _take_part(
     files.callback(own.close)
     stages = range(manifest.model.stages)
     exchange = Exchange(manifest, stages, place.store, network.directory, place.channels, me.peer, place.heads)
-    holding = make_holding(place, home, manifest, chain, settings.upload_copies)
+    holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, settings.upload_copies)
     place.blobs.keeper = holding
     prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover

@@ -218,7 +218,7 @@ class Generations:
             effective_rank=phase.effective_rank,
             error=phase.error,
         )
-        if self._holding.dialable():
+        if self._holding.serves_its_own():
             self._hear(ended)
         else:
             payloads = [digest, *(payload.digest for payload in phase.payloads)]
@@ -286,7 +286,7 @@ class Generations:
     def _remember_boundaries(self) -> None:
         """The workers write nothing yet: forget what an earlier process left behind, but not what it could resume."""
         for hello in self._crew.hellos.values():
-            for boundary in hello.boundaries:
+            for boundary in filter(self.starts.of_our_chain, hello.boundaries):
                 self._boundary_blobs.setdefault(boundary.round, set()).update(blobs_of(boundary.payloads))
         self._store.sweep(self._worth_keeping())
 

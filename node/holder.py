@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.exchange import Exchange
-from dilocox.node.forks import check_forks, follow_owner, proof_of_fork
+from dilocox.node.forks import check_forks, follow_owner, proof_of_fork, replaced
 from dilocox.node.holding import Holding
 from dilocox.node.own import OwnStatements
 from dilocox.node.place import PeerSettings, Place, join_network, keep_manifest, make_holding, open_chain
@@ -73,12 +73,12 @@ async def _hold(
     await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
     open_chain(place, chain, tasks)
-    holding = make_holding(place, home, manifest, chain, None)
+    holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, None)
     exchange = Exchange(manifest, (), place.store, directory, place.channels, me.peer, place.heads)
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     holder = Holder(me, place, chain, own, holding, Starts(manifest, chain, place.store, exchange), coordinator)
-    holding.remember(await asyncio.to_thread(place.store.digests))
+    await asyncio.to_thread(lambda: place.store.sweep(place.store.digests()))  # of what was coming, half is here for ever
     await holder.retain()
     place.blobs.keeper = holding
     runner, url = await serve_http(holder.app(settings.name), settings.api)
@@ -117,6 +117,8 @@ class Holder:
         async for event in self._coordinator.watch(lambda: self.chain.length, self._hello, self._away):
             if event.HasField("standing"):
                 self._away()
+                if (error := replaced(self.chain, event.standing.appointment)) is not None:
+                    raise error
             elif event.HasField("statement"):
                 try:
                     await self._take(event.statement)
@@ -152,10 +154,12 @@ class Holder:
     async def retain(self) -> None:
         """Remove what no joiner and no restart can need any more."""
         self._roots = await asyncio.to_thread(self._starts.agreed_roots)
-        here = await asyncio.to_thread(self._place.store.digests)  # first: what comes meanwhile is not looked at
+        store = self._place.store
+        # First: what comes meanwhile is not looked at.
+        here = await asyncio.to_thread(store.digests) | await asyncio.to_thread(store.partials)
         keep = await asyncio.to_thread(self._starts.worth_keeping, {}, {}) | self._holding.blobs()
-        for digest in here - keep:
-            await asyncio.to_thread(self._place.store.remove, digest)
+        for digest in here - keep - self._place.blobs.coming:
+            await asyncio.to_thread(store.remove, digest)
 
     async def beat(self) -> None:
         """Say that we are here, and how to dial us, which the coordinator passes on."""

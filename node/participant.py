@@ -210,7 +210,7 @@ class Participant:
     def _stands(self, standing: services.Standing) -> None:
         """The first event of a stream; a coordinator that knows less than we do gets back what it signed."""
         self.standing = standing.why
-        if standing.HasField("appointment") and (error := replaced(self.chain, standing.appointment)) is not None:
+        if (error := replaced(self.chain, standing.appointment)) is not None:
             raise error
         if not self.state.connected:
             self._told = None

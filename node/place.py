@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dilocox.node.attest.prover import AttestorService
 from dilocox.node.forks import Forks
-from dilocox.node.holding import HOLDERS, Holding
+from dilocox.node.holding import Holding
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
@@ -102,16 +102,18 @@ def open_chain(place: Place, chain: ChainFile, tasks: Tasks) -> None:
 
 
 def make_holding(place: Place, home: DataDirectory, manifest: Manifest, chain: ChainFile, copies: int | None) -> Holding:
-    """`copies`: how often each payload may leave this machine; None: as often as it is asked for, where others can dial us."""
-    dialable = lambda: copies is None and place.network.reach.reachable is not False  # noqa: E731
-    return Holding(
+    """It knows what an earlier life kept. `copies`: how often each payload may leave this machine; None: as often as it is asked
+    for, where others can dial us. Blocking."""
+    holding = Holding(
         home.identity,
         manifest,
-        lambda: chain.head,
+        chain,
         place.store,
         place.network.directory,
         place.channels,
-        dialable,
+        lambda: place.network.reach.reachable is not False,
         place.blobs.limit.spend,
-        copies or HOLDERS,
+        copies,
     )
+    holding.remember()
+    return holding

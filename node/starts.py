@@ -70,13 +70,13 @@ class Starts:
         found: dict[int, list[worker.StageState]] = {round: [] for round in rounds}
         for hello in sorted(hellos, key=lambda hello: int(hello.rank)):
             for boundary in hello.boundaries:
-                if not self._of_our_chain(boundary) or not all(self._store.sound(p.digest) for p in boundary.payloads):
+                if not self.of_our_chain(boundary) or not all(self._store.sound(p.digest) for p in boundary.payloads):
                     found.pop(boundary.round, None)
                 elif boundary.round in found:
                     found[boundary.round] += [worker.StageState(stage=p.stage, digest=p.base_state) for p in boundary.payloads]
         return found
 
-    def _of_our_chain(self, boundary: worker.Boundary) -> bool:
+    def of_our_chain(self, boundary: worker.Boundary) -> bool:
         """Not where the run's owner has said since that other commits are the run's."""
         opening = self._chain.commit(boundary.round - 1)
         return opening is not None and opening.digest == boundary.head

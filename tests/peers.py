@@ -92,8 +92,8 @@ async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit
             exchange = Exchange(run, range(2), store, everybody, channels, identity(number).peer, heads)
             record = pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=certificate.certificate_der)
             everybody.records[identity(number).peer] = record
-            head, spend = lambda file=file: file.head, service.limit.spend
-            holding = Holding(identity(number), run, head, store, everybody, channels, lambda: True, spend)
+            spend = service.limit.spend
+            holding = Holding(identity(number), run, file, store, everybody, channels, lambda: True, spend)
             service.keeper = holding
             peers.append(
                 Peer(number, file, store, tasks, channels, forks, exchange, holding, service, record, everybody, heads)

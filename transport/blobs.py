@@ -93,6 +93,11 @@ class BlobStore:
     def digests(self) -> set[bytes]:
         return {bytes.fromhex(entry.name) for entry in self.folder.iterdir() if _DIGEST.fullmatch(entry.name)}
 
+    def partials(self) -> set[bytes]:
+        """Of the blobs of which a part is here."""
+        names = (entry.name.partition(".") for entry in self.folder.iterdir())
+        return {bytes.fromhex(name) for name, _, end in names if _DIGEST.fullmatch(name) and f".{end}" in (PART, PUSHED)}
+
     def put(self, buffers: Iterable[Buffer]) -> bytes:
         """Store the concatenation of `buffers`; returns its digest. Blocking: fsyncs."""
         scratch = self.folder / f".{os.getpid()}-{os.urandom(4).hex()}.tmp"

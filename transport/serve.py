@@ -18,7 +18,7 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport.blobs import PUSHED, BlobStore, PartialBlob
+from dilocox.transport.blobs import PUSHED, BlobStore, PartialBlob, blob_digest
 from dilocox.transport.callers import Callers, Context, address_of
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import in_thread
@@ -100,6 +100,37 @@ class Keeper(Protocol):
     def acknowledge(self, digest: bytes) -> pb.Envelope: ...
 
 
+class Coming:
+    """A blob that is being pushed here. Several peers may push it at once: each sends all of it, and who is first with a chunk
+    adds it, so that nobody waits for one who is slow."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self.pushes = 0
+        self._store, self._lock = store, asyncio.Lock()
+        self._partial: PartialBlob | None = None
+
+    async def add(self, what: services.PushIndex, chunk: bytes, at: int) -> bool:
+        """A whole chunk, or nothing, from byte `at` on; whether the blob is complete now. Raises RemoteError where it is wrong."""
+        async with self._lock:  # never over the network
+            if what.digest in self._store:
+                return True
+            try:
+                if self._partial is None:
+                    hashes = list(what.index.chunk_hashes)
+                    self._partial = await in_thread(PartialBlob, self._store, what.digest, what.index.size, hashes, PUSHED)
+                if self._partial.held < at:
+                    raise RemoteError(pb.REASON_UNAVAILABLE, "what had arrived was swept away meanwhile")
+                await in_thread(self._partial.feed_from_start, chunk, at)
+                if complete := self._partial.complete:
+                    await in_thread(self._partial.finish)
+                    self._partial = None
+            except RemoteError as error:
+                if error.reason == pb.REASON_UNAVAILABLE:
+                    self._partial = None  # begin with what is there now
+                raise
+            return complete
+
+
 class PeerService(rpc.PeerServicer):
     """Serves the blobs of one store, and the chain; keeps what its keeper admits."""
 
@@ -119,7 +150,12 @@ class PeerService(rpc.PeerServicer):
         """Of everything that leaves here, pushes too."""
         self.keeper: Keeper | None = None
         """As soon as the run is known here."""
-        self._pushed: set[bytes] = set()
+        self._coming: dict[bytes, Coming] = {}
+
+    @property
+    def coming(self) -> set[bytes]:
+        """What is being pushed here now."""
+        return set(self._coming)
 
     @property
     def bytes_sent(self) -> int:
@@ -155,28 +191,32 @@ class PeerService(rpc.PeerServicer):
         if self.keeper is None or not author:
             raise RemoteError(pb.REASON_UNAVAILABLE, "this peer keeps nothing for others")
         self.keeper.admit(author, what.digest, what.index.size)
-        if what.digest in self._pushed:
-            raise RemoteError(pb.REASON_RATE, "it is being pushed already")
-        self._pushed.add(what.digest)
+        if blob_digest(what.index.size, what.index.chunk_hashes) != what.digest:
+            raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the chunk hashes are not what the digest commits to")
+        coming = self._coming.setdefault(what.digest, Coming(self._store))
+        coming.pushes += 1
         try:
             if not await asyncio.to_thread(self._store.sound, what.digest):
                 async with asyncio.timeout(GRACE_SECONDS + what.index.size / limits.TRANSFER_BYTES_PER_SECOND):
-                    await self._receive(what, parts)
+                    await self._receive(coming, what, parts)
         finally:
-            self._pushed.discard(what.digest)
+            coming.pushes -= 1
+            if not coming.pushes:
+                del self._coming[what.digest]
         return self.keeper.acknowledge(what.digest)
 
-    async def _receive(self, what: services.PushIndex, parts: AsyncIterator[services.PushRequest]) -> None:
-        hashes, sent = list(what.index.chunk_hashes), 0
-        partial = await in_thread(PartialBlob, self._store, what.digest, what.index.size, hashes, PUSHED)
-        while not partial.complete:
+    async def _receive(self, coming: Coming, what: services.PushIndex, parts: AsyncIterator[services.PushRequest]) -> None:
+        pending, sent, complete = bytearray(), 0, await coming.add(what, b"", 0)
+        while not complete:
             async with asyncio.timeout(GRACE_SECONDS):
                 data = (await anext(parts)).data
             if not data:
                 raise RemoteError(pb.REASON_MALFORMED, "a part without bytes")
-            await in_thread(partial.feed_from_start, data, sent)
-            sent += len(data)
-        await in_thread(partial.finish)
+            pending += data
+            while not complete and len(pending) >= (size := min(limits.CHUNK_BYTES, what.index.size - sent)):
+                complete = await coming.add(what, bytes(pending[:size]), sent)
+                del pending[:size]
+                sent += size
 
     @asynccontextmanager
     async def _turn(self, context: Context) -> AsyncIterator[str]:

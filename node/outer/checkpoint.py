@@ -104,14 +104,17 @@ def save_feedback(root: Path, state: StageState, round: int) -> None:
 
 
 def seal_boundary(root: Path, stage: int, meta: BoundaryMeta) -> None:
-    """Make the boundary durable and current; older ones go. Blocking: fsyncs."""
+    """Make the boundary durable and current; older ones go, and those of later rounds, which are of a chain that the run's owner
+    has given up. Blocking: fsyncs."""
     folder = _folder(root, stage, meta.round)
     for name in ("private.safetensors", "feedback.safetensors"):
         with (folder / name).open("rb") as file:
             os.fsync(file.fileno())
     write_atomically(folder / "boundary.json", _described(meta))
     fsync_directory(folder.parent)
-    for old in sorted(folder.parent.iterdir())[:-KEEP]:
+    here = sorted(folder.parent.iterdir())
+    later = [path for path in here if path > folder and (path / "boundary.json").exists()]  # what has none may be being written
+    for old in [*later, *[path for path in here if path <= folder][:-KEEP]]:
         shutil.rmtree(old, ignore_errors=True)
 
 

@@ -307,6 +307,20 @@ def test_a_checkpoint_s_words_that_rotted_are_set_aside(tmp_path: Path):
     assert list(checkpoint.boundaries(tmp_path, 0).values()) == metas
 
 
+def test_boundaries_of_a_chain_that_was_given_up_do_not_push_out_new_ones(tmp_path: Path):
+    """The run's owner went back to round 11: each new boundary was removed as it was sealed, for those were of later rounds."""
+
+    def seal(round: int) -> set[int]:
+        checkpoint.save_private(tmp_path, 0, round, {"live|weight": torch.zeros(2)})
+        checkpoint.save_feedback(tmp_path, StageState(RUN, 0), round)
+        checkpoint.seal_boundary(tmp_path, 0, BoundaryMeta(round, 4, 256, 2.5, 16, 1, 4, 8))
+        return set(checkpoint.boundaries(tmp_path, 0))
+
+    assert [seal(round) for round in (18, 19, 20)][-1] == {19, 20}
+    checkpoint.save_private(tmp_path, 0, 12, {"live|weight": torch.zeros(2)})
+    assert [seal(round) for round in (11, 12, 13)] == [{11}, {11, 12}, {12, 13}], "12 was being written beside 11"
+
+
 def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Path, tmp_path: Path):
     kept = ChainFile(chain, RUN)
     for rotten in (None, "payload", "state", "chain"):

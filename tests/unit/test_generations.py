@@ -29,13 +29,14 @@ class Pool:
     def __init__(self) -> None:
         self.events: asyncio.Queue[tuple[int, worker.WorkerEvent] | None] = asyncio.Queue()
         self.commands: list[worker.WorkerCommand] = []
+        self.boundaries: list[worker.Boundary] = []
         self.generations = 0
         self.ended = asyncio.Event()
 
     async def run_generation(self) -> None:
         self.generations += 1
         self.ended.clear()
-        self.say(hello=worker.Hello(rank=0, stages=[0, 1]))
+        self.say(hello=worker.Hello(rank=0, stages=[0, 1], boundaries=self.boundaries))
         await self.ended.wait()
         self.events.put_nowait(None)
 
@@ -81,6 +82,7 @@ class Node:
         self.table = Table(RUN).genesis()
         self.chain = ChainFile(folder / "chain.db", RUN)
         self.pool, self.peers, self.tasks = Pool(), Peers(), Tasks()
+        self.store = BlobStore(folder / "blobs")
         self.facts: list[member.Input] = []
         self.events: list[events.Event] = []
         me = identity(0).peer
@@ -89,7 +91,7 @@ class Node:
             RUN,
             me,
             self.chain,
-            BlobStore(folder / "blobs"),
+            self.store,
             self.peers,  # type: ignore[arg-type]
             self.peers,  # type: ignore[arg-type]
             self.pool,  # type: ignore[arg-type]
@@ -181,3 +183,18 @@ async def test_what_a_generation_says_after_it_was_ended_is_not_heard(node: Node
     node.pool.say(ready=worker.Ready(round=2, states=[worker.StageState(stage=s, digest=bytes(32)) for s in range(2)]))
     await until(lambda: len(node.pool.starts) == 2)
     assert [fact.round for fact in node.facts if isinstance(fact, member.StateReady)] == [1]
+
+
+async def test_what_a_resumption_needs_stays_beside_boundaries_of_a_chain_that_was_given_up(node: Node):
+    await until(lambda: node.pool.starts)
+    node.grow(2)
+    opening = node.chain.commit(1)
+    assert opening is not None
+    payloads = [node.store.put([b"payload %d" % number]) for number in range(3)]
+    node.pool.boundaries = [
+        worker.Boundary(round=round, head=head, payloads=[worker.StagePayload(stage=0, digest=payload, base_state=payload)])
+        for round, head, payload in zip((2, 19, 20), (opening.digest, bytes(32), bytes(32)), payloads, strict=True)
+    ]
+    node.generations.resynchronise()
+    await until(lambda: len(node.pool.starts) == 2)
+    assert node.store.digests() == {payloads[0]}

@@ -3,12 +3,17 @@
 import asyncio
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
 from dilocox.node import holding
+from dilocox.node.attest.prover import AttestorService
+from dilocox.node.holder import Holder
 from dilocox.node.holding import Holding
+from dilocox.node.place import Place, make_holding
+from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import canonical, open_envelope, seal
@@ -22,7 +27,7 @@ from dilocox.transport.heads import Heads
 from dilocox.transport.reach import Reach, ReachService
 from dilocox.transport.rpc import ChannelPool, create_server, push_blob
 from tests.helpers import Table, digest, identity, manifest
-from tests.peers import PATIENCE_SECONDS, Everybody, Peer, meeting
+from tests.peers import PATIENCE_SECONDS, Peer, meeting
 
 RUN = manifest(rounds={"count": 100}, model={"vocabulary_size": 4096, "hidden_size": 256, "intermediate_size": 1024})
 BIG = os.urandom(limits.CHUNK_BYTES + 4321)
@@ -158,6 +163,44 @@ async def test_what_is_pushed_is_what_was_announced_and_no_more(tmp_path: Path):
         assert one.store.verify(blob)
 
 
+async def test_nobody_waits_for_somebody_elses_push_of_the_same_blob(tmp_path: Path):
+    """A member that announced a state's stage and trickled its bytes kept everybody else from giving it."""
+    async with meeting(tmp_path, RUN, *[roster().commits] * 3) as (slow, honest, one):
+        blob = honest.store.put([BIG])
+        slow.store.put([BIG])
+        done = asyncio.Event()
+
+        async def trickle():
+            yield announced(slow.store, blob)
+            yield services.PushRequest(data=bytes(1000))
+            await done.wait()
+            yield services.PushRequest(data=bytes(limits.CHUNK_BYTES - 2000))
+
+        trickling = rpc.PeerStub(slow.channels.channel(one.record)).Push(trickle())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while one.service.coming != {blob}:
+                await asyncio.sleep(0.01)
+        await push_blob(honest.channels.channel(one.record), honest.store, blob, spend)
+        assert one.store.verify(blob)
+        assert one.service.coming == {blob}, "the slow one is still at it"
+        done.set()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await trickling
+        assert not one.service.coming
+        assert not one.store.partials()
+
+
+async def test_several_push_one_blob_and_one_of_them_lies(tmp_path: Path):
+    async with meeting(tmp_path, RUN, *[roster().commits] * 3) as (liar, honest, one):
+        blob = honest.store.put([BIG])
+        first, honestly = announced(honest.store, blob), honest.channels.channel(one.record)
+        lies = [push(liar, one, first, services.PushRequest(data=bytes(size))) for size in (100, len(BIG))]
+        said = await asyncio.gather(*lies, push_blob(honestly, honest.store, blob, spend), return_exceptions=True)
+        assert isinstance(said[-1], pb.Envelope)
+        assert one.store.verify(blob)
+        assert not one.store.partials()
+
+
 async def test_only_members_are_kept_for_and_only_a_rounds_payloads(tmp_path: Path):
     table = roster()
     async with meeting(tmp_path, RUN, list(table.commits), *[table.commits] * 8) as peers:
@@ -170,7 +213,7 @@ async def test_only_members_are_kept_for_and_only_a_rounds_payloads(tmp_path: Pa
         with pytest.raises(RemoteError) as caught:
             keeps.admit(identity(1).peer, digest("huge"), 1 << 30)
         assert caught.value.reason == pb.REASON_OVERSIZE
-        most = holding.ROUNDS_KEPT * (RUN.model.stages + 1)
+        most = holding.ROUNDS_KEPT * (RUN.model.stages + 1) + 1
         for number in range(most):
             keeps.admit(identity(1).peer, digest(number), 1000)
         keeps.admit(identity(1).peer, digest(0), 1000)
@@ -238,14 +281,18 @@ async def test_others_say_whether_we_can_be_dialled(tmp_path: Path):
 HELD_RUN = manifest(run={"holders": [identity(3).peer]}, rounds={"count": 100})
 
 
+def thin_line(peer: Peer) -> Holding:
+    """With --upload-copies 1."""
+    return Holding(identity(0), HELD_RUN, peer.chain, peer.store, peer.everybody, peer.channels, lambda: True, spend, 1)
+
+
 async def test_the_runs_holder_comes_first_and_one_copy_may_be_enough(tmp_path: Path):
     chain = Table(HELD_RUN).genesis().commits
     async with meeting(tmp_path, HELD_RUN, *[chain] * 4) as (hidden, _, _, holder):
         blob = hidden.store.put([b"payload"])
         assert (await hidden.holding.find([blob]))[0] == identity(3).peer, "though it is not on the roster"
         assert holder.holding.blobs() == {blob}
-        head, store, channels = lambda: hidden.chain.head, hidden.store, hidden.channels
-        thin = Holding(identity(0), HELD_RUN, head, store, hidden.everybody, channels, lambda: False, spend, 1)
+        thin = thin_line(hidden)
         other = hidden.store.put([b"another payload"])
         assert await thin.find([other]) == (identity(3).peer,)
 
@@ -279,14 +326,98 @@ async def test_the_runs_holder_is_given_the_states_that_joiners_start_from(tmp_p
             holder.holding.admit(identity(0).peer, digest("large"), 1 << 40)
 
 
-def test_what_an_earlier_life_kept_is_kept_for_as_long(tmp_path: Path):
+def place_of(peer: Peer) -> Place:
+    network = SimpleNamespace(directory=peer.everybody, reach=Reach())
+    return Place(peer.store.folder.parent, network, peer.channels, peer.store, peer.service, AttestorService(), Heads())  # type: ignore[arg-type]
+
+
+async def test_what_an_earlier_life_kept_is_kept_for_as_long(tmp_path: Path):
+    """By a holder that the run names, and by a node: what it signed for it would sweep away at its restart."""
     table = Table(HELD_RUN).genesis()
-    store, nobody = BlobStore(tmp_path), Everybody()
-    keeping = Holding(identity(3), HELD_RUN, lambda: table.head, store, nobody, ChannelPool(), lambda: True, spend)
-    keeping.remember({digest("one"), digest("two")})
-    assert keeping.blobs() == {digest("one"), digest("two")}
-    table.train(1)
-    assert keeping.blobs() == {digest("one"), digest("two")}
-    table.train(1)
-    assert keeping.blobs() == set()
-    assert keeping.forgotten() == {digest("one"), digest("two")}
+    async with meeting(tmp_path, HELD_RUN, list(table.commits)) as (one,):
+        kept = {one.store.put([b"one"]), one.store.put([b"two"])}
+        state = one.store.put([bytes(2 * limits.LEAVES_BYTES)])
+        assert one.store.size(state) > limits.LEAVES_BYTES
+        home = SimpleNamespace(identity=identity(1))
+        keeping = make_holding(place_of(one), home, HELD_RUN, one.chain, None)  # type: ignore[arg-type]
+        assert keeping.blobs() == kept, "and no states, which are large, and which the chain names"
+        for commit in table.train(2).commits[1:]:
+            assert keeping.blobs() == kept
+            one.chain.append(commit.envelope)
+        assert keeping.blobs() == set()
+        assert keeping.forgotten() == kept
+
+
+async def test_who_keeps_what_nobody_can_have_is_passed_over_for_a_while(tmp_path: Path):
+    """A named holder that signs and does not serve: whoever sends one copy would never be counted."""
+    table = Table(HELD_RUN).genesis()
+    me, holder = identity(0).peer, identity(3).peer
+    async with meeting(tmp_path, HELD_RUN, *[list(table.commits)] * 4) as peers:
+        hidden = peers[0]
+        for round in range(holding.ROUNDS_PASSED_OVER + 3):
+            thin = thin_line(hidden)  # a restart forgets nothing: the chain says it
+            assert not thin.serves_its_own()
+            (name,) = await thin.find([hidden.store.put([b"payload %d" % round])])
+            assert (name == holder) == (round in (0, holding.ROUNDS_PASSED_OVER + 1))
+            table.submit(table.contribution(0, lambda body, name=name: body.holders.append(name)))
+            table.contribute([1, 2]).vote(range(3), {0: pb.REASON_UNAVAILABLE} if name == holder else None)
+            assert table.counted() == ([1, 2] if name == holder else [0, 1, 2])
+            assert holding.failing_holders(table.commits[-1].body, me) == ({holder} if name == holder else set())
+            for peer in peers:
+                peer.chain.append(table.commits[-1].envelope)
+        for number in (1, 2):
+            del hidden.everybody.records[identity(number).peer]
+        assert await thin_line(hidden).find([hidden.store.put([b"the last"])]) == (holder,), "rather than nobody"
+
+
+async def test_a_thin_line_that_others_can_dial_supplies_no_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(holding, "SUPPLY_SECONDS", 0.01)
+    async with meeting(tmp_path, HELD_RUN, *[Table(HELD_RUN).genesis().commits] * 4) as (hidden, _, _, holder):
+        root = hidden.store.put([b"a state's root"])
+        place, home = place_of(hidden), SimpleNamespace(identity=identity(0))
+        thin = make_holding(place, home, HELD_RUN, hidden.chain, 1)  # type: ignore[arg-type]
+        supplying = asyncio.create_task(thin.supply(lambda: [root]))
+        done, _ = await asyncio.wait({supplying}, timeout=0.3)
+        assert not done
+        assert not hidden.service.bytes_sent
+        place.network.reach.reachable = False
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while root not in holder.store:
+                await asyncio.sleep(0.01)
+        supplying.cancel()
+
+
+async def test_what_breaks_off_does_not_fill_a_holders_disk(tmp_path: Path):
+    run = manifest(run={"holders": [identity(3).peer]}, rounds={"count": 100}, model=RUN.model.model_dump())
+    table = Table(run).genesis()
+    async with meeting(tmp_path, run, *[list(table.commits)] * 4) as (hidden, _, _, one):
+        starts = Starts(run, one.chain, one.store, one.exchange)
+        keeps = Holder(identity(3), place_of(one), one.chain, None, one.holding, starts, None)  # type: ignore[arg-type]
+        one.everybody.know = lambda peers: None  # type: ignore[attr-defined]
+        blob, other = hidden.store.put([BIG]), hidden.store.put([BIG[::-1]])
+        sent = asyncio.Event()
+
+        async def half():
+            yield announced(hidden.store, other)
+            yield services.PushRequest(data=BIG[::-1][: limits.CHUNK_BYTES])
+            await sent.wait()
+
+        with pytest.raises(grpc.aio.AioRpcError):
+            await push(hidden, one, announced(hidden.store, blob), services.PushRequest(data=BIG[: limits.CHUNK_BYTES]))
+        assert one.store.partials() == {blob}
+        pushing = rpc.PeerStub(hidden.channels.channel(one.record)).Push(half())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while one.store.partials() != {blob, other}:
+                await asyncio.sleep(0.01)
+        await keeps.retain()
+        assert one.store.partials() == {blob, other}, "its author may go on with it"
+        table.train(holding.ROUNDS_KEPT)
+        for commit in table.commits[1:]:
+            one.chain.append(commit.envelope)
+        await keeps.retain()
+        assert one.store.partials() == {other}, "what is being pushed stays"
+        sent.set()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await pushing
+        await keeps.retain()
+        assert list(one.store.folder.iterdir()) == []
