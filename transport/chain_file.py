@@ -222,7 +222,8 @@ class ChainFile:
         try:
             yield
         except BaseException:
-            self.database.execute("ROLLBACK")
+            if self.database.in_transaction:  # a full disk has ended it already, and is what our caller must hear of
+                self.database.execute("ROLLBACK")
             raise
         self.database.execute("COMMIT")
 

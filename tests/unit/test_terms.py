@@ -436,3 +436,15 @@ def test_appoint_writes_what_makes_a_coordinator(
     another.close()
     with pytest.raises(ConfigError, match="no handover"):
         read_handover(folder / "chain.db")
+
+
+def test_a_full_disk_is_heard_of_though_it_ended_the_transaction(tmp_path: Path):
+    commits = Table(RUN).genesis().commits
+    file = filed(tmp_path / "chain.db", [])
+    file.database.execute("CREATE TRIGGER full BEFORE INSERT ON commits BEGIN SELECT RAISE(ROLLBACK, 'disk is full'); END")
+    with pytest.raises(sqlite3.IntegrityError, match="disk is full"):
+        file.append(commits[0].envelope)
+    file.database.execute("DROP TRIGGER full")
+    file.append(commits[0].envelope)
+    assert file.length == 1
+    file.close()
