@@ -458,8 +458,14 @@ def _signed(state: MemberState, statement: Statement[Any]) -> MemberState:
     if statement.peer != state.me or not _is_open(state, statement.body):
         return state
     refused = {kind: why for kind, why in state.refused.items() if kind != statement.kind}
-    own = {**state.own, statement.kind: statement}
+    own = _newest_wish({**state.own, statement.kind: statement})
     return replace(state, own=own, refused=refused, signing=state.signing - {statement.kind})
+
+
+def _newest_wish(own: dict[pb.Kind, Statement[Any]]) -> dict[pb.Kind, Statement[Any]]:
+    """Of a claim and a leave in one round only the newer one counts: who left and is back claims anew."""
+    wishes = sorted((kind for kind in (pb.KIND_CLAIM, pb.KIND_LEAVE) if kind in own), key=lambda kind: own[kind].body.serial)
+    return {kind: statement for kind, statement in own.items() if kind not in wishes[:-1]}
 
 
 def _answered(state: MemberState, statement: Statement[Any], outcome: Outcome, reason: pb.Reason, detail: str) -> MemberState:

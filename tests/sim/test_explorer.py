@@ -167,6 +167,13 @@ def test_whatever_happens_the_run_goes_on_with_one_chain(schedule):
         explore(*schedule)
 
 
+def test_who_left_a_run_that_slept_and_is_back_claims_anew(monkeypatch: pytest.MonkeyPatch):
+    """Found by explored schedules: all leave a round that nobody closes, come back into it, and their leaves stood for ever."""
+    monkeypatch.setattr(limits, "CLAIMS", PEERS + 1)
+    left = [("leave", [0, 1, 2, 3], 87.0, 0.5), ("leave", [0, 1, 2, 3, 4], 1.0, 70.0)]
+    explore([("crash", [0], 2.0, 0.5), ("cut", [0], 1.0, 0.5), ("failed write", 0, 1.0, 0.0), *left], [], 0)
+
+
 def explore(faults: list[tuple[str, Any, float, float]], gone: list[int], seed: int) -> None:
     swarm = Swarm(RUN, PEERS, seed, loss=0.002, delay=0.2)
     for fault in faults:
