@@ -73,7 +73,7 @@ def appoint(
         signed = seal(owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes()).envelope
         appointment = seal(owner, pb.KIND_APPOINTMENT, manifest.run_id, body).envelope
         try:
-            write_handover(handover, manifest, signed, appointment, chain)
+            write_handover(handover, signed, appointment, chain)
         except RemoteError as error:
             fail(f"{path}: the chain does not hold: {error}")
     console.print(f"from {path}: {first} of its {length} commits stand", highlight=False)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -19,10 +20,18 @@ from dilocox.transport.chain_file import find_chains
 from dilocox.transport.health import base_folder, running_daemon
 
 __all__ = [
+    "THIS_MACHINE",
+    "ApiOption",
     "DataOption",
     "DhtOption",
+    "DhtPortOption",
     "HomeOption",
+    "HostOption",
+    "JoinOption",
     "JsonOption",
+    "NameOption",
+    "PortOption",
+    "UploadLimitOption",
     "api_call",
     "fail",
     "print_json",
@@ -48,6 +57,16 @@ DhtOption = Annotated[
     typer.Option(
         "--dht/--no-dht", help="Be found through the DHT (not needed while the coordinator stays where the link says)."
     ),
+]
+THIS_MACHINE = socket.gethostname()
+JoinOption = Annotated[str, typer.Option("--join", envvar="DILOCOX_NODE__JOIN", help="The join link, or @FILE that holds it.")]
+NameOption = Annotated[str, typer.Option(envvar="DILOCOX_NODE__NAME", help="For people.")]
+HostOption = Annotated[str, typer.Option(envvar="DILOCOX_NETWORK__HOST", help="Address by which others reach this machine.")]
+PortOption = Annotated[int, typer.Option(envvar="DILOCOX_NETWORK__PORT", help="gRPC port (0: any, kept).")]
+DhtPortOption = Annotated[int, typer.Option(envvar="DILOCOX_NETWORK__DHT_PORT", help="DHT port (0: any, kept).")]
+ApiOption = Annotated[str, typer.Option(envvar="DILOCOX_API__LISTEN", help="host:port of the HTTP API.")]
+UploadLimitOption = Annotated[
+    float | None, typer.Option(min=0.25, help="Send at most so many megabits per second (default: no limit).")
 ]
 DataOption = Annotated[
     list[str] | None,

@@ -1,13 +1,26 @@
 """`dilocox node --join LINK`: take part in a run."""
 
 import asyncio
-import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import DataOption, DhtOption, HomeOption, read_link, set_up_logging
+from dilocox.cli.common import (
+    THIS_MACHINE,
+    ApiOption,
+    DataOption,
+    DhtOption,
+    DhtPortOption,
+    HomeOption,
+    HostOption,
+    JoinOption,
+    NameOption,
+    PortOption,
+    UploadLimitOption,
+    read_link,
+    set_up_logging,
+)
 from dilocox.node.daemon import NodeSettings, run_node
 from dilocox.node.data_folders import parse_folders
 from dilocox.protocol import limits
@@ -20,25 +33,20 @@ __all__ = ["node"]
 
 
 def node(
-    join: Annotated[str, typer.Option("--join", envvar="DILOCOX_NODE__JOIN", help="The join link, or @FILE that holds it.")],
+    join: JoinOption,
     home: HomeOption = None,
-    name: Annotated[str, typer.Option(envvar="DILOCOX_NODE__NAME", help="For people.")] = socket.gethostname(),
-    host: Annotated[
-        str, typer.Option(envvar="DILOCOX_NETWORK__HOST", help="Address by which other peers reach this node.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="DILOCOX_NETWORK__PORT", help="gRPC port (0: any, kept).")] = 0,
-    dht_port: Annotated[int, typer.Option(envvar="DILOCOX_NETWORK__DHT_PORT", help="DHT port (0: any, kept).")] = 0,
+    name: NameOption = THIS_MACHINE,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 0,
+    dht_port: DhtPortOption = 0,
     dht: DhtOption = True,
-    api: Annotated[str, typer.Option(envvar="DILOCOX_API__LISTEN", help="host:port of the HTTP API.")] = "127.0.0.1:0",
+    api: ApiOption = "127.0.0.1:0",
     devices: Annotated[
         int | None,
         typer.Option(min=1, envvar="DILOCOX_NODE__DEVICES", help="Stage workers (default: one per GPU, or 1)."),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per stage worker.")] = None,
-    upload_limit: Annotated[
-        float | None,
-        typer.Option(min=0.25, help="Send at most so many megabits per second (default: no limit)."),
-    ] = None,
+    upload_limit: UploadLimitOption = None,
     upload_copies: Annotated[
         int | None,
         typer.Option(

@@ -103,8 +103,8 @@ def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: Chai
     """The signed manifest, when we are who signs the run's commits now. Raises LocalError where that is somebody else."""
     manifest, me = settings.manifest, home.identity.peer
     try:
-        if settings.handover is not None:
-            take_over(settings.handover, chain)
+        if settings.handover is not None and take_over(settings.handover, chain):
+            log.warning("commits of ours do not stand by the owner's word: they are set aside in %s", chain.path)
     except RemoteError as error:
         raise ConfigError(f"{settings.handover} cannot be followed: {error}") from error
     if settings.owner is not None:

@@ -18,7 +18,7 @@ from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
-from dilocox.node.place import MANIFEST, PeerSettings, Place, join_network, keep_manifest, make_holding, open_chain
+from dilocox.node.place import MANIFEST, PeerSettings, Place, keep_manifest, make_holding, open_chain, run_peer
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import WorkerPool
 from dilocox.protocol.attestation import SIMULATED, AttestationError
@@ -26,11 +26,10 @@ from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.room import lack_of_room, while_there_is_room
-from dilocox.transport.tasks import Stopped, Tasks
+from dilocox.transport.room import lack_of_room
+from dilocox.transport.tasks import Tasks
 from dilocox.views import rows as views
 from dilocox.views.http import serve_http
-from dilocox.views.waiting import waiting_page
 
 __all__ = ["NodeSettings", "run_node"]
 
@@ -80,23 +79,7 @@ def count_workers(wanted: int | None, cuda: int, manifest: Manifest) -> int:
 
 async def run_node(settings: NodeSettings) -> None:
     """Take part until SIGTERM or SIGINT, then leave. Raises LocalError when this node cannot take part."""
-    home = DataDirectory(settings.home)
-    await while_there_is_room(
-        home.folder, lambda stopped: _live(settings, home, stopped), waiting_page(settings.api, home.remembered)
-    )
-
-
-async def _live(settings: NodeSettings, home: DataDirectory, stopped: asyncio.Event) -> None:
-    """`run_node`, until a write fails."""
-    tasks = Tasks()
-    tasks.stop_with(stopped)
-    async with AsyncExitStack() as files, AsyncExitStack() as closing:
-        place = await join_network(settings, home, tasks, closing)
-        try:
-            await _take_part(settings, home, tasks, place, files, closing)
-            await tasks.wait()
-        except Stopped:
-            log.info("stopped before the run was known")
+    await run_peer(settings, partial(_take_part, settings))
 
 
 async def _take_part(
@@ -116,7 +99,7 @@ async def _take_part(
     await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
     open_chain(place, chain, tasks)
-    network.directory.know([chain.head.coordinator, *manifest.run.holders, *chain.head.cluster_by_peer])
+    network.directory.know(chain.parties)
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     stages = range(manifest.model.stages)

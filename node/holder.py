@@ -7,6 +7,7 @@ long as a joiner or a restart may need it.
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -17,7 +18,7 @@ from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner, proof_of_fork, replaced
 from dilocox.node.holding import Holding
 from dilocox.node.own import OwnStatements
-from dilocox.node.place import PeerSettings, Place, join_network, keep_manifest, make_holding, open_chain
+from dilocox.node.place import PeerSettings, Place, keep_manifest, make_holding, open_chain, run_peer
 from dilocox.node.starts import Starts
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
@@ -26,11 +27,9 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.presence import same_place
-from dilocox.transport.room import while_there_is_room
-from dilocox.transport.tasks import Stopped, Tasks
+from dilocox.transport.tasks import Tasks
 from dilocox.views import rows as views
 from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
-from dilocox.views.waiting import waiting_page
 
 __all__ = ["run_holder"]
 
@@ -42,21 +41,7 @@ BEAT_SECONDS = 2.0
 
 async def run_holder(settings: PeerSettings) -> None:
     """Keep until SIGTERM or SIGINT. Raises LocalError where the run does not name this peer."""
-    home = DataDirectory(settings.home)
-    page = waiting_page(settings.api, home.remembered)
-    await while_there_is_room(home.folder, lambda stopped: _live(settings, home, stopped), page)
-
-
-async def _live(settings: PeerSettings, home: DataDirectory, stopped: asyncio.Event) -> None:
-    tasks = Tasks()
-    tasks.stop_with(stopped)
-    async with AsyncExitStack() as files, AsyncExitStack() as closing:
-        place = await join_network(settings, home, tasks, closing)
-        try:
-            await _hold(settings, home, tasks, place, files, closing)
-            await tasks.wait()
-        except Stopped:
-            log.info("stopped before the run was known")
+    await run_peer(settings, partial(_hold, settings))
 
 
 async def _hold(
@@ -113,7 +98,7 @@ class Holder:
 
     async def follow(self) -> None:
         """The chain, commit by commit."""
-        self._place.network.directory.know([self.chain.head.coordinator, *self.chain.head.cluster_by_peer])
+        self._place.network.directory.know(self.chain.parties)
         async for event in self._coordinator.watch(lambda: self.chain.length, self._hello, self._away):
             if event.HasField("standing"):
                 self._away()
@@ -148,7 +133,7 @@ class Holder:
                 raise await asyncio.to_thread(proof_of_fork, self.chain, sent.body.round, envelope)
             return
         await asyncio.to_thread(self.chain.append, envelope)
-        self._place.network.directory.know([self.chain.head.coordinator, *self.chain.head.cluster_by_peer])
+        self._place.network.directory.know(self.chain.parties)
         await self.retain()
 
     async def retain(self) -> None:

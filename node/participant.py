@@ -249,7 +249,7 @@ class Participant:
         self._judging.clear()
         if not self.state.on_roster:
             self._told = None
-        self._directory.know([self.chain.head.coordinator, *self.manifest.run.holders, *self.chain.head.cluster_by_peer])
+        self._directory.know(self.chain.parties)
         self.feed(member.Committed(commit, self.chain.head))
         self._accepted = None
         self.workers.chain_grew()

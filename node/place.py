@@ -1,5 +1,8 @@
 """A peer's place in a run's network: folder, server, record, its line to others. A node trains there, a holder keeps."""
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +20,15 @@ from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import read_checked, write_atomically
 from dilocox.transport.heads import Heads
 from dilocox.transport.network import Listen, Network, open_network
+from dilocox.transport.room import while_there_is_room
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.serve import PeerService
-from dilocox.transport.tasks import Tasks
+from dilocox.transport.tasks import Stopped, Tasks
+from dilocox.views.waiting import waiting_page
 
-__all__ = ["MANIFEST", "PeerSettings", "Place", "join_network", "keep_manifest", "make_holding", "open_chain"]
+__all__ = ["MANIFEST", "PeerSettings", "Place", "keep_manifest", "make_holding", "open_chain", "run_peer"]
 
+log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 """Of the run, in its folder."""
@@ -55,7 +61,29 @@ class Place:
     heads: Heads
 
 
-async def join_network(settings: PeerSettings, home: DataDirectory, tasks: Tasks, closing: AsyncExitStack) -> Place:
+TakePart = Callable[[DataDirectory, Tasks, Place, AsyncExitStack, AsyncExitStack], Awaitable[None]]
+"""(home, tasks, place, files, closing): learns the run and starts what this peer does in it; `files` is closed after every task."""
+
+
+async def run_peer(settings: PeerSettings, take_part: TakePart) -> None:
+    """Until SIGTERM or SIGINT; a full disk is waited for, and then it lives anew. Raises LocalError when it cannot take part."""
+    home = DataDirectory(settings.home)
+
+    async def live(stopped: asyncio.Event) -> None:
+        tasks = Tasks()
+        tasks.stop_with(stopped)
+        async with AsyncExitStack() as files, AsyncExitStack() as closing:
+            place = await _join_network(settings, home, tasks, closing)
+            try:
+                await take_part(home, tasks, place, files, closing)
+                await tasks.wait()
+            except Stopped:
+                log.info("stopped before the run was known")
+
+    await while_there_is_room(home.folder, live, waiting_page(settings.api, home.remembered))
+
+
+async def _join_network(settings: PeerSettings, home: DataDirectory, tasks: Tasks, closing: AsyncExitStack) -> Place:
     """Join the DHT, publish our record, serve what is on disk: also while the coordinator is away."""
     link = settings.join
     folder = home.run_folder(link.run_id)

@@ -238,7 +238,8 @@ class Admission(_Section):
     allow: tuple[str, ...] = ()
     """Peer ids, for allow-list."""
     public_read: bool | None = None
-    """Whether strangers may follow the run and fetch what it makes: payloads, states, commits; default: in an open run."""
+    """Whether anybody may follow the run and fetch what it makes: payloads, states, commits; default: in an open run. Else only who
+    may take part: with an allow-list those on it, in an open run whoever says who it is."""
 
 
 Registers = Annotated[str, Field(pattern=r"^([0-9a-fA-F]{64,128}|[*])(:([0-9a-fA-F]{64,128}|[*]))*$")]
@@ -332,11 +333,11 @@ class Manifest(_Section):
 
     def may_read(self, peer: str) -> bool:
         """Whether this peer, empty where a caller does not say who it is, may follow the run before it is on the roster."""
-        if self.admission.public_read if self.admission.public_read is not None else self.admission.policy == "open":
+        is_open, public = self.admission.policy == "open", self.admission.public_read
+        if public or (public is None and is_open):
             return True
-        if peer in (self.owner, self.coordinator, *self.run.holders):
-            return True
-        return bool(peer) and (self.admission.policy == "open" or peer in self.admission.allow)
+        named = (self.owner, self.coordinator, *self.run.holders, *self.admission.allow)
+        return bool(peer) and (is_open or peer in named)
 
     @property
     def start_clusters(self) -> int:

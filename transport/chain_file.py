@@ -275,6 +275,11 @@ class ChainFile:
         """The newest that we know of."""
         return self.appointment.body.term if self.appointment is not None else 0
 
+    @property
+    def parties(self) -> list[str]:
+        """Peer ids of those whom one must know how to dial: the coordinator, the run's holders, the roster."""
+        return [self.head.coordinator, *self.manifest.run.holders, *self.head.cluster_by_peer]
+
     def appoint(self, envelope: pb.Envelope) -> bool:
         """Follow the owner's word. Whether commits of ours do not stand by it: they are kept aside, and the chain ends with the
         last that it names, or begins again where it is of another chain. Raises RemoteError where it is not the owner's."""

@@ -14,20 +14,17 @@ from dilocox.transport.chain_file import ChainFile
 __all__ = ["read_handover", "take_over", "write_handover"]
 
 
-def write_handover(
-    path: Path, manifest: Manifest, signed: pb.Envelope, appointment: pb.Envelope, chain: ChainFile | None
-) -> None:
+def write_handover(path: Path, signed: pb.Envelope, appointment: pb.Envelope, chain: ChainFile) -> None:
     """A new file at `path`. Blocking: verifies `chain` up to the commit that the appointment names. Raises FileExistsError, and
     RemoteError where the chain does not hold or has another commit there."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    made = ChainFile(scratch, manifest)
+    made = ChainFile(scratch, chain.manifest)
     try:
         made.keep_signed_manifest(signed)
         made.appoint(appointment)
         named = made.appointment
         assert named is not None, "it was just kept"
-        if chain is not None:
-            _append(made, chain, named.body.round)
+        _append(made, chain, named.body.round)
         if made.head.term != named.body.term:
             raise RemoteError(pb.REASON_WRONG_HEAD, f"the chain does not have the commit {named.body.round - 1} that it names")
         made.close()
