@@ -1,7 +1,9 @@
 """What the stage workers of a generation say, put together: the cluster's facts, once every rank has told its part."""
 
 import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,9 +15,12 @@ __all__ = ["Crew", "Phase", "Progress", "Ready"]
 ROUNDS_SHOWN = 1000
 """Rounds whose timings `status` still tells."""
 STUCK_STEPS = 100.0
-"""A generation that trained and then says nothing for so many of its slowest steps is stuck …"""
+"""A generation that trained and then says nothing for so many of its usual steps is stuck; before its first step one that neither
+says nor computes anything, although it could …"""
 STUCK_SECONDS = 60.0
 """… but not before this: a loaded machine may stand still for a while."""
+STEPS_REMEMBERED = 101
+"""Of their median: one that a sleeping machine stretched does not count."""
 
 
 @dataclass
@@ -97,7 +102,11 @@ class Crew:
         self._phases: dict[int, dict[int, pb.Boundary]] = {}
         self._rechecks: dict[int, dict[int, pb.Rechecked]] = {}
         self.stepped = False
-        self._slowest = 0.0
+        self.started = False
+        """Whether they were told where to start from: until then they wait for us."""
+        self._steps: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        """Seconds of the last ones."""
+        self._computed = -1
         self._heard_at = self._clock()
 
     def hello(self, rank: int, hello: pb.Hello) -> bool:
@@ -112,14 +121,21 @@ class Crew:
         progress.total_steps, progress.clock_seconds = step.total_steps, step.clock_seconds
         progress.codec_cpu_seconds = step.codec_cpu_seconds
         if step.seconds:
-            self._slowest = max(self._slowest, step.seconds)
+            self._steps.append(step.seconds)
             progress.loss, progress.step_seconds = step.loss, step.seconds
             progress.tokens_per_second = step.tokens / step.seconds
 
+    def computes(self, ticks: int | None) -> None:
+        """Processor time of all workers so far; None: nobody knows. Before their first step it is the sign that they go on."""
+        ours = len(self.hellos) == self._workers and not self.started
+        if not self._steps and (ours or ticks is None or ticks > self._computed):
+            self._heard_at = self._clock()
+        self._computed = ticks if ticks is not None else self._computed
+
     def stuck(self) -> bool:
-        """Whether the step counter stands still for much longer than any step took."""
-        silent = self._clock() - self._heard_at
-        return self.stepped and bool(self._slowest) and silent > max(STUCK_SECONDS, STUCK_STEPS * self._slowest)
+        """Whether they stand still for much longer than a step takes."""
+        usual = statistics.median(self._steps) if self._steps else 0.0
+        return self._clock() - self._heard_at > max(STUCK_SECONDS, STUCK_STEPS * usual)
 
     def status(self) -> Status | None:
         """None before the first step."""

@@ -174,6 +174,7 @@ class Generations:
         """Workers that stand still are ended: the next generation resumes."""
         while True:
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
+            self._crew.computes(await asyncio.to_thread(self._pool.processor_ticks))
             if self._crew.stuck():
                 log.error("the stage workers stand still in step %d; starting them again", self._crew.progress.step)
                 self._end_generation("they stood still")
@@ -234,6 +235,7 @@ class Generations:
         """Choose where the workers start, have the bytes they need, then hand them every commit in order."""
         start, replays = await self._choose_start()
         self._fed = start.round + len(replays)  # the chain may have grown meanwhile
+        self._crew.started = True
         self._pool.command(worker.WorkerCommand(start=start))
         for replay in replays:
             self._pool.command(worker.WorkerCommand(apply=replay))

@@ -17,6 +17,7 @@ from bench.chaos.schedule import COORDINATOR, DEADLINE_SECONDS, plan
 from bench.chaos.world import World, distinct
 from bench.report import table, write
 from dilocox.protocol.chain import taken
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.data_directory import load_identity
@@ -93,15 +94,23 @@ class Report:
     stranger: dict[str, int]
 
 
-def closed(commits: list[Statement[pb.Commit]], world: World) -> list[Closed]:
+def closed(commits: list[Statement[pb.Commit]], world: World, batch_size: int) -> list[Closed]:
     """The rounds as the chain tells them, on the clock of this machine's processes."""
     behind = time.time() - time.monotonic()
     rounds = []
     roster: frozenset[str] = frozenset()
+    read: dict[str, int] = {}
+    """Samples that were settled since each node joined."""
     for commit in commits:
-        counted = {world.name_of(item.cluster): item.contribution.inner_steps for item in taken(commit.body)}
-        rounds.append(Closed(commit.body.round, commit.body.closed_at_ms / 1000 - behind, roster, counted))
+        counted, settled = {}, {}
+        for item in taken(commit.body):
+            name, body = world.name_of(item.cluster), item.contribution
+            counted[name] = body.inner_steps
+            settled[name] = (body.samples_read - read.get(name, 0)) // batch_size
+            read[name] = body.samples_read
+        rounds.append(Closed(commit.body.round, commit.body.closed_at_ms / 1000 - behind, roster, counted, settled))
         roster = frozenset(world.name_of(member.cluster) for member in commit.body.roster)
+        read = {name: samples for name, samples in read.items() if name in roster}
     return rounds
 
 
@@ -125,11 +134,11 @@ def chaos(folder: Path, form: Form) -> Report:
         world.until_all_are_counted()
         world.stop()
         chains = world.chains()
-        rounds = closed(chains[COORDINATOR], world)
+        rounds = closed(chains[COORDINATOR], world, Manifest.from_toml(run_file.decode()).training.batch_size)
     prices = [
         each for node in world.nodes for each in loss.price(node, calm[node], world.samples[node], world.happened, rounds, last)
     ]
-    counted = sum(sum(each.counted.values()) for each in rounds if first <= each.at < last)
+    counted = sum(sum(each.settled.values()) for each in rounds if first <= each.at < last)
     return Report(
         Verdict(prices, distinct(list(chains.values())), world.orphans, world.helps),
         world.happened,

@@ -1,7 +1,8 @@
 """What a fault cost those whom it did not hit. Pure: from the chain's rounds and from what each node said of itself every second.
 
 A node that loses nothing takes `rate` steps a second, and every step is counted in the end. So in a window it may lose two things:
-seconds, in which it took no steps although it could have, and steps that no commit counted. Both are told in seconds.
+seconds, in which it took no steps although it could have, and steps that no commit counted. Both are told in seconds. What a round
+did not count is in the node's error feedback: the next contribution that is counted says by its samples that it holds it too.
 """
 
 import itertools
@@ -38,7 +39,9 @@ class Closed:
     roster: frozenset[str]
     """Names of nodes whose contributions it could have counted."""
     counted: Mapping[str, int]
-    """Inner steps, by name."""
+    """Inner steps of their phases, by name …"""
+    settled: Mapping[str, int]
+    """… and all that it settles: theirs, and those of phases before that no commit had counted."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Price:
     waited: float
     """Seconds without steps; below 0 by as much as the pace wavers."""
     rounds: int
-    """That closed without counting what it had trained for them."""
+    """That closed without counting it."""
     uncounted: float
     """Seconds' worth of steps that no commit counts."""
 
@@ -109,18 +112,35 @@ def hit(node: str, happened: Iterable[Happened], rounds: Sequence[Closed]) -> li
     return spans
 
 
+def never_counted(node: str, samples: Sequence[Sample], rounds: Iterable[Closed]) -> dict[int, float]:
+    """Steps of its phases that no commit settled, by round; a round in which it was counted, or not there, is not among them."""
+    open_rounds: dict[int, int] = {}
+    found: dict[int, float] = {}
+    for each in rounds:
+        if node in each.counted:
+            later = each.settled[node] - each.counted[node]
+            share = max(0.0, 1 - later / max(1, sum(open_rounds.values())))
+            found |= {number: share * steps for number, steps in open_rounds.items()}
+            open_rounds.clear()
+        elif node in each.roster:
+            open_rounds[each.round] = max((s.step for s in samples if s.round == each.round), default=0)
+        else:  # its seat is gone, and its lease
+            found |= open_rounds
+            open_rounds.clear()
+    return found | open_rounds
+
+
 def price(
     node: str, rate: float, samples: Sequence[Sample], happened: Sequence[Happened], rounds: Sequence[Closed], end: float
 ) -> list[Price]:
     """For every fault that hit somebody else, while the node did not suffer from one of its own. `end`: of the last window."""
-    suffering, prices = hit(node, happened, rounds), []
+    suffering, prices, never = hit(node, happened, rounds), [], never_counted(node, samples, rounds)
     edges = [*(each.began for each in happened), end]
     for each, (since, until) in zip(happened, itertools.pairwise(edges), strict=True):
         if any(since < to and start < until for start, to in suffering):
             continue
         missed = [c.round for c in rounds if since <= c.at < until and node in c.roster and node not in c.counted]
-        trained = sum(max((s.step for s in samples if s.round == number), default=0) for number in missed)
-        uncounted = (trained + _taken(samples, since, until, off_roster=True)) / rate
+        uncounted = (sum(never[number] for number in missed) + _taken(samples, since, until, off_roster=True)) / rate
         waited = until - since - _taken(samples, since, until) / rate
         prices.append(Price(each.fault, node, until - since, waited, len(missed), uncounted))
     return prices

@@ -55,13 +55,14 @@ def steady(until: float, waits: tuple[float, float] = (0.0, 0.0), off: tuple[flo
     return samples
 
 
-def rounds(until: float, missed: dict[int, set[str]] | None = None) -> list[Closed]:
-    return [
-        Closed(
-            number, number * ROUND, frozenset(NODES), {n: STEPS for n in NODES if n not in (missed or {}).get(number, set())}
-        )
-        for number in range(1, 1 + int(until / ROUND))
-    ]
+def rounds(until: float, missed: dict[int, set[str]] | None = None, later: dict[int, int] | None = None) -> list[Closed]:
+    """`later`: steps of earlier phases that a round counts of node-1."""
+    made = []
+    for number in range(1, 1 + int(until / ROUND)):
+        counted = {n: STEPS for n in NODES if n not in (missed or {}).get(number, set())}
+        settled = {n: steps + ((later or {}).get(number, 0) if n == "node-1" else 0) for n, steps in counted.items()}
+        made.append(Closed(number, number * ROUND, frozenset(NODES), counted, settled))
+    return made
 
 
 def kill(node: str, at: float) -> Happened:
@@ -86,6 +87,10 @@ def test_seconds_without_steps_and_steps_that_nobody_counted_are_lost():
     assert [each.rounds for each in missing] == [0, 1]
     assert missing[1].uncounted == pytest.approx(ROUND, abs=2)
     assert kept(missing) == pytest.approx(1 - ROUND / 60, abs=0.03)
+    in_the_next = price("node-1", RATE, steady(120), happened, rounds(120, {6: {"node-1"}}, {7: STEPS}), 80)
+    assert [(each.rounds, each.uncounted) for each in in_the_next] == [(0, 0), (1, 0)]
+    half = price("node-1", RATE, steady(120), happened, rounds(120, {6: {"node-1"}, 7: {"node-1"}}, {8: STEPS}), 80)
+    assert half[1].uncounted == pytest.approx(ROUND, abs=2)
     sent_away = price("node-1", RATE, steady(120, off=(30, 40)), happened, rounds(120), 80)
     assert [each.uncounted for each in sent_away] == pytest.approx([10, 0])
 

@@ -1,10 +1,12 @@
 """The cluster's facts are told once every rank has told its part."""
 
 import math
+import os
 
 import pytest
 
 from dilocox.node.crew import STUCK_SECONDS, STUCK_STEPS, Crew
+from dilocox.node.workers import ticks_of
 from dilocox.protocol.pb import worker_pb2 as pb
 from tests.helpers import digest
 
@@ -80,15 +82,14 @@ def test_a_new_generation_forgets_what_the_old_one_half_said():
 
 
 @pytest.mark.parametrize("step_seconds", [0.01, 5.0])
-def test_stuck_is_silence_much_longer_than_any_step(step_seconds: float):
+def test_stuck_is_silence_much_longer_than_a_step(step_seconds: float):
     clock = Clock()
     crew = Crew(1, clock)
     patience = max(STUCK_SECONDS, STUCK_STEPS * step_seconds)
-    clock.now += 10 * patience
-    assert not crew.stuck(), "who never stepped is starting, not stuck"
-    crew.step(pb.Step(round=1, step=1, seconds=step_seconds, tokens=8, loss=3.0))
-    crew.step(pb.Step(round=1, step=2, seconds=step_seconds / 10, tokens=8, loss=3.0))
+    for seconds in (step_seconds, 1000 * step_seconds, step_seconds):  # one while the machine slept
+        crew.step(pb.Step(round=1, step=1, seconds=seconds, tokens=8, loss=3.0))
     clock.now += patience
+    crew.computes(10)  # who trained shows it by steps, not by burning time
     assert not crew.stuck()
     clock.now = math.nextafter(clock.now, math.inf)
     assert crew.stuck()
@@ -98,11 +99,35 @@ def test_stuck_is_silence_much_longer_than_any_step(step_seconds: float):
     assert status.name == "waiting"
 
 
-def test_what_is_remembered_is_bounded():
-    crew = Crew(1)
-    for round in range(1, 2000):
-        crew.phase(0, boundary(round, part(0)))
-        crew.progress.states[round], crew.progress.roots[round] = {0: digest(round)}, digest(round)
-        crew.progress.forget(keep_states=12)
-    assert sorted(crew.progress.states) == sorted(crew.progress.roots) == list(range(1988, 2000))
-    assert len(crew.progress.inner_steps) == 1000
+def test_before_the_first_step_who_computes_goes_on_and_who_waits_for_us_may():
+    clock = Clock()
+    crew = Crew(2, clock)
+
+    def later(ticks: int | None) -> bool:
+        clock.now += STUCK_SECONDS
+        crew.computes(ticks)
+        clock.now += 1
+        return crew.stuck()
+
+    assert not later(5)
+    assert not later(6), "a slow import"
+    assert later(6), "a hung one"
+    assert not later(None), "a system that does not say"
+    assert later(6)
+    crew.hello(0, pb.Hello(rank=0))
+    assert later(6), "one hangs, and the other waits for it"
+    crew.hello(1, pb.Hello(rank=1))
+    assert not later(6), "nobody serves us a state yet"
+    crew.started = True
+    assert not later(7)
+    assert later(7), "it hangs while it loads the state"
+    crew.begin()
+    assert not crew.stuck()
+    assert not later(3), "a new generation"
+
+
+def test_processor_time_of_a_process_grows_while_it_computes():
+    before = ticks_of(os.getpid())
+    while ticks_of(os.getpid()) == before:
+        sum(range(100_000))
+    assert ticks_of(1 << 30) == 0

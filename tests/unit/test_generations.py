@@ -43,6 +43,9 @@ class Pool:
     def say(self, **event: object) -> None:
         self.events.put_nowait((0, worker.WorkerEvent(**event)))  # type: ignore[arg-type]
 
+    def processor_ticks(self) -> int | None:
+        return None
+
     def end_generation(self) -> None:
         self.ended.set()
 
