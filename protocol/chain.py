@@ -195,7 +195,11 @@ def seats(
         return Seating({name: complete[name][0] for name in group}, complete[group[0]][1] if group else b"")
     heard = len(set(head.roster) - absent - gathered.leaving())
     waking = not counting and heard < manifest.rounds.min_clusters
-    state = built_on or rules.known_state(head, gathered) or (_plurality(manifest, head, gathered) if waking else b"")
+    state = built_on or rules.known_state(head, gathered)
+    if waking and not state:
+        state = _plurality(
+            manifest, head, gathered, set(head.roster) - absent - gathered.leaving() | (complete.keys() - absent)
+        )
     wanting = [name for name, (_, root) in complete.items() if state and root == state and name not in absent]
     fresh = [name for name in wanting if name not in head.roster and (waking or not _rests(head, name))]
     if manifest.admission.policy == "open":
@@ -217,16 +221,18 @@ def genesis_group(complete: Mapping[str, tuple[Cluster, bytes]]) -> list[str]:
     return min(groups.values(), key=lambda names: (-len(names), names[0]), default=[])
 
 
-def _plurality(manifest: Manifest, head: Head, gathered: Gathered) -> bytes:
+def _plurality(manifest: Manifest, head: Head, gathered: Gathered, here: Set[str]) -> bytes:
     """The state where the run would stand still, and two thirds of those who made it cannot be heard: what most say of the first of
-    these who can be. Only there: a commit that counts nobody while enough are heard leaves it to the next round's reports.
+    these who can be. Only there: a commit that counts nobody while enough are heard leaves it to the next round's reports. And only
+    one with which min_clusters of those who are `here` can go on: the last one who leaves says nothing for those who come back.
 
     Those who made it; the roster; clusters that rest; and where the run's owner named everybody, who claims. Strangers alone never
     say what an open run's model is: when all who knew it are gone, it waits for one of them.
     """
+    held = list(rules.told_states(gathered, here).values())
     admitted = gathered.claims if manifest.admission.policy == "allow-list" else ()
     for names in (head.built_by, head.roster, head.resting, admitted):
-        told = list(rules.told_states(gathered, names).values())
+        told = [s for s in rules.told_states(gathered, names).values() if held.count(s) >= manifest.rounds.min_clusters]
         if told:
             return min(set(told), key=lambda root: (-told.count(root), root))
     return b""

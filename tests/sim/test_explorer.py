@@ -174,6 +174,13 @@ def test_who_left_a_run_that_slept_and_is_back_claims_anew(monkeypatch: pytest.M
     explore([("crash", [0], 2.0, 0.5), ("cut", [0], 1.0, 0.5), ("failed write", 0, 1.0, 0.0), *left], [], 0)
 
 
+def test_the_last_one_who_leaves_does_not_say_what_the_model_is(monkeypatch: pytest.MonkeyPatch):
+    """Found by explored schedules: all but one had left, its false report was the word of all, and nobody could come back."""
+    monkeypatch.setattr(limits, "CLAIMS", PEERS + 1)
+    faults = [("replay", 1, 79.0, 0.0), ("crash", [2, 3, 0, 4, 1], 20.0, 8.0), ("false report", 1, 81.0, 0.0)]
+    explore([*faults, ("leave", [0, 1, 3, 4, 2], 80.0, 0.5)], [], 2912)
+
+
 def explore(faults: list[tuple[str, Any, float, float]], gone: list[int], seed: int) -> None:
     swarm = Swarm(RUN, PEERS, seed, loss=0.002, delay=0.2)
     for fault in faults:
