@@ -224,15 +224,16 @@ def genesis_group(complete: Mapping[str, tuple[Cluster, bytes]]) -> list[str]:
 def _plurality(manifest: Manifest, head: Head, gathered: Gathered, here: Set[str]) -> bytes:
     """The state where the run would stand still, and two thirds of those who made it cannot be heard: what most say of the first of
     these who can be. Only there: a commit that counts nobody while enough are heard leaves it to the next round's reports. And only
-    one with which min_clusters of those who are `here` can go on: the last one who leaves says nothing for those who come back.
+    one that min_clusters of those who are `here` do not deny: the last one who leaves says nothing for those who come back.
 
     Those who made it; the roster; clusters that rest; and where the run's owner named everybody, who claims. Strangers alone never
     say what an open run's model is: when all who knew it are gone, it waits for one of them.
     """
-    held = list(rules.told_states(gathered, here).values())
+    said = list(rules.told_states(gathered, here).values())
     admitted = gathered.claims if manifest.admission.policy == "allow-list" else ()
     for names in (head.built_by, head.roster, head.resting, admitted):
-        told = [s for s in rules.told_states(gathered, names).values() if held.count(s) >= manifest.rounds.min_clusters]
+        told = list(rules.told_states(gathered, names).values())
+        told = [root for root in told if len(here) - len(said) + said.count(root) >= manifest.rounds.min_clusters]
         if told:
             return min(set(told), key=lambda root: (-told.count(root), root))
     return b""

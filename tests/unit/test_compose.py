@@ -421,23 +421,29 @@ def claims(*said: tuple[int, bytes]) -> Words:
     return lambda table: {"claims": slots(*(table.claim(n, state=state) for n, state in said))}
 
 
+def both(one: Words, other: Words) -> Words:
+    return lambda table: {**one(table), **other(table)}
+
+
 @pytest.mark.parametrize(
     ("words", "state"),
     [
         (reports(), b""),
-        (reports((0, B)), B),
-        (reports((0, A), (1, B), (2, B)), B),
-        (reports((0, B), (1, A), (2, A)), A),
-        (reports((0, A), (1, B)), A),  # of equals the smaller
-        (reports((0, B), (1, A)), A),
-        (reports((0, B), (1, B), (2, A), (3, A), (4, digest("c"))), A),
         (reports((0, A), (1, B), (2, B), (3, B), (4, B)), B),  # two thirds: no guess
-        (reports((7, B)), B),  # on the roster, and did not make the state
-        (reports((7, B), (0, A)), A),
+        (reports((0, B)), b""),  # with nobody else here to go on
+        (reports((1, B), (2, B)), b""),
+        (both(reports((0, B)), claims((8, B))), B),
+        (both(reports((0, A)), claims((8, B))), b""),  # either denies the other
+        (both(reports((1, B), (2, B), (3, A)), claims((8, A), (9, B))), B),  # number 0 denies nothing
+        (both(reports((1, A), (2, A), (3, B)), claims((8, A), (9, B))), A),
+        (both(reports((1, A), (2, B)), claims((8, A), (9, B))), A),  # of equals the smaller
+        (both(reports((1, B), (2, A)), claims((8, B))), B),  # of those with which so many go on
+        (both(reports((7, B)), claims((9, B))), B),  # on the roster, and did not make the state
+        (both(reports((7, B), (1, A)), claims((8, A), (9, B))), A),
         (claims((8, B)), B),  # rests
         (claims((9, B)), b""),  # a stranger
         (claims((8, B), (9, A)), B),
-        (claims((8, B), (0, A)), A),
+        (claims((8, B), (0, A)), b""),
     ],
 )
 def test_the_state_of_a_run_that_would_stand_still(words: Words, state: bytes):
