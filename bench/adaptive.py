@@ -35,7 +35,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 def manifest(compression: dict[str, Any]) -> Manifest:
     arm = next(arm for arm in ARMS if arm.name == "DiLoCoX without overlap")
-    return arm.manifest({"compression": compression, **arm.choices[0]}, STEPS, 0, "stdlib")
+    return arm.manifest({"compression": compression, **arm.choices[0]}, STEPS, 0)
 
 
 def main() -> None:

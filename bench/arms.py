@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bench.report import load_preset
+from bench.texts import Text, stdlib
 from dilocox.protocol.manifest import Manifest
 
 __all__ = ["ARMS", "CLUSTERS", "HORIZON", "RANK", "Arm", "Lengths"]
@@ -40,13 +41,13 @@ class Arm:
     """Of CocktailSGD."""
     horizon: int = HORIZON
 
-    def manifest(self, choice: Settings, steps: int, seed: int, source: str) -> Manifest:
+    def manifest(self, choice: Settings, steps: int, seed: int, text: Text | None = None) -> Manifest:
         """The toy: byte-level, 0.87M parameters, one stage, sequences of 64."""
         merged = {name: dict(section) for name, section in load_preset("tiny").model_dump().items()}
         merged["compression"] = {"codec": "fp32"}  # an arm's codec is its own, whatever the preset's
         toy: Settings = {
             "model": {"family": "llama", "sequence_length": 64, "stages": 1, "seed": seed},
-            "data": {"source": source, "seed": seed, "evaluation_sequences": 256},
+            "data": {**(text or stdlib()).settings, "seed": seed, "evaluation_sequences": 256},
             "training": {"optimizer": "adamw", "microbatches": 1, "total_steps": steps, "warmup_steps": 30},
             "outer": {"learning_rate": 1.0, "momentum": 0.0},
             "rounds": self._rounds(steps),

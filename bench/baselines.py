@@ -1,13 +1,14 @@
 """What the swarm is compared with: one optimizer step on the mean gradient of all clusters, whole or compressed."""
 
 import zlib
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bench.lab import CPU, Point
-from dilocox.node.data_folders import Folders
+from bench.texts import stdlib
 from dilocox.node.outer import codec
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.trainer import Trainer
@@ -21,12 +22,12 @@ class AllReduce:
     """Data parallelism with an exchange at every step: `clusters` batches, one update. Exchanges fp32 gradients."""
 
     def __init__(
-        self, run: Manifest, clusters: int, evaluate_every: int = 20, device: torch.device = CPU, data: Folders | None = None
+        self, run: Manifest, clusters: int, evaluate_every: int = 20, device: torch.device = CPU, data: Path | None = None
     ) -> None:
         self.run, self.clusters, self.evaluate_every = run, clusters, evaluate_every
         self.trainer = Trainer(run, range(run.model.stages), 0, 1, device)
         self.trainer.load_initial()
-        self.dataset = load_dataset(run, data)
+        self.dataset = load_dataset(run, data or stdlib().folder)
         self.parameters = [p for _, stage in self.trainer.pairs() for p in stage.tensors()]
         self.wire_bytes = 0
         self.points: list[Point] = []
@@ -74,7 +75,7 @@ class CocktailSGD(AllReduce):
         share: float,
         evaluate_every: int = 20,
         device: torch.device = CPU,
-        data: Folders | None = None,
+        data: Path | None = None,
     ) -> None:
         """`share`: of the drawn values, how many are sent."""
         super().__init__(run, clusters, evaluate_every, device, data)

@@ -14,13 +14,13 @@ import os
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.arms import ARMS, CLUSTERS, HORIZON, RANK, Arm, Lengths, Settings
 from bench.report import RESULTS, table, write
-from dilocox.node.data_folders import parse_folders
+from bench.texts import Text, text_of
 from dilocox.node.plan import PAPER_RATIO
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Compression, Manifest
@@ -47,10 +47,8 @@ class Job:
     choice: int
     seed: int
     steps: int
-    source: str
+    text: Text
     ratio: float
-    data: tuple[str, ...] = ()
-    """NAME=DIR of each data folder on this machine: where files lie is no part of a result."""
 
     @property
     def definition(self) -> Arm:
@@ -59,7 +57,7 @@ class Job:
     @property
     def path(self) -> Path:
         arm = self.definition
-        run = arm.manifest(arm.choices[self.choice], self.steps, self.seed, self.source)
+        run = arm.manifest(arm.choices[self.choice], self.steps, self.seed, self.text)
         key = json.dumps([arm.runner, arm.share, CLUSTERS, RANK, self.ratio]).encode() + run.canonical_bytes()
         return RUNS / f"{sha256(key).hex()[:24]}.json"
 
@@ -83,8 +81,8 @@ def run_job(job: Job) -> None:
 
     process_group_of_one()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    arm, started, data = job.definition, time.monotonic(), parse_folders(job.data)
-    run = arm.manifest(arm.choices[job.choice], job.steps, job.seed, job.source)
+    arm, started, data = job.definition, time.monotonic(), job.text.folder
+    run = arm.manifest(arm.choices[job.choice], job.steps, job.seed, job.text)
     every = max(1, job.steps // POINTS)
     if arm.runner == "lab":
         lab = Lab(
@@ -101,7 +99,7 @@ def run_job(job: Job) -> None:
     else:
         points = CocktailSGD(run, CLUSTERS, arm.share, every, device, data).train().points
     result = {
-        "job": asdict(replace(job, data=())),
+        "job": {**asdict(job), "text": job.text.settings},
         "points": [asdict(point) for point in points],
         "parameters": parameter_count(run.model),
         "seconds": time.monotonic() - started,
@@ -159,18 +157,17 @@ def summarize(arm: Arm, choice: int, jobs: Sequence[Job], sweep: Sequence[float]
 
 
 def compare(
-    arms: Sequence[Arm], seeds: int, lengths: Lengths, source: str, ratio: float, processes: int, data: tuple[str, ...] = ()
+    arms: Sequence[Arm], seeds: int, lengths: Lengths, text: Text, ratio: float, processes: int
 ) -> list[dict[str, Any]]:
     """Sweep, choose, run: a summary for each arm."""
     sweeps = {
-        arm.name: [Job(arm.name, choice, 0, lengths.sweep_steps, source, ratio, data) for choice in range(len(arm.choices))]
+        arm.name: [Job(arm.name, choice, 0, lengths.sweep_steps, text, ratio) for choice in range(len(arm.choices))]
         for arm in arms
     }
     run_all((job for jobs in sweeps.values() for job in jobs), processes)
     best = {name: min(jobs, key=last_loss).choice for name, jobs in sweeps.items()}
     finals = {
-        arm.name: [Job(arm.name, best[arm.name], seed, lengths.steps, source, ratio, data) for seed in range(seeds)]
-        for arm in arms
+        arm.name: [Job(arm.name, best[arm.name], seed, lengths.steps, text, ratio) for seed in range(seeds)] for arm in arms
     }
     run_all((job for jobs in finals.values() for job in jobs), processes)
     return [summarize(arm, best[arm.name], finals[arm.name], [last_loss(job) for job in sweeps[arm.name]]) for arm in arms]
@@ -182,7 +179,7 @@ def mean_curve(summary: dict[str, Any]) -> list[tuple[float, float]]:
     return [(statistics.fmean(p["steps"] for p in c), statistics.fmean(p["loss"] for p in c)) for c in columns]
 
 
-def delay_cost(summaries: Sequence[dict[str, Any]], ratio: float, source: str) -> float | None:
+def delay_cost(summaries: Sequence[dict[str, Any]], ratio: float, text: Text) -> float | None:
     """Extra tokens that overlap costs to reach the loss it ends at, as a share, for a commit a whole phase late (node/plan.py)."""
     by_name = {summary["arm"]: summary for summary in summaries}
     if not {"ours", "ours without overlap"} <= by_name.keys():
@@ -196,7 +193,7 @@ def delay_cost(summaries: Sequence[dict[str, Any]], ratio: float, source: str) -
     earlier, later = crossing
     reached = earlier[0] + (later[0] - earlier[0]) * (earlier[1] - loss) / (earlier[1] - later[1])
     arm = next(arm for arm in ARMS if arm.name == "ours")
-    run = arm.manifest(ours["choice"], int(steps), 0, source)
+    run = arm.manifest(ours["choice"], int(steps), 0, text)
     payload = ours["wire_bytes"] / run.rounds.count
     return (steps / reached - 1) * run.rounds.inner_steps / arrival_steps(run, ratio, payload)
 
@@ -256,13 +253,13 @@ def main() -> None:
     parser.add_argument("--arms", help="names separated by commas; default all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=Lengths().steps, help="inner steps of a run")
-    parser.add_argument("--source", default="stdlib", help="stdlib, or text:NAME/GLOB")
-    parser.add_argument("--data", action="append", default=[], metavar="NAME=DIR", help="where the data folder NAME lies")
+    parser.add_argument("--data", metavar="NAME=DIR", help="a corpus of `dilocox data build` (default: the standard library)")
     parser.add_argument(
         "--ratio", type=float, default=PAPER_RATIO, help="exchange of DiLoCoX's payload / computing of its round"
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at a time")
     options = parser.parse_args()
+    text = text_of(options.data)
     names = options.arms.split(",") if options.arms else QUICK if options.quick else [arm.name for arm in ARMS]
     unknown = set(names) - {arm.name for arm in ARMS}
     if unknown:
@@ -270,10 +267,10 @@ def main() -> None:
     arms = [arm for arm in ARMS if arm.name in names]
     lengths = Lengths(60, 20) if options.quick else Lengths(options.steps, options.steps // 3)
     seeds = 1 if options.quick else options.seeds
-    summaries = compare(arms, seeds, lengths, options.source, options.ratio, options.processes, tuple(options.data))
+    summaries = compare(arms, seeds, lengths, text, options.ratio, options.processes)
     print_summary(summaries)
-    name = "convergence" + ("-quick" if options.quick else "") + ("" if options.source == "stdlib" else "-text")
-    cost = delay_cost(summaries, options.ratio, options.source)
+    name = "convergence" + ("-quick" if options.quick else "") + ("" if options.data is None else "-text")
+    cost = delay_cost(summaries, options.ratio, text)
     if cost is not None:
         print(f"overlap: {cost:.3f} more tokens to the same loss for a commit a whole phase late")
     facts = {
@@ -281,7 +278,7 @@ def main() -> None:
         "steps": lengths.steps,
         "seeds": seeds,
         "clusters": CLUSTERS,
-        "source": options.source,
+        "source": text.name,
         "ratio": options.ratio,
     }
     write(name, {**facts, "arms": summaries})

@@ -11,6 +11,7 @@ from torch import Tensor
 from bench.arms import ARMS, Settings
 from bench.lab import CPU, process_group_of_one
 from bench.report import table, write
+from bench.texts import stdlib
 from dilocox.node.outer.state import StageState
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.trainer import Trainer
@@ -41,10 +42,10 @@ def pseudo_gradient(optimizer: str) -> tuple[Manifest, Tensor]:
     """The work of one cluster's round after a short training."""
     arm = next(arm for arm in ARMS if arm.name == "DiLoCo fp32")
     settings: Settings = {"training": {"optimizer": optimizer, "learning_rate": 3e-3}}
-    run = arm.manifest(settings, WARM_STEPS + ROUND_STEPS, 0, "stdlib")
+    run = arm.manifest(settings, WARM_STEPS + ROUND_STEPS, 0)
     trainer = Trainer(run, range(1), 0, 1, CPU)
     trainer.load_initial()
-    dataset, batch = load_dataset(run), run.training.batch_size
+    dataset, batch = load_dataset(run, stdlib().folder), run.training.batch_size
     for step in range(WARM_STEPS + ROUND_STEPS):
         if step == WARM_STEPS:
             trainer.end_phase(1, restart=False)

@@ -15,9 +15,7 @@ __all__ = ["main"]
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "results"
-WIKITEXT = (
-    "python -m bench.convergence --steps 200 --arms AllReduce,DiLoCoX,ours --source text:wikitext-2/*.txt --data wikitext-2=DIR"
-)
+WIKITEXT = "python -m bench.convergence --steps 200 --arms AllReduce,DiLoCoX,ours --data wikitext-2=DIR"
 TEXT = DOCS / "results-notes.md"
 """What people wrote: goes in front of the tables."""
 

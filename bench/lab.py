@@ -7,11 +7,12 @@ product runs: a golden test holds the two to the same bits. What a network would
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from dilocox.node.data_folders import Folders
+from bench.texts import stdlib
 from dilocox.node.training.data import Dataset, load_dataset
 from dilocox.node.training.trainer import Commit, Take, Trainer
 from dilocox.protocol import adaptive, chain, norms, phase, tally
@@ -89,8 +90,8 @@ class Lab:
     """Cluster ids, in order: payloads are added up in it."""
     device: torch.device = CPU
     evaluate_every: int = 1
-    data: Folders = field(default_factory=dict)
-    """Where the run's data folders lie here."""
+    data: Path | None = None
+    """Where the run's corpus lies; None: it is the standard library's."""
     points: list[Point] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -108,7 +109,7 @@ class Lab:
         """Of the open round, by cluster."""
         self._samples_read: dict[str, int] = {}
         self.wire_bytes = self.tokens = 0
-        self.dataset: Dataset = load_dataset(self.run, self.data)
+        self.dataset: Dataset = load_dataset(self.run, self.data or stdlib().folder)
         self.members = []
         for name in names:
             trainer = Trainer(self.run, range(self.run.model.stages), 0, 1, self.device)

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from bench.report import table, write
+from bench.texts import stdlib
 from bench.wire import payload_bytes
 from dilocox.cli.init import render_preset
 from dilocox.node.testnet import Testnet
@@ -106,7 +107,7 @@ def train_alone(run_file: str) -> None:
     manifest = Manifest.from_toml(Path(run_file).read_text())
     trainer = Trainer(manifest, range(manifest.model.stages), 0, 1, torch.device("cpu"))
     trainer.load_initial()
-    dataset, batch, position = load_dataset(manifest), manifest.training.batch_size, 0
+    dataset, batch, position = load_dataset(manifest, stdlib().folder), manifest.training.batch_size, 0
     while True:
         trainer.step(*dataset.batch(list(range(position, position + batch))))
         position += batch
@@ -119,7 +120,7 @@ class Pair:
     def __init__(self, folder: Path, run_file: Path, megabits: float) -> None:
         options = ["--devices", "1", "--threads", "1", "--upload-limit", str(megabits)]
         self._testnet = Testnet.create(
-            folder / "swarm", run_file.read_bytes(), run_file.with_suffix(".key").read_bytes(), 2, options
+            folder / "swarm", run_file.read_bytes(), run_file.with_suffix(".key").read_bytes(), 2, options, stdlib().folder
         )
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {OTHER_CORE})  # inherited by everything that starts now

@@ -18,6 +18,7 @@ from typing import Any
 
 from bench.chaos.__main__ import RUN
 from bench.report import machine, table, write
+from bench.texts import stdlib
 from dilocox.node.testnet import Member, Testnet
 from dilocox.transport.data_directory import load_identity
 
@@ -65,9 +66,9 @@ def killed(testnet: Testnet, member: Member, back: Callable[[], Any]) -> float:
 
 def measure(folder: Path, trials: int) -> dict[str, list[float]]:
     owner = load_identity(folder / "owner.key")
-    run = RUN.replace("{owner}", owner.key.hex()).replace("start_clusters = 4", f"start_clusters = {NODES}")
+    run = stdlib().into(RUN).replace("{owner}", owner.key.hex()).replace("start_clusters = 4", f"start_clusters = {NODES}")
     options = ["--devices", "1", "--threads", "1", "--step-seconds", "0.25", "--no-dht"]
-    testnet = Testnet.create(folder / "t", run.encode(), (folder / "owner.key").read_bytes(), NODES, options)
+    testnet = Testnet.create(folder / "t", run.encode(), (folder / "owner.key").read_bytes(), NODES, options, stdlib().folder)
     found: dict[str, list[float]] = {"coordinator": [], "node": [], "import": []}
     last = testnet.nodes[-1]
     try:

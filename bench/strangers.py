@@ -24,6 +24,7 @@ import psutil
 from bench import hostile
 from bench.honest import HonestPeer
 from bench.report import machine, table, write
+from bench.texts import stdlib
 from dilocox.node.testnet import Testnet
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.ids import JoinLink
@@ -94,8 +95,8 @@ class Load:
 def coordinator(folder: Path) -> Iterator[tuple[JoinLink, psutil.Process]]:
     """`dilocox coordinator`, in a process of its own."""
     owner = os.urandom(32)
-    run = RUN.format(owner=Identity(owner).key.hex(), peers=PEERS).encode()
-    testnet = Testnet.create(folder, run, format_identity(owner), 0, [])
+    run = stdlib().into(RUN).format(owner=Identity(owner).key.hex(), peers=PEERS).encode()
+    testnet = Testnet.create(folder, run, format_identity(owner), 0, [], stdlib().folder)
     testnet.coordinator.arguments.append("--no-dht")
     try:
         testnet.start_all()

@@ -38,7 +38,7 @@ def run(rule: str, seed: int) -> tuple[float, int]:
         "overlap": "none" if rule == "waiting" else "rebase",
         "round_seconds": float(HORIZON) if boxed else None,  # a second is a step of a fast box
     }
-    manifest = arm.manifest({"rounds": rounds, **arm.choices[0]}, STEPS, seed, "stdlib")
+    manifest = arm.manifest({"rounds": rounds, **arm.choices[0]}, STEPS, seed)
 
     def arrive(_: Lab, cluster: int) -> int:
         """A fast box is SLOWDOWN rounds of its own ahead when the slow one has done its H."""

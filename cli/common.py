@@ -70,7 +70,7 @@ UploadLimitOption = Annotated[
 ]
 DataOption = Annotated[
     list[str] | None,
-    typer.Option("--data", metavar="NAME=DIR", help="Let the run read its data folder NAME in DIR (repeat for more)."),
+    typer.Option("--data", metavar="NAME=DIR", help="The corpus NAME lies in DIR; else it is fetched (repeat for more)."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

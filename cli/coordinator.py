@@ -7,11 +7,14 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import DhtOption, HomeOption, fail, set_up_logging
+from dilocox.cli.common import DataOption, DhtOption, HomeOption, UploadLimitOption, fail, set_up_logging
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
+from dilocox.protocol.corpus import check_fits
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.corpora import Folders, corpus_in, library, named_store, parse_folders
 from dilocox.transport.data_directory import load_identity
 from dilocox.transport.handover import read_handover
 from dilocox.transport.health import base_folder
@@ -31,6 +34,8 @@ def coordinator(
     dht_port: Annotated[int, typer.Option(help="DHT port (0: any, kept over restarts).")] = 0,
     dht: DhtOption = True,
     api: Annotated[str, typer.Option(help="host:port of the HTTP API.")] = "127.0.0.1:0",
+    data: DataOption = None,
+    upload_limit: UploadLimitOption = None,
     link_file: Annotated[Path | None, typer.Option(help="Also write the join link here.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
 ) -> None:
@@ -61,8 +66,22 @@ def coordinator(
         home=home or base_folder() / "coordinator",
         listen=Listen(host, port, dht_port, dht),
         api=api,
+        data=_data_to_serve(manifest, parse_folders(data or ())),
+        upload_bytes_per_second=upload_limit * 125_000 if upload_limit else None,
     )
     asyncio.run(run_coordinator(settings, announce, appraise))
+
+
+def _data_to_serve(manifest: Manifest, folders: Folders) -> BlobStore | None:
+    """Where the run's corpus lies, by `--data` or in the library; None: not here. Raises ConfigError where another one lies in the
+    folder that was named, or it does not fit the model."""
+    built, digest = library(manifest.data.name), bytes.fromhex(manifest.data.digest)
+    store = named_store(manifest.data, folders) or (BlobStore(built) if built.is_dir() else None)
+    corpus = corpus_in(store, digest) if store is not None else None
+    if corpus is None:
+        return None
+    check_fits(manifest, corpus)
+    return store
 
 
 def read_run(run_file: Path) -> Manifest:

@@ -8,9 +8,10 @@ import typer
 from rich.progress import Progress
 
 from dilocox.cli.common import DataOption, HomeOption, JsonOption, console, errors, fail, find_chain_files, print_json
-from dilocox.node.data_folders import check_data, parse_folders
+from dilocox.node.data.check import check_corpus
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.corpora import parse_folders
 
 __all__ = ["export"]
 
@@ -29,8 +30,8 @@ def export(
         fail(f"{folder} is not empty", 2, "name a new folder")
     folders = parse_folders(data or ())
     with ChainFile.for_reading(chains[-1]) as chain:
-        if evaluate:
-            check_data(chain.manifest.data, folders)
+        if evaluate:  # before minutes of work
+            data_store = check_corpus(chain.manifest, folders.get(chain.manifest.data.name, chains[-1].parents[2] / "data"))
         store = BlobStore(chains[-1].parent / "blobs")
         stages = chain.manifest.model.stages
         found = {commit.body.round: store.stage_digests(commit.body.state) for commit in chain.commits() if commit.body.round}
@@ -53,7 +54,7 @@ def export(
         if evaluate:
             from dilocox.node.training.evaluate import evaluate_folder
 
-            report["evaluation_loss"] = evaluate_folder(chain.manifest, folder, folders)
+            report["evaluation_loss"] = evaluate_folder(chain.manifest, folder, data_store.folder)
     if as_json:
         print_json(report)
         return

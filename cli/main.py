@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dilocox.cli import appoint, attest, coordinator, export, hold, identity, init, node, plan, show, testnet, verify
+from dilocox.cli import appoint, attest, coordinator, data, export, hold, identity, init, node, plan, show, testnet, verify
 from dilocox.cli.common import fail
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 
@@ -40,6 +40,7 @@ app.command("rounds")(show.rounds)
 app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
+app.add_typer(data.app, name="data")
 app.add_typer(testnet.app, name="testnet")
 app.add_typer(attest.app, name="attest")
 

@@ -22,9 +22,9 @@ from dilocox.cli.common import (
     set_up_logging,
 )
 from dilocox.node.daemon import NodeSettings, run_node
-from dilocox.node.data_folders import parse_folders
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
+from dilocox.transport.corpora import parse_folders
 from dilocox.transport.health import base_folder
 from dilocox.transport.network import Listen
 from dilocox.transport.parent_pipe import exit_with_parent

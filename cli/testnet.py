@@ -12,14 +12,27 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
-from dilocox.cli.common import DataOption, JsonOption, console, errors, fail, number, print_json, print_table, testnet_folder
+from dilocox.cli.common import (
+    DataOption,
+    JsonOption,
+    console,
+    errors,
+    fail,
+    number,
+    print_json,
+    print_table,
+    testnet_folder,
+)
 from dilocox.cli.init import preset_names, render_preset
-from dilocox.node.data_folders import check_data, parse_folders
+from dilocox.node.data.build import build_stdlib
+from dilocox.node.data.check import check_corpus
+from dilocox.node.data.sources import STDLIB
 from dilocox.node.testnet import POLL_SECONDS, Member, Testnet
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
+from dilocox.transport.corpora import library, parse_folders
 from dilocox.transport.data_directory import format_identity
 
 __all__ = ["app"]
@@ -57,16 +70,15 @@ def up(
     folder = folder or testnet_folder()
     run, key = _preset_run(preset) if run_file is None else _read_run(run_file)
     manifest = Manifest.from_toml(run.decode())
+    folders = {manifest.data.name: library(manifest.data.name), **parse_folders(data or ())}
+    place = folders[manifest.data.name]
+    check_corpus(manifest, place)
     if nodes < manifest.start_clusters:
         fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", 2)
     options = ["--devices", str(devices), "--threads", "1"]
     options += ["--upload-limit", str(upload_limit)] if upload_limit is not None else []
-    folders = parse_folders(data or ())
-    check_data(manifest.data, folders)
-    named = [part for name, place in folders.items() for part in ("--data", f"{name}={place}")]
-    options += named
     kills = [_parse_kill(text) for text in kill or []]
-    testnet = Testnet.create(folder, run, key, nodes, options)
+    testnet = Testnet.create(folder, run, key, nodes, options, place)
     if detach:
         testnet.start_all(attached=False)
         errors.print(f"{nodes} nodes and a coordinator run in {folder}; stop them: dilocox testnet down", highlight=False)
@@ -78,7 +90,7 @@ def up(
         watched = Watcher(testnet, kills).follow()
     finally:
         testnet.stop()
-    _final(testnet, manifest, watched, named if baseline else None)
+    _final(testnet, manifest, watched, place if baseline else None)
 
 
 def _interrupt(number: int, frame: Any) -> None:
@@ -90,7 +102,8 @@ def _preset_run(preset: str) -> tuple[bytes, bytes]:
     if preset not in preset_names():
         fail(f"no preset {preset}", 2, f"one of: {', '.join(preset_names())}")
     secret = os.urandom(32)
-    text = render_preset(preset, f"testnet-{preset}", Identity(secret).key.hex())
+    digest, _ = build_stdlib(library(STDLIB))
+    text = render_preset(preset, f"testnet-{preset}", Identity(secret).key.hex(), data=STDLIB, digest=digest)
     return text.encode(), format_identity(secret)
 
 
@@ -197,8 +210,8 @@ class Watcher:
         return max(sum(steps.values()) for steps in self.phase_steps.values())
 
 
-def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: list[str] | None) -> None:
-    """`baseline`: the data folders' options for a node alone; None: without one."""
+def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Path | None) -> None:
+    """`baseline`: where the corpus lies for a node alone; None: without one."""
     if not watched.identical:
         fail("state hashes differ between nodes")
     rows = [row for row in watched.rows if row["counted"]]
@@ -224,12 +237,20 @@ def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: lis
     console.print("every node has the same state hash after every round", highlight=False)
 
 
-def _train_alone(testnet: Testnet, steps: int, data: list[str]) -> float:
-    command = [sys.executable, "-P", "-m", "dilocox.node.training.alone", str(testnet.folder / "run.toml"), str(steps)]
+def _train_alone(testnet: Testnet, steps: int, data: Path) -> float:
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "dilocox.node.training.alone",
+        str(testnet.folder / "run.toml"),
+        str(steps),
+        str(data),
+    ]
     told: dict[str, Any] = {}
     with (
         Progress(console=errors, disable=not sys.stderr.isatty()) as bar,
-        subprocess.Popen([*command, *data], stdout=subprocess.PIPE, text=True) as child,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child,
     ):
         task = bar.add_task("steps", total=steps)
         assert child.stdout is not None

@@ -20,11 +20,14 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.corpora import Shelf, corpus_in
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.handover import take_over
-from dilocox.transport.network import Listen, open_network
+from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.room import while_there_is_room
+from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Tasks
 from dilocox.views import rows as views
 from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
@@ -48,6 +51,10 @@ class CoordinatorSettings:
     listen: Listen
     api: str
     """host:port of the HTTP API."""
+    data: BlobStore | None
+    """Where the run's corpus lies, for those who have none; None: not here."""
+    upload_bytes_per_second: float | None
+    """At most so much of it is served."""
 
 
 async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[JoinLink], None], appraise: Appraiser) -> None:
@@ -87,6 +94,7 @@ async def _live(
         )
         service.callers, service.know = network.callers, network.directory.know
         rpc.add_CoordinatorServicer_to_server(service, network.server)
+        _serve_data(settings, home, network, chain)
         await network.server.start()
         tasks.start(service.driver.run(), "rounds")
         tasks.start(service.run(), "liveness")
@@ -97,6 +105,25 @@ async def _live(
         home.announce(role="coordinator", api=url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
         announce(link)
         await tasks.wait()
+
+
+def _serve_data(settings: CoordinatorSettings, home: DataDirectory, network: Network, chain: ChainFile) -> None:
+    if settings.data is None:
+        log.warning(
+            "the run's data %s do not lie here: nodes get them from each other, or name a copy of their own",
+            settings.manifest.data.name,
+        )
+        return
+    digest = bytes.fromhex(settings.manifest.data.digest)
+    # Its own store stays empty: nobody pushes to a coordinator.
+    data = PeerService(BlobStore(home.folder / "blobs"), network.callers, settings.upload_bytes_per_second)
+    data.shelf = Shelf(settings.data, digest)
+    corpus = corpus_in(settings.data, digest)
+    missing = [blob for blob, _ in corpus.blobs if blob not in settings.data] if corpus is not None else [digest]
+    if missing:
+        log.warning("%d files of the run's data are missing in %s: nobody gets them here", len(missing), settings.data.folder)
+    data.is_member, data.may_read = lambda peer: peer in chain.head.cluster_by_peer, settings.manifest.may_read
+    rpc.add_PeerServicer_to_server(data, network.server)
 
 
 def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: ChainFile) -> pb.Envelope:

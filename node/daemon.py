@@ -13,7 +13,8 @@ from dilocox.node.api.server import create_node_app
 from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.prover import Challenger, Prover
 from dilocox.node.coordinator_link import CoordinatorLink
-from dilocox.node.data_folders import check_data
+from dilocox.node.data.check import check_corpus
+from dilocox.node.data.supply import Supply
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.own import OwnStatements
@@ -24,7 +25,9 @@ from dilocox.node.workers import WorkerPool
 from dilocox.protocol.attestation import SIMULATED, AttestationError
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Manifest
+from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.corpora import Shelf, named_store
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.room import lack_of_room
 from dilocox.transport.tasks import Tasks
@@ -53,7 +56,7 @@ class NodeSettings(PeerSettings):
     upload_copies: int | None
     """How often each payload may leave this machine; None: as often as it is asked for."""
     data: dict[str, Path]
-    """The folders that a run may read, by name."""
+    """Where corpora lie on this machine, by name."""
     step_seconds: float
     """An inner step takes at least this long."""
 
@@ -89,9 +92,11 @@ async def _take_part(
     link, me, network = settings.join, home.identity, place.network
     coordinator = CoordinatorLink(link, network.directory, place.channels)
     manifest, appointment = await tasks.race(coordinator.run())
-    await asyncio.to_thread(check_data, manifest.data, settings.data)  # here, not in minutes by a worker
+    data = await asyncio.to_thread(_open_data, settings, home, manifest)
     keep_manifest(place, manifest)
-    pool = _worker_pool(settings, home, place, manifest)
+    if not settings.data:  # what an operator named is not for others, unless they find it with the coordinator
+        place.blobs.shelf = Shelf(data, bytes.fromhex(manifest.data.digest))
+    pool = _worker_pool(settings, home, place, manifest, data)
     closing.push_async_callback(pool.close)
     await pool.open()
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
@@ -103,7 +108,10 @@ async def _take_part(
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     stages = range(manifest.model.stages)
-    exchange = Exchange(manifest, stages, place.store, network.directory, place.channels, me.peer, place.heads)
+    exchange, supplies = (
+        Exchange(manifest, stages, store, network.directory, place.channels, me.peer, place.heads)
+        for store in (place.store, data)
+    )
     holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, settings.upload_copies)
     place.blobs.keeper = holding
     prover = prover_for(settings, home, manifest)
@@ -111,6 +119,7 @@ async def _take_part(
     participant = Participant(
         me, manifest, place.store, chain, own, coordinator, network.directory, exchange, holding, pool, tasks, prover
     )
+    supply = Supply(manifest, data, supplies, lambda: chain.parties, participant.tell)
     challenger = Challenger(manifest, network.directory, place.channels)
     app = create_node_app(
         participant,
@@ -130,11 +139,25 @@ async def _take_part(
     closing.push_async_exit(partial(_leave, participant))
     tasks.start(participant.watch(), "watch")
     tasks.start(participant.offer(), "offer")
-    tasks.start(participant.workers.run(), "supervise")
+    tasks.start(_train(supply, participant), "supervise")
     tasks.start(participant.beat(), "beat")
     tasks.start(holding.supply(participant.workers.starts.newest_snapshot), "supply holders")
     if prover is not None:
         tasks.start(participant.prove(), "prove")
+
+
+def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) -> BlobStore:
+    """Where the run's corpus lies, or will lie. What an operator named is checked here, before anything is claimed. Blocking."""
+    if named_store(manifest.data, settings.data) is None:
+        return BlobStore(home.folder / "data")
+    folder = settings.data[manifest.data.name]
+    log.info("checking the run's data in %s", folder)
+    return check_corpus(manifest, folder)
+
+
+async def _train(supply: Supply, participant: Participant) -> None:
+    await supply.have()
+    await participant.workers.run()
 
 
 async def _leave(participant: Participant, kind: object, error: BaseException | None, trace: object) -> None:
@@ -162,7 +185,7 @@ def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
     return Prover(home.identity, manifest, kind, attester)
 
 
-def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, manifest: Manifest) -> WorkerPool:
+def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, manifest: Manifest, data: BlobStore) -> WorkerPool:
     cuda = count_cuda_devices()
     workers = count_workers(settings.devices, cuda, manifest)
     threads = settings.threads or max(1, (os.cpu_count() or 1) // workers)
@@ -177,7 +200,7 @@ def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, mani
             devices="cuda" if cuda else "cpu",
             threads=threads,
             codec_cpus=settings.codec_cpus,
-            data=settings.data,
+            data=data.folder,
             step_seconds=settings.step_seconds,
         ).environment()
 

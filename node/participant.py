@@ -91,7 +91,7 @@ class Participant:
             lambda: self.state,
             self.feed,
             self.emit,
-            self._tell,
+            self.tell,
         )
         self.standing = ""
         """Why the round is open, as the coordinator says."""
@@ -178,7 +178,7 @@ class Participant:
             self._shown = status
             self.emit(events.StateChanged(status.name, status.why))
 
-    def _tell(self, busy: Status | None) -> None:
+    def tell(self, busy: Status | None) -> None:
         self._busy = busy
         self._show()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.manifest import Manifest
 from dilocox.transport.files import write_atomically
 from dilocox.transport.health import running_daemon
 from dilocox.transport.parent_pipe import ParentPipe
@@ -87,8 +88,9 @@ class Testnet:
         self._parent_pipe: ParentPipe | None = None
 
     @classmethod
-    def create(cls, folder: Path, run: bytes, key: bytes, nodes: int, options: list[str]) -> "Testnet":
-        """Lay out a new testnet in `folder`, replacing an old one: `run` is the run file, `key` its owner's.
+    def create(cls, folder: Path, run: bytes, key: bytes, nodes: int, options: list[str], data: Path) -> "Testnet":
+        """Lay out a new testnet in `folder`, replacing an old one: `run` is the run file, `key` its owner's, `data` the
+        folder of its corpus, which the coordinator serves.
 
         Raises ConfigError when the folder holds what no testnet made, LocalError while one runs there.
         """
@@ -102,6 +104,7 @@ class Testnet:
         link = folder / "link"
         coordinator = folder / "coordinator"
         arguments = ["coordinator", str(folder / "run.toml"), "--home", str(coordinator), "--link-file", str(link)]
+        arguments += ["--data", f"{Manifest.from_toml(run.decode()).data.name}={data}"]
         members = [Member("coordinator", coordinator, arguments)]
         for name in names[1:]:
             home = folder / name

@@ -1,6 +1,5 @@
 """What the daemon hands to its stage workers, as environment variables. Free of torch: the daemon imports it too."""
 
-import json
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -27,15 +26,14 @@ class WorkerSettings:
     threads: int
     codec_cpus: tuple[int, ...]
     """CPUs for the background thread; empty: any."""
-    data: dict[str, Path]
-    """The folders that the operator named, by name."""
+    data: Path
+    """Where the run's corpus lies."""
     step_seconds: float
     """An inner step takes at least this long; 0: as long as it takes."""
 
     def environment(self) -> dict[str, str]:
         values = {field.name: str(getattr(self, field.name)) for field in fields(self)}
         values["codec_cpus"] = ",".join(map(str, self.codec_cpus))
-        values["data"] = json.dumps({name: str(folder) for name, folder in self.data.items()})
         return {_PREFIX + name.upper(): value for name, value in values.items()}
 
     @classmethod
@@ -52,6 +50,6 @@ class WorkerSettings:
             devices=get("devices"),
             threads=int(get("threads")),
             codec_cpus=tuple(int(cpu) for cpu in get("codec_cpus").split(",") if cpu),
-            data={name: Path(folder) for name, folder in json.loads(get("data")).items()},
+            data=Path(get("data")),
             step_seconds=float(get("step_seconds")),
         )

@@ -57,6 +57,15 @@ BLOB_BYTES = 1 << 40
 LEAVES_BYTES = MIB
 """Largest leaves blob: 1,024 stages of 800 tensors."""
 
+SHARDS = 1 << 14
+"""Of a corpus, for training or held out: a terabyte of text in shards of 64 MiB."""
+
+CORPUS_BYTES = 4 * MIB
+"""Largest corpus document: about 120 bytes for each shard."""
+
+TOKENIZER_BYTES = 256 * MIB
+"""Largest tokenizer file; those of the largest vocabularies are about 20 MiB."""
+
 MANIFEST_BYTES = 64 << 10
 """Largest manifest; a full one is under 4 KiB."""
 

@@ -6,7 +6,6 @@ same id. Unknown keys fail with the nearest right name.
 
 import difflib
 import json
-import re
 import tomllib
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -74,37 +73,21 @@ class Model(_Section):
         return self
 
 
-NAME = r"(?!\.{1,2}$)[A-Za-z0-9._-]+"
-"""Of a data folder: an operator says where it lies on that machine with `--data NAME=DIR`."""
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""Of data: an operator says where a copy lies on that machine with `--data NAME=DIR`."""
 
 
 class Data(_Section):
-    """What to train on. A manifest says nothing about where files lie: it would reach whatever a node's user can read."""
+    """What to train on: by digest. Where files lie is not said: a manifest would reach whatever a node's user can read."""
 
-    source: str = "stdlib"
-    """`stdlib`, or `text:NAME/GLOB`: files in the folder that each operator named NAME."""
-    tokenizer: str = "bytes"
-    """`bytes`, or `NAME/FILE`: a tokenizers JSON file in such a folder."""
+    name: Annotated[str, Field(pattern=f"^{NAME}$")]
+    """For people, and for `--data NAME=DIR`."""
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Of the corpus: what `dilocox data build` printed."""
     seed: Count = 0
-    held_out_every: Annotated[int, Field(ge=2)] = 50
-    """Every so-manieth sequence is held out for evaluation."""
+    """Of the order in which its samples are read."""
     evaluation_sequences: Positive = 32
-
-    @model_validator(mode="after")
-    def _stays_inside(self) -> "Data":
-        if self.source != "stdlib" and not (self.source.startswith("text:") and _is_inside(self.source[5:])):
-            raise ValueError("source is `stdlib` or `text:NAME/GLOB`: no absolute path, no `..`, no `~`")
-        if self.tokenizer != "bytes" and not _is_inside(self.tokenizer):
-            raise ValueError("tokenizer is `bytes` or `NAME/FILE`: no absolute path, no `..`, no `~`")
-        return self
-
-
-def _is_inside(reference: str) -> bool:
-    """Whether it is NAME/PATH, and PATH climbs nowhere."""
-    name, _, path = reference.partition("/")
-    parts = path.split("/")
-    climbs = any(part in ("", ".", "..") or part.startswith("~") or "\\" in part or "\0" in part for part in parts)
-    return re.fullmatch(NAME, name) is not None and not climbs
+    """So many of the held-out samples are evaluated, spread evenly."""
 
 
 class Training(_Section):
@@ -281,7 +264,7 @@ class Attestation(_Section):
 class Manifest(_Section):
     run: Run
     model: Model
-    data: Data = Data()
+    data: Data
     training: Training
     outer: Outer = Outer()
     compression: Compression

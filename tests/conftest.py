@@ -1,8 +1,15 @@
 """Fixtures that several suites share."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _library(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing reads or writes what the person who runs the tests keeps in ~/.dilocox."""
+    os.environ["DILOCOX_HOME"] = str(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ def manifest(**sections: dict[str, Any]) -> Manifest:
             "sequence_length": 16,
             "stages": 2,
         },
-        "data": {"evaluation_sequences": 4},
+        "data": {"name": "none", "digest": "00" * 32, "evaluation_sequences": 4},
         "training": {"learning_rate": 1e-2, "total_steps": 100, "batch_size": 4, "microbatches": 2},
         "compression": {"rank": 8},
         "rounds": {"count": 5, "inner_steps": 4, "max_inner_steps": 12, "min_clusters": 2, "start_clusters": 3},

@@ -116,6 +116,16 @@ class BlobStore:
             scratch.unlink(missing_ok=True)
         return digest
 
+    def adopt(self, complete: Path) -> bytes:
+        """Make a file on the store's disk a blob: it is renamed, not copied; returns its digest. Blocking: fsyncs."""
+        with complete.open("rb") as file:
+            hashes = [sha256(chunk) for chunk in iter(lambda: file.read(limits.CHUNK_BYTES), b"")]
+            size = file.tell()
+            os.fsync(file.fileno())
+        digest = blob_digest(size, hashes)
+        self._publish(complete, digest, hashes)
+        return digest
+
     def _publish(self, complete: Path, digest: bytes, hashes: list[bytes]) -> None:
         write_atomically(self.path(digest).with_suffix(".index"), b"".join(hashes))
         os.replace(complete, self.path(digest))

@@ -59,10 +59,11 @@ def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 def quarantine(path: Path, why: str, companions: Iterable[str] = ()) -> Path:
     """Set a damaged file aside, with those beside it whose names end in one of `companions`; where it is now."""
-    for number in itertools.count(1):  # one daemon per folder: nobody else makes such names
+    for number in itertools.count(1):  # one daemon per folder; a corpus may have several readers
         aside = path.with_name(f"{path.name}.bad" if number == 1 else f"{path.name}.{number}.bad")
         if not aside.exists():
-            path.rename(aside)
+            with contextlib.suppress(FileNotFoundError):  # another reader of a corpus was first
+                path.rename(aside)
             for ending in companions:
                 with contextlib.suppress(FileNotFoundError):
                     path.with_name(path.name + ending).rename(aside.with_name(aside.name + ending))

@@ -20,6 +20,7 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import PUSHED, BlobStore, PartialBlob, blob_digest
 from dilocox.transport.callers import Callers, Context, address_of
+from dilocox.transport.corpora import Shelf
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import in_thread
 
@@ -132,12 +133,14 @@ class Coming:
 
 
 class PeerService(rpc.PeerServicer):
-    """Serves the blobs of one store, and the chain; keeps what its keeper admits."""
+    """Serves the blobs of one store, the run's data, and the chain; keeps what its keeper admits."""
 
     def __init__(
         self, store: BlobStore, callers: Callers, bytes_per_second: float | None = None, heads: Heads | None = None
     ) -> None:
         self._store, self.callers, self._heads = store, callers, heads or Heads()
+        self.shelf: Shelf | None = None
+        """Served too: the run's data, which nobody pushes here."""
         self.commit: Callable[[int], bytes | None] = lambda round: None
         """The chain's commits, as soon as the run is known here. Blocking."""
         self.is_member: Callable[[str], bool] = lambda peer: False
@@ -235,14 +238,22 @@ class PeerService(rpc.PeerServicer):
         except RemoteError as error:
             await context.abort(_CODES.get(error.reason, grpc.StatusCode.UNAUTHENTICATED), error.detail)
 
+    def _holds(self, digest: bytes) -> BlobStore:
+        """Which of ours holds the blob. Blocking. Raises RemoteError where none does."""
+        if len(digest) == 32:
+            if self._store.sound(digest):
+                return self._store
+            if self.shelf is not None and self.shelf.holds(digest):
+                return self.shelf.store
+        raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that blob")
+
     async def _serve(self, request: services.FetchRequest, context: Context) -> None:
         """Raises RemoteError when the blob is not here."""
-        if len(request.digest) != 32 or not await asyncio.to_thread(self._store.sound, request.digest):
-            raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that blob")
-        hashes = await asyncio.to_thread(self._store.index, request.digest)
-        size = self._store.size(request.digest)
+        store = await asyncio.to_thread(self._holds, request.digest)
+        hashes = await asyncio.to_thread(store.index, request.digest)
+        size = store.size(request.digest)
         await send(context, services.FetchReply(index=services.BlobIndex(size=size, chunk_hashes=hashes)))
-        with self._store.path(request.digest).open("rb") as file:
+        with store.path(request.digest).open("rb") as file:
             file.seek(min(size, request.first_chunk * limits.CHUNK_BYTES))
             while data := await asyncio.to_thread(file.read, limits.FRAME_BYTES):
                 await self.limit.spend(len(data))

@@ -16,6 +16,7 @@ from bench.chaos.network import lacking
 from bench.chaos.schedule import COORDINATOR, DEADLINE_SECONDS, plan
 from bench.chaos.world import World, distinct
 from bench.report import table, write
+from bench.texts import stdlib
 from dilocox.protocol.chain import taken
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
@@ -117,7 +118,7 @@ def closed(commits: list[Statement[pb.Commit]], world: World, batch_size: int) -
 def chaos(folder: Path, form: Form) -> Report:
     """Needs what `lacking` looks for."""
     key = folder / "chaos.key"
-    run_file = RUN.replace("{owner}", load_identity(key).key.hex()).encode()
+    run_file = stdlib().into(RUN).replace("{owner}", load_identity(key).key.hex()).encode()
     world = World(folder / "swarm", run_file, key.read_bytes(), NODES, STEP_SECONDS, form.seed)
     with world.running():
         world.until_all_are_counted()

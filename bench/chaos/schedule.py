@@ -20,6 +20,7 @@ NODE_FILES = (
     "runs/*/own.db",
     "runs/*/blobs/*",
     "runs/*/stages/*",
+    "data/*",
     "runs/*/manifest.json",
     "runs/*/peers.json",
     "daemon.json",

@@ -24,6 +24,7 @@ import psutil
 from bench.chaos.loss import Happened, Sample
 from bench.chaos.network import Wire, run
 from bench.chaos.schedule import COORDINATOR, WORKER, Fault, cut_pairs
+from bench.texts import stdlib
 from dilocox.node.testnet import Member, Testnet
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -55,7 +56,7 @@ class Usage:
 class World:
     def __init__(self, folder: Path, run_file: bytes, key: bytes, nodes: int, step_seconds: float, seed: int) -> None:
         options = ["--devices", "1", "--threads", "1", "--step-seconds", str(step_seconds)]
-        self._testnet = Testnet.create(folder, run_file, key, nodes, options)
+        self._testnet = Testnet.create(folder, run_file, key, nodes, options, stdlib().folder)
         self.names = [member.name for member in self._testnet.members]
         self.nodes = self.names[1:]
         self._wire = Wire([*self.names, STRANGER])

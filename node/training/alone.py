@@ -1,6 +1,7 @@
 """One node alone, exchanging nothing: the baseline a swarm must beat.
 
-`python -m dilocox.node.training.alone RUN.toml STEPS [--data NAME=DIR …]` prints a JSON line per step, and one with the loss.
+`python -m dilocox.node.training.alone RUN.toml STEPS DATA` prints a JSON line per step, and one with the loss; DATA is
+the folder of the run's corpus.
 """
 
 import argparse
@@ -11,13 +12,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dilocox.node.data_folders import Folders, parse_folders
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Manifest
 
 
-def train_alone(manifest: Manifest, steps: int, data: Folders, follow: Callable[[int], None]) -> float:
+def train_alone(manifest: Manifest, steps: int, data: Path, follow: Callable[[int], None]) -> float:
     """Held-out loss after `steps` inner steps of the run's own training settings, nats per token. `follow`: after each step."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -36,10 +36,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m dilocox.node.training.alone")
     parser.add_argument("run", type=Path)
     parser.add_argument("steps", type=int)
-    parser.add_argument("--data", action="append", default=[], metavar="NAME=DIR")
+    parser.add_argument("data", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)  # as a testnet's nodes; where others compute too, two threads mostly wait for each other
     manifest = Manifest.from_toml(options.run.read_text())
     follow = lambda step: print(json.dumps({"step": step}), flush=True)  # noqa: E731
-    loss = train_alone(manifest, options.steps, parse_folders(options.data), follow)
+    loss = train_alone(manifest, options.steps, options.data, follow)
     print(json.dumps({"step": options.steps, "evaluation_loss": loss}), flush=True)

@@ -6,7 +6,6 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from dilocox.node.data_folders import Folders
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.pipeline import cross_entropy
 from dilocox.protocol.manifest import Manifest
@@ -15,8 +14,8 @@ __all__ = ["evaluate_folder"]
 
 
 @torch.no_grad()
-def evaluate_folder(manifest: Manifest, folder: Path, data: Folders) -> float:
-    """Mean nats per token over the run's held-out sequences; `data`: the folders that the operator named."""
+def evaluate_folder(manifest: Manifest, folder: Path, data: Path) -> float:
+    """Mean nats per token over the run's held-out sequences; `data`: the folder of its corpus."""
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     inputs, targets = load_dataset(manifest, data).evaluation()

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from bench.texts import stdlib
 from dilocox.node.testnet import Member, Testnet
 from dilocox.transport.data_directory import load_identity
 
@@ -152,10 +153,10 @@ class Swarm:
 
 def build(folder: Path, count: int, nodes: int = 3, holders: Collection[str] = (), options: Collection[str] = ()) -> Testnet:
     owner = load_identity(folder / "e2e.key")
-    run = RUN.replace("{owner}", owner.key.hex()).replace("{count}", str(count))
+    run = stdlib().into(RUN).replace("{owner}", owner.key.hex()).replace("{count}", str(count))
     run = run.replace("[model]", f"holders = {list(holders)}\n[model]", 1)
     arguments = ["--devices", "2", "--threads", "1", "--step-seconds", "0.03", *options]  # two cores for many daemons
-    testnet = Testnet.create(folder / "t", run.encode(), (folder / "e2e.key").read_bytes(), nodes, arguments)
+    testnet = Testnet.create(folder / "t", run.encode(), (folder / "e2e.key").read_bytes(), nodes, arguments, stdlib().folder)
     testnet.members[-1].arguments.append("--no-dht")  # it is dialled, and dials, by what the coordinator passes on
     return testnet
 

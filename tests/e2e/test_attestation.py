@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.texts import stdlib
 from dilocox.node.testnet import Member, Testnet
 from dilocox.transport.data_directory import load_identity
 from tests.e2e.conftest import PATIENCE_SECONDS, RUN, Swarm, running, wait_for
@@ -30,9 +31,11 @@ OPTIONS = ["--devices", "1", "--threads", "1"]
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """Three nodes with good evidence; a fourth is laid out, not started."""
     folder = tmp_path_factory.mktemp("attested")
-    owner = load_identity(folder / "run.key")
-    text = RUN.replace("{owner}", owner.key.hex()).replace("{count}", "100000").replace("stages = 3", "stages = 1")
-    testnet = Testnet.create(folder / "t", (text + SECTION).encode(), (folder / "run.key").read_bytes(), 4, OPTIONS)
+    owner, data = load_identity(folder / "run.key"), stdlib()
+    text = data.into(RUN).replace("{owner}", owner.key.hex()).replace("{count}", "100000").replace("stages = 3", "stages = 1")
+    testnet = Testnet.create(
+        folder / "t", (text + SECTION).encode(), (folder / "run.key").read_bytes(), 4, OPTIONS, data.folder
+    )
     for member in testnet.nodes:
         file = measurement(testnet, member)
         file.write_text(GOOD)

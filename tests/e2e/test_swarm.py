@@ -144,6 +144,8 @@ def test_a_node_whose_caches_are_damaged_heals_them(swarm: Swarm):
         database.write_bytes(b"garbage" * 100)
     for blob in folder.glob("blobs/" + "?" * 64):
         blob.write_bytes(blob.read_bytes()[:-1] + b"\x7f")
+    for shard in victim.home.glob("data/" + "?" * 64):
+        shard.write_bytes(shard.read_bytes()[:-1])
     damaged = [chain, own, folder / "peers.json", victim.home / "daemon.json", victim.home / "tls.pem"]
     for path in damaged[2:]:
         path.write_bytes(b"garbage")

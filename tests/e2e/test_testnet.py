@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.texts import stdlib
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
@@ -26,7 +27,7 @@ def start(
     """`changes`: replacements in the run file."""
     run_file = tmp_path / "run.toml"
     owner = load_identity(run_file.with_suffix(".key"))
-    text = RUN.replace("{owner}", owner.key.hex()).replace("{count}", str(count))
+    text = stdlib().into(RUN).replace("{owner}", owner.key.hex()).replace("{count}", str(count))
     for old, new in {"[rounds]": f'[rounds]\noverlap = "{overlap}"', **(changes or {})}.items():
         assert old in text
         text = text.replace(old, new)

@@ -5,6 +5,7 @@ import pytest
 from bench import convergence, unequal
 from bench.arms import ARMS, CLUSTERS
 from bench.convergence import Job
+from bench.texts import stdlib
 from dilocox.node.outer.state import StageState
 
 STEPS = 8
@@ -19,7 +20,7 @@ def runs(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["AllReduce", "CocktailSGD", "SparseLoCo", "DiLoCoX", "ours"])
 def test_an_arm_runs_and_its_result_is_kept(runs, name: str):
-    job = Job(name, 0, seed=1, steps=STEPS, source="stdlib", ratio=0.5)
+    job = Job(name, 0, seed=1, steps=STEPS, text=stdlib(), ratio=0.5)
     assert job.result() is None
     convergence.run_job(job)
     result = job.result()
@@ -40,13 +41,13 @@ def test_every_arm_has_equally_many_choices_and_a_valid_manifest():
     assert len({len(arm.choices) for arm in ARMS}) == 1
     for arm in ARMS:
         for choice in arm.choices:
-            run = arm.manifest(choice, 600, 0, "stdlib")
+            run = arm.manifest(choice, 600, 0)
             assert sum(run.inner_steps(number) for number in range(1, run.rounds.count + 1)) == 600
 
 
 def test_a_commit_arrives_at_the_step_that_its_bytes_earn():
     arm = next(arm for arm in ARMS if arm.name == "DiLoCoX")
-    run = arm.manifest(arm.choices[0], 600, 0, "stdlib")  # one stage
+    run = arm.manifest(arm.choices[0], 600, 0)  # one stage
     size = StageState(run, 0).layout().largest
     assert convergence.arrival_steps(run, 0.5, size) == 10
     assert convergence.arrival_steps(run, 0.5, size / 2) == 5
@@ -68,10 +69,10 @@ def test_the_cost_of_a_late_commit_is_nothing_where_waiting_never_gets_as_far():
         return {"arm": name, "choice": arm.choices[0], "wire_bytes": 80_000, "curves": [points]}
 
     waiting = summary("ours without overlap", 3.0, 2.0, 1.5)
-    assert convergence.delay_cost([summary("ours", 3.0, 2.0, 1.4), waiting], 0.5, "stdlib") == 0
-    behind = convergence.delay_cost([summary("ours", 3.2, 2.2, 1.75), waiting], 0.5, "stdlib")
-    later = convergence.delay_cost([summary("ours", 3.2, 2.4, 2.0), waiting], 0.5, "stdlib")
+    assert convergence.delay_cost([summary("ours", 3.0, 2.0, 1.4), waiting], 0.5, stdlib()) == 0
+    behind = convergence.delay_cost([summary("ours", 3.2, 2.2, 1.75), waiting], 0.5, stdlib())
+    later = convergence.delay_cost([summary("ours", 3.2, 2.4, 2.0), waiting], 0.5, stdlib())
     assert behind is not None
     assert later is not None
     assert 0 < behind < later
-    assert convergence.delay_cost([waiting], 0.5, "stdlib") is None
+    assert convergence.delay_cost([waiting], 0.5, stdlib()) is None

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.texts import stdlib
 from dilocox.node.training.pipeline import split_stages
 from dilocox.node.worker_settings import RENDEZVOUS
 from tests.helpers import manifest
 
 SCRIPT = """
-import json, sys
+import json, pathlib, sys
 import torch, torch.distributed as dist
 from dilocox.node.training.pipeline import split_stages
 from dilocox.node.training.rendezvous import join_generation
@@ -26,7 +27,7 @@ torch.set_num_threads(1)
 run = Manifest.from_canonical(open(sys.argv[1], "rb").read())
 trainer = Trainer(run, split_stages(range(run.model.stages), workers)[rank], rank, workers, torch.device("cpu"))
 trainer.load_initial()
-data = load_dataset(run)
+data = load_dataset(run, pathlib.Path(sys.argv[2]))
 results = [trainer.step(*data.batch([4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3]), flags=[1.0, rank]) for i in range(4)]
 trainer.end_phase(1, restart=False)
 evaluation = trainer.evaluate_committed(data)
@@ -37,10 +38,10 @@ dist.destroy_process_group()
 
 def run_pipeline(folder: Path, stages: int, workers: int) -> list[list[float]]:
     path = folder / f"manifest-{stages}.json"
-    path.write_bytes(manifest(model={"stages": stages}, training={"microbatches": 4}).canonical_bytes())
+    path.write_bytes(manifest(data=stdlib().settings, model={"stages": stages}, training={"microbatches": 4}).canonical_bytes())
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(path)],
+            [sys.executable, "-c", SCRIPT, str(path), str(stdlib().folder)],
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[2],
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(workers), RENDEZVOUS: str(folder / f"{stages}-{workers}")},

@@ -1,36 +1,32 @@
 """Golden outer trajectories, and the identities the outer loop must satisfy bit for bit."""
 
 import json
-import random
+from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from bench.lab import Lab
+from bench.texts import Text
 from dilocox.node.outer.state import StageState, rebase, start_phase
-from dilocox.node.training.data import Dataset
 from dilocox.node.training.trainer import initial_state
 from dilocox.protocol import payload as wire
 from dilocox.protocol.manifest import Manifest
+from dilocox.transport.corpora import library
+from tests.corpora import corpus_of, words
 from tests.helpers import manifest
 
 GOLDEN = Path(__file__).parent / "trajectories.json"
 TOLERANCE = 5e-3
 """Nats: local training differs between CPUs in the last bits, and that grows a little over the run."""
 
-pytestmark = pytest.mark.usefixtures("process_group", "text")
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
-@pytest.fixture
-def text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Always the same text: Python's own sources, which the data default is, differ between its versions."""
-    rng = random.Random(0)
-    words = ["".join(chr(97 + int(26 * rng.random())) for _ in range(2 + int(6 * rng.random()))) for _ in range(60)]
-    stream = " ".join(words[int(len(words) * rng.random() ** 2)] for _ in range(60_000))
-    tokens = np.frombuffer(stream.encode(), dtype=np.uint8).astype(np.int64)
-    monkeypatch.setattr("bench.lab.load_dataset", lambda run, folders: Dataset(run, tokens))
+@cache
+def text() -> Text:
+    return corpus_of(library("words"), words(600, 100))
 
 
 def run_with(
@@ -48,7 +44,7 @@ def run_with(
         training={"learning_rate": 3e-3},
         outer={"learning_rate": learning_rate, "momentum": momentum},
         model={"hidden_size": 64, "intermediate_size": 96, "sequence_length": 32},
-        data={"evaluation_sequences": 8},
+        data={**text().settings, "evaluation_sequences": 8},
     )
 
 
@@ -56,20 +52,20 @@ def run_with(
     ("overlap", "lead_weight", "arrive_at"), [("none", 1.0, 0), ("rebase", 1.0, 3), ("rebase", 0.5, 3), ("delayed", 1.0, 0)]
 )
 def test_golden_trajectories(overlap: str, lead_weight: float, arrive_at: int):
-    losses = Lab(run_with(overlap, lead_weight), clusters=2, arrive_at=arrive_at).rounds().losses
+    losses = Lab(run_with(overlap, lead_weight), data=text().folder, clusters=2, arrive_at=arrive_at).rounds().losses
     golden = json.loads(GOLDEN.read_text())[overlap if lead_weight == 1 else f"{overlap}, half of private progress"]
     assert losses == pytest.approx(golden, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("lead_weight", [1.0, 0.5])
 def test_rebase_at_step_zero_is_the_synchronous_algorithm_bit_for_bit(lead_weight: float):
-    synchronous = Lab(run_with("none"), clusters=2).rounds()
-    rebased = Lab(run_with("rebase", lead_weight), clusters=2, arrive_at=0).rounds()
+    synchronous = Lab(run_with("none"), data=text().folder, clusters=2).rounds()
+    rebased = Lab(run_with("rebase", lead_weight), data=text().folder, clusters=2, arrive_at=0).rounds()
     assert torch.equal(synchronous.state(), rebased.state())
 
 
 def test_every_cluster_holds_the_same_bits():
-    lab = Lab(run_with("rebase"), clusters=3, arrive_at=2).rounds()
+    lab = Lab(run_with("rebase"), data=text().folder, clusters=3, arrive_at=2).rounds()
     for state, other in zip(lab.trainers[0].states, lab.trainers[2].states, strict=True):
         assert torch.equal(state.committed, other.committed)
         assert not torch.equal(state.feedback, other.feedback)
@@ -123,14 +119,14 @@ def test_in_place_copies_match_an_out_of_place_reference(lead_weight: float):
 
 
 def test_a_payload_returns_to_the_feedback_only_when_its_commit_does_not_count_it():
-    lab = Lab(run_with("none", count=1), clusters=2)
+    lab = Lab(run_with("none", count=1), data=text().folder, clusters=2)
     lab.round()
     member = lab.members[0]
     left = [state.feedback.clone() for state in member.trainer.states]
     lab.settle()
     assert all(torch.equal(state.feedback, before) for state, before in zip(member.trainer.states, left, strict=True))
 
-    lab = Lab(run_with("none", count=1), clusters=2)
+    lab = Lab(run_with("none", count=1), data=text().folder, clusters=2)
     lab.round()
     member, other = lab.members
     sent = [dense(lab.payload(member.payloads[state.stage]), state) for state in member.trainer.states]
@@ -142,7 +138,7 @@ def test_a_payload_returns_to_the_feedback_only_when_its_commit_does_not_count_i
 
 def test_time_boxed_boxes_take_what_fits_and_follow_one_schedule():
     run = run_with("rebase", round_seconds=6.0)
-    lab = Lab(run, clusters=2, arrive_at=1, speeds=(1.0, 0.5))
+    lab = Lab(run, data=text().folder, clusters=2, arrive_at=1, speeds=(1.0, 0.5))
     lab.round()
     assert [sent.contribution.tokens for sent in lab.counted.values()] == [6 * run.tokens_per_step, 3 * run.tokens_per_step]
     assert [trainer.optimizer.steps for trainer in lab.trainers] == [6, 6]
@@ -161,7 +157,7 @@ def dense(raw: bytes | memoryview, state: StageState) -> torch.Tensor:
 
 def test_momentum_zero_and_one_cluster_is_plain_local_training_without_compression_loss():
     run = run_with("none", learning_rate=1.0, momentum=0.0, count=1)
-    lab = Lab(run, clusters=1).rounds()
+    lab = Lab(run, data=text().folder, clusters=1).rounds()
     (trainer,) = lab.trainers
     for state in trainer.states:
         # Θ' = Θ - decoded and feedback = delta - decoded, so Θ' - feedback is where training stood.
@@ -192,7 +188,7 @@ def test_initial_weights_have_golden_bits():
 def test_losses_do_not_depend_on_the_stage_split():
     losses = []
     for stages in (1, 2, 5):
-        lab = Lab(manifest(model={"stages": stages}), clusters=1)
+        lab = Lab(manifest(data=text().settings, model={"stages": stages}), data=text().folder, clusters=1)
         (trainer,) = lab.trainers
         losses.append([trainer.step(*lab.dataset.batch([0, 1, 2, 3])).loss for _ in range(3)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
@@ -200,7 +196,7 @@ def test_losses_do_not_depend_on_the_stage_split():
 
 
 def test_a_worker_keeps_four_copies_and_no_more():
-    lab = Lab(run_with("rebase"), clusters=1)
+    lab = Lab(run_with("rebase"), data=text().folder, clusters=1)
     (trainer,) = lab.trainers
     for state in trainer.states:
         kept = {name: t for name, t in vars(state).items() if isinstance(t, torch.Tensor)}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.lab import Lab
+from bench.texts import stdlib
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import WorkerPool
 from dilocox.protocol.chain import taken
@@ -33,7 +34,7 @@ LATE = (3, 1)
 def run_with(**rounds: object) -> Manifest:
     return manifest(
         model={"layers": 2, "sequence_length": 32},
-        data={"evaluation_sequences": 8},
+        data={**stdlib().settings, "evaluation_sequences": 8},
         training={"optimizer": "muon", "learning_rate": 3e-3, "warmup_steps": 10},
         outer={"learning_rate": 0.9, "momentum": 0.3, "momentum_warmup_rounds": 3},
         compression={"codec": "topk-int2", "k": 400, "entropy_coding": True, "adapt": "error-budget", "error_budget": 0.6},
@@ -48,7 +49,9 @@ class Box:
         self.number, self.store = number, BlobStore(folder / "blobs")
         path = folder / "manifest.json"
         path.write_bytes(run.canonical_bytes())
-        settings = WorkerSettings("", path, folder / "blobs", folder / "stages", identity(number).peer, "cpu", 1, (), {}, 0.0)
+        settings = WorkerSettings(
+            "", path, folder / "blobs", folder / "stages", identity(number).peer, "cpu", 1, (), stdlib().folder, 0.0
+        )
 
         def environment(socket: str) -> dict[str, str]:
             return {**os.environ, **settings.environment(), "DILOCOX_WORKER_SOCKET": socket}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dilocox.cli.init import render_preset
 from dilocox.coordinator.challenges import LIFETIME_SECONDS, Challenges
 from dilocox.node.attest import attesters, nvidia, simulated, snp, tdx
 from dilocox.node.attest.verify import appraise, verify_evidence
@@ -358,9 +359,7 @@ def test_simulated_is_refused_unless_the_run_names_it():
 
 def test_gpu_evidence_never_admits_alone():
     rejected(lambda: verify_evidence(Gpu().evidence(), NOW), Code.KIND)
-    text = (
-        (Path(__file__).parents[2] / "node/presets/tiny.toml").read_text().replace("{owner}", "ab" * 32).replace("{name}", "x")
-    )
+    text = render_preset("tiny", "x", "ab" * 32)
     with pytest.raises(ConfigError, match="GPU evidence never admits"):
         Manifest.from_toml(text + '\n[attestation]\nkinds = ["nvidia"]\n')
     with pytest.raises(ConfigError, match="not among kinds"):
@@ -461,9 +460,7 @@ def test_attest_verify_reads_any_encoding_and_says_why_not(tmp_path: Path):
 
 def test_attest_verify_appraises_by_a_run_file(tmp_path: Path):
     (tmp_path / "quote").write_bytes(simulated.make(bytes(64), b"\x09" * 48).blob)
-    text = (
-        (Path(__file__).parents[2] / "node/presets/tiny.toml").read_text().replace("{owner}", "ab" * 32).replace("{name}", "x")
-    )
+    text = render_preset("tiny", "x", "ab" * 32)
     for measurement, expected in (("09", (0, "ok")), ("08", (1, "measurement"))):
         section = f'\n[attestation]\nkinds = ["simulated"]\n[attestation.measurements]\nsimulated = ["{measurement * 48}"]\n'
         (tmp_path / "run.toml").write_text(text + section)

@@ -5,10 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dilocox.cli.init import render_preset
-from dilocox.node.training.data import Dataset, load_dataset, permute
 from dilocox.node.training.inner import InnerOptimizer, learning_rate_factor
 from dilocox.node.training.model import Stage, build_chain, hugging_face_config, initial_values
-from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors
 from tests.helpers import manifest
@@ -70,61 +68,6 @@ def test_initial_values_are_uniform_with_the_right_deviation():
     assert float(values.std()) == pytest.approx(spec.initial, rel=0.02)
     assert float(values.mean()) == pytest.approx(0, abs=spec.initial / 50)
     assert float(values.abs().max()) <= spec.initial * 3**0.5
-
-
-def test_the_order_is_a_permutation_that_changes_every_epoch():
-    for count in (1, 2, 3, 17, 256, 1000):
-        orders = [[permute(i, count, 5, epoch) for i in range(count)] for epoch in (0, 1)]
-        assert all(sorted(order) == list(range(count)) for order in orders)
-        assert count < 5 or orders[0] != orders[1]
-
-
-@pytest.mark.parametrize("rows", [500, 501, 549, 550])
-def test_training_never_sees_what_is_held_out(rows: int):
-    import numpy as np
-
-    run = manifest()
-    data = Dataset(run, np.arange(rows * 17) % 256)
-    held_out = range(0, len(data.tokens), run.data.held_out_every)
-    seen = {data.row(position) for position in range(data.sequences)}
-    assert len(seen) == data.sequences
-    assert len(seen) + len(held_out) == len(data.tokens) > max(seen)
-    assert not any(row % run.data.held_out_every == 0 for row in seen)
-    inputs, targets = data.evaluation()
-    assert torch.equal(inputs[:, 1:], targets[:, :-1])
-
-
-def test_text_files_tokenizers_and_their_errors(tmp_path):
-    (tmp_path / "a.txt").write_text("hello world " * 500)
-    run, here = manifest(data={"source": "text:d/*.txt"}), {"d": tmp_path}
-    assert load_dataset(run, here).batch([0])[0].shape == (1, 16)
-    with pytest.raises(ConfigError, match="no file matches"):
-        load_dataset(manifest(data={"source": "text:d/*.none"}), here)
-    with pytest.raises(ConfigError, match="no file"):
-        load_dataset(manifest(data={"source": "text:d/*.txt", "tokenizer": "d/t.json"}), here)
-    (tmp_path / "a.txt").write_text("short")
-    with pytest.raises(ConfigError, match="training needs at least"):
-        load_dataset(run, here)
-
-
-def test_a_tokenizer_file(tmp_path):
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
-    tokenizer = Tokenizer(WordLevel({"<unk>": 0, "hello": 1, "world": 2}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(tmp_path / "t.json"))
-    (tmp_path / "a.txt").write_text("hello world " * 900)
-    run = manifest(data={"source": "text:d/*.txt", "tokenizer": "d/t.json"})
-    assert sorted(load_dataset(run, {"d": tmp_path}).batch([0])[0].unique().tolist()) == [1, 2]
-
-
-def test_tokens_outside_the_vocabulary_are_an_error():
-    import numpy as np
-
-    with pytest.raises(ConfigError, match=r"outside model\.vocabulary_size"):
-        Dataset(manifest(), np.full(100_000, 256, dtype=np.int64))
 
 
 def test_warm_up_then_cosine():

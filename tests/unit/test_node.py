@@ -34,8 +34,7 @@ def test_workers_follow_devices_stages_and_microbatches():
 
 
 def test_worker_settings_survive_the_environment(monkeypatch: pytest.MonkeyPatch):
-    folders = {"texts": Path("/d=a,t")}
-    settings = WorkerSettings("/s", Path("/m"), Path("/b"), Path("/st"), "cluster", "cpu", 2, (1, 3), folders, 0.1)
+    settings = WorkerSettings("/s", Path("/m"), Path("/b"), Path("/st"), "cluster", "cpu", 2, (1, 3), Path("/d=a,t"), 0.1)
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     assert WorkerSettings.from_environment() == settings

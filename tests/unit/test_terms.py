@@ -368,6 +368,9 @@ heads = 2
 kv_heads = 1
 sequence_length = 16
 stages = 2
+[data]
+name = "none"
+digest = "0000000000000000000000000000000000000000000000000000000000000000"
 [training]
 learning_rate = 1e-2
 total_steps = 100

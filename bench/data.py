@@ -1,0 +1,82 @@
+"""`python -m bench.data [--check] [--quick] [SOURCE…]`: how fast text becomes a corpus, and in how much memory.
+
+Beside it the work that cannot be left out: reading and hashing the same bytes, and what the encoder alone takes.
+--check exits 1 where less than 10 MB of text are made into tokens in a second of one core.
+"""
+
+import argparse
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.report import table, write
+from dilocox.node.data.build import build
+from dilocox.node.data.sources import STDLIB, documents, find_files
+from dilocox.node.data.tokens import Encoder, open_encoder, train_tokenizer
+from dilocox.protocol.crypto import sha256
+
+__all__ = ["main"]
+
+BAR = 10.0
+"""Megabytes of text in a second of processor time, with a `tokenizers` file."""
+VOCABULARY = 32768
+QUICK_BYTES = 2 << 20
+REPEATS = 8
+"""Copies of the sources: a corpus of a size at which starting does not count."""
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Processor time of a call, all threads."""
+    before = time.process_time()
+    work()
+    return time.process_time() - before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.data")
+    parser.add_argument("sources", nargs="*", default=[STDLIB], metavar="SOURCE", help="default: the standard library")
+    parser.add_argument("--check", action="store_true", help="exit 1 where the bar is missed")
+    parser.add_argument("--quick", action="store_true", help="2 MB of the text")
+    options = parser.parse_args()
+    texts = [text for path in find_files(options.sources) for text, _ in documents(path, "text")]
+    if options.quick:
+        held = 0
+        texts = [text for text in texts if (held := held + len(text)) <= QUICK_BYTES]
+    with tempfile.TemporaryDirectory(prefix="dx-") as name:
+        folder = Path(name)
+        tokenizer = folder / "tokenizer.json"
+        tokenizer.write_text(train_tokenizer(texts, VOCABULARY))
+        source = folder / "text.txt"
+        with source.open("w", newline="") as file:
+            for _ in range(1 if options.quick else REPEATS):
+                file.writelines(texts)
+        rows, found = [], {}
+        for label, encoder in (("bytes", open_encoder("bytes")), ("bpe", open_encoder(str(tokenizer)))):
+            found[label] = measure(folder / label, source, encoder)
+            rows.append([label, *(f"{value:,.2f}" for value in found[label].values())])
+    size = sum(len(text.encode()) for text in texts)
+    print(
+        f"{size / 1e6:.1f} MB of text, tokenizer of {VOCABULARY:,} trained on it; MB in a second of processor time, all threads"
+    )
+    table(["tokens", "built", "read and encoded alone", "read and hashed alone", "of encoding", "MiB more"], rows)
+    write("data", {"bytes": size, **found})
+    if options.check and found["bpe"]["built"] < BAR:
+        print(f"MISSED {found['bpe']['built']:.1f} MB/s of one core, less than {BAR:g}")
+        sys.exit(1)
+
+
+def measure(folder: Path, source: Path, encoder: Encoder) -> dict[str, float]:
+    size = source.stat().st_size / 1e6
+    alone = seconds(lambda: encoder.encode([text for text, _ in documents(source, "text")]))
+    hashed = seconds(lambda: sha256(*(text.encode() for text, _ in documents(source, "text"))))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    built = seconds(lambda: build(folder, [source], encoder, held_out_every=8))
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return {"built": size / built, "alone": size / alone, "hashed": size / hashed, "share": alone / built, "grown": grown}
+
+
+if __name__ == "__main__":
+    main()

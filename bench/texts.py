@@ -1,0 +1,43 @@
+"""What runs of benches and tests train on: a corpus in the library, by default the text of Python's standard library."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dilocox.node.data.build import build_stdlib
+from dilocox.node.data.sources import STDLIB
+from dilocox.transport.corpora import last_built, library, parse_folders
+
+__all__ = ["Text", "stdlib", "text_of"]
+
+
+@dataclass(frozen=True)
+class Text:
+    name: str
+    folder: Path
+    digest: str
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Of a manifest's `data`."""
+        return {"name": self.name, "digest": self.digest}
+
+    def into(self, run: str) -> str:
+        """A run file, naming it."""
+        assert run.count("[data]\n") == 1
+        return run.replace("[data]\n", f'[data]\nname = "{self.name}"\ndigest = "{self.digest}"\n')
+
+
+@cache
+def stdlib() -> Text:
+    folder = library(STDLIB)
+    digest, _ = build_stdlib(folder)
+    return Text(STDLIB, folder, digest.hex())
+
+
+def text_of(option: str | None) -> Text:
+    """Of `--data NAME=DIR`."""
+    if option is None:
+        return stdlib()
+    [(name, folder)] = parse_folders([option]).items()
+    return Text(name, folder, last_built(folder).hex())

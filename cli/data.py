@@ -1,0 +1,130 @@
+"""`dilocox data build | train-tokenizer | show`: text into a corpus, which a run names by its digest."""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from dilocox.cli.common import JsonOption, errors, fail, print_json, print_labelled
+from dilocox.node.data.build import HELD_OUT_EVERY, build
+from dilocox.node.data.check import check_whole
+from dilocox.node.data.sources import documents, find_files
+from dilocox.node.data.tokens import open_encoder, train_tokenizer
+from dilocox.protocol.corpus import BYTES, Corpus
+from dilocox.protocol.manifest import NAME
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.corpora import DIGEST, last_built, library
+from dilocox.transport.files import write_new
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Text into a corpus, which a run names by its digest.", no_args_is_help=True)
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="SOURCE…", help="Text, JSONL or Parquet files, folders of them or of `datasets`; or stdlib."),
+]
+FieldOption = Annotated[str, typer.Option("--field", help="Of a JSON line or a table: what holds the text.")]
+
+
+@app.command("build")
+def build_corpus(
+    name: Annotated[str, typer.Argument(help="What runs call it.")],
+    sources: SourcesArgument,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Where (default: data/NAME in $DILOCOX_HOME, ~/.dilocox).")
+    ] = None,
+    tokenizer: Annotated[str, typer.Option(help="bytes, a tokenizers JSON file, or a Hugging Face folder.")] = BYTES,
+    end_token: Annotated[
+        str | None, typer.Option(help="The token that ends a document (default: what the tokenizer's is called).")
+    ] = None,
+    field: FieldOption = "text",
+    held_out_every: Annotated[
+        int, typer.Option(min=2, help="One document of so many is held out, by its hash.")
+    ] = HELD_OUT_EVERY,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a corpus: tokens in shards, and the digest that a run names. The same sources make the same digest anywhere."""
+    if not re.fullmatch(NAME, name):
+        fail(f"{name} is no name", 2, "letters, digits, dots, dashes and underscores, such as wikitext-103")
+    folder = to or library(name)
+    files = _find(sources)
+    with _bar() as bar:
+        task = bar.add_task(name, total=sum(path.stat().st_size for path in files))
+        digest, corpus = build(
+            folder, files, open_encoder(tokenizer, end_token), field, held_out_every, lambda read: bar.advance(task, read)
+        )
+    _tell(folder, digest, corpus, as_json)
+    errors.print(
+        f"next: dilocox init RUN.toml --data {name if to is None else f'{name}={folder}'}", highlight=False, soft_wrap=True
+    )
+
+
+@app.command("train-tokenizer")
+def train(
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it, such as tokenizer.json.")],
+    sources: SourcesArgument,
+    vocabulary_size: Annotated[int, typer.Option("--vocabulary", min=257, help="How many tokens.")] = 32768,
+    field: FieldOption = "text",
+) -> None:
+    """Make a byte-level BPE tokenizer from text."""
+    if out.exists() or not out.parent.is_dir():
+        fail(f"{out} {'exists already' if out.exists() else 'lies in no folder'}", 2, "choose another name")
+    files = _find(sources)
+    with _bar() as bar:
+        task = bar.add_task("reading", total=sum(path.stat().st_size for path in files))
+
+        def texts() -> Iterator[str]:
+            for path in files:
+                for text, size in documents(path, field):
+                    bar.advance(task, size)
+                    yield text
+
+        tokenizer = train_tokenizer(texts(), vocabulary_size)
+    write_new(out, tokenizer.encode())
+    errors.print(f"wrote {out}; next: dilocox data build NAME SOURCE… --tokenizer {out}", highlight=False, soft_wrap=True)
+
+
+@app.command("show")
+def show(
+    place: Annotated[str, typer.Argument(metavar="NAME|DIR", help="A corpus that `data build` made.")],
+    as_json: JsonOption = False,
+) -> None:
+    """What a corpus holds; every file of it is checked."""
+    folder = Path(place) if (Path(place) / DIGEST).is_file() else library(place)
+    digest = last_built(folder)
+    _tell(folder, digest, check_whole(BlobStore(folder), digest), as_json)
+
+
+def _find(sources: list[str]) -> list[Path]:
+    """The files; what is skipped is said."""
+    skipped: Counter[str] = Counter()
+    files = find_files(sources, lambda path: skipped.update([path.suffix or path.name]))
+    kinds = ", ".join(f"{count} {suffix}" for suffix, count in skipped.most_common(8))
+    errors.print(f"{len(files):,} files" + (f"; not read: {kinds}" if skipped else ""), highlight=False, soft_wrap=True)
+    return files
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=errors, disable=not sys.stderr.isatty())
+
+
+def _tell(folder: Path, digest: bytes, corpus: Corpus, as_json: bool) -> None:
+    held_out = sum(shard.tokens for shard in corpus.held_out)
+    if as_json:
+        facts = corpus.model_dump(mode="json") | {"tokens": corpus.tokens, "held_out_tokens": held_out}
+        print_json({"folder": str(folder), "digest": digest.hex(), **facts})
+        return
+    for label, text in (
+        ("corpus", f"{folder}"),
+        ("digest", digest.hex()),
+        ("tokenizer", f"{corpus.tokenizer}, {corpus.vocabulary_size:,} tokens"),
+        ("training", f"{corpus.tokens:,} tokens in {corpus.documents:,} documents, {len(corpus.training):,} shards"),
+        ("held out", f"{held_out:,} tokens in {corpus.held_out_documents:,} documents"),
+    ):
+        print_labelled(label, text, 11)

@@ -1,0 +1,47 @@
+"""Whether a corpus on disk is what it says: before anybody trains on it. Blocking: reads everything."""
+
+from pathlib import Path
+
+import numpy as np
+
+from dilocox.protocol.corpus import Corpus, Shard, check_fits
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.manifest import Manifest
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.corpora import corpus_in, lacking, named_store
+
+__all__ = ["check_corpus", "check_shard", "check_whole"]
+
+
+def check_shard(store: BlobStore, corpus: Corpus, shard: Shard) -> None:
+    """Raises ConfigError where its blob holds other tokens than the corpus says: whoever made it is wrong."""
+    view = store.view(bytes.fromhex(shard.digest))
+    if len(view) != shard.tokens * corpus.token_bytes:
+        raise ConfigError(f"the data are not what they say: shard {shard.digest} does not have {shard.tokens:,} tokens")
+    largest = int(np.frombuffer(view, dtype=f"<u{corpus.token_bytes}").max())
+    if largest >= corpus.vocabulary_size:
+        raise ConfigError(
+            f"the data are not what they say: shard {shard.digest} holds token {largest:,}, of {corpus.vocabulary_size:,}"
+        )
+
+
+def check_whole(store: BlobStore, digest: bytes) -> Corpus:
+    """Raises ConfigError where a part of the corpus is missing, damaged, or not what it says."""
+    corpus = corpus_in(store, digest)
+    damaged = [digest] if corpus is None else lacking(store, corpus)
+    if corpus is None or damaged:
+        raise ConfigError(
+            f"{len(damaged)} files of the corpus in {store.folder} are missing or damaged, such as {damaged[0].hex()}. Build or"
+            " copy it again; a node that is told no --data fetches it from peers."
+        )
+    for shard in (*corpus.training, *corpus.held_out):
+        check_shard(store, corpus, shard)
+    return corpus
+
+
+def check_corpus(manifest: Manifest, folder: Path) -> BlobStore:
+    """Raises ConfigError where the folder does not hold the run's corpus, whole, or it does not fit the model."""
+    store = named_store(manifest.data, {manifest.data.name: folder})
+    assert store is not None, "it is named"
+    check_fits(manifest, check_whole(store, bytes.fromhex(manifest.data.digest)))
+    return store

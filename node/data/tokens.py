@@ -1,0 +1,91 @@
+"""Text into tokens: by bytes, or by a `tokenizers` file."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dilocox.protocol.corpus import BYTES
+from dilocox.protocol.errors import ConfigError
+
+__all__ = ["Encoder", "open_encoder", "train_tokenizer"]
+
+Tokens = npt.NDArray[np.integer[Any]]
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+"""What tokenizers call the token that ends a document, the commonest first."""
+
+
+class Encoder(Protocol):
+    vocabulary_size: int
+    end_token: int
+    file: bytes | None
+    """The tokenizer's; None: bytes."""
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Without the token that ends a document."""
+
+
+class ByteEncoder:
+    vocabulary_size, end_token = 256, 0
+    file: bytes | None = None
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        return [np.frombuffer(text.replace("\0", "").encode(), dtype=np.uint8) for text in texts]
+
+
+class FileEncoder:
+    def __init__(self, path: Path, end_token: str | None) -> None:
+        """Raises ConfigError."""
+        from tokenizers import Tokenizer
+
+        try:
+            self.file: bytes | None = path.read_bytes()
+            self._tokenizer = Tokenizer.from_buffer(self.file)
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise ConfigError(f"the tokenizer {path} cannot be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True  # what a text spells is text: it ends no document
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise ConfigError(f"the tokenizer {path} has no tokens")
+        self.vocabulary_size = max(vocabulary.values()) + 1
+        wanted = (end_token,) if end_token is not None else END_TOKENS
+        ends = [vocabulary[name] for name in wanted if name in vocabulary]
+        if not ends:
+            raise ConfigError(
+                f"the tokenizer {path} knows none of {', '.join(wanted)}. Name the token that ends a document: --end-token"
+            )
+        self.end_token = ends[0]
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(each.ids, dtype=np.uint32) for each in encoded]
+
+
+def open_encoder(tokenizer: str, end_token: str | None = None) -> Encoder:
+    """`bytes`, a tokenizers JSON file, or a folder that holds a tokenizer.json. Raises ConfigError."""
+    if tokenizer == BYTES:
+        return ByteEncoder()
+    path = Path(tokenizer)
+    return FileEncoder(path / "tokenizer.json" if path.is_dir() else path, end_token)
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> str:
+    """A byte-level BPE of so many tokens, one of which ends a document; as the JSON of its file."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=[END_TOKENS[0]],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    json: str = tokenizer.to_str(pretty=True)
+    return json

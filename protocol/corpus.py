@@ -1,0 +1,158 @@
+"""A corpus: what a run trains on, named by digest. And the order in which its samples are read.
+
+A corpus is a document that names shards, its tokens in order, each by its digest; a run's manifest names the document by *its*
+digest (`data.digest`), so what every cluster reads follows from the run id. Documents were dealt to the shards by their hashes: a
+shard is a fair sample of the whole, and no document lies in two. Which documents are held out follows from their hashes too.
+
+A sample is sequence_length + 1 tokens of one shard. Positions (ledger.py) visit the shards in an order that changes every epoch,
+and each shard's samples in another: neighbouring positions need one shard, or two.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
+
+__all__ = ["BYTES", "Corpus", "Order", "Shard", "check_fits", "permute", "token_bytes"]
+
+BYTES = "bytes"
+"""The tokenizer of a corpus whose tokens are the bytes of its text; 0, which no text holds, ends a document."""
+FEISTEL_ROUNDS = 4
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Number = Annotated[int, Field(ge=0, le=1 << 48)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Shard(_Section):
+    digest: Digest
+    """Of the blob with its tokens, little-endian, `Corpus.token_bytes` each."""
+    tokens: Annotated[int, Field(gt=0, le=1 << 40)]
+
+
+class Corpus(_Section):
+    version: Literal[1] = 1
+    tokenizer: Digest | Literal["bytes"]
+    """`bytes`, or the digest of the blob with the `tokenizers` JSON."""
+    vocabulary_size: Annotated[int, Field(gt=0, le=1 << 32)]
+    """Every token is below."""
+    end_token: Number
+    """Ends each document."""
+    held_out_every: Annotated[int, Field(ge=2, le=1 << 32)]
+    """One document of so many is held out, by its hash."""
+    documents: Number
+    """For training, …"""
+    held_out_documents: Number
+    """… and held out."""
+    training: Annotated[tuple[Shard, ...], Field(min_length=1, max_length=limits.SHARDS)]
+    held_out: Annotated[tuple[Shard, ...], Field(min_length=1, max_length=limits.SHARDS)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Corpus":
+        if self.end_token >= self.vocabulary_size:
+            raise ValueError("the end token is outside the vocabulary")
+        return self
+
+    @classmethod
+    def from_canonical(cls, raw: bytes) -> "Corpus":
+        """Parse what arrived. Raises RemoteError, also when the bytes are not the canonical form."""
+        try:
+            corpus = cls.model_validate_json(raw)
+        except ValueError as error:
+            raise RemoteError(pb.REASON_MALFORMED, "not a corpus") from error
+        if corpus.canonical_bytes() != raw:
+            raise RemoteError(pb.REASON_MALFORMED, "not the canonical form of its corpus")
+        return corpus
+
+    def canonical_bytes(self) -> bytes:
+        """JSON with sorted keys, no spaces and every default written out."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def token_bytes(self) -> int:
+        return token_bytes(self.vocabulary_size)
+
+    @property
+    def tokens(self) -> int:
+        """For training."""
+        return sum(shard.tokens for shard in self.training)
+
+    @property
+    def blobs(self) -> list[tuple[bytes, int]]:
+        """(digest, size in bytes) of what it names; 0: the size of a tokenizer is not known."""
+        shards = [(bytes.fromhex(shard.digest), shard.tokens * self.token_bytes) for shard in (*self.held_out, *self.training)]
+        return shards if self.tokenizer == BYTES else [(bytes.fromhex(self.tokenizer), 0), *shards]
+
+
+def check_fits(manifest: Manifest, corpus: Corpus) -> None:
+    """Raises ConfigError where the run's model cannot be trained on it."""
+    model, training = manifest.model, manifest.training
+    if corpus.vocabulary_size > model.vocabulary_size:
+        raise ConfigError(
+            f"the data's tokenizer has {corpus.vocabulary_size:,} tokens, and model.vocabulary_size is {model.vocabulary_size:,}"
+        )
+    width = model.sequence_length + 1
+    samples, held_out = (sum(each.tokens // width for each in shards) for shards in (corpus.training, corpus.held_out))
+    if samples < training.batch_size or not held_out:
+        raise ConfigError(
+            f"the data makes {samples:,} sequences of {width} tokens to train on and {held_out:,} held out; a batch has"
+            f" {training.batch_size}, and at least one is held out. Build it from more text, or with --held-out-every smaller."
+        )
+
+
+def token_bytes(vocabulary_size: int) -> int:
+    """Of a token on disk."""
+    return next(size for size in (1, 2, 4) if vocabulary_size <= 1 << 8 * size)
+
+
+class Order:
+    """Where the sample at each position lies."""
+
+    def __init__(self, samples: Sequence[int], seed: int) -> None:
+        """`samples`: of each shard."""
+        self._samples, self._seed = samples, seed
+        self.total = sum(samples)
+        self._epoch = lru_cache(maxsize=2)(self._shards)
+
+    def _shards(self, epoch: int) -> tuple[list[int], list[int]]:
+        """(shards in the order of this epoch, index of the first sample after each)."""
+        count = len(self._samples)
+        order = [permute(index, count, self._seed, epoch) for index in range(count)]
+        return order, list(accumulate(self._samples[shard] for shard in order))
+
+    def find(self, position: int) -> tuple[int, int]:
+        """(shard, sample in it)."""
+        epoch, index = divmod(position, self.total)
+        order, ends = self._epoch(epoch)
+        place = bisect_right(ends, index)
+        shard = order[place]
+        first = ends[place] - self._samples[shard]
+        return shard, permute(index - first, self._samples[shard], self._seed, epoch, shard + 1)
+
+
+def permute(index: int, count: int, seed: int, epoch: int, lane: int = 0) -> int:
+    """A pseudo-random permutation of 0 … count-1 without a table: a Feistel network, walked until it lands inside."""
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    key = sha256(b"dilocox-order-v2\0", *(number.to_bytes(8, "big") for number in (seed, epoch, lane)))
+    while True:
+        left, right = index >> half, index & mask
+        for number in range(FEISTEL_ROUNDS):
+            mixed = int.from_bytes(sha256(key, bytes([number]), right.to_bytes(8, "big"))[:8], "big")
+            left, right = right, (left ^ mixed) & mask
+        index = left << half | right
+        if index < count:
+            return index

@@ -1,0 +1,498 @@
+"""A run reads the corpus that its manifest names by digest, and nothing else on any disk."""
+
+import gzip
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from typer.testing import CliRunner
+
+from dilocox.cli.main import app
+from dilocox.node.data import build as builder
+from dilocox.node.data.build import build
+from dilocox.node.data.check import check_corpus, check_whole
+from dilocox.node.data.sources import documents, find_files
+from dilocox.node.data.tokens import open_encoder, train_tokenizer
+from dilocox.node.training.data import SHARDS_MAPPED, load_dataset
+from dilocox.protocol.corpus import Corpus, Order, Shard, check_fits, permute, token_bytes
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.manifest import Data, Manifest
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.corpora import Shelf, corpus_in, lacking, last_built, library, named_store, parse_folders
+from tests.corpora import corpus_of, words
+from tests.e2e.conftest import RUN
+from tests.helpers import manifest
+
+RUNNER = CliRunner()
+
+
+def opened(folder: Path) -> Corpus:
+    corpus = corpus_in(BlobStore(folder), last_built(folder))
+    assert corpus is not None
+    return corpus
+
+
+def texts_of(folder: Path, held_out: bool = False) -> list[str]:
+    """The documents of a corpus of bytes."""
+    corpus, store = opened(folder), BlobStore(folder)
+    shards = corpus.held_out if held_out else corpus.training
+    raw = b"".join(bytes(store.view(bytes.fromhex(shard.digest))) for shard in shards)
+    return [text.decode() for text in raw.split(b"\0")[:-1]]
+
+
+# What is built
+
+
+def test_the_same_sources_make_the_same_corpus_wherever_they_lie(tmp_path: Path):
+    documents = words(200, 20)
+    made = [corpus_of(tmp_path / name, documents) for name in ("a", "b")]
+    assert made[0].digest == made[1].digest
+    assert corpus_of(tmp_path / "c", documents, held_out_every=9).digest != made[0].digest
+    assert sorted(texts_of(tmp_path / "a") + texts_of(tmp_path / "a", held_out=True)) == sorted(documents)
+
+
+def test_copies_of_a_document_lie_on_one_side(tmp_path: Path):
+    documents = words(64, 5)
+    corpus_of(tmp_path / "c", documents * 3)
+    trained, held_out = texts_of(tmp_path / "c"), texts_of(tmp_path / "c", held_out=True)
+    assert set(trained) | set(held_out) == set(documents)
+    assert not set(trained) & set(held_out)
+    assert held_out
+
+
+def test_many_shards_in_little_memory_hold_every_document_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    documents = words(500, 20)
+    monkeypatch.setattr(builder, "SHARD_BYTES", 4096)
+    monkeypatch.setattr(builder, "BUFFERED_BYTES", 2000)
+    monkeypatch.setattr(builder, "BATCH_CHARACTERS", 700)
+    corpus_of(tmp_path / "c", documents)
+    corpus = opened(tmp_path / "c")
+    assert len(corpus.training) > 10
+    assert corpus.documents + corpus.held_out_documents == 500
+    assert sorted(texts_of(tmp_path / "c") + texts_of(tmp_path / "c", held_out=True)) == sorted(documents)
+    sizes = [shard.tokens for shard in corpus.training]
+    assert max(sizes) < 4 * min(sizes), "dealt by their hashes"
+
+
+def test_every_kind_of_file_gives_its_documents(tmp_path: Path):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path / "sources"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "a.txt").write_bytes(b"plain\r\ntext\n")
+    with gzip.open(folder / "b.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"text": "packed", "n": 1}) + "\n\n")
+    table = arrow.table({"n": [1, 2], "text": ["first row", "second row"]})
+    parquet.write_table(table, folder / "c.parquet")
+    with arrow.OSFile(str(folder / "d.arrow"), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.slice(0, 1))
+    with arrow.OSFile(str(folder / "e.arrow"), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.slice(1, 1))
+    (folder / "cache-1.arrow").write_text("what `datasets` keeps for itself")
+    (folder / "picture.png").write_text("no text")
+    found = [text for path in find_files([str(folder)]) for text, _ in documents(path, "text")]
+    assert found == ["packed", "first row", "second row", "first row", "plain\r\ntext\n", "second row"]
+
+
+def test_a_long_text_is_cut_at_line_ends(tmp_path: Path):
+    path = tmp_path / "long.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(40_000)) + "x" * 200_000)
+    pieces = [text for text, _ in documents(path, "text")]
+    assert "".join(pieces) == path.read_text()
+    assert len(pieces) > 5
+    assert all(piece.endswith("\n") for piece in pieces[:5])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.jsonl", '{"text": "x"}\n{"body": "y"}\n', r"line 2: no text in 'text'.*--field.*body"),
+        ("a.jsonl", '{"text": "x"}\nnonsense\n', "line 2: no JSON"),
+        ("a.jsonl", '["x"]\n', "line 1: no text"),
+        ("a.parquet", "nonsense", "cannot be read"),
+        ("a.arrow", "nonsense", "cannot be read"),
+        ("a.txt.gz", "nonsense", "cannot be read"),
+        ("a.txt", "", "0 documents to train on"),
+        ("a.txt", " \n", "0 documents to train on"),
+    ],
+)
+def test_a_source_that_cannot_be_used_is_named(tmp_path: Path, name: str, content: str, sentence: str):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=sentence):
+        build(tmp_path / "c", [path], open_encoder("bytes"))
+    assert not (tmp_path / "c" / "digest").exists()
+    assert not (tmp_path / "c" / ".building").exists()
+
+
+def test_sources_that_are_not_there(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no file or folder"):
+        find_files([str(tmp_path / "none")])
+    with pytest.raises(ConfigError, match="holds no file"):
+        find_files([str(tmp_path)])
+
+
+def test_a_build_writes_only_where_a_build_wrote_before_or_nothing_lies(tmp_path: Path):
+    (tmp_path / "mine").write_text("a letter")
+    (tmp_path / "source.txt").write_text("text\n" * 10)
+    with pytest.raises(ConfigError, match="no build made"):
+        build(tmp_path, [tmp_path / "source.txt"], open_encoder("bytes"))
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "source.txt"}
+
+
+def test_what_was_built_before_stays_beside_what_is_built_now(tmp_path: Path):
+    first, second = (corpus_of(tmp_path / "c", words(100, 9, seed)) for seed in (1, 2))
+    store = BlobStore(tmp_path / "c")
+    for text in (first, second):
+        corpus = corpus_in(store, bytes.fromhex(text.digest))
+        assert corpus is not None
+        assert lacking(store, corpus) == []
+    assert last_built(tmp_path / "c").hex() == second.digest
+
+
+def test_two_builds_in_one_folder_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    corpus_of(tmp_path / "c", words(100, 9))
+
+    def again(read: int) -> None:
+        corpus_of(tmp_path / "c", words(100, 9))
+
+    with pytest.raises(LocalError, match="another build"):
+        build(tmp_path / "c", [tmp_path / "c.jsonl"], open_encoder("bytes"), follow=again)
+
+
+def test_a_killed_build_leaves_what_was_there_and_the_next_one_builds(tmp_path: Path):
+    text = corpus_of(tmp_path / "c", words(100, 9))
+    script = (
+        "import os, pathlib, signal, sys; from dilocox.node.data.build import build;"
+        "from dilocox.node.data.tokens import open_encoder;"
+        "build(pathlib.Path(sys.argv[1]), [pathlib.Path(sys.argv[2])], open_encoder('bytes'), held_out_every=3,"
+        " follow=lambda read: os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    command = [sys.executable, "-P", "-c", script, str(tmp_path / "c"), str(tmp_path / "c.jsonl")]
+    assert subprocess.run(command).returncode == -9
+    assert (tmp_path / "c" / ".building").is_dir()
+    check_corpus(manifest(data=text.settings), tmp_path / "c")
+    assert corpus_of(tmp_path / "c", words(100, 9)).digest == text.digest
+    assert not (tmp_path / "c" / ".building").exists()
+
+
+# Tokenizers
+
+
+def test_a_trained_tokenizer_gives_back_the_text_and_ends_documents(tmp_path: Path):
+    from tokenizers import Tokenizer
+
+    documents = [*words(300, 30), "Größe 漢字 \t\n"]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(train_tokenizer(documents, 300))
+    encoder = open_encoder(str(tmp_path))
+    assert encoder.vocabulary_size == 300
+    text = corpus_of(tmp_path / "c", documents, encoder)
+    corpus = opened(tmp_path / "c")
+    store = BlobStore(tmp_path / "c")
+    assert corpus.token_bytes == 2
+    assert bytes(store.view(bytes.fromhex(corpus.tokenizer))) == path.read_bytes()
+    tokenizer = Tokenizer.from_file(str(path))
+    decoded = []
+    for shard in (*corpus.training, *corpus.held_out):
+        tokens = np.frombuffer(store.view(bytes.fromhex(shard.digest)), "<u2")
+        ends = np.flatnonzero(tokens == corpus.end_token)
+        decoded += [tokenizer.decode(part[:-1].tolist()) for part in np.split(tokens, ends + 1)[:-1]]
+    assert sorted(decoded) == sorted(documents)
+    with pytest.raises(ConfigError, match=r"300 tokens, and model.vocabulary_size is 256"):
+        check_fits(manifest(data=text.settings), corpus)
+
+
+def test_a_tokenizer_that_cannot_be_used_is_named(tmp_path: Path):
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        open_encoder(str(tmp_path / "bad.json"))
+    (tmp_path / "good.json").write_text(train_tokenizer(words(9, 9), 300))
+    with pytest.raises(ConfigError, match="--end-token"):
+        open_encoder(str(tmp_path / "good.json"), "<end>")
+
+
+@settings(deadline=None)
+@given(st.integers(1, 1 << 32))
+def test_a_token_fits_its_bytes(vocabulary: int):
+    assert vocabulary - 1 < 1 << 8 * token_bytes(vocabulary)
+
+
+# The order
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any), st.integers(0, 1 << 40))
+def test_an_epoch_reads_every_sample_once_a_shard_at_a_time(samples: list[int], seed: int):
+    order = Order(samples, seed)
+    for epoch in (0, 1, 7):
+        found = [order.find(epoch * order.total + index) for index in range(order.total)]
+        assert sorted(found) == [(shard, sample) for shard, count in enumerate(samples) for sample in range(count)]
+        changes = sum(before[0] != after[0] for before, after in itertools.pairwise(found))
+        assert changes == sum(map(bool, samples)) - 1
+
+
+def test_the_order_is_a_permutation_that_changes_every_epoch_and_in_every_shard():
+    for count in (1, 2, 3, 17, 256, 1000):
+        orders = [[permute(i, count, 5, epoch, lane) for i in range(count)] for epoch, lane in ((0, 0), (1, 0), (0, 1))]
+        assert all(sorted(order) == list(range(count)) for order in orders)
+        assert count < 5 or len({tuple(order) for order in orders}) == 3
+
+
+def test_samples_are_what_the_shards_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(builder, "SHARD_BYTES", 2048)
+    text = corpus_of(tmp_path / "c", words(200, 20))
+    run = manifest(data={**text.settings, "evaluation_sequences": 1000})
+    data = load_dataset(run, text.folder)
+    corpus, width, store = opened(text.folder), run.model.sequence_length + 1, BlobStore(text.folder)
+    assert len(corpus.training) > 1
+
+    def samples(shards: tuple[Shard, ...]) -> list[bytes]:
+        held = [store.view(bytes.fromhex(shard.digest)) for shard in shards]
+        return [bytes(view[at : at + width]) for view in held for at in range(0, len(view) - width + 1, width)]
+
+    def read(pair: tuple[Tensor, Tensor]) -> list[bytes]:
+        return [bytes([*row.tolist(), int(last)]) for row, last in zip(pair[0], pair[1][:, -1], strict=True)]
+
+    assert sorted(read(data.batch(range(data.sequences)))) == sorted(samples(corpus.training))
+    assert read(data.evaluation()) == samples(corpus.held_out)
+
+
+def test_more_shards_than_descriptors_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(builder, "SHARD_BYTES", 300)
+    text = corpus_of(tmp_path / "c", words(400, 20), held_out_every=2)
+    corpus = opened(text.folder)
+    assert min(len(corpus.training), len(corpus.held_out)) > 2 * SHARDS_MAPPED
+    data = load_dataset(manifest(data={**text.settings, "evaluation_sequences": 1000}), text.folder)
+    before = len(os.listdir("/proc/self/fd"))
+    pairs = [data.batch(range(data.sequences)), data.evaluation()]
+    assert len(os.listdir("/proc/self/fd")) <= before + SHARDS_MAPPED
+    assert all(len(pair[0]) > 2 * SHARDS_MAPPED for pair in pairs)
+
+
+# What a run may read
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "~", "a b", "a/../b", "ä", "a:b", "a=b", "*", "a\n", "/etc", "../x", "a" * 65])
+def test_a_name_is_a_name(name: str, tmp_path: Path):
+    with pytest.raises(ValueError, match="name"):
+        Data(name=name, digest="00" * 32)
+    with pytest.raises(ConfigError, match="--data"):
+        parse_folders([f"{name}={tmp_path}"])
+
+
+@pytest.mark.parametrize(
+    "digest", ["", "/etc/passwd", "../" * 21 + "x", "00" * 31, "00" * 33, "0G" * 32, "AB" * 32, "00" * 31 + "0\n"]
+)
+def test_a_digest_is_a_digest(digest: str):
+    with pytest.raises(ValueError, match="digest"):
+        Data(name="x", digest=digest)
+
+
+@pytest.mark.parametrize("key", ["source", "tokenizer", "path", "folder", "url"])
+def test_a_run_has_no_other_word_for_where_data_lie(key: str):
+    with pytest.raises(ValueError, match=key):
+        Data.model_validate({"name": "x", "digest": "00" * 32, key: "/etc/passwd"})
+
+
+def test_a_corpus_has_no_word_for_a_path(tmp_path: Path):
+    text = corpus_of(tmp_path / "c", words(100, 9))
+    raw: dict[str, Any] = json.loads(opened(text.folder).canonical_bytes())
+    changes: list[dict[str, Any]] = [
+        {"tokenizer": "/etc/passwd"},
+        {"training": [{"digest": "../../secret", "tokens": 1}]},
+        {"training": []},
+        {"path": "/etc"},
+        {"end_token": 256},
+        {"vocabulary_size": 0},
+        {"held_out_every": 1},
+        {"version": 2},
+    ]
+    for change in changes:
+        with pytest.raises(RemoteError, match="not a corpus"):
+            Corpus.from_canonical(json.dumps({**raw, **change}, sort_keys=True, separators=(",", ":")).encode())
+    with pytest.raises(RemoteError, match="canonical"):
+        Corpus.from_canonical(json.dumps(raw).encode())
+
+
+def test_folders_that_are_not_there_or_named_twice_are_refused(tmp_path: Path):
+    for wrong in (["c"], ["c="], [f"c={tmp_path}/none"], [f"c={tmp_path}", f"c={tmp_path}"]):
+        with pytest.raises(ConfigError, match="--data c"):
+            parse_folders(wrong)
+
+
+def test_a_named_folder_is_used_only_with_the_very_corpus(tmp_path: Path):
+    mine, other = (corpus_of(tmp_path / name, words(100, 9, seed)) for seed, name in enumerate(("mine", "other")))
+    data = Data.model_validate({**mine.settings, "name": "text"})
+    assert named_store(data, {}) is None
+    found = named_store(data, {"text": mine.folder})
+    assert found is not None
+    assert found.folder == mine.folder
+    with pytest.raises(ConfigError, match=rf"corpus {mine.digest}, do not lie in .*no --data fetches them"):
+        named_store(data, {"text": other.folder})
+
+
+def test_a_damaged_folder_is_refused_before_anything_is_trained(tmp_path: Path):
+    text = corpus_of(tmp_path / "c", words(100, 9))
+    shard = tmp_path / "c" / opened(tmp_path / "c").training[0].digest
+    raw = bytearray(shard.read_bytes())
+    raw[5] ^= 1
+    shard.write_bytes(raw)
+    with pytest.raises(ConfigError, match=r"1 files of the corpus in .* are missing or damaged"):
+        check_corpus(manifest(data=text.settings), tmp_path / "c")
+    result = RUNNER.invoke(app, ["data", "show", str(tmp_path / "c")])
+    assert isinstance(result.exception, ConfigError)
+    with pytest.raises(ConfigError, match="does not lie in"):
+        load_dataset(manifest(), tmp_path / "c")
+
+
+def test_too_little_text_is_said_with_its_numbers(tmp_path: Path):
+    text = corpus_of(tmp_path / "c", words(20, 2))
+    with pytest.raises(ConfigError, match=r"sequences of 129 tokens to train on.*a batch has 4"):
+        load_dataset(manifest(data=text.settings, model={"sequence_length": 128}), text.folder)
+
+
+# The commands
+
+
+def test_build_init_and_show(tmp_path: Path):
+    source = tmp_path / "source.txt"
+    source.write_text("\n".join(words(3000, 30)))
+    corpus = tmp_path / "corpus"
+    made = RUNNER.invoke(app, ["data", "build", "mine", str(source), "--to", str(corpus), "--held-out-every", "3", "--json"])
+    assert made.exit_code == 0, made.output
+    facts = json.loads(made.stdout)
+    assert facts["digest"] == last_built(corpus).hex()
+    assert (
+        facts["tokens"] + facts["held_out_tokens"] == source.stat().st_size + facts["documents"] + facts["held_out_documents"]
+    )
+    shown = RUNNER.invoke(app, ["data", "show", str(corpus)])
+    assert facts["digest"] in shown.stdout
+    run = tmp_path / "run.toml"
+    result = RUNNER.invoke(app, ["init", str(run), "--data", f"mine={corpus}"])
+    assert result.exit_code == 0, result.output
+    assert f'digest = "{facts["digest"]}"' in run.read_text()
+    assert f"--data mine={corpus}" in result.output
+
+
+def test_init_names_the_standard_library_by_digest(tmp_path: Path):
+    result = RUNNER.invoke(app, ["init", str(tmp_path / "run.toml")])
+    assert result.exit_code == 0, result.output
+    again = RUNNER.invoke(app, ["init", str(tmp_path / "again.toml")])
+    assert again.exit_code == 0
+    first, second = (Manifest.from_toml((tmp_path / name).read_text()) for name in ("run.toml", "again.toml"))
+    assert first.data == second.data
+    assert first.data.digest == last_built(library("stdlib")).hex()
+
+
+def test_a_testnet_asks_for_the_data_before_it_starts_anything(tmp_path: Path):
+    run = RUN.replace("[data]\n", f'[data]\nname = "t"\ndigest = "{"00" * 32}"\n')
+    (tmp_path / "run.toml").write_text(run.replace("{owner}", "00" * 32).replace("{count}", "9"))
+    (tmp_path / "run.key").write_text("00" * 32)
+    arguments = ["testnet", "up", "--folder", str(tmp_path / "t"), "--run", str(tmp_path / "run.toml")]
+    result = RUNNER.invoke(app, arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert "--data t=DIR" in str(result.exception)
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(("change", "sentence"), [({"tokens": -1}, "does not have"), ({"vocabulary_size": 100}, "of 100")])
+def test_a_corpus_that_lies_about_its_shards_is_refused(tmp_path: Path, change: dict[str, int], sentence: str):
+    text = corpus_of(tmp_path / "c", words(200, 20))
+    store, corpus = BlobStore(text.folder), opened(text.folder)
+    shard = corpus.training[0]
+    shards = (shard.model_copy(update={"tokens": shard.tokens + change.get("tokens", 0)}),)
+    lying = corpus.model_copy(update={"training": shards, "vocabulary_size": change.get("vocabulary_size", 256)})
+    with pytest.raises(ConfigError, match=f"not what they say.*{sentence}"):
+        check_whole(store, store.put([lying.canonical_bytes()]))
+
+
+def test_a_node_serves_what_its_run_names_and_nothing_else_of_the_folder(tmp_path: Path):
+    ours = corpus_of(tmp_path / "c", words(200, 20))
+    other = corpus_of(tmp_path / "c", words(200, 20, seed=1))
+    store = BlobStore(tmp_path / "c")
+    shelf = Shelf(store, bytes.fromhex(ours.digest))
+    corpora = [corpus_in(store, bytes.fromhex(text.digest)) for text in (ours, other)]
+    named, private = ({digest for digest, _ in corpus.blobs} for corpus in corpora if corpus is not None)
+    assert all(shelf.holds(digest) for digest in {*named, bytes.fromhex(ours.digest)})
+    assert not any(shelf.holds(digest) for digest in {*private, bytes.fromhex(other.digest)})
+    assert not Shelf(BlobStore(tmp_path / "empty"), bytes.fromhex(ours.digest)).holds(next(iter(named)))
+
+
+def test_the_commands_of_the_documentation_make_a_run_of_ones_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "TEXTS").mkdir()
+    for number in range(9):
+        (tmp_path / "TEXTS" / f"{number}.txt").write_text("\n".join(words(1500, 30, number)))
+    (tmp_path / "TEXTS" / "picture.png").write_bytes(bytes(9))
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    commands = [
+        line.split("#")[0].split()[1:] for line in page.splitlines() if line.startswith(("dilocox data", "dilocox init"))
+    ]
+    assert [command[:2] for command in commands[:3]] == [["data", "train-tokenizer"], ["data", "build"], ["data", "show"]]
+    for command in commands:
+        result = RUNNER.invoke(app, ["300" if word == "32768" else word for word in command])
+        assert result.exit_code == 0, (command, result.output, result.exception)
+        assert "TEXTS/" not in command or "not read: 1 .png" in result.output
+    run = Manifest.from_toml((tmp_path / "my-run.toml").read_text())
+    assert run.model.vocabulary_size == 320
+    check_corpus(run, library("mytext"))
+
+
+def test_what_a_text_spells_ends_no_document(tmp_path: Path):
+    (tmp_path / "t.json").write_text(train_tokenizer(words(50, 9), 300))
+    encoder = open_encoder(str(tmp_path / "t.json"))
+    (tokens,) = encoder.encode(["a<|endoftext|>b"])
+    assert encoder.end_token not in tokens.tolist()
+
+
+def test_half_a_surrogate_pair_is_no_reason_to_end(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "x \\ud83d y"}\n')
+    assert [text for text, _ in documents(path, "text")] == ["x ? y"]
+
+
+def test_what_is_no_text_is_refused_and_a_file_twice_is_read_once(tmp_path: Path):
+    (tmp_path / "a.zst").write_bytes(bytes(range(256)))
+    (tmp_path / "b.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "c.txt").write_bytes(b"a\0b")
+    for name in ("a.zst", "b.txt"):
+        with pytest.raises(ConfigError, match="no UTF-8 text"):
+            list(documents(tmp_path / name, "text"))
+    with pytest.raises(ConfigError, match="no text: it holds NUL"):
+        list(documents(tmp_path / "c.txt", "text"))
+    skipped: list[Path] = []
+    found = find_files([str(tmp_path / "b.txt"), str(tmp_path), str(tmp_path / "b.txt")], skipped.append)
+    assert found == [tmp_path / "b.txt", tmp_path / "c.txt"]
+    assert skipped == [tmp_path / "a.zst"]
+
+
+def test_other_names_than_the_runs_are_refused(tmp_path: Path):
+    text = corpus_of(tmp_path / "c", words(100, 9))
+    with pytest.raises(ConfigError, match="are called c, not k: write --data c=DIR"):
+        named_store(Data.model_validate(text.settings), {"k": tmp_path})
+
+
+@pytest.mark.parametrize("digest", ["", "00", "precious", "00" * 32])
+def test_a_folder_with_a_file_called_digest_is_not_a_builds(tmp_path: Path, digest: str):
+    folder = tmp_path / "mine"
+    (folder / ".building").mkdir(parents=True)
+    (folder / "digest").write_text(digest)
+    (folder / ".lock").write_text("")
+    with pytest.raises(ConfigError, match="no build made"):
+        corpus_of(folder, words(100, 9))
+    assert (folder / "digest").read_text() == digest
+    assert (folder / ".building").is_dir()
+    if len(digest) < 64:
+        with pytest.raises(ConfigError, match="holds no corpus"):
+            last_built(folder)

@@ -1,0 +1,139 @@
+"""The run's data come onto a node before its workers start, whoever serves them, or it says why not."""
+
+import asyncio
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dilocox.node.data import supply
+from dilocox.node.data.check import check_corpus
+from dilocox.node.data.supply import Supply
+from dilocox.node.exchange import FetchStatistics
+from dilocox.protocol import limits
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.status import Status
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.corpora import corpus_in
+from tests.corpora import corpus_of, words
+from tests.helpers import manifest
+
+
+class Peers:
+    """An exchange whose peers hold the blobs of `served`, when one of them is asked; the network takes no time."""
+
+    def __init__(self, served: Path, into: BlobStore) -> None:
+        self.served, self.into = BlobStore(served), into
+        self.holders: set[str] = {"coordinator"}
+        self.asked: list[tuple[bytes, int]] = []
+
+    def statistics(self) -> FetchStatistics:
+        return FetchStatistics(0, 0, 0, 0, 0)
+
+    async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int) -> None:
+        if self.into.sound(digest):
+            return
+        self.asked.append((digest, max_size))
+        if not self.holders & set(providers) or digest not in self.served:
+            raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that blob")
+        assert self.served.size(digest) <= max_size
+        self.into.put([self.served.view(digest)])
+
+
+class Place:
+    def __init__(self, folder: Path, run: Manifest, served: Path) -> None:
+        self.store = BlobStore(folder)
+        self.peers = Peers(served, self.store)
+        self.providers = ["coordinator"]
+        self.told: list[str] = []
+        self.supply = Supply(run, self.store, self.peers, lambda: self.providers, self._tell)  # type: ignore[arg-type]
+
+    def _tell(self, status: Status) -> None:
+        assert status.name == "synchronising"
+        self.told.append(status.why)
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supply, "RETRY_SECONDS", 0.001)
+
+
+async def test_everything_is_fetched_once_and_each_blob_within_its_size(tmp_path: Path):
+    text = corpus_of(tmp_path / "served", words(200, 20))
+    run = manifest(data=text.settings)
+    place = Place(tmp_path / "here", run, text.folder)
+    await place.supply.have()
+    check_corpus(run, tmp_path / "here")
+    sizes = dict(place.peers.asked)
+    assert len(sizes) == len(place.peers.asked) == 3
+    assert sizes.pop(bytes.fromhex(text.digest)) == limits.CORPUS_BYTES
+    assert all(most == place.store.size(digest) for digest, most in sizes.items())
+    assert any("of" in line and "MB" in line for line in place.told)
+    await place.supply.have()
+    assert len(place.peers.asked) == 3, "a restart finds it"
+
+
+async def test_what_is_damaged_here_is_fetched_again(tmp_path: Path):
+    text = corpus_of(tmp_path / "served", words(200, 20))
+    shutil.copytree(text.folder, tmp_path / "here")
+    run = manifest(data=text.settings)
+    store = BlobStore(tmp_path / "here")
+    for digest in store.digests():
+        store.path(digest).write_bytes(store.path(digest).read_bytes()[:-1])
+    place = Place(tmp_path / "here", run, text.folder)
+    await place.supply.have()
+    check_corpus(run, tmp_path / "here")
+
+
+async def test_who_comes_later_is_asked_too(tmp_path: Path):
+    text = corpus_of(tmp_path / "served", words(200, 20))
+    place = Place(tmp_path / "here", manifest(data=text.settings), text.folder)
+    place.peers.holders = {"a peer"}
+    having = asyncio.create_task(place.supply.have())
+    while len(place.peers.asked) < 3:
+        await asyncio.sleep(0.001)
+    assert "nobody serves the run's data yet" in place.told[-1] or "nobody serves" in place.told[-2]
+    place.providers.append("a peer")
+    await having
+
+
+async def test_a_digest_that_names_no_corpus_is_the_owners_mistake(tmp_path: Path):
+    served = BlobStore(tmp_path / "served")
+    digest = served.put([b"a letter"])
+    place = Place(tmp_path / "here", manifest(data={"name": "x", "digest": digest.hex()}), tmp_path / "served")
+    with pytest.raises(ConfigError, match=f"{digest.hex()} names no corpus"):
+        await place.supply.have()
+
+
+async def test_nothing_is_fetched_onto_a_disk_that_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = corpus_of(tmp_path / "served", words(200, 20))
+    place = Place(tmp_path / "here", manifest(data=text.settings), text.folder)
+    free = [1000, 1000, 1 << 40]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free.pop(0)))
+    await place.supply.have()
+    assert sum("0 MB are free" in line for line in place.told) == 2
+    assert not free
+
+
+async def test_a_shard_that_is_not_what_the_corpus_says_is_refused(tmp_path: Path):
+    text = corpus_of(tmp_path / "served", words(200, 20))
+    store = BlobStore(text.folder)
+    corpus = corpus_in(store, bytes.fromhex(text.digest))
+    assert corpus is not None
+    lying = corpus.model_copy(update={"vocabulary_size": 100})
+    run = manifest(data={"name": "served", "digest": store.put([lying.canonical_bytes()]).hex()})
+    place = Place(tmp_path / "here", run, text.folder)
+    with pytest.raises(ConfigError, match=r"not what they say: .* of 100"):
+        await place.supply.have()
+
+
+async def test_data_that_do_not_fit_the_model_are_refused_before_a_shard_is_fetched(tmp_path: Path):
+    text = corpus_of(tmp_path / "served", words(200, 20))
+    place = Place(tmp_path / "here", manifest(data=text.settings, model={"vocabulary_size": 255}), text.folder)
+    with pytest.raises(ConfigError, match=r"256 tokens, and model\.vocabulary_size is 255"):
+        await place.supply.have()
+    assert len(place.peers.asked) == 1

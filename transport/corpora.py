@@ -1,0 +1,111 @@
+"""Corpora on disk: a folder of blobs, and beside them the digest of the corpus that was last built there.
+
+A run names its data by digest, an operator may say where a copy lies: `--data NAME=DIR`. What is read is what has the digest, so a
+manifest reaches nothing else, however its author spells it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from dilocox.protocol.corpus import Corpus
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.manifest import NAME, Data
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.files import write_atomically
+from dilocox.transport.health import base_folder
+
+__all__ = [
+    "DIGEST",
+    "Folders",
+    "Shelf",
+    "corpus_in",
+    "lacking",
+    "last_built",
+    "library",
+    "named_store",
+    "parse_folders",
+    "remember_built",
+]
+
+Folders = Mapping[str, Path]
+"""NAME -> DIR."""
+DIGEST = "digest"
+"""The file with the digest of the corpus that was last built in its folder."""
+
+
+def parse_folders(options: Iterable[str]) -> dict[str, Path]:
+    """Of `--data NAME=DIR`, each. Raises ConfigError."""
+    folders: dict[str, Path] = {}
+    for option in options:
+        name, _, folder = option.partition("=")
+        if not re.fullmatch(NAME, name) or not folder or name in folders:
+            raise ConfigError(f"--data {option}: write NAME=DIR, such as wikitext=/data/wikitext, each NAME once")
+        if not Path(folder).is_dir():
+            raise ConfigError(f"--data {option}: there is no folder {folder}")
+        folders[name] = Path(folder).resolve()
+    return folders
+
+
+def library(name: str) -> Path:
+    """Where `dilocox data build NAME` puts a corpus, unless told otherwise."""
+    return base_folder() / "data" / name
+
+
+def remember_built(folder: Path, digest: bytes) -> None:
+    write_atomically(folder / DIGEST, digest.hex().encode() + b"\n")
+
+
+def last_built(folder: Path) -> bytes:
+    """Digest of the corpus that was last built in the folder. Raises ConfigError."""
+    try:
+        digest = bytes.fromhex((folder / DIGEST).read_text().strip())
+    except (OSError, ValueError):
+        digest = b""
+    if len(digest) != 32:
+        raise ConfigError(f"{folder} holds no corpus. Make one: dilocox data build NAME SOURCE…")
+    return digest
+
+
+def corpus_in(store: BlobStore, digest: bytes) -> Corpus | None:
+    """None where its document is not here. Blocking."""
+    try:
+        return Corpus.from_canonical(bytes(store.view(digest))) if store.sound(digest) else None
+    except RemoteError:
+        return None
+
+
+class Shelf:
+    """What a run's corpus names, and nothing else of the folder in which it lies: others may be for other runs' eyes."""
+
+    def __init__(self, store: BlobStore, digest: bytes) -> None:
+        self.store, self.digest = store, digest
+        self._names: set[bytes] = {digest}
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether the blob is of the corpus, here, and right. Blocking."""
+        if digest not in self._names and len(self._names) == 1 and (corpus := corpus_in(self.store, self.digest)) is not None:
+            self._names |= {blob for blob, _ in corpus.blobs}
+        return digest in self._names and self.store.sound(digest)
+
+
+def lacking(store: BlobStore, corpus: Corpus) -> list[bytes]:
+    """What it names and is not here, or damaged. Blocking: reads everything, once in the life of a process."""
+    return [digest for digest, _ in corpus.blobs if not store.sound(digest)]
+
+
+def named_store(data: Data, folders: Folders) -> BlobStore | None:
+    """The folder that the operator named for the run's data; None where none was named. Raises ConfigError where another corpus
+    lies there, or only other names were given."""
+    if not folders:
+        return None
+    if data.name not in folders:
+        raise ConfigError(f"the run's data are called {data.name}, not {', '.join(folders)}: write --data {data.name}=DIR")
+    folder, digest = folders[data.name], bytes.fromhex(data.digest)
+    store = BlobStore(folder) if folder.is_dir() else None
+    if store is None or corpus_in(store, digest) is None:
+        raise ConfigError(
+            f"the run's data {data.name}, corpus {data.digest}, do not lie in {folder}. Name the folder that holds them with"
+            f" --data {data.name}=DIR; a node that is told no --data fetches them."
+        )
+    return store
