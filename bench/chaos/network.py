@@ -1,4 +1,5 @@
-"""A wire between network namespaces on this machine: one bridge, one address each, and what can be wrong with a line.
+"""A wire between network namespaces on this machine: one bridge, one address each, and what can be wrong with a line. The bridge
+has a namespace of its own: what a firewall of this machine forbids to others, such as Docker's, does not touch it.
 
 A direction is cut by giving the receiver a hardware address that nobody has: what is sent disappears, as on a line that is down,
 and no end hears of it. The bench itself talks over the bridge, past every cut.
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 
 __all__ = ["Wire", "lacking"]
 
+BRIDGE = "bridge"
 NOBODY = "02:dc:00:00:ff:ff"
 
 
@@ -39,6 +41,7 @@ class Wire:
         self._tag = f"dc{os.getpid() % 100_000}"
         self._net = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
         self._numbers = {name: number for number, name in enumerate(names, 1)}
+        self._switch = f"{self._tag}-0"
 
     def namespace(self, name: str) -> str:
         return f"{self._tag}-{self._numbers[name]}"
@@ -58,24 +61,27 @@ class Wire:
 
     @contextmanager
     def laid(self) -> Iterator["Wire"]:
-        bridge = self._tag
-        run("ip", "link", "add", bridge, "type", "bridge")
+        run("ip", "netns", "add", self._switch)
         try:
-            run("ip", "address", "add", f"{self._net}.254/24", "dev", bridge)
-            run("ip", "link", "set", bridge, "up")
+            run("ip", "-n", self._switch, "link", "add", BRIDGE, "type", "bridge")
+            run("ip", "-n", self._switch, "link", "set", BRIDGE, "up")
+            run("ip", "link", "add", self._tag, "type", "veth", "peer", "name", "bench", "netns", self._switch)
+            run("ip", "-n", self._switch, "link", "set", "bench", "master", BRIDGE, "up")
+            run("ip", "address", "add", f"{self._net}.254/24", "dev", self._tag)
+            run("ip", "link", "set", self._tag, "up")
             for name in self._numbers:
-                self._plug_in(name, bridge)
+                self._plug_in(name)
             yield self
         finally:
-            for name in self._numbers:
-                subprocess.run(["ip", "netns", "delete", self.namespace(name)], capture_output=True)
-            run("ip", "link", "delete", bridge)
+            for namespace in (*map(self.namespace, self._numbers), self._switch):
+                subprocess.run(["ip", "netns", "delete", namespace], capture_output=True)
+            subprocess.run(["ip", "link", "delete", self._tag], capture_output=True)  # gone with its other end, in a while
 
-    def _plug_in(self, name: str, bridge: str) -> None:
+    def _plug_in(self, name: str) -> None:
         namespace, end = self.namespace(name), self._outer_end(name)
         run("ip", "netns", "add", namespace)
-        run("ip", "link", "add", end, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-        run("ip", "link", "set", end, "master", bridge, "up")
+        run("ip", "-n", self._switch, "link", "add", end, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        run("ip", "-n", self._switch, "link", "set", end, "master", BRIDGE, "up")
         run("ip", "-n", namespace, "link", "set", "lo", "up")
         run("ip", "-n", namespace, "link", "set", "eth0", "address", self._hardware(name), "up")
         run("ip", "-n", namespace, "address", "add", f"{self.address(name)}/24", "dev", "eth0")
@@ -97,11 +103,11 @@ class Wire:
         """Both directions of a member's line carry no more than this (tc's units)."""
         shape = ["root", "tbf", "rate", rate, "burst", "16kb", "latency", "400ms"]
         run("tc", "-n", self.namespace(name), "qdisc", "replace", "dev", "eth0", *shape)
-        run("tc", "qdisc", "replace", "dev", self._outer_end(name), *shape)
+        run("tc", "-n", self._switch, "qdisc", "replace", "dev", self._outer_end(name), *shape)
 
     def quicken(self, name: str) -> None:
         run("tc", "-n", self.namespace(name), "qdisc", "delete", "dev", "eth0", "root")
-        run("tc", "qdisc", "delete", "dev", self._outer_end(name), "root")
+        run("tc", "-n", self._switch, "qdisc", "delete", "dev", self._outer_end(name), "root")
 
     def processes(self, name: str) -> list[int]:
         """Everything that runs there."""
