@@ -20,7 +20,7 @@ Two different statements in one slot are REJECTed with EQUIVOCATION, and both ke
 statements contradict is REJECTed, and kept: it takes no seat.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -96,7 +96,8 @@ def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
     if claims is None:
         return _repeat_or_older(gathered.claims.get(statement.peer), statement), gathered
     room = limits.CLAIMS if head.round else limits.CLUSTERS  # before the genesis commit all are strangers
-    claims = _bounded(claims, head, room)
+    # Who made the state that the round starts from finds room whoever crowds in: a run that sleeps wakes by them.
+    claims = _bounded(claims, head, room, {*head.cluster_by_peer, *head.built_by})
     if not holds(claims.get(statement.peer), statement):
         return ignore(pb.REASON_RATE, f"{room} peers are waiting already"), gathered
     known = known_state(head, gathered)
@@ -133,9 +134,9 @@ def _once(slot: Slot) -> Judgement:
     return ACCEPT if len(slot) == 1 else TWICE
 
 
-def _bounded(slots: dict[str, Slot], head: Head, cap: int) -> dict[str, Slot]:
-    """At most `cap` of peers that are not on the roster: those with the smallest hash of head and digest, whoever came first."""
-    strangers = [peer for peer in slots if peer not in head.cluster_by_peer]
+def _bounded(slots: dict[str, Slot], head: Head, cap: int, known: Container[str]) -> dict[str, Slot]:
+    """At most `cap` of those who are not `known`: those with the smallest hash of head and digest, whoever came first."""
+    strangers = [peer for peer in slots if peer not in known]
     if len(strangers) <= cap:
         return slots
     last = max(strangers, key=lambda peer: sha256(head.digest, slots[peer][0].digest))
@@ -159,7 +160,7 @@ def _cluster(manifest: Manifest, head: Head, gathered: Gathered, statement: Stat
     if clusters is None:
         return _repeat_or_older(gathered.clusters.get(statement.peer), statement), gathered
     room = limits.LAYOUTS if head.round else limits.FIRST_LAYOUTS
-    clusters = _bounded(clusters, head, room)
+    clusters = _bounded(clusters, head, room, head.cluster_by_peer)
     if not holds(clusters.get(statement.peer), statement):
         return ignore(pb.REASON_RATE, f"{room} clusters are waiting already"), gathered
     return _once(clusters[statement.peer]), replace(gathered, clusters=clusters)

@@ -412,6 +412,27 @@ def test_strangers_who_claim_and_leave_and_are_pushed_out_leave_nothing_behind(m
     table.verify()
 
 
+def test_strangers_crowd_nobody_out_who_could_wake_the_run(monkeypatch: pytest.MonkeyPatch):
+    """Found by explored schedules: all had left, dead strangers' claims filled the room of a round that slept, and stayed there."""
+    monkeypatch.setattr(limits, "CLAIMS", 3)
+    table = Table(manifest(rounds={"count": 30})).genesis().train(1)
+    for number in range(3):
+        table.submit(table.leave(number))
+    table.train(1)
+    assert table.roster() == []
+    for number in range(10, 60):
+        table.submit(table.claim(number, state=digest("mine")))
+        table.absent(number)
+    assert len(table.state.gathered.claims) == 3
+    for number in range(3):
+        table.present(number)
+        assert table.submit(table.claim(number)).outcome is not Outcome.IGNORE
+    table.wait(10_000)
+    assert len(table.roster()) == table.run.rounds.min_clusters
+    assert set(table.roster()) < {0, 1, 2}
+    table.verify()
+
+
 @pytest.mark.parametrize("stranger", range(10, 16))
 def test_a_claim_that_came_before_the_state_was_known_stands_whatever_it_says(stranger: int):
     """Whose word makes the state known may come before or after it: the commit holds the claim all the same."""
