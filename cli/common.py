@@ -33,6 +33,7 @@ __all__ = [
     "PortOption",
     "UploadLimitOption",
     "api_call",
+    "bytes_per_second",
     "fail",
     "print_json",
     "print_labelled",
@@ -70,7 +71,7 @@ UploadLimitOption = Annotated[
 ]
 DataOption = Annotated[
     list[str] | None,
-    typer.Option("--data", metavar="NAME=DIR", help="The corpus NAME lies in DIR; else it is fetched (repeat for more)."),
+    typer.Option("--data", metavar="NAME=DIR", help="The run's data, called NAME, lie in DIR."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -85,6 +86,11 @@ def fail(message: str, code: int = EXIT_UNEXPECTED, help: str | None = None) -> 
     if help:
         errors.print(f"  help  {help}", highlight=False, soft_wrap=True)
     raise typer.Exit(code)
+
+
+def bytes_per_second(upload_limit: float | None) -> float | None:
+    """Of `--upload-limit`, megabits per second."""
+    return None if upload_limit is None else upload_limit * 1e6 / 8
 
 
 def read_link(text: str) -> JoinLink:

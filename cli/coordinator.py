@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import DataOption, DhtOption, HomeOption, UploadLimitOption, fail, set_up_logging
+from dilocox.cli.common import DataOption, DhtOption, HomeOption, UploadLimitOption, bytes_per_second, fail, set_up_logging
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol.corpus import check_fits
@@ -67,7 +67,7 @@ def coordinator(
         listen=Listen(host, port, dht_port, dht),
         api=api,
         data=_data_to_serve(manifest, parse_folders(data or ())),
-        upload_bytes_per_second=upload_limit * 125_000 if upload_limit else None,
+        upload_bytes_per_second=bytes_per_second(upload_limit),
     )
     asyncio.run(run_coordinator(settings, announce, appraise))
 

@@ -48,7 +48,8 @@ def build_corpus(
     ] = HELD_OUT_EVERY,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a corpus: tokens in shards, and the digest that a run names. The same sources make the same digest anywhere."""
+    """Make a corpus: tokens in shards, and the digest that a run names. The same files in the same order make the same
+    digest anywhere."""
     if not re.fullmatch(NAME, name):
         fail(f"{name} is no name", 2, "letters, digits, dots, dashes and underscores, such as wikitext-103")
     folder = to or library(name)

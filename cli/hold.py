@@ -16,6 +16,7 @@ from dilocox.cli.common import (
     NameOption,
     PortOption,
     UploadLimitOption,
+    bytes_per_second,
     read_link,
     set_up_logging,
 )
@@ -49,6 +50,6 @@ def hold(
         name=name,
         listen=Listen(host, port, dht_port, dht),
         api=api,
-        upload_bytes_per_second=None if upload_limit is None else upload_limit * 1e6 / 8,
+        upload_bytes_per_second=bytes_per_second(upload_limit),
     )
     asyncio.run(run_holder(settings))

@@ -71,8 +71,9 @@ def init(
     secret = None if key.exists() else os.urandom(32)
     owner = load_identity(key) if secret is None else Identity(secret)
     source, folder = _choose_data(data)
-    corpus = check_whole(BlobStore(folder), last_built(folder))
-    text = render_preset(preset, name or run_file.stem, owner.key.hex(), coordinator, source, last_built(folder))
+    digest = last_built(folder)
+    corpus = check_whole(BlobStore(folder), digest)
+    text = render_preset(preset, name or run_file.stem, owner.key.hex(), coordinator, source, digest)
     text = _with_vocabulary(text, corpus.vocabulary_size)
     manifest = Manifest.from_toml(text)  # before anything is written: a refused init leaves nothing behind
     check_fits(manifest, corpus)

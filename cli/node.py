@@ -18,6 +18,7 @@ from dilocox.cli.common import (
     NameOption,
     PortOption,
     UploadLimitOption,
+    bytes_per_second,
     read_link,
     set_up_logging,
 )
@@ -90,7 +91,7 @@ def node(
         codec_cpus=cpus,
         simulated_measurement=simulated_measurement,
         collateral=collateral,
-        upload_bytes_per_second=None if upload_limit is None else upload_limit * 1e6 / 8,
+        upload_bytes_per_second=bytes_per_second(upload_limit),
         upload_copies=upload_copies,
         data=parse_folders(data or ()),
         step_seconds=step_seconds,

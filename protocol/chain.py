@@ -193,13 +193,11 @@ def seats(
     if head.round == 0:
         group = genesis_group(complete)
         return Seating({name: complete[name][0] for name in group}, complete[group[0]][1] if group else b"")
-    heard = len(set(head.roster) - absent - gathered.leaving())
-    waking = not counting and heard < manifest.rounds.min_clusters
+    staying = set(head.roster) - absent - gathered.leaving()
+    waking = not counting and len(staying) < manifest.rounds.min_clusters
     state = built_on or rules.known_state(head, gathered)
     if waking and not state:
-        state = _plurality(
-            manifest, head, gathered, set(head.roster) - absent - gathered.leaving() | (complete.keys() - absent)
-        )
+        state = _plurality(manifest, head, gathered, staying | (complete.keys() - absent))
     wanting = [name for name, (_, root) in complete.items() if state and root == state and name not in absent]
     fresh = [name for name in wanting if name not in head.roster and (waking or not _rests(head, name))]
     if manifest.admission.policy == "open":

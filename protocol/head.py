@@ -1,6 +1,6 @@
 """What the commits so far imply for the open round: `Head`, the fold over the chain, and the words of a roster."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -93,6 +93,11 @@ class Head:
     @cached_property
     def cluster_by_peer(self) -> Mapping[str, Cluster]:
         return {peer: cluster for cluster in self.roster.values() for peer in cluster.peers}
+
+    @cached_property
+    def known_peers(self) -> Set[str]:
+        """Who is on the roster, or leads a cluster that made the state which the open round starts from."""
+        return {*self.cluster_by_peer, *self.built_by}
 
     def closing(self, manifest: Manifest) -> bool:
         """Whether all rounds are trained: the open round only records the final state."""

@@ -97,7 +97,7 @@ def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
         return _repeat_or_older(gathered.claims.get(statement.peer), statement), gathered
     room = limits.CLAIMS if head.round else limits.CLUSTERS  # before the genesis commit all are strangers
     # Who made the state that the round starts from finds room whoever crowds in: a run that sleeps wakes by them.
-    claims = _bounded(claims, head, room, {*head.cluster_by_peer, *head.built_by})
+    claims = _bounded(claims, head, room, head.known_peers)
     if not holds(claims.get(statement.peer), statement):
         return ignore(pb.REASON_RATE, f"{room} peers are waiting already"), gathered
     known = known_state(head, gathered)
