@@ -203,7 +203,7 @@ EVIDENCE_GPUS = 8
 """Most GPUs of one peer's evidence: a box has eight."""
 
 ATTESTATIONS = 2 * CLUSTERS
-"""Most verdicts that one commit records: the roster's and as many of peers that wait."""
+"""Most verdicts that one commit records: half of them of peers that the run does not know yet."""
 
 CHALLENGES = 4096
 """Challenges remembered as used, while they could be used again; the oldest go first."""

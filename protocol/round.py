@@ -177,7 +177,7 @@ def decide(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState,
         case Returning(until):
             state = replace(state, clock=replace(state.clock, returning_until=until))
         case Attested(attestation):
-            state = _attest(state, attestation)
+            state = _attest(state, attestation, moment)
         case Tick():
             pass
     state = _keep_time(state, moment.seconds)
@@ -186,7 +186,7 @@ def decide(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState,
 
 
 def _receive(state: RoundState, statement: Statement[object]) -> tuple[RoundState, list[Effect]]:
-    before = state.gathered
+    before = _with_room(state) if statement.kind == pb.KIND_CLAIM else state.gathered
     judgement, gathered = rules.judge(state.manifest, state.head, before, statement)
     effects: list[Effect] = [Reply(judgement)]
     if judgement.outcome is Outcome.REJECT:
@@ -199,6 +199,18 @@ def _receive(state: RoundState, statement: Statement[object]) -> tuple[RoundStat
         if statement.kind == pb.KIND_STATE_REPORT:
             effects += _differing(state, statement.peer)
     return state, effects
+
+
+def _with_room(state: RoundState) -> Gathered:
+    """What is gathered; where no more claims have room, without those of strangers who are gone: a round that does not close would
+    keep them for ever. Where the run's owner named everybody, nobody is a stranger."""
+    head, claims = state.head, state.gathered.claims
+    if len(claims) < rules.claims_kept(head) or state.manifest.admission.policy == "allow-list":
+        return state.gathered
+    stay = head.known_peers | head.resting.keys()
+    return replace(
+        state.gathered, claims={peer: slot for peer, slot in claims.items() if peer in stay or peer not in state.absent}
+    )
 
 
 def _differing(state: RoundState, reporter: str) -> list[Effect]:
@@ -225,11 +237,18 @@ def _refuse(state: RoundState, peer: str, reason: pb.Reason, detail: str) -> Rou
     return replace(state, gathered=replace(state.gathered, refusals=(*refusals, entry)))
 
 
-def _attest(state: RoundState, attestation: pb.Attestation) -> RoundState:
-    attested = state.gathered.attested
-    wanted = bool(state.manifest.attestation.kinds)  # else no chain would take it
-    if not wanted or (len(attested) >= limits.ATTESTATIONS and attestation.peer not in attested):
-        return state
+def _attest(state: RoundState, attestation: pb.Attestation, moment: Moment) -> RoundState:
+    """Half of the room is for those whom the run knows. What has run out makes room, where nothing gathered rests on it."""
+    if not state.manifest.attestation.kinds:
+        return state  # no chain would take it
+    known, attested = state.head.known_peers, state.gathered.attested
+    if attestation.peer not in attested:
+        if len(attested) >= limits.ATTESTATIONS // 2:
+            needed = state.gathered.claims.keys() | state.gathered.clusters.keys()
+            attested = {p: item for p, item in attested.items() if p in needed or item.valid_until_ms > moment.wall_ms}
+        room = limits.ATTESTATIONS if attestation.peer in known else limits.ATTESTATIONS // 2
+        if len(attested) >= room:
+            return state
     return replace(state, gathered=replace(state.gathered, attested={**attested, attestation.peer: attestation}))
 
 

@@ -34,7 +34,19 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["ACCEPT", "JUDGES", "Judgement", "Outcome", "bits", "complete_clusters", "ignore", "judge", "known_state", "reject"]
+__all__ = [
+    "ACCEPT",
+    "JUDGES",
+    "Judgement",
+    "Outcome",
+    "bits",
+    "claims_kept",
+    "complete_clusters",
+    "ignore",
+    "judge",
+    "known_state",
+    "reject",
+]
 
 
 class Outcome(Enum):
@@ -95,7 +107,7 @@ def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
     claims = put_newest(gathered.claims, statement)
     if claims is None:
         return _repeat_or_older(gathered.claims.get(statement.peer), statement), gathered
-    room = limits.CLAIMS if head.round else limits.CLUSTERS  # before the genesis commit all are strangers
+    room = claims_kept(head)
     # Who made the state that the round starts from finds room whoever crowds in: a run that sleeps wakes by them.
     claims = _bounded(claims, head, room, head.known_peers)
     if not holds(claims.get(statement.peer), statement):
@@ -104,6 +116,11 @@ def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
     after = replace(gathered, claims=claims, leaves=_of_those_here(gathered.leaves, head, claims))
     # What is known so far depends on who spoke first. It decides the answer, not what is gathered: `seats` looks at the end.
     return (WRONG_STATE if known and body.state != known else _once(claims[statement.peer])), after
+
+
+def claims_kept(head: Head) -> int:
+    """How many claims of strangers have room: before the genesis commit all are strangers."""
+    return limits.CLAIMS if head.round else limits.CLUSTERS
 
 
 def _of_those_here(leaves: Mapping[str, Slot], head: Head, claims: Mapping[str, Slot]) -> Mapping[str, Slot]:
@@ -160,7 +177,7 @@ def _cluster(manifest: Manifest, head: Head, gathered: Gathered, statement: Stat
     if clusters is None:
         return _repeat_or_older(gathered.clusters.get(statement.peer), statement), gathered
     room = limits.LAYOUTS if head.round else limits.FIRST_LAYOUTS
-    clusters = _bounded(clusters, head, room, head.cluster_by_peer)
+    clusters = _bounded(clusters, head, room, head.known_peers)
     if not holds(clusters.get(statement.peer), statement):
         return ignore(pb.REASON_RATE, f"{room} clusters are waiting already"), gathered
     return _once(clusters[statement.peer]), replace(gathered, clusters=clusters)

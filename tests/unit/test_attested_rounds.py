@@ -8,7 +8,7 @@ import pytest
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest import simulated
 from dilocox.node.attest.verify import appraise
-from dilocox.protocol import chain
+from dilocox.protocol import chain, limits
 from dilocox.protocol.attestation import Evidence, report_data
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import Statement, open_envelope, seal
@@ -44,6 +44,25 @@ def test_only_the_attested_are_admitted():
     table.contribute().vote()
     assert identity(7).peer not in table.head.roster
     assert pb.REASON_NOT_ATTESTED in {item.reason for item in table.commits[-1].body.refusals}
+    table.verify()
+
+
+def test_verdicts_on_strangers_crowd_nobody_out(monkeypatch: pytest.MonkeyPatch):
+    """A round that sleeps would keep them for ever."""
+    table = attested_table()
+    monkeypatch.setattr(limits, "ATTESTATIONS", 6)
+    for number in range(10, 20):
+        table.attest(number, seconds=5)
+    assert set(table.state.gathered.attested) == {identity(n).peer for n in (10, 11, 12)}
+    table.submit(table.claim(10))
+    renewed = table.attest(0, label="renewed")
+    assert table.state.gathered.attested[identity(0).peer] == renewed
+    table.wait(6)
+    table.attest(20)
+    there = set(table.state.gathered.attested)
+    assert identity(20).peer in there, "what has run out makes room"
+    assert identity(10).peer in there, "but not while a claim rests on it"
+    table.contribute().vote()
     table.verify()
 
 

@@ -413,7 +413,7 @@ def test_strangers_who_claim_and_leave_and_are_pushed_out_leave_nothing_behind(m
 
 
 def test_strangers_crowd_nobody_out_who_could_wake_the_run(monkeypatch: pytest.MonkeyPatch):
-    """Found by explored schedules: all had left, dead strangers' claims filled the room of a round that slept, and stayed there."""
+    """Found by explored schedules: all had left, strangers' claims filled the room of a round that slept, and stayed there."""
     monkeypatch.setattr(limits, "CLAIMS", 3)
     table = Table(manifest(rounds={"count": 30})).genesis().train(1)
     for number in range(3):
@@ -422,7 +422,6 @@ def test_strangers_crowd_nobody_out_who_could_wake_the_run(monkeypatch: pytest.M
     assert table.roster() == []
     for number in range(10, 60):
         table.submit(table.claim(number, state=digest("mine")))
-        table.absent(number)
     assert len(table.state.gathered.claims) == 3
     for number in range(3):
         table.present(number)
@@ -430,6 +429,36 @@ def test_strangers_crowd_nobody_out_who_could_wake_the_run(monkeypatch: pytest.M
     table.wait(10_000)
     assert len(table.roster()) == table.run.rounds.min_clusters
     assert set(table.roster()) < {0, 1, 2}
+    table.verify()
+
+
+def test_strangers_who_are_gone_keep_no_run_from_beginning(monkeypatch: pytest.MonkeyPatch):
+    """Before the genesis commit all are strangers, and no round closes that would forget them."""
+    monkeypatch.setattr(limits, "CLUSTERS", 3)
+    table = Table(manifest(rounds={"count": 30}))
+    for number in range(10, 60):
+        table.submit(table.claim(number, state=digest("mine")))
+        if number % 2:
+            table.submit(table.leave(number, serial=2))
+        table.absent(number)
+    for number in range(3):
+        assert table.submit(table.claim(number)).outcome is Outcome.ACCEPT
+    assert table.head.round == 1
+    assert table.roster() == [0, 1, 2]
+    table.verify()
+
+
+def test_strangers_who_are_gone_make_room_in_a_round_that_sleeps(monkeypatch: pytest.MonkeyPatch):
+    """Those too whom the chain does not know, because they came later, are heard where they are here."""
+    monkeypatch.setattr(limits, "CLAIMS", 3)
+    table = Table(manifest(rounds={"count": 30})).genesis().train(1)
+    table.absent(1, 2)
+    for number in range(10, 60):
+        table.submit(table.claim(number, state=digest("mine")))
+        table.absent(number)
+    state = table.submit(table.claim(3))
+    assert state.outcome is not Outcome.IGNORE
+    assert identity(3).peer in table.state.gathered.claims
     table.verify()
 
 
