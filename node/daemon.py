@@ -22,6 +22,7 @@ from dilocox.node.participant import Participant
 from dilocox.node.place import MANIFEST, PeerSettings, Place, keep_manifest, make_holding, open_chain, run_peer
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import WorkerPool
+from dilocox.protocol import phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Manifest
@@ -139,7 +140,7 @@ async def _take_part(
     closing.push_async_exit(partial(_leave, participant))
     tasks.start(participant.watch(), "watch")
     tasks.start(participant.offer(), "offer")
-    tasks.start(_train(supply, participant), "supervise")
+    tasks.start(_train(supply, participant, tasks), "supervise")
     tasks.start(participant.beat(), "beat")
     tasks.start(holding.supply(participant.workers.starts.newest_snapshot), "supply holders")
     if prover is not None:
@@ -155,8 +156,10 @@ def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
     return check_corpus(manifest, folder)
 
 
-async def _train(supply: Supply, participant: Participant) -> None:
-    await supply.have()
+async def _train(supply: Supply, participant: Participant, tasks: Tasks) -> None:
+    corpus = await supply.begin()
+    reading = partial(phase.reading, participant.manifest, participant.identity.peer)
+    tasks.start(supply.follow(corpus, lambda: reading(participant.chain.head)), "supply data")
     await participant.workers.run()
 
 

@@ -10,7 +10,7 @@ and each shard's samples in another: neighbouring positions need one shard, or t
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Annotated, Literal
@@ -23,7 +23,7 @@ from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["BYTES", "Corpus", "Order", "Shard", "check_fits", "permute", "token_bytes"]
+__all__ = ["BYTES", "Corpus", "Order", "Shard", "check_fits", "order_of", "permute", "samples_in", "token_bytes"]
 
 BYTES = "bytes"
 """The tokenizer of a corpus whose tokens are the bytes of its text; 0, which no text holds, ends a document."""
@@ -85,6 +85,10 @@ class Corpus(_Section):
     def token_bytes(self) -> int:
         return token_bytes(self.vocabulary_size)
 
+    def size(self, shard: Shard) -> int:
+        """Of its blob, in bytes."""
+        return shard.tokens * self.token_bytes
+
     @property
     def tokens(self) -> int:
         """For training."""
@@ -93,7 +97,7 @@ class Corpus(_Section):
     @property
     def blobs(self) -> list[tuple[bytes, int]]:
         """(digest, size in bytes) of what it names; 0: the size of a tokenizer is not known."""
-        shards = [(bytes.fromhex(shard.digest), shard.tokens * self.token_bytes) for shard in (*self.held_out, *self.training)]
+        shards = [(bytes.fromhex(shard.digest), self.size(shard)) for shard in (*self.held_out, *self.training)]
         return shards if self.tokenizer == BYTES else [(bytes.fromhex(self.tokenizer), 0), *shards]
 
 
@@ -105,12 +109,21 @@ def check_fits(manifest: Manifest, corpus: Corpus) -> None:
             f"the data's tokenizer has {corpus.vocabulary_size:,} tokens, and model.vocabulary_size is {model.vocabulary_size:,}"
         )
     width = model.sequence_length + 1
-    samples, held_out = (sum(each.tokens // width for each in shards) for shards in (corpus.training, corpus.held_out))
+    samples, held_out = (sum(samples_in(manifest, each) for each in shards) for shards in (corpus.training, corpus.held_out))
     if samples < training.batch_size or not held_out:
         raise ConfigError(
             f"the data makes {samples:,} sequences of {width} tokens to train on and {held_out:,} held out; a batch has"
             f" {training.batch_size}, and at least one is held out. Build it from more text, or with --held-out-every smaller."
         )
+
+
+def samples_in(manifest: Manifest, shard: Shard) -> int:
+    return shard.tokens // (manifest.model.sequence_length + 1)
+
+
+def order_of(manifest: Manifest, corpus: Corpus) -> "Order":
+    """In which the run reads its training shards."""
+    return Order([samples_in(manifest, shard) for shard in corpus.training], manifest.data.seed)
 
 
 def token_bytes(vocabulary_size: int) -> int:
@@ -135,12 +148,22 @@ class Order:
 
     def find(self, position: int) -> tuple[int, int]:
         """(shard, sample in it)."""
+        shard, end = self.stretch(position)
+        count = self._samples[shard]
+        return shard, permute(position - end + count, count, self._seed, position // self.total, shard + 1)
+
+    def stretch(self, position: int) -> tuple[int, int]:
+        """(shard, first position after it): up to there, all lie in this shard."""
         epoch, index = divmod(position, self.total)
         order, ends = self._epoch(epoch)
         place = bisect_right(ends, index)
-        shard = order[place]
-        first = ends[place] - self._samples[shard]
-        return shard, permute(index - first, self._samples[shard], self._seed, epoch, shard + 1)
+        return order[place], epoch * self.total + ends[place]
+
+    def shards(self, first: int, end: int) -> Iterator[int]:
+        """Of the positions `first` … `end`, in the order in which they are read."""
+        while first < end:
+            shard, first = self.stretch(first)
+            yield shard
 
 
 def permute(index: int, count: int, seed: int, epoch: int, lane: int = 0) -> int:

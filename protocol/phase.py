@@ -25,19 +25,19 @@ One turn, in this order (a commit can come and a phase end in one turn):
     Θ(round) is in place, we are on its roster, the phase is long
       enough and every rank's background is idle                       End, Encode: the next phase begins
       `delayed`: Θ(round) is prepared and held back                    End, Apply (private progress dropped), Encode
-    then, always, one of                                               Train, Wait
+    then, always, one of; Train once every rank has its samples         Train, Wait
 
 A phase is long enough after the H that the commit before it names; a time-boxed one when its time is up, or after max_inner_steps.
 It never takes more than max_inner_steps. Illegal input raises LocalError and leaves the state as it was.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.head import Head, initial_head
-from dilocox.protocol.ledger import Lease
+from dilocox.protocol.ledger import Lease, Span
 from dilocox.protocol.manifest import Manifest
 
 __all__ = [
@@ -56,8 +56,10 @@ __all__ = [
     "closes",
     "next_action",
     "onto",
+    "reading",
     "resume",
     "step",
+    "upcoming",
 ]
 
 
@@ -75,6 +77,8 @@ class Turn:
     """Of a time-boxed phase."""
     stop: bool = False
     """Some rank was told to stop."""
+    lacking: bool = False
+    """Some rank has not all samples that were `upcoming`."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +94,11 @@ class Flags:
     stop: bool
     time_is_up: bool
     """Only the first rank's clock counts."""
+    lacking: bool
+    """Samples that are `upcoming`."""
 
     def numbers(self) -> list[float]:
-        return [float(self.preparing), float(self.prepared), float(self.busy), float(self.stop), float(self.time_is_up)]
+        return [float(getattr(self, each.name)) for each in fields(self)]
 
 
 def agree(sums: Sequence[float], ranks: int, trained: bool, prepared: Callable[[], Head]) -> Turn:
@@ -104,6 +110,7 @@ def agree(sums: Sequence[float], ranks: int, trained: bool, prepared: Callable[[
         idle=sums[2] == 0 and (everywhere or not preparing),
         stop=sums[3] > 0,
         time_is_up=sums[4] > 0,
+        lacking=sums[5] > 0,
     )
 
 
@@ -216,6 +223,7 @@ def step(state: PhaseState, turn: Turn) -> tuple[PhaseState, tuple[Action, ...]]
         state = _trained(state)
     if turn.stop:
         return state, (Stop(),)
+    looked_for = _positions(state)
     actions: list[Action] = []
     if turn.prepared is not None and not _held_back(state, turn.prepared):
         warmed_up = not state.on_roster and state.head.round == state.round
@@ -224,7 +232,23 @@ def step(state: PhaseState, turn: Turn) -> tuple[PhaseState, tuple[Action, ...]]
     if turn.idle and _is_over(state, turn):
         state, ending = _end(state, turn)
         actions += ending
-    return state, (*actions, next_action(state))
+    action = next_action(state)
+    if isinstance(action, Train) and (turn.lacking or list(action.positions) != looked_for):
+        action = Wait("the samples of its next batch are on their way")  # or those of a new lease, not looked for yet
+    return state, (*actions, action)
+
+
+def upcoming(state: PhaseState, trained: bool) -> list[int]:
+    """The samples that are looked for in a turn, so that they are there when it is over: those of the batch after it."""
+    return _positions(_trained(state) if trained else state) or []
+
+
+def reading(manifest: Manifest, cluster: str, head: Head) -> tuple[Span, ...]:
+    """Where a cluster reads after this head: what it has to have ahead of its steps."""
+    if cluster in head.roster:
+        return head.ledger.leases[cluster].spans
+    first = _own_positions(cluster)
+    return ((first, first + manifest.rounds.max_inner_steps * manifest.training.batch_size),)
 
 
 def next_action(state: PhaseState) -> Train | Wait:
@@ -258,8 +282,13 @@ def _positions(state: PhaseState) -> list[int] | None:
     batch = state.manifest.training.batch_size
     if state.on_roster:
         return state.lease.positions(state.samples_read, batch)
-    own = int.from_bytes(sha256(state.cluster.encode())[:6], "big")  # not counted: any samples will do
+    own = _own_positions(state.cluster)
     return list(range(own + state.steps * batch, own + (state.steps + 1) * batch))
+
+
+def _own_positions(cluster: str) -> int:
+    """Where a cluster reads that is not counted: any samples will do."""
+    return int.from_bytes(sha256(cluster.encode())[:6], "big")
 
 
 def _trained(state: PhaseState) -> PhaseState:

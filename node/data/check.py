@@ -16,7 +16,7 @@ __all__ = ["check_corpus", "check_shard", "check_whole"]
 def check_shard(store: BlobStore, corpus: Corpus, shard: Shard) -> None:
     """Raises ConfigError where its blob holds other tokens than the corpus says: whoever made it is wrong."""
     view = store.view(bytes.fromhex(shard.digest))
-    if len(view) != shard.tokens * corpus.token_bytes:
+    if len(view) != corpus.size(shard):
         raise ConfigError(f"the data are not what they say: shard {shard.digest} does not have {shard.tokens:,} tokens")
     largest = int(np.frombuffer(view, dtype=f"<u{corpus.token_bytes}").max())
     if largest >= corpus.vocabulary_size:

@@ -2,7 +2,8 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import lru_cache
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilocox.protocol.corpus import Corpus, Order, Shard, check_fits
+from dilocox.protocol.corpus import Corpus, Shard, check_fits, order_of, samples_in
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
@@ -27,7 +28,7 @@ SHARDS_MAPPED = 16
 
 
 class Dataset:
-    """Reads the shards where they lie: mapped into memory, never copied whole. The daemon has checked them (node/data/check.py)."""
+    """Reads the shards where they lie: mapped into memory, never copied whole. The daemon brings them (node/data/supply.py)."""
 
     def __init__(self, manifest: Manifest, corpus: Corpus, store: BlobStore) -> None:
         """Raises ConfigError where the run's model cannot be trained on it."""
@@ -36,11 +37,11 @@ class Dataset:
         self._store, self._dtype = store, np.dtype(f"<u{corpus.token_bytes}")
         self._training, self._held_out = corpus.training, corpus.held_out
         self._map = lru_cache(maxsize=SHARDS_MAPPED)(self._mapped)
-        self._order = Order([self._samples(shard) for shard in self._training], manifest.data.seed)
+        self._samples = partial(samples_in, manifest)
+        self._order = order_of(manifest, corpus)
         self._evaluation = min(manifest.data.evaluation_sequences, sum(map(self._samples, self._held_out)))
-
-    def _samples(self, shard: Shard) -> int:
-        return shard.tokens // self._width
+        self._checking: dict[bytes, Future[bool]] = {}
+        self._checker = ThreadPoolExecutor(1, "check shards")
 
     def _mapped(self, shard: Shard) -> Tokens:
         """(samples, sequence_length + 1)."""
@@ -51,6 +52,25 @@ class Dataset:
     def sequences(self) -> int:
         """In an epoch."""
         return self._order.total
+
+    def here(self, positions: Sequence[int]) -> bool:
+        """Whether these samples are on this machine, and right. Who asks again until they are never waits: shards are read
+        beside, and the next one before it is asked for."""
+        stretches = {self._order.stretch(position) for position in positions}
+        right = [self._right(self._training[shard]) for shard, _ in stretches]
+        for _, end in stretches:
+            self._right(self._training[self._order.stretch(end)[0]])
+        return all(right)
+
+    def _right(self, shard: Shard) -> bool:
+        """As far as is known by now: a shard that is not here, or was damaged, may come."""
+        digest = bytes.fromhex(shard.digest)
+        check = self._checking.get(digest)
+        if check is None or (check.done() and not check.result()):
+            if digest in self._store:
+                self._checking[digest] = self._checker.submit(self._store.sound, digest)
+            return False
+        return check.done()
 
     def batch(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """(inputs, targets), each (len(positions), sequence_length) int64."""

@@ -90,7 +90,7 @@ class Worker:
 
     def run(self) -> None:
         """Until some rank is told to stop."""
-        action: phase.Action = Stop() if self._stopping else phase.next_action(self.state)
+        action: phase.Action = Stop() if self._stopping else Wait("it looks for the samples of its first batch")
         while not isinstance(action, Stop):
             self._take_commands()
             turn = self._train(action) if isinstance(action, Train) else self._wait(action)
@@ -122,7 +122,7 @@ class Worker:
     def _train(self, action: Train) -> Turn:
         self._pace.rest(self._take_commands)
         started = time.monotonic()
-        result = self.trainer.step(*self.dataset.batch(list(action.positions)), flags=self._flags().numbers())
+        result = self.trainer.step(*self.dataset.batch(action.positions), flags=self._flags(trained=True))
         seconds = max(time.monotonic() - started, self._pace.step_seconds)
         self._fastest_step = min(self._fastest_step, seconds)
         self._seconds += min(seconds, SUSPENDED * self._fastest_step)
@@ -137,13 +137,15 @@ class Worker:
         self.link.wake.clear()
         self._take_commands()
         self._report_step(self.state.steps, self._loss / max(1, self.state.steps), 0.0, action.why)
-        return phase.agree(self.trainer.all_sum(self._flags().numbers()), self.trainer.workers, False, self._next_head)
+        return phase.agree(self.trainer.all_sum(self._flags(trained=False)), self.trainer.workers, False, self._next_head)
 
-    def _flags(self) -> Flags:
+    def _flags(self, trained: bool) -> list[float]:
         prepared = self._preparing is not None and self._preparing.done()
         box = self.manifest.rounds.round_seconds
         time_is_up = self.rank == 0 and box is not None and self._seconds >= box
-        return Flags(self._preparing is not None, prepared, not self.background.idle, self._stopping, time_is_up)
+        lacking = not self.dataset.here(phase.upcoming(self.state, trained))
+        busy = not self.background.idle
+        return Flags(self._preparing is not None, prepared, busy, self._stopping, time_is_up, lacking).numbers()
 
     def _next_head(self) -> Head:
         assert self._preparing is not None

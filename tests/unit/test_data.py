@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from dilocox.node.data.check import check_corpus, check_whole
 from dilocox.node.data.sources import documents, find_files
 from dilocox.node.data.tokens import open_encoder, train_tokenizer
 from dilocox.node.training.data import SHARDS_MAPPED, load_dataset
-from dilocox.protocol.corpus import Corpus, Order, Shard, check_fits, permute, token_bytes
+from dilocox.protocol.corpus import Corpus, Order, Shard, check_fits, order_of, permute, token_bytes
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.manifest import Data, Manifest
 from dilocox.transport.blobs import BlobStore
@@ -239,6 +240,9 @@ def test_an_epoch_reads_every_sample_once_a_shard_at_a_time(samples: list[int], 
         assert sorted(found) == [(shard, sample) for shard, count in enumerate(samples) for sample in range(count)]
         changes = sum(before[0] != after[0] for before, after in itertools.pairwise(found))
         assert changes == sum(map(bool, samples)) - 1
+        first, end = epoch * order.total, epoch * order.total + len(found)
+        assert list(order.shards(first, end)) == [shard for shard, _ in itertools.groupby(found, key=lambda each: each[0])]
+    assert list(order.shards(3, 3)) == []
 
 
 def test_the_order_is_a_permutation_that_changes_every_epoch_and_in_every_shard():
@@ -265,6 +269,34 @@ def test_samples_are_what_the_shards_hold(tmp_path: Path, monkeypatch: pytest.Mo
 
     assert sorted(read(data.batch(range(data.sequences)))) == sorted(samples(corpus.training))
     assert read(data.evaluation()) == samples(corpus.held_out)
+
+
+def test_samples_are_here_when_their_shards_are_and_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(builder, "SHARD_BYTES", 2048)
+    text = corpus_of(tmp_path / "c", words(200, 20))
+    run, corpus, store = manifest(data=text.settings), opened(text.folder), BlobStore(text.folder)
+    order = order_of(run, corpus)
+    (first, end), (second, _) = order.stretch(0), order.stretch(order.stretch(0)[1])
+    paths = [store.path(bytes.fromhex(corpus.training[shard].digest)) for shard in (first, second)]
+    held = [path.read_bytes() for path in paths]
+    paths[0].unlink()
+    paths[1].write_bytes(held[1][::-1])
+    data = load_dataset(run, text.folder)
+
+    def soon(positions: list[int]) -> None:
+        while not data.here(positions):
+            time.sleep(0.001)
+
+    assert data.here([])
+    assert not data.here([0, end - 1])
+    paths[0].write_bytes(held[0])
+    soon([0, end - 1])
+    while paths[1].exists():  # looked at before it is asked for, found damaged, and set aside
+        time.sleep(0.001)
+    assert not data.here([end - 1, end])
+    paths[1].write_bytes(held[1])
+    soon([end - 1, end])
+    data.batch(range(end + 1))
 
 
 def test_more_shards_than_descriptors_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -64,7 +64,8 @@ def test_before_the_first_commit_it_waits_and_says_so():
     state = phase.begin(run_with(), ME)
     assert phase.next_action(state) == Wait("the run has not begun: its first commit is on its way")
     state, actions = step(state, prepared=head(1), idle=True)
-    assert actions == (Apply(keep_private=True), Train(tuple(range(10_000, 10_000 + BATCH))))
+    assert actions == (Apply(keep_private=True), Wait("the samples of its next batch are on their way"))
+    assert step(state)[1] == (Train(tuple(range(10_000, 10_000 + BATCH))),)
     assert (state.round, state.steps) == (1, 0)
 
 
@@ -243,6 +244,47 @@ def test_a_last_commit_that_counts_nobody_is_not_the_end():
     assert isinstance(actions[-1], Train), "another round is needed"
 
 
+# Samples
+
+ON_THEIR_WAY = Wait("the samples of its next batch are on their way")
+
+
+def test_no_rank_takes_a_step_whose_samples_another_lacks():
+    state, actions = step(trained(at(2), 2), trained=True, lacking=True)
+    assert (state.steps, actions) == (3, (ON_THEIR_WAY,))
+    assert step(state, lacking=True) == (state, (ON_THEIR_WAY,))
+    assert step(state)[1] == (Train(tuple(range(10_012, 10_016))),)
+
+
+def test_what_is_looked_for_in_a_turn_are_the_samples_of_the_batch_after_it():
+    state = trained(at(2), 2)
+    assert phase.upcoming(state, trained=False) == [10_008, 10_009, 10_010, 10_011]
+    assert phase.upcoming(state, trained=True) == [10_012, 10_013, 10_014, 10_015]
+    assert phase.upcoming(at(2, head=head(2, ahead=BATCH)), trained=True) == [], "its lease ends"
+
+
+def test_a_new_lease_is_looked_for_before_it_is_read():
+    elsewhere = replace(head(3), ledger=Ledger(leases={ME: Lease(8, ((70_000, 71_000),))}))
+    state, actions = step(trained(at(2), 2), prepared=elsewhere)
+    assert actions == (Apply(keep_private=True), ON_THEIR_WAY)
+    assert step(state)[1] == (Train(tuple(range(70_000, 70_004))),)
+
+
+def test_a_phase_that_is_over_ends_whatever_the_next_one_waits_for():
+    _, actions = step(trained(at(2), 3), trained=True, lacking=True, idle=True)
+    assert actions[0] == End(2, restart=False)
+    assert actions[-1] == ON_THEIR_WAY
+
+
+def test_what_is_read_soon_is_the_lease_or_where_a_guest_reads():
+    run = run_with()
+    assert phase.reading(run, ME, head(3)) == ((10_000, 11_000),)
+    ((first, end),) = phase.reading(run, ME, head(3, member=False))
+    guest = phase.begin(run, ME, head(3, member=False))
+    assert phase.upcoming(guest, trained=False)[0] == first
+    assert phase.upcoming(trained(guest, 7), trained=False)[-1] == end - 1
+
+
 # Resuming
 
 
@@ -263,7 +305,7 @@ def test_a_boundary_older_than_the_state_is_not_in_flight():
 
 
 def flags(**changes: bool) -> Flags:
-    idle = {"preparing": False, "prepared": False, "busy": False, "stop": False, "time_is_up": False}
+    idle = {"preparing": False, "prepared": False, "busy": False, "stop": False, "time_is_up": False, "lacking": False}
     return Flags(**{**idle, **changes})
 
 
@@ -280,6 +322,7 @@ def test_ranks_agree_on_what_all_of_them_have():
     assert agreed(flags(busy=True), flags()) == Turn(trained=True)
     assert agreed(flags(stop=True), flags()) == Turn(trained=True, idle=True, stop=True)
     assert agreed(flags(time_is_up=True), flags()) == Turn(trained=True, idle=True, time_is_up=True)
+    assert agreed(flags(), flags(lacking=True)) == Turn(trained=True, idle=True, lacking=True)
 
 
 def test_no_phase_ends_while_one_rank_already_holds_the_next_state():
@@ -347,8 +390,9 @@ def test_a_single_step_fills_a_time_boxed_phase():
     assert step(state, idle=True, time_is_up=True)[1][:2] == (End(2, restart=False), Encode(2, 1, BATCH, 1, 7, b"2"))
 
 
+FLAG = st.booleans()
 TURNS = st.lists(
-    st.tuples(st.sampled_from(["prepare", "prepare without us", "later"]), st.booleans(), st.booleans(), st.integers(1, 8)),
+    st.tuples(st.sampled_from(["prepare", "prepare without us", "later"]), FLAG, FLAG, FLAG, st.integers(1, 8)),
     max_size=80,
 )
 
@@ -359,19 +403,23 @@ def test_what_holds_on_any_schedule(turns, overlap, synchronous, seconds):
     """Two ranks are fed the same turns; the network does what it likes."""
     run = run_with(overlap, synchronous_rounds=synchronous, round_seconds=seconds)
     ranks = [phase.begin(run, ME), phase.begin(run, ME)]
-    action: phase.Action = phase.next_action(ranks[0])
+    action: phase.Action = Wait("it has just started")
     prepared: Head | None = None
     applied, announced = [], []
-    for what, idle, time_is_up, inner_steps in turns:
+    for what, idle, time_is_up, lacking, inner_steps in turns:
         state = ranks[0]
         if prepared is None and what != "later" and state.head.round <= run.rounds.count:
             prepared = head(state.head.round + 1, what == "prepare", inner_steps, counted=state.samples_read)
-        turn = Turn(isinstance(action, Train), prepared, idle, time_is_up)
+        turn = Turn(isinstance(action, Train), prepared, idle, time_is_up, lacking=lacking)
+        upcoming = phase.upcoming(state, turn.trained)
         before = state.steps + turn.trained
         (ranks[0], actions), (ranks[1], others) = (phase.step(rank, turn) for rank in ranks)
         assert (ranks[0], actions) == (ranks[1], others), "ranks that agreed do the same"
         action = actions[-1]
         assert isinstance(action, Train | Wait)
+        if isinstance(action, Train):
+            assert not lacking
+            assert list(action.positions) == upcoming, "every rank has seen that they are here"
         assert not any(isinstance(earlier, Train | Wait | Stop) for earlier in actions[:-1])
         if any(isinstance(item, Apply) for item in actions):
             assert prepared is not None

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from dilocox.node.data import build as builder
 from dilocox.node.data import supply
 from dilocox.node.data.check import check_corpus
 from dilocox.node.data.supply import Supply
 from dilocox.node.exchange import FetchStatistics
 from dilocox.protocol import limits
+from dilocox.protocol.corpus import Corpus, order_of, samples_in
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -46,11 +48,26 @@ class Peers:
 
 class Place:
     def __init__(self, folder: Path, run: Manifest, served: Path) -> None:
-        self.store = BlobStore(folder)
+        self.run, self.store = run, BlobStore(folder)
         self.peers = Peers(served, self.store)
         self.providers = ["coordinator"]
         self.told: list[str] = []
         self.supply = Supply(run, self.store, self.peers, lambda: self.providers, self._tell)  # type: ignore[arg-type]
+
+    async def have(self) -> None:
+        """Everything, as one reads who reads an epoch from its first position."""
+        corpus = await self.supply.begin()
+        spans = [(0, sum(samples_in(self.run, shard) for shard in corpus.training))]
+        following = asyncio.create_task(self.supply.follow(corpus, lambda: spans))
+        there = asyncio.create_task(self._until(corpus))
+        await asyncio.wait([following, there], return_when=asyncio.FIRST_COMPLETED)
+        for task in (following, there):
+            if not task.cancel():
+                await task
+
+    async def _until(self, corpus: Corpus) -> None:
+        while not all(self.store.sound(digest) for digest, _ in corpus.blobs):
+            await asyncio.sleep(0.001)
 
     def _tell(self, status: Status) -> None:
         assert status.name == "synchronising"
@@ -60,20 +77,21 @@ class Place:
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supply, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(supply, "LOOK_SECONDS", 0.001)
 
 
 async def test_everything_is_fetched_once_and_each_blob_within_its_size(tmp_path: Path):
     text = corpus_of(tmp_path / "served", words(200, 20))
     run = manifest(data=text.settings)
     place = Place(tmp_path / "here", run, text.folder)
-    await place.supply.have()
+    await place.have()
     check_corpus(run, tmp_path / "here")
     sizes = dict(place.peers.asked)
     assert len(sizes) == len(place.peers.asked) == 3
     assert sizes.pop(bytes.fromhex(text.digest)) == limits.CORPUS_BYTES
     assert all(most == place.store.size(digest) for digest, most in sizes.items())
     assert any("of" in line and "MB" in line for line in place.told)
-    await place.supply.have()
+    await place.have()
     assert len(place.peers.asked) == 3, "a restart finds it"
 
 
@@ -85,7 +103,7 @@ async def test_what_is_damaged_here_is_fetched_again(tmp_path: Path):
     for digest in store.digests():
         store.path(digest).write_bytes(store.path(digest).read_bytes()[:-1])
     place = Place(tmp_path / "here", run, text.folder)
-    await place.supply.have()
+    await place.have()
     check_corpus(run, tmp_path / "here")
 
 
@@ -93,7 +111,7 @@ async def test_who_comes_later_is_asked_too(tmp_path: Path):
     text = corpus_of(tmp_path / "served", words(200, 20))
     place = Place(tmp_path / "here", manifest(data=text.settings), text.folder)
     place.peers.holders = {"a peer"}
-    having = asyncio.create_task(place.supply.have())
+    having = asyncio.create_task(place.have())
     while len(place.peers.asked) < 3:
         await asyncio.sleep(0.001)
     assert "nobody serves the run's data yet" in place.told[-1] or "nobody serves" in place.told[-2]
@@ -106,15 +124,15 @@ async def test_a_digest_that_names_no_corpus_is_the_owners_mistake(tmp_path: Pat
     digest = served.put([b"a letter"])
     place = Place(tmp_path / "here", manifest(data={"name": "x", "digest": digest.hex()}), tmp_path / "served")
     with pytest.raises(ConfigError, match=f"{digest.hex()} names no corpus"):
-        await place.supply.have()
+        await place.have()
 
 
 async def test_nothing_is_fetched_onto_a_disk_that_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     text = corpus_of(tmp_path / "served", words(200, 20))
     place = Place(tmp_path / "here", manifest(data=text.settings), text.folder)
-    free = [1000, 1000, 1 << 40]
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free.pop(0)))
-    await place.supply.have()
+    free = [1000, 1000]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free.pop(0) if free else 1 << 40))
+    await place.have()
     assert sum("0 MB are free" in line for line in place.told) == 2
     assert not free
 
@@ -128,12 +146,39 @@ async def test_a_shard_that_is_not_what_the_corpus_says_is_refused(tmp_path: Pat
     run = manifest(data={"name": "served", "digest": store.put([lying.canonical_bytes()]).hex()})
     place = Place(tmp_path / "here", run, text.folder)
     with pytest.raises(ConfigError, match=r"not what they say: .* of 100"):
-        await place.supply.have()
+        await place.have()
 
 
 async def test_data_that_do_not_fit_the_model_are_refused_before_a_shard_is_fetched(tmp_path: Path):
     text = corpus_of(tmp_path / "served", words(200, 20))
     place = Place(tmp_path / "here", manifest(data=text.settings, model={"vocabulary_size": 255}), text.folder)
     with pytest.raises(ConfigError, match=r"256 tokens, and model\.vocabulary_size is 255"):
-        await place.supply.have()
+        await place.have()
     assert len(place.peers.asked) == 1
+
+
+async def test_a_shard_comes_before_it_is_read_and_no_sooner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(builder, "SHARD_BYTES", 2048)
+    text = corpus_of(tmp_path / "served", words(200, 20))
+    run = manifest(data=text.settings)
+    place = Place(tmp_path / "here", run, text.folder)
+    corpus = await place.supply.begin()
+    order = order_of(run, corpus)
+    assert not any(bytes.fromhex(shard.digest) in place.store for shard in corpus.training)
+    first, end = order.stretch(0)
+    second, later = order.stretch(end)
+    reading = [(0, end)]
+    following = asyncio.create_task(place.supply.follow(corpus, lambda: reading))
+
+    async def until_here(wanted: set[int]) -> None:
+        while not all(bytes.fromhex(corpus.training[shard].digest) in place.store for shard in wanted):
+            await asyncio.sleep(0.001)
+
+    await until_here({first})
+    reading[:] = [(end - 1, end + 1), (later - 1, later)]
+    await until_here({second})
+    place.store.path(bytes.fromhex(corpus.training[first].digest)).unlink()  # found damaged by a worker, and set aside
+    await until_here({first, second})
+    following.cancel()
+    here = {number for number, shard in enumerate(corpus.training) if bytes.fromhex(shard.digest) in place.store}
+    assert here == {first, second} < set(range(len(corpus.training)))
