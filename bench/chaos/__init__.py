@@ -6,10 +6,8 @@ loses nothing takes a known number of steps. What that number is, a faultless st
 
     schedule.py   which fault when: from a seed, and nothing else
     network.py    the wire: namespaces, cuts, slow lines
+    clocks.py     a wall clock for each member, where libfaketime is installed
     world.py      the swarm on it; does what the schedule says, and puts it right again
     stranger.py   idle streams, junk, a flood
     loss.py       what the others lost: from the chain, and from what the nodes said every second
-
-Not done: a step of the wall clock. A time namespace shifts the monotonic clock only, and only before its first process starts; a
-wall clock of one's own needs libfaketime, which a bench cannot take for granted. The explorer (tests/sim) steps clocks at will.
 """

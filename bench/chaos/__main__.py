@@ -74,10 +74,12 @@ class Form:
     """Before the first of them: what is faultless is measured there, and scaled."""
     every: float
     """Seconds from fault to fault, about."""
+    clocks: bool = True
+    """Step them, where that can be done."""
 
 
 FULL = Form(seed=7, minutes=20, calm_seconds=180, every=30)
-QUICK = Form(seed=15, minutes=1, calm_seconds=10, every=10)
+QUICK = Form(seed=15, minutes=1, calm_seconds=10, every=10, clocks=False)
 """A full disk, a damaged file, and everybody killed at once, coordinator included."""
 
 
@@ -93,23 +95,26 @@ class Report:
     usage: dict[str, list[list[float]]]
     """Of each daemon: seconds, MiB, descriptors."""
     stranger: dict[str, int]
+    clocks: bool
+    """Whether they could be stepped."""
 
 
 def closed(commits: list[Statement[pb.Commit]], world: World, batch_size: int) -> list[Closed]:
     """The rounds as the chain tells them, on the clock of this machine's processes."""
-    behind = time.time() - time.monotonic()
+    at = commits[0].body.closed_at_ms / 1000 - (time.time() - time.monotonic())
     rounds = []
     roster: frozenset[str] = frozenset()
     read: dict[str, int] = {}
     """Samples that were settled since each node joined."""
     for commit in commits:
+        at += commit.body.open_ms / 1000  # not `closed_at_ms`: the coordinator's wall clock may be stepped
         counted, settled = {}, {}
         for item in taken(commit.body):
             name, body = world.name_of(item.cluster), item.contribution
             counted[name] = body.inner_steps
             settled[name] = (body.samples_read - read.get(name, 0)) // batch_size
             read[name] = body.samples_read
-        rounds.append(Closed(commit.body.round, commit.body.closed_at_ms / 1000 - behind, roster, counted, settled))
+        rounds.append(Closed(commit.body.round, at, roster, counted, settled))
         roster = frozenset(world.name_of(member.cluster) for member in commit.body.roster)
         read = {name: samples for name, samples in read.items() if name in roster}
     return rounds
@@ -126,7 +131,7 @@ def chaos(folder: Path, form: Form) -> Report:
         world.sleep_until(began + form.calm_seconds)
         first = time.monotonic()
         calm = {node: loss.rate(world.samples[node], began, first) for node in world.nodes}
-        for fault in plan(form.seed, form.minutes, world.nodes, form.every):
+        for fault in plan(form.seed, form.minutes, world.nodes, form.every, form.clocks and world.clocks.there):
             world.sleep_until(first + fault.at)
             print(f"{time.monotonic() - first:6.0f} s  {fault}", flush=True)
             world.suffer(fault)
@@ -148,6 +153,7 @@ def chaos(folder: Path, form: Form) -> Report:
         len(rounds),
         {name: [[u.at - began, u.memory / 2**20, u.descriptors] for u in kept] for name, kept in world.usage.items()},
         world.stranger_did,
+        form.clocks and world.clocks.there,
     )
 
 
@@ -168,6 +174,8 @@ def tell(report: Report, form: Form) -> None:
     table(["at s", "fault", "took s", "others", "lost s each", "worst s", "rounds lost"], rows)
     columns = ["daemon", "MiB first", "MiB last", "MiB most", "descriptors first", "last", "most"]
     table(columns, [[name, *spans(kept)] for name, kept in report.usage.items()])
+    if not report.clocks:
+        print("no clock was stepped: the short form steps none, and nothing can where libfaketime is not installed")
     rates = ", ".join(f"{value:.3f}" for value in report.calm.values())
     print(f"faultless: {form.calm_seconds:.0f} s before the first fault, {rates} steps/s,")
     print(f"scaled to {form.minutes:g} minutes of faults. A loss is seconds without steps, and steps that no commit counted.")
@@ -220,6 +228,7 @@ def main() -> None:
             "prices": [[str(p.fault), p.node, p.window, p.waited, p.rounds, p.uncounted] for p in report.verdict.prices],
             "usage": report.usage,
             "stranger": report.stranger,
+            "stepped_clocks": report.clocks,
         },
     )
     for sentence in missed:

@@ -31,6 +31,8 @@ NODE_FILES = (
 COORDINATOR_FILES = ("runs/*/chain.db", "runs/*/peers.json", "daemon.json", "starts", "tls.pem", "libp2p.key")
 DAMAGES = ("a byte", "half", "all")
 """How much of a file: one bit of it flipped, its second half gone, nothing left but garbage."""
+HOURS = ("+3600", "-3600")
+"""What a wall clock is put on by, in seconds, and then back."""
 CHILDREN = ("dht_child", "p2pd")
 WORKER = "dilocox.node.training.worker"
 
@@ -51,7 +53,7 @@ class Fault:
         return " ".join(filter(None, [self.kind.replace("_", " "), self.detail, ", ".join(self.targets)]))
 
 
-def _deck(random: random.Random, nodes: Sequence[str]) -> list[Fault]:
+def _deck(random: random.Random, nodes: Sequence[str], clocks: bool) -> list[Fault]:
     """Every fault once, on members drawn anew."""
 
     def one() -> tuple[str, ...]:
@@ -76,6 +78,7 @@ def _deck(random: random.Random, nodes: Sequence[str]) -> list[Fault]:
         *(Fault("damage", one(), DOWN_SECONDS, file) for file in NODE_FILES),
         *(Fault("damage", (COORDINATOR,), DOWN_SECONDS, file) for file in COORDINATOR_FILES),
         Fault("damage_live", one(), detail=NODE_FILES[2]),
+        *(Fault("step_clock", target, 20.0, by) for by in HOURS if clocks for target in (one(), (COORDINATOR,))),
         Fault("kill", tuple(nodes), DOWN_SECONDS),
         Fault("kill", (COORDINATOR, *nodes), DOWN_SECONDS),
     ]
@@ -83,17 +86,18 @@ def _deck(random: random.Random, nodes: Sequence[str]) -> list[Fault]:
     return [replace(f, detail=f"{random.choice(DAMAGES)} of {f.detail}") if "damage" in f.kind else f for f in deck]
 
 
-def _endless(random: random.Random, nodes: Sequence[str]) -> Iterator[Fault]:
+def _endless(random: random.Random, nodes: Sequence[str], clocks: bool) -> Iterator[Fault]:
     while True:
-        yield from _deck(random, nodes)
+        yield from _deck(random, nodes, clocks)
 
 
-def plan(seed: int, minutes: float, nodes: Sequence[str], every: float) -> list[Fault]:
-    """The faults of so many minutes, about `every` seconds apart, one after the other. Each kind comes once before any again."""
+def plan(seed: int, minutes: float, nodes: Sequence[str], every: float, clocks: bool = False) -> list[Fault]:
+    """The faults of so many minutes, about `every` seconds apart, one after the other. Each kind comes once before any again.
+    `clocks`: whether they can be stepped here."""
     drawn = random.Random(seed)
     faults: list[Fault] = []
     at = 0.0
-    for fault in _endless(drawn, nodes):
+    for fault in _endless(drawn, nodes, clocks):
         if at + fault.seconds > 60 * minutes:
             return faults
         faults.append(replace(fault, at=at))

@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from bench.chaos.clocks import Clocks
 from bench.chaos.loss import Happened, Sample
 from bench.chaos.network import Wire, run
 from bench.chaos.schedule import COORDINATOR, WORKER, Fault, cut_pairs
@@ -59,7 +60,7 @@ class World:
         self._testnet = Testnet.create(folder, run_file, key, nodes, options, stdlib().folder)
         self.names = [member.name for member in self._testnet.members]
         self.nodes = self.names[1:]
-        self._wire = Wire([*self.names, STRANGER])
+        self._wire, self.clocks = Wire([*self.names, STRANGER]), Clocks(folder)
         self._testnet.members = [self._placed(member) for member in self._testnet.members]
         self._folder, self._random = folder, random.Random(seed)
         self._down: set[str] = set()
@@ -75,7 +76,7 @@ class World:
     def _placed(self, member: Member) -> Member:
         address = self._wire.address(member.name)
         arguments = [*member.arguments, "--host", address, "--api", f"{address}:{API_PORT}"]
-        return replace(member, arguments=arguments, prefix=self._wire.prefix(member.name))
+        return replace(member, arguments=arguments, prefix=(*self._wire.prefix(member.name), *self.clocks.prefix(member.name)))
 
     # The swarm
 
@@ -306,6 +307,11 @@ class World:
         self._wire.slow(fault.targets[0], fault.detail)
         self.sleep_until(time.monotonic() + fault.seconds)
         self._wire.quicken(fault.targets[0])
+
+    def _step_clock(self, fault: Fault) -> None:
+        self.clocks.step(fault.targets[0], fault.detail)
+        self.sleep_until(time.monotonic() + fault.seconds)
+        self.clocks.step(fault.targets[0], "+0")
 
     def _fill_disk(self, fault: Fault) -> None:
         filler = self._testnet.member(fault.targets[0]).home / "filler"

@@ -34,6 +34,13 @@ def test_a_seed_is_a_schedule_and_every_fault_has_its_turn():
     }
 
 
+def test_clocks_are_stepped_where_they_can_be():
+    stepped = [fault for fault in plan(3, 60, NODES, 30, clocks=True) if fault.kind == "step_clock"]
+    assert {(fault.targets == (COORDINATOR,), fault.detail) for fault in stepped} == set(
+        itertools.product((True, False), ("+3600", "-3600"))
+    )
+
+
 def test_cuts_are_of_directions():
     off = Fault("cut", ("node-1",), detail="off")
     assert cut_pairs(off, ["c", "node-1", "n"]) == {("node-1", "c"), ("c", "node-1"), ("node-1", "n"), ("n", "node-1")}

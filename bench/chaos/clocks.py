@@ -1,0 +1,44 @@
+"""A wall clock of its own for each member, by libfaketime: the kernel has only one, and a time namespace shifts the others only.
+
+Where the library is not installed (Debian: `apt install faketime`) no clock is stepped; the bench says so.
+"""
+
+from pathlib import Path
+
+__all__ = ["Clocks"]
+
+LIBRARIES = "usr/lib/*/faketime/libfaketimeMT.so.1"
+
+
+class Clocks:
+    def __init__(self, folder: Path) -> None:
+        """`folder`: for a file per member, which its processes look at every second."""
+        self._folder = folder
+        self._library = next(Path("/").glob(LIBRARIES), None)
+
+    @property
+    def there(self) -> bool:
+        return self._library is not None
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{name}.clock"
+
+    def prefix(self, name: str) -> tuple[str, ...]:
+        """Before a command that is to read this member's clock. Only the wall clock: what is monotonic stays so."""
+        if self._library is None:
+            return ()
+        self.step(name, "+0")
+        settings = {
+            "LD_PRELOAD": self._library,
+            "FAKETIME_TIMESTAMP_FILE": self._file(name),
+            "FAKETIME_CACHE_DURATION": 1,
+            "FAKETIME_DONT_FAKE_MONOTONIC": 1,
+            "NO_FAKE_STAT": 1,
+        }
+        return ("env", *(f"{key}={value}" for key, value in settings.items()))
+
+    def step(self, name: str, by: str) -> None:
+        """Put the clock on by so many seconds, with a sign; "+0": right again."""
+        scratch = self._file(name).with_suffix(".new")
+        scratch.write_text(by)
+        scratch.replace(self._file(name))
