@@ -1,5 +1,6 @@
 """A wall clock of its own for each member, by libfaketime: the kernel has only one, and a time namespace shifts the others only.
 
+Its version 0.9.10 ends `time.sleep` with EINVAL; our daemons wait for events instead.
 Where the library is not installed (Debian: `apt install faketime`) no clock is stepped; the bench says so.
 """
 
