@@ -361,7 +361,12 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return self._refuse(statement.peer, error.reason, error.detail)
         attestation = summary(claims, statement.peer, bound.nonce, verdict.valid_until)
         log.info("%s attested: %s, %s…", short(statement.peer), claims.kind, attestation.measurement[:16])
+        await self.driver.settled()
         self.driver.feed(Attested(attestation))
+        if attestation not in (
+            known.get(statement.peer) for known in (self.state.gathered.attested, self.state.head.attestations)
+        ):
+            return ignore(pb.REASON_RATE, "verdicts on as many peers as have room are waiting already")
         return Judgement(Outcome.ACCEPT, pb.REASON_UNSPECIFIED, str(verdict.valid_until))
 
     async def Watch(self, request: services.WatchRequest, context: Context) -> None:  # type: ignore[override]  # it writes

@@ -4,8 +4,8 @@ A *slot* is what a signer may say once: its claims and leaves by serial, its con
 round and kind. Two different statements in one slot are kept, because together they prove equivocation; then neither counts.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from dilocox.protocol.messages import Statement
@@ -50,6 +50,14 @@ class Gathered:
         """Peers whose newest wish is to leave."""
         serials = {peer: slot[0].body.serial for peer, slot in self.claims.items()}
         return frozenset(peer for peer, slot in self.leaves.items() if slot[0].body.serial >= serials.get(peer, -1))
+
+    def without(self, strangers: Container[str]) -> "Gathered":
+        """What all others said about who is there. None of the strangers is on the roster: their leaves go with their claims."""
+
+        def kept(slots: Mapping[str, Slot]) -> Mapping[str, Slot]:
+            return {peer: slot for peer, slot in slots.items() if peer not in strangers}
+
+        return replace(self, claims=kept(self.claims), clusters=kept(self.clusters), leaves=kept(self.leaves))
 
     def listed(self) -> tuple[str, ...]:
         """Clusters in ballot order; empty without a ballot."""

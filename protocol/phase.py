@@ -41,6 +41,7 @@ from dilocox.protocol.ledger import Lease, Span
 from dilocox.protocol.manifest import Manifest
 
 __all__ = [
+    "SAMPLES_COMING",
     "Action",
     "Apply",
     "Encode",
@@ -61,6 +62,9 @@ __all__ = [
     "step",
     "upcoming",
 ]
+
+
+SAMPLES_COMING = "the samples of its next batch are on their way"
 
 
 @dataclass(frozen=True)
@@ -234,7 +238,7 @@ def step(state: PhaseState, turn: Turn) -> tuple[PhaseState, tuple[Action, ...]]
         actions += ending
     action = next_action(state)
     if isinstance(action, Train) and (turn.lacking or list(action.positions) != looked_for):
-        action = Wait("the samples of its next batch are on their way")  # or those of a new lease, not looked for yet
+        action = Wait(SAMPLES_COMING)  # or those of a new lease are not looked for yet
     return state, (*actions, action)
 
 
@@ -247,6 +251,8 @@ def reading(manifest: Manifest, cluster: str, head: Head) -> tuple[Span, ...]:
     """Where a cluster reads after this head: what it has to have ahead of its steps."""
     if cluster in head.roster:
         return head.ledger.leases[cluster].spans
+    if head.round == 0:
+        return ()
     first = _own_positions(cluster)
     return ((first, first + manifest.rounds.max_inner_steps * manifest.training.batch_size),)
 

@@ -18,7 +18,7 @@ start nothing is signed before most of the roster is heard, or a deadline passed
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from dilocox.protocol import chain, limits, rules
@@ -167,7 +167,8 @@ def decide(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState,
         case Refused(peer, reason, detail):
             state = _refuse(state, peer, reason, detail)
         case Absent(peer):
-            state = state if peer in state.absent else replace(state, absent=state.absent | {peer})
+            newly = _of_those_here(state, {peer} - state.absent)
+            state = replace(state, absent=state.absent | newly) if newly else state
         case Present(peer):
             state = replace(state, absent=state.absent - {peer}) if peer in state.absent else state
         case Resumed(healed):
@@ -186,7 +187,7 @@ def decide(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState,
 
 
 def _receive(state: RoundState, statement: Statement[object]) -> tuple[RoundState, list[Effect]]:
-    before = _with_room(state) if statement.kind == pb.KIND_CLAIM else state.gathered
+    before = _with_room(state, statement.kind) if statement.kind in (pb.KIND_CLAIM, pb.KIND_CLUSTER) else state.gathered
     judgement, gathered = rules.judge(state.manifest, state.head, before, statement)
     effects: list[Effect] = [Reply(judgement)]
     if judgement.outcome is Outcome.REJECT:
@@ -194,6 +195,7 @@ def _receive(state: RoundState, statement: Statement[object]) -> tuple[RoundStat
     if gathered is not before:
         gathered = replace(gathered, refusals=state.gathered.refusals)
         state = replace(state, gathered=gathered, sealing=state.sealing and gathered.ballot is None)
+        state = replace(state, absent=_of_those_here(state, state.absent)) if before.claims is not gathered.claims else state
         if statement.kind == pb.KIND_CONTRIBUTION:
             effects.append(Relay(statement))
         if statement.kind == pb.KIND_STATE_REPORT:
@@ -201,16 +203,22 @@ def _receive(state: RoundState, statement: Statement[object]) -> tuple[RoundStat
     return state, effects
 
 
-def _with_room(state: RoundState) -> Gathered:
-    """What is gathered; where no more claims have room, without those of strangers who are gone: a round that does not close would
-    keep them for ever. Where the run's owner named everybody, nobody is a stranger."""
-    head, claims = state.head, state.gathered.claims
-    if len(claims) < rules.claims_kept(head) or state.manifest.admission.policy == "allow-list":
-        return state.gathered
-    stay = head.known_peers | head.resting.keys()
-    return replace(
-        state.gathered, claims={peer: slot for peer, slot in claims.items() if peer in stay or peer not in state.absent}
-    )
+def _of_those_here(state: RoundState, peers: Set[str]) -> frozenset[str]:
+    """Whose absence means something: anybody can make identities, and nothing is kept of them."""
+    return frozenset(peer for peer in peers if peer in state.head.roster or peer in state.gathered.claims)
+
+
+def _with_room(state: RoundState, kind: pb.Kind) -> Gathered:
+    """What is gathered; where no more claims (layouts) have room, without what strangers said who are gone (or claim nothing): a
+    round that does not close would keep it for ever. Where the run's owner named everybody, nobody is a stranger."""
+    head, gathered, gone = state.head, state.gathered, set(state.absent)
+    full = len(gathered.claims) >= rules.claims_kept(head)
+    if kind == pb.KIND_CLUSTER:
+        full = len(gathered.clusters) >= rules.layouts_kept(head)
+        gone |= gathered.clusters.keys() - gathered.claims.keys()
+    if not full or state.manifest.admission.policy == "allow-list":
+        return gathered
+    return gathered.without(gone - head.known_peers - head.resting.keys())
 
 
 def _differing(state: RoundState, reporter: str) -> list[Effect]:
@@ -241,15 +249,16 @@ def _attest(state: RoundState, attestation: pb.Attestation, moment: Moment) -> R
     """Half of the room is for those whom the run knows. What has run out makes room, where nothing gathered rests on it."""
     if not state.manifest.attestation.kinds:
         return state  # no chain would take it
-    known, attested = state.head.known_peers, state.gathered.attested
-    if attestation.peer not in attested:
-        if len(attested) >= limits.ATTESTATIONS // 2:
-            needed = state.gathered.claims.keys() | state.gathered.clusters.keys()
-            attested = {p: item for p, item in attested.items() if p in needed or item.valid_until_ms > moment.wall_ms}
-        room = limits.ATTESTATIONS if attestation.peer in known else limits.ATTESTATIONS // 2
-        if len(attested) >= room:
+    gathered, peer = state.gathered, attestation.peer
+    room = limits.ATTESTATIONS if peer in state.head.known_peers else limits.ATTESTATIONS // 2
+    if peer not in gathered.attested and len(gathered.attested) >= room:
+        gathered = _with_room(state, pb.KIND_CLAIM)
+        needed = gathered.claims.keys() | gathered.clusters.keys()
+        valid = {p: item for p, item in gathered.attested.items() if p in needed or item.valid_until_ms > moment.wall_ms}
+        if len(valid) >= room:
             return state
-    return replace(state, gathered=replace(state.gathered, attested={**attested, attestation.peer: attestation}))
+        gathered = replace(gathered, attested=valid)
+    return replace(state, gathered=replace(gathered, attested={**gathered.attested, peer: attestation}))
 
 
 # Time.
@@ -507,15 +516,16 @@ def close(state: RoundState, moment: Moment) -> tuple[RoundState, SealCommit]:
         Clock(now, returning_until=clock.returning_until),
         now,
         gathered=Gathered(attested=_still_waiting(state, after, moment)),
-        absent=state.absent & (frozenset(after.roster) | frozenset(state.gathered.claims)),
+        absent=state.absent & after.roster.keys(),
     )
     return _keep_time(fresh, now), SealCommit(commit)
 
 
 def _still_waiting(state: RoundState, head: Head, moment: Moment) -> dict[str, pb.Attestation]:
-    """Valid verdicts of peers that the new roster does not name: they may claim a seat in the next round."""
+    """Valid verdicts of peers that the new roster does not name, as many as have room: they may claim in the next round."""
     valid = chain.valid_attestations(state.head, state.gathered.attested.values(), moment.wall_ms)
-    return {peer: item for peer, item in valid.items() if peer not in head.attestations}
+    waiting = sorted(valid.keys() - head.attestations.keys(), key=lambda peer: (peer not in head.known_peers, peer))
+    return {peer: valid[peer] for peer in waiting[: limits.ATTESTATIONS // 2]}
 
 
 def inherited(state: RoundState) -> list[Input]:

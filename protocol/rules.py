@@ -45,6 +45,7 @@ __all__ = [
     "ignore",
     "judge",
     "known_state",
+    "layouts_kept",
     "reject",
 ]
 
@@ -123,6 +124,10 @@ def claims_kept(head: Head) -> int:
     return limits.CLAIMS if head.round else limits.CLUSTERS
 
 
+def layouts_kept(head: Head) -> int:
+    return limits.LAYOUTS if head.round else limits.FIRST_LAYOUTS
+
+
 def _of_those_here(leaves: Mapping[str, Slot], head: Head, claims: Mapping[str, Slot]) -> Mapping[str, Slot]:
     """Without those of strangers whose claims made room for others."""
     return {peer: slot for peer, slot in leaves.items() if peer in head.roster or peer in claims}
@@ -176,7 +181,7 @@ def _cluster(manifest: Manifest, head: Head, gathered: Gathered, statement: Stat
     clusters = put_newest(gathered.clusters, statement)
     if clusters is None:
         return _repeat_or_older(gathered.clusters.get(statement.peer), statement), gathered
-    room = limits.LAYOUTS if head.round else limits.FIRST_LAYOUTS
+    room = layouts_kept(head)
     clusters = _bounded(clusters, head, room, head.known_peers)
     if not holds(clusters.get(statement.peer), statement):
         return ignore(pb.REASON_RATE, f"{room} clusters are waiting already"), gathered

@@ -73,8 +73,9 @@ def _read_if_there(path: Path) -> bytes | None:
 class BlobStore:
     """Blobs in one folder: `<digest>` beside `<digest>.index`, the chunk hashes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, ours: bool = True) -> None:
+        """`ours`: a damaged blob may be set aside here; else it is left where it lies."""
+        self.folder, self._ours = folder, ours
         self._sound: set[bytes] = set()
         """Whose bytes this process has seen to have their digest."""
         self._swept = False
@@ -165,12 +166,17 @@ class BlobStore:
         except FileNotFoundError:
             return False
         if blob_digest(size, hashes) != digest:
-            quarantine(path, "its bytes do not have its digest", (".index",))
+            if self._ours:
+                quarantine(path, "its bytes do not have its digest", (".index",))
             return False
-        if _read_if_there(path.with_suffix(".index")) != b"".join(hashes):
+        if self._ours and _read_if_there(path.with_suffix(".index")) != b"".join(hashes):
             write_atomically(path.with_suffix(".index"), b"".join(hashes))
         self._sound.add(digest)
         return True
+
+    def doubt(self, digest: bytes) -> None:
+        """Somebody found it damaged: `sound` looks again."""
+        self._sound.discard(digest)
 
     def remove(self, digest: bytes) -> None:
         self._sound.discard(digest)

@@ -102,7 +102,7 @@ def named_store(data: Data, folders: Folders) -> BlobStore | None:
     if data.name not in folders:
         raise ConfigError(f"the run's data are called {data.name}, not {', '.join(folders)}: write --data {data.name}=DIR")
     folder, digest = folders[data.name], bytes.fromhex(data.digest)
-    store = BlobStore(folder) if folder.is_dir() else None
+    store = BlobStore(folder, ours=False) if folder.is_dir() else None
     if store is None or corpus_in(store, digest) is None:
         raise ConfigError(
             f"the run's data {data.name}, corpus {data.digest}, do not lie in {folder}. Name the folder that holds them with"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dilocox.node.data.check import check_shard
 from dilocox.node.exchange import Exchange
 from dilocox.protocol import limits
-from dilocox.protocol.corpus import BYTES, Corpus, Shard, check_fits, order_of
+from dilocox.protocol.corpus import BYTES, Corpus, Order, Shard, check_fits, order_of
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ledger import Span
 from dilocox.protocol.manifest import Manifest
@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
 LOOK_SECONDS = 0.5
-"""Between two looks at a download, for the people who watch."""
+"""Between two looks at a download, and at what is read soon."""
+LOOKS_UNTIL_DOUBT = 4
+"""Workers wait for a moment while they read a shard for the first time."""
 
 
 class Supply:
@@ -33,10 +35,12 @@ class Supply:
         exchange: Exchange,
         providers: Callable[[], list[str]],
         tell: Callable[[Status], None],
+        named: bool = False,
     ) -> None:
-        """`exchange`: fetches into `store`. `providers`: who may hold the corpus, now."""
+        """`exchange`: fetches into `store`. `providers`: who may hold the corpus, now. `named`: the store is a folder that the
+        operator named; nothing is put there."""
         self._manifest, self._store, self._exchange = manifest, store, exchange
-        self._providers, self._tell = providers, tell
+        self._providers, self._tell, self._named = providers, tell, named
         self._checked: set[Shard] = set()
         self._begun, self._warned = False, ""
         self._there = self._total = 0
@@ -53,25 +57,56 @@ class Supply:
         self._begun = True
         return corpus
 
-    async def follow(self, corpus: Corpus, reading: Callable[[], Iterable[Span]]) -> None:
-        """Have the shards of the positions that are read soon, before they are. Until cancelled; raises ConfigError where one is
-        not what the corpus says."""
-        order, said = order_of(self._manifest, corpus), False
-        while True:
-            numbers = dict.fromkeys(shard for first, end in reading() for shard in order.shards(first, end))
-            wanted = [corpus.training[number] for number in numbers]
-            lacking = [each for each in wanted if each not in self._checked or bytes.fromhex(each.digest) not in self._store]
-            await self._have(corpus, lacking)
-            if wanted and not said:
-                log.info(
-                    "the run's data are here as far as they are read soon: %d of %d shards", len(wanted), len(corpus.training)
-                )
-                said = True
-            await asyncio.sleep(LOOK_SECONDS)
+    async def follow(self, corpus: Corpus, reading: Callable[[], Sequence[Span]], waiting: Callable[[], bool]) -> None:
+        """Have the shards of the positions that are read soon, before they are, and those that were: a worker may be some commits
+        behind. `waiting`: whether the workers wait for one. Until cancelled; raises ConfigError where one is not what the corpus
+        says."""
+        order = order_of(self._manifest, corpus)
+        wanted: dict[Shard, None] = {}
+        having: dict[Shard, asyncio.Task[None]] = {}
+        known: Sequence[Span] = ()
+        waited = 0
+        try:
+            while True:
+                if (spans := reading()) != known:
+                    known = spans
+                    wanted.update(dict.fromkeys(await asyncio.to_thread(self._shards, corpus, order, spans)))
+                    log.info("the run's data: %d of %d shards are read soon or were", len(wanted), len(corpus.training))
+                waited = waited + 1 if waiting() else 0
+                if waited == LOOKS_UNTIL_DOUBT:
+                    self._doubt(wanted)
+                lacking = await asyncio.to_thread(self._lacking, list(wanted))
+                if self._has_room(corpus, lacking):
+                    for shard in lacking:
+                        if shard not in having:
+                            having[shard] = asyncio.create_task(self._have_shard(corpus, shard))
+                await asyncio.sleep(LOOK_SECONDS)
+                for shard, task in list(having.items()):
+                    if task.done():
+                        having.pop(shard).result()
+        finally:
+            for task in having.values():
+                task.cancel()
+
+    @staticmethod
+    def _shards(corpus: Corpus, order: Order, spans: Sequence[Span]) -> list[Shard]:
+        """In the order in which they are read. Blocking: an epoch of many shards takes a while."""
+        return [corpus.training[number] for first, end in spans for number in order.shards(first, end)]
+
+    def _lacking(self, shards: Sequence[Shard]) -> list[Shard]:
+        """Blocking."""
+        return [each for each in shards if each not in self._checked or bytes.fromhex(each.digest) not in self._store]
+
+    def _doubt(self, shards: Iterable[Shard]) -> None:
+        """Workers wait for what seems to be here: it is looked at again."""
+        for shard in shards:
+            self._store.doubt(bytes.fromhex(shard.digest))
+            self._checked.discard(shard)
 
     async def _have(self, corpus: Corpus, shards: Sequence[Shard]) -> None:
         """All of them, and right; several at once."""
-        await self._have_room(corpus, shards)
+        while not self._has_room(corpus, shards):
+            await asyncio.sleep(RETRY_SECONDS)
         self._there, self._total = 0, sum(corpus.size(shard) for shard in shards)
         having = [asyncio.create_task(self._have_shard(corpus, shard)) for shard in shards]
         try:
@@ -81,21 +116,28 @@ class Supply:
                 task.cancel()
 
     async def _have_shard(self, corpus: Corpus, shard: Shard) -> None:
-        await self._fetch(bytes.fromhex(shard.digest), corpus.size(shard))
-        await asyncio.to_thread(check_shard, self._store, corpus, shard)
-        self._checked.add(shard)
+        digest = bytes.fromhex(shard.digest)
+        while shard not in self._checked or digest not in self._store:
+            if self._named and not await asyncio.to_thread(self._store.sound, digest):
+                raise ConfigError(f"shard {shard.digest} of the run's data in {self._store.folder} is missing or damaged")
+            await self._fetch(digest, corpus.size(shard))
+            try:
+                await asyncio.to_thread(check_shard, self._store, corpus, shard)
+                self._checked.add(shard)
+            except (ConfigError, FileNotFoundError):
+                self._store.doubt(digest)
+                if await asyncio.to_thread(self._store.sound, digest):
+                    raise  # it is what the corpus names: whoever made that is wrong
         self._there += corpus.size(shard)
 
-    async def _have_room(self, corpus: Corpus, shards: Sequence[Shard]) -> None:
+    def _has_room(self, corpus: Corpus, shards: Sequence[Shard]) -> bool:
         """Not: fetch until the disk is full, on which the chain lies too."""
-        while True:
-            needed = sum(corpus.size(shard) for shard in shards if bytes.fromhex(shard.digest) not in self._store)
-            free = shutil.disk_usage(self._store.folder).free
-            if needed <= free:
-                return
+        needed = sum(corpus.size(shard) for shard in shards if bytes.fromhex(shard.digest) not in self._store)
+        free = shutil.disk_usage(self._store.folder).free
+        if needed > free:
             why = f"the run's data need {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free in {self._store.folder}"
             self._say(why, "free some space, or use another --home")
-            await asyncio.sleep(RETRY_SECONDS)
+        return needed <= free
 
     async def _corpus(self) -> Corpus:
         digest = bytes.fromhex(self._manifest.data.digest)

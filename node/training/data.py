@@ -66,11 +66,13 @@ class Dataset:
         """As far as is known by now: a shard that is not here, or was damaged, may come."""
         digest = bytes.fromhex(shard.digest)
         check = self._checking.get(digest)
-        if check is None or (check.done() and not check.result()):
-            if digest in self._store:
-                self._checking[digest] = self._checker.submit(self._store.sound, digest)
+        if check is not None and not check.done():
             return False
-        return check.done()
+        if check is not None and check.exception() is None and check.result():
+            return True
+        if digest in self._store:
+            self._checking[digest] = self._checker.submit(self._store.sound, digest)
+        return False
 
     def batch(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """(inputs, targets), each (len(positions), sequence_length) int64."""
@@ -94,7 +96,7 @@ class Dataset:
 
 def load_dataset(manifest: Manifest, folder: Path) -> Dataset:
     """`folder`: where the run's corpus lies. Raises ConfigError where it does not, or does not fit the model."""
-    store = BlobStore(folder)
+    store = BlobStore(folder, ours=False)  # the daemon sets aside what is damaged, where the folder is ours
     corpus = corpus_in(store, bytes.fromhex(manifest.data.digest))
     if corpus is None:
         raise ConfigError(f"the run's corpus {manifest.data.digest} does not lie in {folder}")

@@ -66,6 +66,36 @@ def test_verdicts_on_strangers_crowd_nobody_out(monkeypatch: pytest.MonkeyPatch)
     table.verify()
 
 
+def test_strangers_who_are_gone_hold_no_verdict_for_ever(monkeypatch: pytest.MonkeyPatch):
+    """Their claims rest on verdicts that have run out: both make room together, before the run begins."""
+    monkeypatch.setattr(limits, "CLUSTERS", 6)
+    monkeypatch.setattr(limits, "ATTESTATIONS", 12)
+    table = Table(RUN)
+    for number in range(10, 16):
+        table.attest(number, seconds=100)
+        table.submit(table.claim(number))
+        table.absent(number)
+    table.wait(1000)
+    for number in range(3):
+        table.attest(number)
+        table.submit(table.claim(number))
+    assert table.roster() == [0, 1, 2]
+    table.verify()
+
+
+def test_what_waits_for_the_next_round_has_room_there(monkeypatch: pytest.MonkeyPatch):
+    """Who leaves is a stranger to the next round: a restart, which hears it all again, stands where the coordinator stood."""
+    table = attested_table()
+    monkeypatch.setattr(limits, "ATTESTATIONS", 8)
+    for number in range(10, 14):
+        table.attest(number)
+    table.attest(0, label="renewed")
+    table.submit(table.leave(0))
+    table.contribute().vote()
+    assert len(table.state.gathered.attested) == 4
+    table.verify()
+
+
 def test_a_contribution_names_what_it_rests_on_and_the_commit_says_it():
     table = attested_table()
     for spoiled in (b"", b"\x01" * 32):

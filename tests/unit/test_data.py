@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,13 @@ def test_samples_are_what_the_shards_hold(tmp_path: Path, monkeypatch: pytest.Mo
     assert read(data.evaluation()) == samples(corpus.held_out)
 
 
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_samples_are_here_when_their_shards_are_and_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(builder, "SHARD_BYTES", 2048)
     text = corpus_of(tmp_path / "c", words(200, 20))
@@ -284,16 +292,14 @@ def test_samples_are_here_when_their_shards_are_and_are_right(tmp_path: Path, mo
     data = load_dataset(run, text.folder)
 
     def soon(positions: list[int]) -> None:
-        while not data.here(positions):
-            time.sleep(0.001)
+        until(lambda: data.here(positions))
 
     assert data.here([])
     assert not data.here([0, end - 1])
     paths[0].write_bytes(held[0])
     soon([0, end - 1])
-    while paths[1].exists():  # looked at before it is asked for, found damaged, and set aside
-        time.sleep(0.001)
-    assert not data.here([end - 1, end])
+    assert not any(data.here([end - 1, end]) for _ in range(100)), "looked at, and found damaged"
+    assert paths[1].read_bytes() == held[1][::-1], "and left where it lies: others read it too"
     paths[1].write_bytes(held[1])
     soon([end - 1, end])
     data.batch(range(end + 1))

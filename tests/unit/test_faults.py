@@ -462,6 +462,39 @@ def test_strangers_who_are_gone_make_room_in_a_round_that_sleeps(monkeypatch: py
     table.verify()
 
 
+def test_layouts_of_strangers_who_are_gone_make_room(monkeypatch: pytest.MonkeyPatch):
+    """A layout needs no claim, and whoever signs enough of them has the smallest hashes."""
+    monkeypatch.setattr(limits, "FIRST_LAYOUTS", 3)
+    table = Table(manifest(rounds={"count": 30}))
+    for number in range(10, 60):
+        table.submit(table.layout(number, [(number, 0, 2, 0)]))
+    hosts = {lead: [(lead, 0, 1, 0), (lead + 3, 1, 1, 0)] for lead in range(3)}
+    for lead in hosts:
+        layout = table.layout(lead, hosts[lead])
+        assert table.submit(layout).outcome is Outcome.ACCEPT
+        for number, *_ in hosts[lead]:
+            table.submit(table.claim(number, cluster=layout.digest))
+    assert table.roster() == [0, 1, 2]
+    table.verify()
+
+
+def test_who_is_refused_leaves_no_trace_but_the_refusal():
+    """Nor does who claimed, and made room for others."""
+    run = manifest(admission={"policy": "allow-list", "allow": [identity(n).peer for n in range(3)]})
+    table = Table(run).genesis()
+    for number in range(10, 20):
+        assert table.submit(table.claim(number)).outcome is Outcome.REJECT
+        table.absent(number)
+    assert table.state.absent == frozenset()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "CLAIMS", 3)
+        table = Table(manifest()).genesis()
+        for number in range(10, 60):
+            table.submit(table.claim(number))
+            table.absent(number)
+        assert len(table.state.absent) <= 3
+
+
 @pytest.mark.parametrize("stranger", range(10, 16))
 def test_a_claim_that_came_before_the_state_was_known_stands_whatever_it_says(stranger: int):
     """Whose word makes the state known may come before or after it: the commit holds the claim all the same."""

@@ -279,6 +279,7 @@ def test_a_phase_that_is_over_ends_whatever_the_next_one_waits_for():
 def test_what_is_read_soon_is_the_lease_or_where_a_guest_reads():
     run = run_with()
     assert phase.reading(run, ME, head(3)) == ((10_000, 11_000),)
+    assert phase.reading(run, ME, initial_head("")) == (), "nobody trains before the first commit"
     ((first, end),) = phase.reading(run, ME, head(3, member=False))
     guest = phase.begin(run, ME, head(3, member=False))
     assert phase.upcoming(guest, trained=False)[0] == first

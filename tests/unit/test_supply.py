@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,6 +46,12 @@ class Peers:
         self.into.put([self.served.view(digest)])
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
 class Place:
     def __init__(self, folder: Path, run: Manifest, served: Path) -> None:
         self.run, self.store = run, BlobStore(folder)
@@ -58,7 +64,7 @@ class Place:
         """Everything, as one reads who reads an epoch from its first position."""
         corpus = await self.supply.begin()
         spans = [(0, sum(samples_in(self.run, shard) for shard in corpus.training))]
-        following = asyncio.create_task(self.supply.follow(corpus, lambda: spans))
+        following = asyncio.create_task(self.supply.follow(corpus, lambda: spans, lambda: False))
         there = asyncio.create_task(self._until(corpus))
         await asyncio.wait([following, there], return_when=asyncio.FIRST_COMPLETED)
         for task in (following, there):
@@ -66,12 +72,15 @@ class Place:
                 await task
 
     async def _until(self, corpus: Corpus) -> None:
-        while not all(self.store.sound(digest) for digest, _ in corpus.blobs):
-            await asyncio.sleep(0.001)
+        await until(lambda: all(self.store.verify(digest) for digest, _ in corpus.blobs))
 
     def _tell(self, status: Status) -> None:
         assert status.name == "synchronising"
         self.told.append(status.why)
+
+
+PATIENCE = 300.0
+"""Seconds after which what should happen does not."""
 
 
 @pytest.fixture(autouse=True)
@@ -157,28 +166,87 @@ async def test_data_that_do_not_fit_the_model_are_refused_before_a_shard_is_fetc
     assert len(place.peers.asked) == 1
 
 
+class Following:
+    """Who reads where `spans` says, on a run of many small shards."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool = False) -> None:
+        monkeypatch.setattr(builder, "SHARD_BYTES", 2048)
+        text = corpus_of(tmp_path / "served", words(200, 20))
+        run = manifest(data=text.settings)
+        self.place = Place(tmp_path / "here", run, text.folder)
+        if named:
+            shutil.copytree(text.folder, tmp_path / "here", dirs_exist_ok=True)
+            self.place.store = BlobStore(tmp_path / "here", ours=False)
+            self.place.peers.into = self.place.store
+            self.place.supply = Supply(run, self.place.store, self.place.peers, list, lambda status: None, named=True)  # type: ignore[arg-type]
+        self.spans: list[tuple[int, int]] = []
+        self.waiting = False
+
+    async def begin(self) -> "asyncio.Task[None]":
+        self.corpus = await self.place.supply.begin()
+        self.order = order_of(self.place.run, self.corpus)
+        return asyncio.create_task(self.place.supply.follow(self.corpus, lambda: list(self.spans), lambda: self.waiting))
+
+    def path(self, position: int) -> Path:
+        """Of the shard in which it lies."""
+        return self.place.store.path(bytes.fromhex(self.corpus.training[self.order.stretch(position)[0]].digest))
+
+    def here(self) -> set[Path]:
+        return {path for shard in self.corpus.training if (path := self.place.store.path(bytes.fromhex(shard.digest))).exists()}
+
+
 async def test_a_shard_comes_before_it_is_read_and_no_sooner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(builder, "SHARD_BYTES", 2048)
-    text = corpus_of(tmp_path / "served", words(200, 20))
-    run = manifest(data=text.settings)
-    place = Place(tmp_path / "here", run, text.folder)
-    corpus = await place.supply.begin()
-    order = order_of(run, corpus)
-    assert not any(bytes.fromhex(shard.digest) in place.store for shard in corpus.training)
-    first, end = order.stretch(0)
-    second, later = order.stretch(end)
-    reading = [(0, end)]
-    following = asyncio.create_task(place.supply.follow(corpus, lambda: reading))
-
-    async def until_here(wanted: set[int]) -> None:
-        while not all(bytes.fromhex(corpus.training[shard].digest) in place.store for shard in wanted):
-            await asyncio.sleep(0.001)
-
-    await until_here({first})
-    reading[:] = [(end - 1, end + 1), (later - 1, later)]
-    await until_here({second})
-    place.store.path(bytes.fromhex(corpus.training[first].digest)).unlink()  # found damaged by a worker, and set aside
-    await until_here({first, second})
+    reader = Following(tmp_path, monkeypatch)
+    following = await reader.begin()
+    assert reader.here() == set()
+    end = reader.order.stretch(0)[1]
+    later = reader.order.stretch(end)[1]
+    reader.spans = [(0, end)]
+    await until(lambda: reader.path(0).exists())
+    reader.spans = [(end, end + 1), (later - 1, later)]
+    await until(lambda: reader.path(end).exists())
+    assert reader.here() == {reader.path(0), reader.path(end)}
+    assert len(reader.corpus.training) > 2
+    reader.path(0).unlink()  # a worker that is a commit behind still reads there
+    await until(lambda: reader.path(0).exists())
     following.cancel()
-    here = {number for number, shard in enumerate(corpus.training) if bytes.fromhex(shard.digest) in place.store}
-    assert here == {first, second} < set(range(len(corpus.training)))
+
+
+async def test_a_shard_that_nobody_serves_keeps_no_other_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reader = Following(tmp_path, monkeypatch)
+    following = await reader.begin()
+    end = reader.order.stretch(0)[1]
+    reader.place.peers.served.path(bytes.fromhex(reader.path(0).name)).unlink()
+    reader.spans = [(0, end)]
+    asked = len(reader.place.peers.asked)
+    await until(lambda: len(reader.place.peers.asked) > asked + 3)
+    reader.spans = [(end, end + 1)]
+    await until(lambda: reader.path(end).exists())
+    following.cancel()
+
+
+async def test_what_workers_wait_for_though_it_is_here_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reader = Following(tmp_path, monkeypatch)
+    following = await reader.begin()
+    reader.spans = [(0, 1)]
+    await until(lambda: reader.path(0).exists())
+    right = reader.path(0).read_bytes()
+    reader.path(0).write_bytes(right[::-1])  # rotted after the daemon had read it
+    reader.waiting = True
+    await until(lambda: reader.path(0).exists() and reader.path(0).read_bytes() == right)
+    following.cancel()
+
+
+async def test_nothing_is_put_into_a_folder_that_the_operator_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reader = Following(tmp_path, monkeypatch, named=True)
+    following = await reader.begin()
+    reader.spans = [(0, 1)]
+    before = sorted((tmp_path / "here").iterdir())
+    damaged = reader.path(0)
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    reader.waiting = True
+    with pytest.raises(ConfigError, match=f"{damaged.name} of the run's data in {tmp_path}.* is missing or damaged"):
+        async with asyncio.timeout(PATIENCE):
+            await following
+    assert sorted((tmp_path / "here").iterdir()) == before
+    assert reader.place.peers.asked == []
