@@ -11,6 +11,7 @@ from bench.lab import CPU, Point
 from bench.texts import stdlib
 from dilocox.node.outer import codec
 from dilocox.node.training.data import load_dataset
+from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.arrays import GROUP, BlockInt4, Sparse, Writer, groups
 from dilocox.protocol.manifest import Manifest
@@ -25,7 +26,7 @@ class AllReduce:
         self, run: Manifest, clusters: int, evaluate_every: int = 20, device: torch.device = CPU, data: Path | None = None
     ) -> None:
         self.run, self.clusters, self.evaluate_every = run, clusters, evaluate_every
-        self.trainer = Trainer(run, range(run.model.stages), 0, 1, device)
+        self.trainer = Trainer(run, Mesh(device=device))
         self.trainer.load_initial()
         self.dataset = load_dataset(run, data or stdlib().folder)
         self.parameters = [p for _, stage in self.trainer.pairs() for p in stage.tensors()]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from bench.arms import ARMS, Settings
-from bench.lab import CPU, process_group_of_one
+from bench.lab import process_group_of_one
 from bench.report import table, write
 from bench.texts import stdlib
 from dilocox.node.outer.state import StageState
@@ -43,7 +43,7 @@ def pseudo_gradient(optimizer: str) -> tuple[Manifest, Tensor]:
     arm = next(arm for arm in ARMS if arm.name == "DiLoCo fp32")
     settings: Settings = {"training": {"optimizer": optimizer, "learning_rate": 3e-3}}
     run = arm.manifest(settings, WARM_STEPS + ROUND_STEPS, 0)
-    trainer = Trainer(run, range(1), 0, 1, CPU)
+    trainer = Trainer(run)
     trainer.load_initial()
     dataset, batch = load_dataset(run, stdlib().folder), run.training.batch_size
     for step in range(WARM_STEPS + ROUND_STEPS):

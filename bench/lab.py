@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from bench.texts import stdlib
 from dilocox.node.training.data import Dataset, load_dataset
+from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.trainer import Commit, Take, Trainer
 from dilocox.protocol import adaptive, chain, norms, phase, tally
 from dilocox.protocol.head import Cluster, Head, initial_head
@@ -112,7 +113,7 @@ class Lab:
         self.dataset: Dataset = load_dataset(self.run, self.data or stdlib().folder)
         self.members = []
         for name in names:
-            trainer = Trainer(self.run, range(self.run.model.stages), 0, 1, self.device)
+            trainer = Trainer(self.run, Mesh(device=self.device))
             trainer.load_initial()
             self.members.append(Member(trainer, phase.begin(self.run, name, self.head)))
 

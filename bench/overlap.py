@@ -105,7 +105,7 @@ def train_alone(run_file: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     manifest = Manifest.from_toml(Path(run_file).read_text())
-    trainer = Trainer(manifest, range(manifest.model.stages), 0, 1, torch.device("cpu"))
+    trainer = Trainer(manifest)
     trainer.load_initial()
     dataset, batch, position = load_dataset(manifest, stdlib().folder), manifest.training.batch_size, 0
     while True:

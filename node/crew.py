@@ -98,6 +98,8 @@ class Crew:
     def begin(self) -> None:
         """A new generation: nobody has said anything."""
         self.hellos: dict[int, pb.Hello] = {}
+        self._speakers = self._workers
+        """Ranks of the first copy: they hold the outer state. The others only train."""
         self._readies: dict[int, dict[int, pb.Ready]] = {}
         self._phases: dict[int, dict[int, pb.Boundary]] = {}
         self._rechecks: dict[int, dict[int, pb.Rechecked]] = {}
@@ -112,6 +114,7 @@ class Crew:
     def hello(self, rank: int, hello: pb.Hello) -> bool:
         """Whether all are here."""
         self.hellos[rank] = hello
+        self._speakers = sum(not each.copy for each in self.hellos.values())
         return len(self.hellos) == self._workers
 
     def step(self, step: pb.Step) -> None:
@@ -147,7 +150,7 @@ class Crew:
         parts = self._readies.setdefault(ready.round, {})
         parts[rank] = ready
         self._heard_at = self._clock()
-        if len(parts) < self._workers:
+        if len(parts) < self._speakers:
             return None
         del self._readies[ready.round]
         digests = {state.stage: state.digest for part in parts.values() for state in part.states}
@@ -157,7 +160,7 @@ class Crew:
     def phase(self, rank: int, boundary: pb.Boundary) -> Phase | None:
         parts = self._phases.setdefault(boundary.round, {})
         parts[rank] = boundary
-        if len(parts) < self._workers:
+        if len(parts) < self._speakers:
             return None
         del self._phases[boundary.round]
         payloads = sorted((p for part in parts.values() for p in part.payloads), key=lambda payload: int(payload.stage))
@@ -169,7 +172,7 @@ class Crew:
         """Digests by stage of the replayed state."""
         parts = self._rechecks.setdefault(result.round, {})
         parts[rank] = result
-        if len(parts) < self._workers:
+        if len(parts) < self._speakers:
             return None
         del self._rechecks[result.round]
         return {state.stage: state.digest for part in parts.values() for state in part.states}

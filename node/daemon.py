@@ -20,7 +20,7 @@ from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
 from dilocox.node.place import MANIFEST, PeerSettings, Place, keep_manifest, make_holding, open_chain, run_peer
-from dilocox.node.worker_settings import WorkerSettings
+from dilocox.node.worker_settings import WorkerSettings, tile
 from dilocox.node.workers import WorkerPool
 from dilocox.protocol import phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
@@ -71,14 +71,17 @@ def count_cuda_devices() -> int:
     return len(list(cards.iterdir())) if cards.is_dir() else 0
 
 
-def count_workers(wanted: int | None, cuda: int, manifest: Manifest) -> int:
-    """Stage workers to start. Raises ConfigError when `wanted` cannot be had."""
+def tile_devices(wanted: int | None, cuda: int, manifest: Manifest) -> tuple[int, int]:
+    """(workers of a pipeline, copies of it) on this box. Raises ConfigError when `wanted` cannot be had, or not be used."""
     if wanted and cuda and wanted > cuda:
         raise ConfigError(f"--devices {wanted}, but this machine has {cuda} CUDA devices")
-    if wanted and wanted > manifest.training.microbatches:
-        # torch's 1F1B schedule needs at least one microbatch per worker.
-        raise ConfigError(f"--devices {wanted}, but the run's {manifest.training.microbatches} microbatches feed only as many")
-    return min(wanted or cuda or 1, manifest.model.stages, manifest.training.microbatches)
+    length, copies = tile(wanted or cuda or 1, manifest.model.stages, manifest.training.microbatches)
+    if wanted and length * copies < wanted:
+        raise ConfigError(
+            f"--devices {wanted}, but {length * copies} are the most that the run's {manifest.model.stages} stages and"
+            f" {manifest.training.microbatches} microbatches keep busy: write --devices {length * copies}"
+        )
+    return length, copies
 
 
 async def run_node(settings: NodeSettings) -> None:
@@ -120,7 +123,7 @@ async def _take_part(
     participant = Participant(
         me, manifest, place.store, chain, own, coordinator, network.directory, exchange, holding, pool, tasks, prover
     )
-    supply = Supply(manifest, data, supplies, lambda: chain.parties, participant.tell)
+    supply = Supply(manifest, data, supplies, lambda: chain.parties, participant.tell, bool(settings.data))
     challenger = Challenger(manifest, network.directory, place.channels)
     app = create_node_app(
         participant,
@@ -159,7 +162,8 @@ def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
 async def _train(supply: Supply, participant: Participant, tasks: Tasks) -> None:
     corpus = await supply.begin()
     reading = partial(phase.reading, participant.manifest, participant.identity.peer)
-    tasks.start(supply.follow(corpus, lambda: reading(participant.chain.head)), "supply data")
+    waiting = lambda: participant.progress.waiting == phase.SAMPLES_COMING  # noqa: E731
+    tasks.start(supply.follow(corpus, lambda: reading(participant.chain.head), waiting), "supply data")
     await participant.workers.run()
 
 
@@ -190,7 +194,9 @@ def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
 
 def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, manifest: Manifest, data: BlobStore) -> WorkerPool:
     cuda = count_cuda_devices()
-    workers = count_workers(settings.devices, cuda, manifest)
+    length, copies = tile_devices(settings.devices, cuda, manifest)
+    workers = length * copies
+    log.info("%d workers: %d copies of a pipeline of %d", workers, copies, length)
     threads = settings.threads or max(1, (os.cpu_count() or 1) // workers)
 
     def environment(socket: str) -> dict[str, str]:
@@ -201,6 +207,7 @@ def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, mani
             stages=place.folder / "stages",
             cluster=home.identity.peer,
             devices="cuda" if cuda else "cpu",
+            copies=copies,
             threads=threads,
             codec_cpus=settings.codec_cpus,
             data=data.folder,

@@ -68,7 +68,7 @@ class Starts:
         again, and what was not counted returns from them to the feedback."""
         rounds = set.intersection(*({b.round for b in hello.boundaries} for hello in hellos))
         found: dict[int, list[worker.StageState]] = {round: [] for round in rounds}
-        for hello in sorted(hellos, key=lambda hello: int(hello.rank)):
+        for hello in sorted((hello for hello in hellos if not hello.copy), key=lambda hello: int(hello.rank)):
             for boundary in hello.boundaries:
                 if not self.of_our_chain(boundary) or not all(self._store.sound(p.digest) for p in boundary.payloads):
                     found.pop(boundary.round, None)

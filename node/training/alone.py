@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dilocox.node.training.data import load_dataset
+from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Manifest
 
@@ -21,7 +22,7 @@ def train_alone(manifest: Manifest, steps: int, data: Path, follow: Callable[[in
     """Held-out loss after `steps` inner steps of the run's own training settings, nats per token. `follow`: after each step."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    trainer = Trainer(manifest, range(manifest.model.stages), 0, 1, device)
+    trainer = Trainer(manifest, Mesh(device=device))
     trainer.load_initial()
     dataset, batch = load_dataset(manifest, data), manifest.training.batch_size
     for step in range(steps):

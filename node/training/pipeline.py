@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import Chain
 from dilocox.protocol.manifest import Manifest
 
@@ -43,17 +44,19 @@ class _Autocast(nn.Module):
 class Pipeline:
     """`step` trains on one batch; only the first worker needs inputs and only the last targets, all pass both."""
 
-    def __init__(self, manifest: Manifest, chain: Chain, rank: int, workers: int, device: torch.device) -> None:
-        self.rank, self.workers, self.device = rank, workers, device
-        self._microbatches = manifest.training.microbatches
-        self._module = _Autocast(chain, device)
+    def __init__(self, manifest: Manifest, chain: Chain, mesh: Mesh) -> None:
+        self._mesh, self.device = mesh, mesh.device
+        self._microbatches = manifest.training.microbatches // mesh.copies
+        self._module = _Autocast(chain, mesh.device)
         taken, given = self._microbatch(manifest)
-        stage = PipelineStage(self._module, rank, workers, device, input_args=taken, output_args=given)
+        stage = PipelineStage(
+            self._module, mesh.place, mesh.length, mesh.device, input_args=taken, output_args=given, group=mesh.pipeline
+        )
         self._schedule = Schedule1F1B(stage, self._microbatches, loss_fn=cross_entropy)
 
     def _microbatch(self, manifest: Manifest) -> tuple[Tensor, Tensor]:
         """Examples of what this worker takes and gives; without them torch's stages send each other pickled descriptions."""
-        model, batch = manifest.model, manifest.training.batch_size // self._microbatches
+        model, batch = manifest.model, manifest.training.batch_size // manifest.training.microbatches
 
         def passed(width: int) -> Tensor:
             return torch.empty(batch, model.sequence_length, width, device="meta", requires_grad=True)
@@ -64,14 +67,14 @@ class Pipeline:
 
     @property
     def first(self) -> bool:
-        return self.rank == 0
+        return self._mesh.place == 0
 
     @property
     def last(self) -> bool:
-        return self.rank == self.workers - 1
+        return self._mesh.place == self._mesh.length - 1
 
     def step(self, inputs: Tensor, targets: Tensor) -> float:
-        """Forward and backward, gradients averaged over the batch; returns the mean loss in the last worker, elsewhere 0."""
+        """Forward and backward of this copy's share, gradients averaged over it; the mean loss in the last worker, elsewhere 0."""
         losses: list[Tensor] = []
         arguments = (inputs.to(self.device),) if self.first else ()
         if self.last:
@@ -82,7 +85,7 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor, batch: int, width: int) -> float:
-        """Mean loss over all sequences with the parameters as they are; in the last worker, elsewhere 0. All workers call it."""
+        """Mean loss over all sequences with the parameters as they are; in the last worker, elsewhere 0. All of a copy call it."""
         total = 0.0
         for start in range(0, len(inputs), batch):
             part = inputs[start : start + batch]
@@ -90,12 +93,13 @@ class Pipeline:
                 hidden = part.to(self.device)
             else:
                 hidden = torch.empty(len(part), inputs.shape[1], width, device=self.device, dtype=self._wire_type)
-                dist.recv(hidden, self.rank - 1)
+                dist.recv(hidden, group=self._mesh.pipeline, group_src=self._mesh.place - 1)
             hidden = self._module(hidden)
             if self.last:
                 total += float(cross_entropy(hidden, targets[start : start + batch].to(self.device))) * len(part)
             else:
-                dist.send(hidden.to(self._wire_type).contiguous(), self.rank + 1)
+                passed = hidden.to(self._wire_type).contiguous()
+                dist.send(passed, group=self._mesh.pipeline, group_dst=self._mesh.place + 1)
         return total / len(inputs)
 
     @property

@@ -27,7 +27,7 @@ class Resume:
 
     def offers(self) -> list[pb.Boundary]:
         """Boundaries that all stages of this worker have, the oldest first."""
-        found = {state.stage: checkpoint.boundaries(self._folder, state.stage) for state in self._trainer.states}
+        found = {stage: checkpoint.boundaries(self._folder, stage) for stage in self._trainer.stages}
         common = sorted(set.intersection(*(set(rounds) for rounds in found.values())))
         return [boundary_event({stage: metas[round] for stage, metas in found.items()}) for round in common]
 
@@ -64,9 +64,10 @@ class Resume:
     def _load_boundary(self, start: pb.Start, head: Head) -> PhaseState:
         """The private state. Where Θ is newer, the inner optimizer and what was not sent or not counted are all that is kept."""
         metas = self._metas(start.boundary)
-        for state, stage in self._trainer.pairs():
-            tensors = checkpoint.load_private(self._folder, state.stage, start.boundary)
-            self._trainer.load_private(state, stage, tensors)
+        for number, stage in self._trainer.live_stages():
+            self._trainer.load_private(stage, checkpoint.load_private(self._folder, number, start.boundary))
+        self._trainer.anchor_live()
+        for state in self._trainer.states:
             checkpoint.load_feedback(self._folder, state, start.boundary)
         meta = next(iter(metas.values()))
         self._trainer.optimizer.steps = meta.optimizer_steps
@@ -82,7 +83,7 @@ class Resume:
         return boundary_event(self._metas(boundary))
 
     def _metas(self, boundary: int) -> dict[int, BoundaryMeta]:
-        return {s.stage: checkpoint.boundaries(self._folder, s.stage)[boundary] for s in self._trainer.states}
+        return {stage: checkpoint.boundaries(self._folder, stage)[boundary] for stage in self._trainer.stages}
 
 
 def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from dilocox.node.outer.state import EncodedStage, StageState, rebase, start_phase
 from dilocox.node.training.data import Dataset
 from dilocox.node.training.inner import InnerOptimizer
+from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import Stage, build_chain, initial_values
-from dilocox.node.training.pipeline import Pipeline
+from dilocox.node.training.pipeline import Pipeline, split_stages
 from dilocox.protocol.manifest import Manifest
 
 __all__ = ["Commit", "StepResult", "Take", "Trainer", "initial_state"]
@@ -75,17 +75,23 @@ class Commit:
 
 
 class Trainer:
-    def __init__(self, manifest: Manifest, stages: Sequence[int], rank: int, workers: int, device: torch.device) -> None:
-        """Needs torch.distributed to be initialised with `workers` processes. Live parameters start uninitialised."""
-        self.manifest, self.rank, self.workers, self.device = manifest, rank, workers, device
-        self.states = [StageState(manifest, stage) for stage in stages]
-        self._chain = build_chain(manifest.model, list(stages), device)
-        self.pipeline = Pipeline(manifest, self._chain, rank, workers, device)
+    def __init__(self, manifest: Manifest, mesh: Mesh | None = None) -> None:
+        """`mesh`: where it stands among its cluster's workers; default alone. Live parameters start uninitialised."""
+        self.manifest, self.mesh = manifest, mesh or Mesh()
+        self.device = self.mesh.device
+        self.stages = split_stages(range(manifest.model.stages), self.mesh.length)[self.mesh.place]
+        self.states = [StageState(manifest, stage) for stage in self.stages] if self.mesh.leads else []
+        self._chain = build_chain(manifest.model, self.stages, self.device)
+        self.pipeline = Pipeline(manifest, self._chain, self.mesh)
         self.optimizer = InnerOptimizer(manifest, list(self._chain))
-        self._parameters = [p for _, stage in self.pairs() for p in stage.tensors()]
+        self._parameters = [parameter for stage in self._chain for parameter in stage.tensors()]
 
     def pairs(self) -> Iterator[tuple[StageState, Stage]]:
-        yield from zip(self.states, self._chain, strict=True)
+        """Stages whose outer state is here: none in a copy that follows."""
+        yield from zip(self.states, self._chain, strict=self.mesh.leads)
+
+    def live_stages(self) -> Iterator[tuple[int, Stage]]:
+        yield from zip(self.stages, self._chain, strict=True)
 
     def live(self, stage: Stage) -> list[Tensor]:
         return [parameter.data for parameter in stage.tensors()]
@@ -102,25 +108,18 @@ class Trainer:
 
     def step(self, inputs: Tensor, targets: Tensor, flags: Sequence[float] = ()) -> StepResult:
         """One inner step. Gradients are clipped by the norm over all stages of the cluster."""
-        loss = self.pipeline.step(inputs, targets)
+        loss = self.pipeline.step(self.mesh.share(inputs), self.mesh.share(targets))
         gradients = [p.grad for p in self._parameters if p.grad is not None]
+        self.mesh.average(gradients)
         norms = torch._foreach_norm(gradients)
         square = float(torch.stack([norm.to("cpu", torch.float64) for norm in norms]).square().sum())
-        sums = self.all_sum([square, loss, *flags])
-        norm = sums[0] ** 0.5
+        sums = self.mesh.all_sum([square, loss, *flags])
+        norm, loss = (sums[0] / self.mesh.copies) ** 0.5, sums[1] / self.mesh.copies
         scale = self.manifest.training.gradient_clip / (norm + 1e-6)
         if scale < 1:
             torch._foreach_mul_(gradients, scale)
         self.optimizer.step()
-        return StepResult(sums[1], norm, sums[2:])
-
-    def all_sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sums over the workers, the same in each."""
-        if self.workers == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
-        return [float(value) for value in tensor.tolist()]
+        return StepResult(loss, norm, sums[2:])
 
     def end_phase(self, round: int, restart: bool) -> None:
         """The phase's work into the feedback. The next one starts from a share of it, or (`restart`) from Θ.
@@ -129,6 +128,7 @@ class Trainer:
         """
         for state, stage in self.pairs():
             start_phase(state, self.live(stage), self.manifest.rounds.lead_weight)
+        self._follow()
         if restart:
             self.rebase(keep_private=False)
         if self.manifest.rounds.round_seconds is not None:  # slow and fast boxes follow one learning rate schedule
@@ -153,6 +153,11 @@ class Trainer:
     def rebase(self, keep_private: bool = True) -> None:
         for state, stage in self.pairs():
             rebase(state, self.live(stage), keep_private)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Every copy trains on with the first one's parameters."""
+        self.mesh.follow(parameter.data for parameter in self._parameters)
 
     def private_tensors(self, stage: Stage) -> dict[str, Tensor]:
         """Live parameters as `live|NAME` and the inner optimizer's tensors as `KIND|NAME`."""
@@ -163,20 +168,23 @@ class Trainer:
                 tensors[f"{kind}|{spec.name}"] = tensor
         return tensors
 
-    def load_private(self, state: StageState, stage: Stage, tensors: dict[str, Tensor]) -> None:
-        """The inverse; the anchor becomes the live parameters, as it is at every boundary."""
+    def load_private(self, stage: Stage, tensors: dict[str, Tensor]) -> None:
+        """The inverse."""
         by_name: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             kind, _, name = key.partition("|")
             by_name.setdefault(name, {})[kind] = tensor
-        anchors = state.views(state.anchor)
-        for (spec, anchor), parameter in zip(anchors, stage.tensors(), strict=True):
+        for spec, parameter in zip(stage.specs, stage.tensors(), strict=True):
             kinds = by_name[spec.name]
-            live = kinds.pop("live")
-            parameter.data.copy_(live)
-            anchor.copy_(live)
+            parameter.data.copy_(kinds.pop("live"))
             if kinds:
                 self.optimizer.restore(parameter, kinds)
+
+    def anchor_live(self) -> None:
+        """The anchor becomes the live parameters, as it is at every boundary."""
+        for state, stage in self.pairs():
+            for (_, anchor), live in zip(state.views(state.anchor), self.live(stage), strict=True):
+                anchor.copy_(live)
 
     @contextmanager
     def committed_weights(self) -> Iterator[None]:
@@ -200,7 +208,10 @@ class Trainer:
             return self.evaluate(dataset)
 
     def evaluate(self, dataset: Dataset) -> float:
-        """Held-out loss, nats per token, the same number in every worker. All workers call it at the same step."""
-        inputs, targets = dataset.evaluation()
-        loss = self.pipeline.evaluate(inputs, targets, self.manifest.training.batch_size, self.manifest.model.hidden_size)
-        return self.all_sum([loss])[0]
+        """Held-out loss, nats per token, the same number in every worker. All workers call it at the same step; the first copy
+        evaluates."""
+        loss = 0.0
+        if self.mesh.leads:
+            inputs, targets = dataset.evaluation()
+            loss = self.pipeline.evaluate(inputs, targets, self.manifest.training.batch_size, self.manifest.model.hidden_size)
+        return self.mesh.all_sum([loss])[0]

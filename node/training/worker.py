@@ -22,8 +22,8 @@ from dilocox.node.outer.checkpoint import BoundaryMeta
 from dilocox.node.training.commits import Commits, Prepared
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.link import DaemonLink
+from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.pace import Pace
-from dilocox.node.training.pipeline import split_stages
 from dilocox.node.training.rendezvous import join_generation
 from dilocox.node.training.resume import Resume, boundary_event
 from dilocox.node.training.trainer import Trainer
@@ -52,7 +52,8 @@ class Worker:
     def __init__(self, settings: WorkerSettings, manifest: Manifest, rank: int, workers: int, link: DaemonLink) -> None:
         self.settings, self.manifest, self.rank, self.link = settings, manifest, rank, link
         self.device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if settings.devices == "cuda" else "cpu")
-        self.trainer = Trainer(manifest, split_stages(range(manifest.model.stages), workers)[rank], rank, workers, self.device)
+        self.mesh = Mesh(rank, workers, settings.copies, self.device)
+        self.trainer = Trainer(manifest, self.mesh)
         self.dataset = load_dataset(manifest, settings.data)
         self.store = BlobStore(settings.blobs)
         self.background = Background(settings.codec_cpus)
@@ -72,8 +73,14 @@ class Worker:
     def start(self) -> None:
         """Say what could be resumed, load what the daemon chooses, announce again what is in flight."""
         resume = Resume(self.manifest, self.settings.cluster, self.settings.stages, self.trainer, self.commits, self.store)
-        stages = [state.stage for state in self.trainer.states]
-        hello = pb.Hello(rank=self.rank, pid=os.getpid(), stages=stages, boundaries=resume.offers(), device=str(self.device))
+        hello = pb.Hello(
+            rank=self.rank,
+            pid=os.getpid(),
+            stages=self.trainer.stages,
+            boundaries=resume.offers(),
+            device=str(self.device),
+            copy=self.mesh.copy,
+        )
         self.link.send(pb.WorkerEvent(hello=hello))
         command = self.link.wait_command()
         if command.HasField("stop"):
@@ -85,7 +92,7 @@ class Worker:
             return
         self.state = state
         self._report_ready(self.state.head, 0)
-        if self.state.in_flight:
+        if self.state.in_flight and self.mesh.leads:
             self.link.send(pb.WorkerEvent(boundary=resume.announcement(self.state.in_flight)))
 
     def run(self) -> None:
@@ -113,7 +120,7 @@ class Worker:
 
     def _recheck(self, round: int) -> None:
         last, reported = self.commits.last, self.commits.digests
-        if round != self.state.head.round or last is None:
+        if round != self.state.head.round or last is None or not self.mesh.leads:
             return
         self.background.submit(lambda: self.link.send(pb.WorkerEvent(rechecked=self.commits.recheck(round, last, reported))))
 
@@ -129,7 +136,7 @@ class Worker:
         self._loss += result.loss
         self._total_steps += 1
         self._report_step(self.state.steps + 1, result.loss, seconds)
-        return phase.agree(result.flags, self.trainer.workers, True, self._next_head)
+        return phase.agree(result.flags, self.mesh.workers, True, self._next_head)
 
     def _wait(self, action: phase.Action) -> Turn:
         assert isinstance(action, Wait)
@@ -137,7 +144,7 @@ class Worker:
         self.link.wake.clear()
         self._take_commands()
         self._report_step(self.state.steps, self._loss / max(1, self.state.steps), 0.0, action.why)
-        return phase.agree(self.trainer.all_sum(self._flags(trained=False)), self.trainer.workers, False, self._next_head)
+        return phase.agree(self.mesh.all_sum(self._flags(trained=False)), self.mesh.workers, False, self._next_head)
 
     def _flags(self, trained: bool) -> list[float]:
         prepared = self._preparing is not None and self._preparing.done()
@@ -174,7 +181,10 @@ class Worker:
         self._report_ready(prepared.head, steps)
 
     def _start_encoding(self, ended: Encode) -> None:
-        """The boundary: what a restart needs of the live state is written at memory speed, the rest happens in the background."""
+        """The boundary: what a restart needs of the live state is written at memory speed, the rest happens in the background. The
+        first copy's is everybody's."""
+        if not self.mesh.leads:
+            return
         meta = BoundaryMeta(
             round=ended.round,
             inner_steps=ended.inner_steps,
@@ -218,6 +228,8 @@ class Worker:
         every = self.manifest.rounds.evaluate_every
         due = bool(every) and head.trained > 0 and (head.trained % every == 0 or head.closing(self.manifest))
         loss = self.trainer.evaluate_committed(self.dataset) if due else 0.0
+        if not self.mesh.leads:
+            return
         ready = pb.Ready(
             round=head.round,
             states=self.commits.digests,

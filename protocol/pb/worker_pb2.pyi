@@ -36,18 +36,20 @@ class StagePayload(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., base_state: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., norm: _Optional[float] = ..., effective_rank: _Optional[float] = ..., error: _Optional[float] = ..., norms: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("rank", "pid", "stages", "boundaries", "device")
+    __slots__ = ("rank", "pid", "stages", "boundaries", "device", "copy")
     RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
     rank: int
     pid: int
     stages: _containers.RepeatedScalarFieldContainer[int]
     boundaries: _containers.RepeatedCompositeFieldContainer[Boundary]
     device: str
-    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., boundaries: _Optional[_Iterable[_Union[Boundary, _Mapping]]] = ..., device: _Optional[str] = ...) -> None: ...
+    copy: int
+    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., boundaries: _Optional[_Iterable[_Union[Boundary, _Mapping]]] = ..., device: _Optional[str] = ..., copy: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("origin", "round", "states", "boundary", "replays", "opening_commit", "boundary_commit")

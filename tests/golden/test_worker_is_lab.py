@@ -50,7 +50,7 @@ class Box:
         path = folder / "manifest.json"
         path.write_bytes(run.canonical_bytes())
         settings = WorkerSettings(
-            "", path, folder / "blobs", folder / "stages", identity(number).peer, "cpu", 1, (), stdlib().folder, 0.0
+            "", path, folder / "blobs", folder / "stages", identity(number).peer, "cpu", 1, 1, (), stdlib().folder, 0.0
         )
 
         def environment(socket: str) -> dict[str, str]:

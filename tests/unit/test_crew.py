@@ -54,6 +54,19 @@ def test_a_rank_that_says_it_twice_does_not_speak_for_another():
     assert crew.ready(1, ready(4, [1])) is None
 
 
+def test_copies_that_follow_have_nothing_to_tell():
+    crew = Crew(4)
+    for rank in range(4):
+        assert crew.hello(rank, pb.Hello(rank=rank, stages=[rank % 2], copy=rank // 2)) == (rank == 3)
+    assert crew.ready(0, ready(4, [0])) is None
+    told = crew.ready(1, ready(4, [1]))
+    assert told is not None
+    assert set(told.digests) == {0, 1}
+    assert crew.phase(0, boundary(3, part(0))) is None
+    assert crew.phase(1, boundary(3, part(1))) is not None
+    assert crew.progress.tokens == 700, "of the cluster, counted once"
+
+
 def test_a_state_is_told_with_the_loss_of_whoever_measured_it():
     crew = Crew(2)
     assert crew.ready(1, ready(4, [1], loss=2.5)) is None

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node.daemon import count_workers
+from dilocox.node.daemon import tile_devices
 from dilocox.node.outer.background import Background
 from dilocox.node.training.pace import Pace
-from dilocox.node.worker_settings import WorkerSettings
+from dilocox.node.worker_settings import WorkerSettings, tile
 from dilocox.protocol import events, member
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.head import initial_head
@@ -23,18 +23,36 @@ from tests.helpers import COORDINATOR, Table, identity, manifest
 
 def test_workers_follow_devices_stages_and_microbatches():
     run = manifest(model={"stages": 3}, training={"microbatches": 2})
-    assert count_workers(None, 0, run) == 1
-    assert count_workers(2, 0, run) == 2
-    assert count_workers(None, 8, run) == 2
-    assert count_workers(2, 0, manifest(model={"stages": 1})) == 1
-    with pytest.raises(ConfigError, match="microbatches"):
-        count_workers(3, 0, run)
+    assert tile_devices(None, 0, run) == (1, 1)
+    assert tile_devices(2, 0, run) == (2, 1)
+    assert tile_devices(None, 8, run) == (2, 1)
+    assert tile_devices(2, 0, manifest(model={"stages": 1}, training={"microbatches": 2})) == (1, 2)
+    with pytest.raises(ConfigError, match=r"2 are the most .* 2 microbatches keep busy: write --devices 2"):
+        tile_devices(3, 0, run)
     with pytest.raises(ConfigError, match="CUDA devices"):
-        count_workers(2, 1, run)
+        tile_devices(2, 1, run)
+
+
+@pytest.mark.parametrize(
+    ("workers", "stages", "microbatches", "tiling"),
+    [
+        (8, 2, 8, (2, 4)),
+        (8, 8, 8, (8, 1)),
+        (8, 8, 16, (8, 1)),
+        (8, 3, 16, (2, 4)),  # 3 · 2 keep six busy
+        (6, 3, 6, (3, 2)),
+        (7, 80, 16, (7, 1)),
+        (8, 80, 4, (4, 1)),  # more copies would have fewer microbatches than workers
+        (16, 80, 16, (16, 1)),
+        (16, 4, 16, (4, 4)),
+    ],
+)
+def test_a_box_is_tiled_by_as_many_workers_as_there_is_work_for(workers, stages, microbatches, tiling):
+    assert tile(workers, stages, microbatches) == tiling
 
 
 def test_worker_settings_survive_the_environment(monkeypatch: pytest.MonkeyPatch):
-    settings = WorkerSettings("/s", Path("/m"), Path("/b"), Path("/st"), "cluster", "cpu", 2, (1, 3), Path("/d=a,t"), 0.1)
+    settings = WorkerSettings("/s", Path("/m"), Path("/b"), Path("/st"), "cluster", "cpu", 4, 2, (1, 3), Path("/d=a,t"), 0.1)
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     assert WorkerSettings.from_environment() == settings
