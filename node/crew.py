@@ -99,7 +99,7 @@ class Crew:
         """A new generation: nobody has said anything."""
         self.hellos: dict[int, pb.Hello] = {}
         self._speakers = self._workers
-        """Ranks of the first copy: they hold the outer state. The others only train."""
+        """How many ranks hold the outer state, once all are here: those of the first copy. The others only train."""
         self._readies: dict[int, dict[int, pb.Ready]] = {}
         self._phases: dict[int, dict[int, pb.Boundary]] = {}
         self._rechecks: dict[int, dict[int, pb.Rechecked]] = {}

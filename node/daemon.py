@@ -20,7 +20,8 @@ from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
 from dilocox.node.place import MANIFEST, PeerSettings, Place, keep_manifest, make_holding, open_chain, run_peer
-from dilocox.node.worker_settings import WorkerSettings, tile
+from dilocox.node.tiling import tile
+from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import WorkerPool
 from dilocox.protocol import phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
@@ -78,8 +79,8 @@ def tile_devices(wanted: int | None, cuda: int, manifest: Manifest) -> tuple[int
     length, copies = tile(wanted or cuda or 1, manifest.model.stages, manifest.training.microbatches)
     if wanted and length * copies < wanted:
         raise ConfigError(
-            f"--devices {wanted}, but {length * copies} are the most that the run's {manifest.model.stages} stages and"
-            f" {manifest.training.microbatches} microbatches keep busy: write --devices {length * copies}"
+            f"--devices {wanted}: the run's {manifest.model.stages} stages and {manifest.training.microbatches} microbatches use"
+            f" {length * copies} of them. Write --devices {length * copies}, or name more microbatches in the run file."
         )
     return length, copies
 
@@ -196,7 +197,7 @@ def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, mani
     cuda = count_cuda_devices()
     length, copies = tile_devices(settings.devices, cuda, manifest)
     workers = length * copies
-    log.info("%d workers: %d copies of a pipeline of %d", workers, copies, length)
+    log.info("%d workers on %d devices: %d copies of a pipeline of %d", workers, settings.devices or cuda or 1, copies, length)
     threads = settings.threads or max(1, (os.cpu_count() or 1) // workers)
 
     def environment(socket: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-__all__ = ["RENDEZVOUS", "WorkerSettings", "tile"]
+__all__ = ["RENDEZVOUS", "WorkerSettings"]
 
 RENDEZVOUS = "DILOCOX_RENDEZVOUS"
 """Path of the file by which the workers of one generation find each other; beside it torch's RANK, LOCAL_RANK and WORLD_SIZE."""
@@ -56,15 +56,3 @@ class WorkerSettings:
             data=Path(get("data")),
             step_seconds=float(get("step_seconds")),
         )
-
-
-def tile(workers: int, stages: int, microbatches: int) -> tuple[int, int]:
-    """(workers of a pipeline, copies of it) that use the most of so many workers, and of these the longest pipeline: it needs the
-    least memory of each. torch's 1F1B schedule needs at least one microbatch per worker; copies share them out."""
-    tilings = [
-        (length, copies)
-        for length in range(1, min(workers, stages, microbatches) + 1)
-        for copies in range(1, workers // length + 1)
-        if microbatches % copies == 0 and microbatches // copies >= length
-    ]
-    return max(tilings, key=lambda tiling: (tiling[0] * tiling[1], tiling[0]))

@@ -25,7 +25,7 @@ One turn, in this order (a commit can come and a phase end in one turn):
     Θ(round) is in place, we are on its roster, the phase is long
       enough and every rank's background is idle                       End, Encode: the next phase begins
       `delayed`: Θ(round) is prepared and held back                    End, Apply (private progress dropped), Encode
-    then, always, one of; Train once every rank has its samples         Train, Wait
+    then, always, one (Train only where every rank has the samples)     Train, Wait
 
 A phase is long enough after the H that the commit before it names; a time-boxed one when its time is up, or after max_inner_steps.
 It never takes more than max_inner_steps. Illegal input raises LocalError and leaves the state as it was.
@@ -250,7 +250,7 @@ def upcoming(state: PhaseState, trained: bool) -> list[int]:
 def reading(manifest: Manifest, cluster: str, head: Head) -> tuple[Span, ...]:
     """Where a cluster reads after this head: what it has to have ahead of its steps."""
     if cluster in head.roster:
-        return head.ledger.leases[cluster].spans
+        return head.ledger.leases.get(cluster, Lease()).spans
     if head.round == 0:
         return ()
     first = _own_positions(cluster)

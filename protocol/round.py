@@ -167,7 +167,7 @@ def decide(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState,
         case Refused(peer, reason, detail):
             state = _refuse(state, peer, reason, detail)
         case Absent(peer):
-            newly = _of_those_here(state, {peer} - state.absent)
+            newly = _taking_part(state, {peer} - state.absent)
             state = replace(state, absent=state.absent | newly) if newly else state
         case Present(peer):
             state = replace(state, absent=state.absent - {peer}) if peer in state.absent else state
@@ -194,8 +194,7 @@ def _receive(state: RoundState, statement: Statement[object]) -> tuple[RoundStat
         state = _refuse(state, statement.peer, judgement.reason, judgement.detail)
     if gathered is not before:
         gathered = replace(gathered, refusals=state.gathered.refusals)
-        state = replace(state, gathered=gathered, sealing=state.sealing and gathered.ballot is None)
-        state = replace(state, absent=_of_those_here(state, state.absent)) if before.claims is not gathered.claims else state
+        state = replace(_gathering(state, gathered), sealing=state.sealing and gathered.ballot is None)
         if statement.kind == pb.KIND_CONTRIBUTION:
             effects.append(Relay(statement))
         if statement.kind == pb.KIND_STATE_REPORT:
@@ -203,22 +202,30 @@ def _receive(state: RoundState, statement: Statement[object]) -> tuple[RoundStat
     return state, effects
 
 
-def _of_those_here(state: RoundState, peers: Set[str]) -> frozenset[str]:
+def _taking_part(state: RoundState, peers: Set[str]) -> frozenset[str]:
     """Whose absence means something: anybody can make identities, and nothing is kept of them."""
     return frozenset(peer for peer in peers if peer in state.head.roster or peer in state.gathered.claims)
 
 
+def _gathering(state: RoundState, gathered: Gathered) -> RoundState:
+    """The state with this gathered; who claims no longer is not missed."""
+    claims = state.gathered.claims
+    state = replace(state, gathered=gathered)
+    return state if gathered.claims is claims else replace(state, absent=_taking_part(state, state.absent))
+
+
 def _with_room(state: RoundState, kind: pb.Kind) -> Gathered:
-    """What is gathered; where no more claims (layouts) have room, without what strangers said who are gone (or claim nothing): a
-    round that does not close would keep it for ever. Where the run's owner named everybody, nobody is a stranger."""
+    """What is gathered; where no more claims (layouts) of strangers have room, without what those said who are gone (or claim
+    nothing): a round that does not close would keep it for ever. Who rests may know the run's state, and its word stays; where the
+    run's owner named everybody, nobody is a stranger."""
     head, gathered, gone = state.head, state.gathered, set(state.absent)
-    full = len(gathered.claims) >= rules.claims_kept(head)
+    full = len(rules.strangers(gathered.claims, head)) >= rules.claims_kept(head)
     if kind == pb.KIND_CLUSTER:
-        full = len(gathered.clusters) >= rules.layouts_kept(head)
+        full = len(rules.strangers(gathered.clusters, head)) >= rules.layouts_kept(head)
         gone |= gathered.clusters.keys() - gathered.claims.keys()
     if not full or state.manifest.admission.policy == "allow-list":
         return gathered
-    return gathered.without(gone - head.known_peers - head.resting.keys())
+    return gathered.without(set(rules.strangers(gone, head)) - head.resting.keys())
 
 
 def _differing(state: RoundState, reporter: str) -> list[Effect]:
@@ -246,19 +253,24 @@ def _refuse(state: RoundState, peer: str, reason: pb.Reason, detail: str) -> Rou
 
 
 def _attest(state: RoundState, attestation: pb.Attestation, moment: Moment) -> RoundState:
-    """Half of the room is for those whom the run knows. What has run out makes room, where nothing gathered rests on it."""
+    """Strangers' verdicts have half of the room. What has run out makes room, where nothing gathered rests on it."""
     if not state.manifest.attestation.kinds:
         return state  # no chain would take it
     gathered, peer = state.gathered, attestation.peer
-    room = limits.ATTESTATIONS if peer in state.head.known_peers else limits.ATTESTATIONS // 2
-    if peer not in gathered.attested and len(gathered.attested) >= room:
+    if peer not in gathered.attested and _verdicts_full(state.head, gathered, peer):
         gathered = _with_room(state, pb.KIND_CLAIM)
         needed = gathered.claims.keys() | gathered.clusters.keys()
         valid = {p: item for p, item in gathered.attested.items() if p in needed or item.valid_until_ms > moment.wall_ms}
-        if len(valid) >= room:
-            return state
         gathered = replace(gathered, attested=valid)
-    return replace(state, gathered=replace(gathered, attested={**gathered.attested, peer: attestation}))
+        if _verdicts_full(state.head, gathered, peer):
+            return state
+    return _gathering(state, replace(gathered, attested={**gathered.attested, peer: attestation}))
+
+
+def _verdicts_full(head: Head, gathered: Gathered, peer: str) -> bool:
+    """Whether there is no room for another verdict, on this peer."""
+    strange = peer not in head.known_peers and len(rules.strangers(gathered.attested, head)) >= limits.ATTESTATIONS // 2
+    return strange or len(gathered.attested) >= limits.ATTESTATIONS
 
 
 # Time.
@@ -524,8 +536,9 @@ def close(state: RoundState, moment: Moment) -> tuple[RoundState, SealCommit]:
 def _still_waiting(state: RoundState, head: Head, moment: Moment) -> dict[str, pb.Attestation]:
     """Valid verdicts of peers that the new roster does not name, as many as have room: they may claim in the next round."""
     valid = chain.valid_attestations(state.head, state.gathered.attested.values(), moment.wall_ms)
-    waiting = sorted(valid.keys() - head.attestations.keys(), key=lambda peer: (peer not in head.known_peers, peer))
-    return {peer: valid[peer] for peer in waiting[: limits.ATTESTATIONS // 2]}
+    waiting, half = sorted(valid.keys() - head.attestations.keys()), limits.ATTESTATIONS // 2
+    strange = rules.strangers(waiting, head)
+    return {peer: valid[peer] for peer in (*sorted(set(waiting) - set(strange))[:half], *strange[:half])}
 
 
 def inherited(state: RoundState) -> list[Input]:

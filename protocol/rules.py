@@ -20,7 +20,7 @@ Two different statements in one slot are REJECTed with EQUIVOCATION, and both ke
 statements contradict is REJECTed, and kept: it takes no seat.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -47,6 +47,7 @@ __all__ = [
     "known_state",
     "layouts_kept",
     "reject",
+    "strangers",
 ]
 
 
@@ -110,7 +111,7 @@ def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
         return _repeat_or_older(gathered.claims.get(statement.peer), statement), gathered
     room = claims_kept(head)
     # Who made the state that the round starts from finds room whoever crowds in: a run that sleeps wakes by them.
-    claims = _bounded(claims, head, room, head.known_peers)
+    claims = _bounded(claims, head, room)
     if not holds(claims.get(statement.peer), statement):
         return ignore(pb.REASON_RATE, f"{room} peers are waiting already"), gathered
     known = known_state(head, gathered)
@@ -125,6 +126,7 @@ def claims_kept(head: Head) -> int:
 
 
 def layouts_kept(head: Head) -> int:
+    """How many layouts of strangers have room."""
     return limits.LAYOUTS if head.round else limits.FIRST_LAYOUTS
 
 
@@ -156,12 +158,17 @@ def _once(slot: Slot) -> Judgement:
     return ACCEPT if len(slot) == 1 else TWICE
 
 
-def _bounded(slots: dict[str, Slot], head: Head, cap: int, known: Container[str]) -> dict[str, Slot]:
-    """At most `cap` of those who are not `known`: those with the smallest hash of head and digest, whoever came first."""
-    strangers = [peer for peer in slots if peer not in known]
-    if len(strangers) <= cap:
+def strangers(peers: Iterable[str], head: Head) -> list[str]:
+    """Of these peers. Anybody can be so many of them as he likes: what is kept of them is bounded."""
+    return [peer for peer in peers if peer not in head.known_peers]
+
+
+def _bounded(slots: dict[str, Slot], head: Head, cap: int) -> dict[str, Slot]:
+    """At most `cap` of strangers: those with the smallest hash of head and digest, whoever came first."""
+    strange = strangers(slots, head)
+    if len(strange) <= cap:
         return slots
-    last = max(strangers, key=lambda peer: sha256(head.digest, slots[peer][0].digest))
+    last = max(strange, key=lambda peer: sha256(head.digest, slots[peer][0].digest))
     return {peer: slot for peer, slot in slots.items() if peer != last}
 
 
@@ -182,7 +189,7 @@ def _cluster(manifest: Manifest, head: Head, gathered: Gathered, statement: Stat
     if clusters is None:
         return _repeat_or_older(gathered.clusters.get(statement.peer), statement), gathered
     room = layouts_kept(head)
-    clusters = _bounded(clusters, head, room, head.known_peers)
+    clusters = _bounded(clusters, head, room)
     if not holds(clusters.get(statement.peer), statement):
         return ignore(pb.REASON_RATE, f"{room} clusters are waiting already"), gathered
     return _once(clusters[statement.peer]), replace(gathered, clusters=clusters)

@@ -91,6 +91,15 @@ class BlobStore:
     def size(self, digest: bytes) -> int:
         return self.path(digest).stat().st_size
 
+    def missing(self, digest: bytes, size: int) -> int:
+        """Bytes that a blob of this size still takes on disk: all but what is here, whole or in part."""
+        if digest in self:
+            return 0
+        try:
+            return max(0, size - self.path(digest).with_suffix(PART).stat().st_size)
+        except FileNotFoundError:
+            return size
+
     def digests(self) -> set[bytes]:
         return {bytes.fromhex(entry.name) for entry in self.folder.iterdir() if _DIGEST.fullmatch(entry.name)}
 

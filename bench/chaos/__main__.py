@@ -2,6 +2,7 @@
 is missed. `--quick`: a few faults close together, to see that everything works."""
 
 import argparse
+import math
 import os
 import sys
 import tempfile
@@ -83,6 +84,10 @@ QUICK = Form(seed=15, minutes=1, calm_seconds=10, every=10, clocks=False)
 """A full disk, a damaged file, and everybody killed at once, coordinator included."""
 
 
+CLOCK_STEPPED = 1800.0
+"""Seconds: half of what the coordinator's wall clock is put off by."""
+
+
 @dataclass(frozen=True)
 class Report:
     verdict: Verdict
@@ -101,13 +106,15 @@ class Report:
 
 def closed(commits: list[Statement[pb.Commit]], world: World, batch_size: int) -> list[Closed]:
     """The rounds as the chain tells them, on the clock of this machine's processes."""
-    at = commits[0].body.closed_at_ms / 1000 - (time.time() - time.monotonic())
+    behind, at = time.time() - time.monotonic(), -math.inf
     rounds = []
     roster: frozenset[str] = frozenset()
     read: dict[str, int] = {}
     """Samples that were settled since each node joined."""
     for commit in commits:
-        at += commit.body.open_ms / 1000  # not `closed_at_ms`: the coordinator's wall clock may be stepped
+        said = commit.body.closed_at_ms / 1000 - behind
+        at += commit.body.open_ms / 1000  # of a round that a damaged log began anew, less than it took
+        at = max(at, said) if abs(said - at) < CLOCK_STEPPED or at == -math.inf else at
         counted, settled = {}, {}
         for item in taken(commit.body):
             name, body = world.name_of(item.cluster), item.contribution

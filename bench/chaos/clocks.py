@@ -39,7 +39,7 @@ class Clocks:
         return ("env", *(f"{key}={value}" for key, value in settings.items()))
 
     def step(self, name: str, by: str) -> None:
-        """Put the clock on by so many seconds, with a sign; "+0": right again."""
+        """Set it so many seconds off the true time, with a sign; "+0": right again."""
         scratch = self._file(name).with_suffix(".new")
         scratch.write_text(by)
         scratch.replace(self._file(name))

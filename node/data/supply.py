@@ -42,7 +42,7 @@ class Supply:
         self._manifest, self._store, self._exchange = manifest, store, exchange
         self._providers, self._tell, self._named = providers, tell, named
         self._checked: set[Shard] = set()
-        self._begun, self._warned = False, ""
+        self._begun = self._warned = False
         self._there = self._total = 0
         """Bytes of what is being fetched."""
 
@@ -76,10 +76,9 @@ class Supply:
                 if waited == LOOKS_UNTIL_DOUBT:
                     self._doubt(wanted)
                 lacking = await asyncio.to_thread(self._lacking, list(wanted))
-                if self._has_room(corpus, lacking):
-                    for shard in lacking:
-                        if shard not in having:
-                            having[shard] = asyncio.create_task(self._have_shard(corpus, shard))
+                for shard in await asyncio.to_thread(self._fitting, corpus, lacking):
+                    if shard not in having:
+                        having[shard] = asyncio.create_task(self._have_shard(corpus, shard))
                 await asyncio.sleep(LOOK_SECONDS)
                 for shard, task in list(having.items()):
                     if task.done():
@@ -105,7 +104,7 @@ class Supply:
 
     async def _have(self, corpus: Corpus, shards: Sequence[Shard]) -> None:
         """All of them, and right; several at once."""
-        while not self._has_room(corpus, shards):
+        while len(await asyncio.to_thread(self._fitting, corpus, shards)) < len(shards):
             await asyncio.sleep(RETRY_SECONDS)
         self._there, self._total = 0, sum(corpus.size(shard) for shard in shards)
         having = [asyncio.create_task(self._have_shard(corpus, shard)) for shard in shards]
@@ -130,14 +129,21 @@ class Supply:
                     raise  # it is what the corpus names: whoever made that is wrong
         self._there += corpus.size(shard)
 
-    def _has_room(self, corpus: Corpus, shards: Sequence[Shard]) -> bool:
-        """Not: fetch until the disk is full, on which the chain lies too."""
-        needed = sum(corpus.size(shard) for shard in shards if bytes.fromhex(shard.digest) not in self._store)
-        free = shutil.disk_usage(self._store.folder).free
-        if needed > free:
-            why = f"the run's data need {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free in {self._store.folder}"
-            self._say(why, "free some space, or use another --home")
-        return needed <= free
+    def _fitting(self, corpus: Corpus, shards: Sequence[Shard]) -> list[Shard]:
+        """The first of them, as many as have room: the chain lies on that disk too. Blocking."""
+        free = left = shutil.disk_usage(self._store.folder).free
+        fitting: list[Shard] = []
+        for shard in shards:
+            left -= self._store.missing(bytes.fromhex(shard.digest), corpus.size(shard))
+            if left < 0:
+                why = (
+                    f"the run's data need {-left / 1e6:,.0f} MB more than the {free / 1e6:,.0f} MB free in {self._store.folder}"
+                )
+                self._say(why, "free some space, or use another --home")
+                return fitting
+            fitting.append(shard)
+        self._warned = False
+        return fitting
 
     async def _corpus(self) -> Corpus:
         digest = bytes.fromhex(self._manifest.data.digest)
@@ -169,6 +175,6 @@ class Supply:
         """While workers cannot start without it; later they say that they wait, and the log says why."""
         if not self._begun:
             self._tell(Status("synchronising", why, todo))
-        elif todo and why != self._warned:
-            self._warned = why
+        elif todo and not self._warned:
+            self._warned = True
             log.warning("%s: %s", why, todo)

@@ -1,18 +1,20 @@
-"""Where a worker stands in its cluster: in which copy of the pipeline, and at which place of it."""
+"""Where a worker stands in its cluster: in which copy of the pipeline, and where in it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+
+from dilocox.node.training.rendezvous import PATIENCE
 
 __all__ = ["Mesh"]
 
 
 class Mesh:
-    """Copies of a pipeline train on shares of each batch, with the same parameters. The first one holds the outer state; the others
-    follow it: what they train with between two phases is what it broadcasts."""
+    """Copies of a pipeline train on shares of each batch. The first one holds the outer state; at each boundary the others take its
+    parameters. In between all take the same steps with the same gradients, on like devices with the same bits; the inner
+    optimizer's moments are each copy's own."""
 
     def __init__(self, rank: int = 0, workers: int = 1, copies: int = 1, device: torch.device | None = None) -> None:
         """Needs torch.distributed to be initialised with `workers` processes, `copies` · `length` of them."""
@@ -20,14 +22,20 @@ class Mesh:
         self.device = device or torch.device("cpu")
         self.length = workers // copies
         """Workers of a pipeline."""
-        self.copy, self.place = divmod(rank, self.length)
+        self.copy, self.stage_rank = divmod(rank, self.length)
         self.pipeline: dist.ProcessGroup | None = None
         """The workers of this copy; None: all."""
-        self._peers: dist.ProcessGroup | None = None
-        """Who is at this place in each copy."""
+        self._replicas: dist.ProcessGroup | None = None
+        """Who trains the same stages, one in each copy."""
         if copies > 1:
-            mesh = init_device_mesh(self.device.type, (copies, self.length), mesh_dim_names=("copy", "place"))
-            self.pipeline, self._peers = mesh.get_group("place"), mesh.get_group("copy")
+            ranks = torch.arange(workers).view(copies, self.length)
+            self.pipeline = self._mine(ranks.tolist())
+            self._replicas = self._mine(ranks.T.tolist())
+
+    def _mine(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Every worker makes all of them, in the same order."""
+        made = {rank: group for ranks in groups for group in [dist.new_group(ranks, timeout=PATIENCE)] for rank in ranks}
+        return made[self.rank]
 
     @property
     def leads(self) -> bool:
@@ -35,21 +43,21 @@ class Mesh:
         return self.copy == 0
 
     def share(self, samples: Tensor) -> Tensor:
-        """This copy's part of a batch."""
+        """This copy's part of a batch: copies divide the microbatches."""
         return samples.chunk(self.copies)[self.copy]
 
     def average(self, tensors: Iterable[Tensor]) -> None:
         """Over the copies, in place; the same bits in each."""
         if self.copies > 1:
             held = list(tensors)
-            for work in [dist.all_reduce(tensor, group=self._peers, async_op=True) for tensor in held]:
+            for work in [dist.all_reduce(tensor, group=self._replicas, async_op=True) for tensor in held]:
                 work.wait()
             torch._foreach_div_(held, float(self.copies))
 
     def follow(self, tensors: Iterable[Tensor]) -> None:
         """Take what the first copy holds."""
         if self.copies > 1:
-            for work in [dist.broadcast(tensor, group=self._peers, group_src=0, async_op=True) for tensor in tensors]:
+            for work in [dist.broadcast(tensor, group=self._replicas, group_src=0, async_op=True) for tensor in tensors]:
                 work.wait()
 
     def all_sum(self, values: list[float]) -> list[float]:

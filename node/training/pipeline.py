@@ -1,8 +1,5 @@
 """One worker's end of the pipeline: 1F1B microbatches over torch.distributed, losses, and the evaluation of the committed model."""
 
-import itertools
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -12,14 +9,7 @@ from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import Chain
 from dilocox.protocol.manifest import Manifest
 
-__all__ = ["Pipeline", "split_stages"]
-
-
-def split_stages(stages: Sequence[int], workers: int) -> list[list[int]]:
-    """Contiguous, as even as possible; the first workers get the longer shares."""
-    size, extra = divmod(len(stages), workers)
-    cuts = [rank * size + min(rank, extra) for rank in range(workers + 1)]
-    return [list(stages[start:end]) for start, end in itertools.pairwise(cuts)]
+__all__ = ["Pipeline"]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -42,7 +32,7 @@ class _Autocast(nn.Module):
 
 
 class Pipeline:
-    """`step` trains on one batch; only the first worker needs inputs and only the last targets, all pass both."""
+    """`step` trains on this copy's share of a batch; only its first worker needs inputs, only its last targets; all pass both."""
 
     def __init__(self, manifest: Manifest, chain: Chain, mesh: Mesh) -> None:
         self._mesh, self.device = mesh, mesh.device
@@ -50,7 +40,7 @@ class Pipeline:
         self._module = _Autocast(chain, mesh.device)
         taken, given = self._microbatch(manifest)
         stage = PipelineStage(
-            self._module, mesh.place, mesh.length, mesh.device, input_args=taken, output_args=given, group=mesh.pipeline
+            self._module, mesh.stage_rank, mesh.length, mesh.device, input_args=taken, output_args=given, group=mesh.pipeline
         )
         self._schedule = Schedule1F1B(stage, self._microbatches, loss_fn=cross_entropy)
 
@@ -67,11 +57,11 @@ class Pipeline:
 
     @property
     def first(self) -> bool:
-        return self._mesh.place == 0
+        return self._mesh.stage_rank == 0
 
     @property
     def last(self) -> bool:
-        return self._mesh.place == self._mesh.length - 1
+        return self._mesh.stage_rank == self._mesh.length - 1
 
     def step(self, inputs: Tensor, targets: Tensor) -> float:
         """Forward and backward of this copy's share, gradients averaged over it; the mean loss in the last worker, elsewhere 0."""
@@ -93,13 +83,13 @@ class Pipeline:
                 hidden = part.to(self.device)
             else:
                 hidden = torch.empty(len(part), inputs.shape[1], width, device=self.device, dtype=self._wire_type)
-                dist.recv(hidden, group=self._mesh.pipeline, group_src=self._mesh.place - 1)
+                dist.recv(hidden, group=self._mesh.pipeline, group_src=self._mesh.stage_rank - 1)
             hidden = self._module(hidden)
             if self.last:
                 total += float(cross_entropy(hidden, targets[start : start + batch].to(self.device))) * len(part)
             else:
                 passed = hidden.to(self._wire_type).contiguous()
-                dist.send(passed, group=self._mesh.pipeline, group_dst=self._mesh.place + 1)
+                dist.send(passed, group=self._mesh.pipeline, group_dst=self._mesh.stage_rank + 1)
         return total / len(inputs)
 
     @property

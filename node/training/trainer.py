@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from dilocox.node.outer.state import EncodedStage, StageState, rebase, start_phase
+from dilocox.node.tiling import split_stages
 from dilocox.node.training.data import Dataset
 from dilocox.node.training.inner import InnerOptimizer
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import Stage, build_chain, initial_values
-from dilocox.node.training.pipeline import Pipeline, split_stages
+from dilocox.node.training.pipeline import Pipeline
 from dilocox.protocol.manifest import Manifest
 
 __all__ = ["Commit", "StepResult", "Take", "Trainer", "initial_state"]
@@ -79,7 +80,7 @@ class Trainer:
         """`mesh`: where it stands among its cluster's workers; default alone. Live parameters start uninitialised."""
         self.manifest, self.mesh = manifest, mesh or Mesh()
         self.device = self.mesh.device
-        self.stages = split_stages(range(manifest.model.stages), self.mesh.length)[self.mesh.place]
+        self.stages = split_stages(range(manifest.model.stages), self.mesh.length)[self.mesh.stage_rank]
         self.states = [StageState(manifest, stage) for stage in self.stages] if self.mesh.leads else []
         self._chain = build_chain(manifest.model, self.stages, self.device)
         self.pipeline = Pipeline(manifest, self._chain, self.mesh)
@@ -209,7 +210,7 @@ class Trainer:
 
     def evaluate(self, dataset: Dataset) -> float:
         """Held-out loss, nats per token, the same number in every worker. All workers call it at the same step; the first copy
-        evaluates."""
+        evaluates, which alone holds Θ."""
         loss = 0.0
         if self.mesh.leads:
             inputs, targets = dataset.evaluation()

@@ -52,6 +52,8 @@ class Worker:
     def __init__(self, settings: WorkerSettings, manifest: Manifest, rank: int, workers: int, link: DaemonLink) -> None:
         self.settings, self.manifest, self.rank, self.link = settings, manifest, rank, link
         self.device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if settings.devices == "cuda" else "cpu")
+        if settings.devices == "cuda":
+            torch.cuda.set_device(self.device)
         self.mesh = Mesh(rank, workers, settings.copies, self.device)
         self.trainer = Trainer(manifest, self.mesh)
         self.dataset = load_dataset(manifest, settings.data)

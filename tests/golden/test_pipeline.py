@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.texts import stdlib
-from dilocox.node.training.pipeline import split_stages
+from dilocox.node.tiling import split_stages
 from dilocox.node.worker_settings import RENDEZVOUS
 from tests.helpers import manifest
 
@@ -39,7 +39,8 @@ trained = held()
 trainer.end_phase(1, restart=False)
 evaluation = trainer.evaluate_committed(data)
 told = [[r.loss, r.gradient_norm, *r.flags] for r in results] + [[evaluation]]
-print(json.dumps({"told": told, "place": mesh.place, "copy": mesh.copy, "held": [trained, held()], "states": len(trainer.states)}))
+where = {"place": mesh.stage_rank, "copy": mesh.copy, "states": len(trainer.states)}
+print(json.dumps({"told": told, "held": [trained, held()], **where}))
 dist.destroy_process_group()
 """
 

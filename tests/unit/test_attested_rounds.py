@@ -53,7 +53,7 @@ def test_verdicts_on_strangers_crowd_nobody_out(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(limits, "ATTESTATIONS", 6)
     for number in range(10, 20):
         table.attest(number, seconds=5)
-    assert set(table.state.gathered.attested) == {identity(n).peer for n in (10, 11, 12)}
+    assert set(table.state.gathered.attested) == {identity(n).peer for n in (10, 11, 12)}, "half of the room"
     table.submit(table.claim(10))
     renewed = table.attest(0, label="renewed")
     assert table.state.gathered.attested[identity(0).peer] == renewed
@@ -91,7 +91,7 @@ def test_what_waits_for_the_next_round_has_room_there(monkeypatch: pytest.Monkey
         table.attest(number)
     table.attest(0, label="renewed")
     table.submit(table.leave(0))
-    table.contribute().vote()
+    table.contribute([1, 2]).vote([1, 2])
     assert len(table.state.gathered.attested) == 4
     table.verify()
 

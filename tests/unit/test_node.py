@@ -9,8 +9,9 @@ import pytest
 
 from dilocox.node.daemon import tile_devices
 from dilocox.node.outer.background import Background
+from dilocox.node.tiling import tile
 from dilocox.node.training.pace import Pace
-from dilocox.node.worker_settings import WorkerSettings, tile
+from dilocox.node.worker_settings import WorkerSettings
 from dilocox.protocol import events, member
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.head import initial_head
@@ -27,7 +28,7 @@ def test_workers_follow_devices_stages_and_microbatches():
     assert tile_devices(2, 0, run) == (2, 1)
     assert tile_devices(None, 8, run) == (2, 1)
     assert tile_devices(2, 0, manifest(model={"stages": 1}, training={"microbatches": 2})) == (1, 2)
-    with pytest.raises(ConfigError, match=r"2 are the most .* 2 microbatches keep busy: write --devices 2"):
+    with pytest.raises(ConfigError, match="--devices 3: the run's 3 stages and 2 microbatches use 2 of them"):
         tile_devices(3, 0, run)
     with pytest.raises(ConfigError, match="CUDA devices"):
         tile_devices(2, 1, run)

@@ -142,7 +142,7 @@ async def test_nothing_is_fetched_onto_a_disk_that_has_no_room(tmp_path: Path, m
     free = [1000, 1000]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free.pop(0) if free else 1 << 40))
     await place.have()
-    assert sum("0 MB are free" in line for line in place.told) == 2
+    assert sum("0 MB more than the 0 MB free" in line for line in place.told) == 2
     assert not free
 
 
