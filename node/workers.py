@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
@@ -73,6 +74,8 @@ class WorkerPool(rpc.SupervisorServicer):
         self._parent_pipe: ParentPipe | None = None
         self._processes: list[asyncio.subprocess.Process] = []
         """Of this generation."""
+        self._given_up = asyncio.Event()
+        """This generation is to end, whether its processes can still hear it or not."""
         self._ended = asyncio.Event()
         """No generation runs."""
         self._ended.set()
@@ -89,6 +92,7 @@ class WorkerPool(rpc.SupervisorServicer):
     async def run_generation(self) -> None:
         """Launch, and return when the generation has ended, leaving no process of it."""
         self._ended.clear()
+        self._given_up.clear()
         self._parent_pipe = ParentPipe(self._folder)
         self._attached.clear()
         self._processes = []
@@ -141,15 +145,17 @@ class WorkerPool(rpc.SupervisorServicer):
             )
 
     async def _first_death(self) -> None:
-        """Until a worker ends; workers that were told to stop, and do so well, all get their time."""
-        running = {asyncio.create_task(process.wait()) for process in self._processes}
+        """Until a worker ends, or all are given up; workers that were told to stop, and do so well, all get their time."""
+        given_up = asyncio.create_task(self._given_up.wait())
+        running: set[asyncio.Task[Any]] = {asyncio.create_task(process.wait()) for process in self._processes}
         try:
             while running:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                if not self._stopping or any(task.result() for task in done):
+                done, left = await asyncio.wait({*running, given_up}, return_when=asyncio.FIRST_COMPLETED)
+                running = left - {given_up}
+                if given_up in done or not self._stopping or any(task.result() for task in done):
                     return
         finally:
-            for task in running:
+            for task in {*running, given_up}:
                 task.cancel()
 
     def processor_ticks(self) -> int | None:
@@ -159,7 +165,8 @@ class WorkerPool(rpc.SupervisorServicer):
         return sum(ticks_of(process.pid) for process in self._processes if process.returncode is None)
 
     def end_generation(self) -> None:
-        """Make every process of this generation exit at once."""
+        """Make every process of this generation exit at once; one that hangs, or was suspended, hears of nothing and is killed."""
+        self._given_up.set()
         if self._parent_pipe is not None:
             self._parent_pipe.close()
 

@@ -69,9 +69,10 @@ class Supply:
         try:
             while True:
                 if (spans := reading()) != known:
-                    known = spans
+                    known, before = spans, len(wanted)
                     wanted.update(dict.fromkeys(await asyncio.to_thread(self._shards, corpus, order, spans)))
-                    log.info("the run's data: %d of %d shards are read soon or were", len(wanted), len(corpus.training))
+                    if len(wanted) > before:
+                        log.info("the run's data: %d of %d shards are read soon or were", len(wanted), len(corpus.training))
                 waited = waited + 1 if waiting() else 0
                 if waited == LOOKS_UNTIL_DOUBT:
                     self._doubt(wanted)
