@@ -73,15 +73,15 @@ def count_cuda_devices() -> int:
 
 
 def tile_devices(wanted: int | None, cuda: int, manifest: Manifest) -> tuple[int, int]:
-    """(workers of a pipeline, copies of it) on this box. Raises ConfigError when `wanted` cannot be had, or not be used."""
+    """(workers of a pipeline, copies of it) on this box. Raises ConfigError when `wanted` cannot be had."""
     if wanted and cuda and wanted > cuda:
         raise ConfigError(f"--devices {wanted}, but this machine has {cuda} CUDA devices")
-    length, copies = tile(wanted or cuda or 1, manifest.model.stages, manifest.training.microbatches)
-    if wanted and length * copies < wanted:
-        raise ConfigError(
-            f"--devices {wanted}: the run's {manifest.model.stages} stages and {manifest.training.microbatches} microbatches use"
-            f" {length * copies} of them. Write --devices {length * copies}, or name more microbatches in the run file."
-        )
+    devices, stages, microbatches = wanted or cuda or 1, manifest.model.stages, manifest.training.microbatches
+    length, copies = tile(devices, stages, microbatches)
+    log.info("%d workers on %d devices: %d copies of a pipeline of %d", length * copies, devices, copies, length)
+    if length * copies < devices:
+        idle = "the run's %d stages and %d microbatches use %d of %d devices; its owner could name more microbatches"
+        log.warning(idle, stages, microbatches, length * copies, devices)
     return length, copies
 
 
@@ -163,8 +163,10 @@ def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
 async def _train(supply: Supply, participant: Participant, tasks: Tasks) -> None:
     corpus = await supply.begin()
     reading = partial(phase.reading, participant.manifest, participant.identity.peer)
-    waiting = lambda: participant.progress.waiting == phase.SAMPLES_COMING  # noqa: E731
-    tasks.start(supply.follow(corpus, lambda: reading(participant.chain.head), waiting), "supply data")
+    following = supply.follow(
+        corpus, lambda: reading(participant.chain.head), lambda: participant.progress.waiting == phase.SAMPLES_COMING
+    )
+    tasks.start(following, "supply data")
     await participant.workers.run()
 
 
@@ -197,7 +199,6 @@ def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, mani
     cuda = count_cuda_devices()
     length, copies = tile_devices(settings.devices, cuda, manifest)
     workers = length * copies
-    log.info("%d workers on %d devices: %d copies of a pipeline of %d", workers, settings.devices or cuda or 1, copies, length)
     threads = settings.threads or max(1, (os.cpu_count() or 1) // workers)
 
     def environment(socket: str) -> dict[str, str]:

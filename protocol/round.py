@@ -537,8 +537,8 @@ def _still_waiting(state: RoundState, head: Head, moment: Moment) -> dict[str, p
     """Valid verdicts of peers that the new roster does not name, as many as have room: they may claim in the next round."""
     valid = chain.valid_attestations(state.head, state.gathered.attested.values(), moment.wall_ms)
     waiting, half = sorted(valid.keys() - head.attestations.keys()), limits.ATTESTATIONS // 2
-    strange = rules.strangers(waiting, head)
-    return {peer: valid[peer] for peer in (*sorted(set(waiting) - set(strange))[:half], *strange[:half])}
+    known = [peer for peer in waiting if peer in head.known_peers]
+    return {peer: valid[peer] for peer in (*known[:half], *rules.strangers(waiting, head)[:half])}
 
 
 def inherited(state: RoundState) -> list[Input]:

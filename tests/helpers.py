@@ -1,6 +1,8 @@
 """What many tests need: identities by number, small manifests, statements."""
 
+import asyncio
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from dilocox.protocol import chain, round, rules
@@ -239,3 +241,13 @@ class Table:
     def why(self, number: int) -> int:
         """The reason under which the last commit excluded a peer."""
         return next(i.reason for i in self.commits[-1].body.excluded if i.peer == identity(number).peer)
+
+
+PATIENCE_SECONDS = 300.0
+"""After which what should happen does not."""
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.001)

@@ -2,7 +2,6 @@
 is missed. `--quick`: a few faults close together, to see that everything works."""
 
 import argparse
-import math
 import os
 import sys
 import tempfile
@@ -84,10 +83,6 @@ QUICK = Form(seed=15, minutes=1, calm_seconds=10, every=10, clocks=False)
 """A full disk, a damaged file, and everybody killed at once, coordinator included."""
 
 
-CLOCK_STEPPED = 1800.0
-"""Seconds: half of what the coordinator's wall clock is put off by."""
-
-
 @dataclass(frozen=True)
 class Report:
     verdict: Verdict
@@ -106,15 +101,13 @@ class Report:
 
 def closed(commits: list[Statement[pb.Commit]], world: World, batch_size: int) -> list[Closed]:
     """The rounds as the chain tells them, on the clock of this machine's processes."""
-    behind, at = time.time() - time.monotonic(), -math.inf
+    behind = time.time() - time.monotonic()
+    said, lasted = [c.body.closed_at_ms / 1000 - behind for c in commits], [c.body.open_ms / 1000 for c in commits]
     rounds = []
     roster: frozenset[str] = frozenset()
     read: dict[str, int] = {}
     """Samples that were settled since each node joined."""
-    for commit in commits:
-        said = commit.body.closed_at_ms / 1000 - behind
-        at += commit.body.open_ms / 1000  # of a round that a damaged log began anew, less than it took
-        at = max(at, said) if abs(said - at) < CLOCK_STEPPED or at == -math.inf else at
+    for commit, at in zip(commits, loss.moments(said, lasted), strict=True):
         counted, settled = {}, {}
         for item in taken(commit.body):
             name, body = world.name_of(item.cluster), item.contribution

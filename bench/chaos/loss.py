@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.chaos.schedule import Fault
+from bench.chaos.schedule import CLOCK_SECONDS, Fault
 
-__all__ = ["Closed", "Happened", "Price", "Sample", "Verdict", "kept", "misses", "price", "rate"]
+__all__ = ["Closed", "Happened", "Price", "Sample", "Verdict", "kept", "misses", "moments", "price", "rate"]
 
 KEPT = 0.99
 """Of the faultless steps, by those whom the faults do not hit."""
@@ -93,6 +93,16 @@ def _taken(samples: Sequence[Sample], since: float, until: float, off_roster: bo
         steps = after.steps - before.steps if after.steps >= before.steps else after.steps
         total += steps * (high - low) / (after.at - before.at)
     return total
+
+
+def moments(said: Sequence[float], lasted: Sequence[float]) -> list[float]:
+    """When rounds closed, of what the coordinator's wall clock said and how long each was open. That clock may have been stepped;
+    and a round that a damaged log began anew was open for longer than it says."""
+    found = [said[0]]
+    for wall, seconds in zip(said[1:], lasted[1:], strict=True):
+        at = found[-1] + seconds
+        found.append(max(at, wall) if abs(wall - at) < CLOCK_SECONDS / 2 else at)
+    return found
 
 
 def rate(samples: Sequence[Sample], since: float, until: float) -> float:

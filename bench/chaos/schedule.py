@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["COORDINATOR", "DEADLINE_SECONDS", "Fault", "cut_pairs", "plan"]
+__all__ = ["CLOCK_SECONDS", "COORDINATOR", "DEADLINE_SECONDS", "Fault", "cut_pairs", "plan"]
 
 COORDINATOR = "coordinator"
 DEADLINE_SECONDS = 20.0
@@ -31,8 +31,8 @@ NODE_FILES = (
 COORDINATOR_FILES = ("runs/*/chain.db", "runs/*/peers.json", "daemon.json", "starts", "tls.pem", "libp2p.key")
 DAMAGES = ("a byte", "half", "all")
 """How much of a file: one bit of it flipped, its second half gone, nothing left but garbage."""
-HOURS = ("+3600", "-3600")
-"""What a wall clock is put on by, in seconds, and then back."""
+CLOCK_SECONDS = 3600
+"""By which a wall clock is put on or back, and then set right."""
 CHILDREN = ("dht_child", "p2pd")
 WORKER = "dilocox.node.training.worker"
 
@@ -78,7 +78,12 @@ def _deck(random: random.Random, nodes: Sequence[str], clocks: bool) -> list[Fau
         *(Fault("damage", one(), DOWN_SECONDS, file) for file in NODE_FILES),
         *(Fault("damage", (COORDINATOR,), DOWN_SECONDS, file) for file in COORDINATOR_FILES),
         Fault("damage_live", one(), detail=NODE_FILES[2]),
-        *(Fault("step_clock", target, 20.0, by) for by in HOURS if clocks for target in (one(), (COORDINATOR,))),
+        *(
+            Fault("step_clock", target, 20.0, by)
+            for by in (f"{CLOCK_SECONDS:+}", f"{-CLOCK_SECONDS:+}")
+            if clocks
+            for target in (one(), (COORDINATOR,))
+        ),
         Fault("kill", tuple(nodes), DOWN_SECONDS),
         Fault("kill", (COORDINATOR, *nodes), DOWN_SECONDS),
     ]

@@ -118,13 +118,16 @@ class Supply:
     async def _have_shard(self, corpus: Corpus, shard: Shard) -> None:
         digest = bytes.fromhex(shard.digest)
         while shard not in self._checked or digest not in self._store:
-            if self._named and not await asyncio.to_thread(self._store.sound, digest):
+            if not self._named:
+                await self._fetch(digest, corpus.size(shard))
+            elif not await asyncio.to_thread(self._store.sound, digest):
                 raise ConfigError(f"shard {shard.digest} of the run's data in {self._store.folder} is missing or damaged")
-            await self._fetch(digest, corpus.size(shard))
             try:
                 await asyncio.to_thread(check_shard, self._store, corpus, shard)
                 self._checked.add(shard)
-            except (ConfigError, FileNotFoundError):
+            except FileNotFoundError:
+                continue  # set aside meanwhile
+            except ConfigError:
                 self._store.doubt(digest)
                 if await asyncio.to_thread(self._store.sound, digest):
                     raise  # it is what the corpus names: whoever made that is wrong
@@ -156,6 +159,7 @@ class Supply:
                 raise ConfigError(f"the run's data.digest {digest.hex()} names no corpus: its owner has to say another")
 
     async def _fetch(self, digest: bytes, most: int) -> None:
+        warn = log.warning  # once, however long nobody serves it
         while True:
             fetching = asyncio.create_task(self._exchange.fetch(digest, self._providers(), most))
             try:
@@ -166,7 +170,8 @@ class Supply:
                     await asyncio.wait({fetching}, timeout=LOOK_SECONDS)
                 return await fetching
             except RemoteError as error:
-                log.warning("the run's data are not to be had yet: %s", error)
+                warn("the run's data are not to be had yet: %s", error)
+                warn = log.debug
                 self._say(f"nobody serves the run's data yet ({error.detail}); trying again")
                 await asyncio.sleep(RETRY_SECONDS)
             finally:

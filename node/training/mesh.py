@@ -34,8 +34,8 @@ class Mesh:
 
     def _mine(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         """Every worker makes all of them, in the same order."""
-        made = {rank: group for ranks in groups for group in [dist.new_group(ranks, timeout=PATIENCE)] for rank in ranks}
-        return made[self.rank]
+        made = [dist.new_group(ranks, timeout=PATIENCE) for ranks in groups]
+        return next(group for ranks, group in zip(groups, made, strict=True) if self.rank in ranks)
 
     @property
     def leads(self) -> bool:

@@ -129,9 +129,10 @@ class Trainer:
         """
         for state, stage in self.pairs():
             start_phase(state, self.live(stage), self.manifest.rounds.lead_weight)
-        self._follow()
         if restart:
             self.rebase(keep_private=False)
+        else:
+            self._follow()
         if self.manifest.rounds.round_seconds is not None:  # slow and fast boxes follow one learning rate schedule
             self.optimizer.steps = self.manifest.nominal_steps(round + 1)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.chaos.loss import Closed, Happened, Price, Sample, Verdict, kept, misses, price, rate
+from bench.chaos.loss import Closed, Happened, Price, Sample, Verdict, kept, misses, moments, price, rate
 from bench.chaos.schedule import COORDINATOR, REST_SECONDS, Fault, cut_pairs, plan
 
 NODES = ["node-1", "node-2", "node-3"]
@@ -39,6 +39,15 @@ def test_clocks_are_stepped_where_they_can_be():
     assert {(fault.targets == (COORDINATOR,), fault.detail) for fault in stepped} == set(
         itertools.product((True, False), ("+3600", "-3600"))
     )
+
+
+def test_rounds_closed_when_they_did_whatever_the_coordinator_s_wall_clock_said():
+    """It says no earlier moment than before: set back it stands still, set right again after an hour ahead too."""
+    lasted = [0.0, 10.0, 10.0, 10.0, 10.0]
+    assert moments([100, 110, 120, 130, 140], lasted) == [100, 110, 120, 130, 140]
+    assert moments([100, 3710, 3720, 3720, 3720], lasted) == [100, 110, 120, 130, 140]
+    assert moments([100, 110, 110, 130, 140], lasted) == [100, 110, 120, 130, 140]
+    assert moments([100, 110, 150, 160, 170], lasted) == [100, 110, 150, 160, 170], "a log was damaged, its round began anew"
 
 
 def test_cuts_are_of_directions():

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import Shelf, corpus_in, lacking, last_built, library, named_store, parse_folders
 from tests.corpora import corpus_of, words
 from tests.e2e.conftest import RUN
-from tests.helpers import manifest
+from tests.helpers import manifest, until
 
 RUNNER = CliRunner()
 
@@ -272,14 +270,7 @@ def test_samples_are_what_the_shards_hold(tmp_path: Path, monkeypatch: pytest.Mo
     assert read(data.evaluation()) == samples(corpus.held_out)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def test_samples_are_here_when_their_shards_are_and_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_samples_are_here_when_their_shards_are_and_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(builder, "SHARD_BYTES", 2048)
     text = corpus_of(tmp_path / "c", words(200, 20))
     run, corpus, store = manifest(data=text.settings), opened(text.folder), BlobStore(text.folder)
@@ -291,17 +282,14 @@ def test_samples_are_here_when_their_shards_are_and_are_right(tmp_path: Path, mo
     paths[1].write_bytes(held[1][::-1])
     data = load_dataset(run, text.folder)
 
-    def soon(positions: list[int]) -> None:
-        until(lambda: data.here(positions))
-
     assert data.here([])
     assert not data.here([0, end - 1])
     paths[0].write_bytes(held[0])
-    soon([0, end - 1])
+    await until(lambda: data.here([0, end - 1]))
     assert not any(data.here([end - 1, end]) for _ in range(100)), "looked at, and found damaged"
     assert paths[1].read_bytes() == held[1][::-1], "and left where it lies: others read it too"
     paths[1].write_bytes(held[1])
-    soon([end - 1, end])
+    await until(lambda: data.here([end - 1, end]))
     data.batch(range(end + 1))
 
 

@@ -15,10 +15,9 @@ from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.tasks import Tasks
-from tests.helpers import Table, identity, manifest
+from tests.helpers import Table, identity, manifest, until
 
 RUN = manifest(rounds={"count": 30})
-PATIENCE_SECONDS = 60.0
 
 
 class Pool:
@@ -123,12 +122,6 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     node.chain.close()
 
 
-async def until(condition) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def test_commits_are_handed_out_in_order(node: Node):
     await until(lambda: node.pool.starts)
     node.grow(3)
@@ -175,7 +168,7 @@ async def test_a_short_outage_is_waited_out_and_going_around_is_no_failure(node:
     for _ in range(generations.FAILED_GENERATIONS + 2):
         before = node.pool.generations
         node.generations.resynchronise()
-        await until(lambda before=before: node.pool.generations > before and len(node.pool.starts) > before)
+        await until(lambda before=before: node.pool.generations > before and len(node.pool.starts) > before)  # type: ignore[misc]
 
 
 async def test_what_a_generation_says_after_it_was_ended_is_not_heard(node: Node):

@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ from dilocox.protocol.status import Status
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import corpus_in
 from tests.corpora import corpus_of, words
-from tests.helpers import manifest
+from tests.helpers import PATIENCE_SECONDS, manifest, until
 
 
 class Peers:
@@ -44,12 +44,6 @@ class Peers:
             raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that blob")
         assert self.served.size(digest) <= max_size
         self.into.put([self.served.view(digest)])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 class Place:
@@ -77,10 +71,6 @@ class Place:
     def _tell(self, status: Status) -> None:
         assert status.name == "synchronising"
         self.told.append(status.why)
-
-
-PATIENCE = 300.0
-"""Seconds after which what should happen does not."""
 
 
 @pytest.fixture(autouse=True)
@@ -121,8 +111,7 @@ async def test_who_comes_later_is_asked_too(tmp_path: Path):
     place = Place(tmp_path / "here", manifest(data=text.settings), text.folder)
     place.peers.holders = {"a peer"}
     having = asyncio.create_task(place.have())
-    while len(place.peers.asked) < 3:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(place.peers.asked) >= 3)
     assert "nobody serves the run's data yet" in place.told[-1] or "nobody serves" in place.told[-2]
     place.providers.append("a peer")
     await having
@@ -246,7 +235,7 @@ async def test_nothing_is_put_into_a_folder_that_the_operator_named(tmp_path: Pa
     damaged.write_bytes(damaged.read_bytes()[::-1])
     reader.waiting = True
     with pytest.raises(ConfigError, match=f"{damaged.name} of the run's data in {tmp_path}.* is missing or damaged"):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await following
     assert sorted((tmp_path / "here").iterdir()) == before
     assert reader.place.peers.asked == []

@@ -8,9 +8,7 @@ import psutil
 import pytest
 
 from dilocox.node.workers import WorkerPool
-
-PATIENCE = 300.0
-"""Seconds after which what should happen does not."""
+from tests.helpers import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize("suspended", [False, True])
@@ -22,7 +20,7 @@ async def test_a_generation_that_is_given_up_ends_even_where_a_worker_is_suspend
     await pool.open()
     before = set(psutil.Process().children())
     generation = asyncio.create_task(pool.run_generation())
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(workers := set(psutil.Process().children()) - before) < 2:
             await asyncio.sleep(0.01)
         if suspended:
