@@ -29,6 +29,7 @@ __all__ = [
     "HostOption",
     "JoinOption",
     "JsonOption",
+    "MaybeJoinOption",
     "NameOption",
     "PortOption",
     "UploadLimitOption",
@@ -60,7 +61,9 @@ DhtOption = Annotated[
     ),
 ]
 THIS_MACHINE = socket.gethostname()
-JoinOption = Annotated[str, typer.Option("--join", envvar="DILOCOX_NODE__JOIN", help="The join link, or @FILE that holds it.")]
+_JOIN = typer.Option("--join", envvar="DILOCOX_NODE__JOIN", help="The join link, or @FILE that holds it.")
+JoinOption = Annotated[str, _JOIN]
+MaybeJoinOption = Annotated[str | None, _JOIN]
 NameOption = Annotated[str, typer.Option(envvar="DILOCOX_NODE__NAME", help="For people.")]
 HostOption = Annotated[str, typer.Option(envvar="DILOCOX_NETWORK__HOST", help="Address by which others reach this machine.")]
 PortOption = Annotated[int, typer.Option(envvar="DILOCOX_NETWORK__PORT", help="gRPC port (0: any, kept).")]

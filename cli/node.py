@@ -14,7 +14,7 @@ from dilocox.cli.common import (
     DhtPortOption,
     HomeOption,
     HostOption,
-    JoinOption,
+    MaybeJoinOption,
     NameOption,
     PortOption,
     UploadLimitOption,
@@ -22,6 +22,7 @@ from dilocox.cli.common import (
     read_link,
     set_up_logging,
 )
+from dilocox.node.boxes.link import ClusterLink
 from dilocox.node.daemon import NodeSettings, run_node
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
@@ -33,8 +34,16 @@ from dilocox.transport.parent_pipe import exit_with_parent
 __all__ = ["node"]
 
 
+def read_cluster_link(path: Path) -> ClusterLink:
+    """Raises ConfigError."""
+    try:
+        return ClusterLink.parse(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the cluster link cannot be read: {error}") from error
+
+
 def node(
-    join: JoinOption,
+    join: MaybeJoinOption = None,
     home: HomeOption = None,
     name: NameOption = THIS_MACHINE,
     host: HostOption = "127.0.0.1",
@@ -66,6 +75,18 @@ def node(
         Path | None, typer.Option(help="File with this machine's TDX collateral, kept fresh by the operator.")
     ] = None,
     data: DataOption = None,
+    cluster_boxes: Annotated[
+        int,
+        typer.Option(min=1, max=limits.HOSTS, help="Lead a cluster of so many boxes: the log says how the others join it."),
+    ] = 1,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(help="Be a box of the cluster whose link lies in this file (instead of --join). Keep it secret."),
+    ] = None,
+    cluster_interface: Annotated[
+        str | None,
+        typer.Option(help="Network interface of a trusted LAN or WireGuard, on which the boxes of a cluster exchange tensors."),
+    ] = None,
     codec_cpus: Annotated[str, typer.Option(help="CPUs for encoding and applying, such as 1,3 (default: any).")] = "",
     step_seconds: Annotated[
         float, typer.Option(min=0, help="A step takes at least this long: leaves the machine to others (default: no pause).")
@@ -75,13 +96,21 @@ def node(
     """Join a run, train, exchange; leave cleanly on Ctrl-C or SIGTERM."""
     exit_with_parent()
     set_up_logging(verbose)
-    link = read_link(join)
+    link = read_cluster_link(cluster) if cluster is not None else None
+    if (join is None) == (link is None):
+        raise ConfigError("say either --join LINK, or --cluster FILE for a box of somebody's cluster")
+    if cluster_boxes > 1 and link is not None:
+        raise ConfigError("--cluster-boxes is said on the cluster's lead alone")
+    if (cluster_boxes > 1 or link is not None) and cluster_interface is None:
+        raise ConfigError(
+            "the boxes of a cluster exchange tensors unencrypted: name the interface of a trusted network (--cluster-interface)"
+        )
     try:
         cpus = tuple(int(cpu) for cpu in codec_cpus.split(",") if cpu)
     except ValueError as error:
         raise ConfigError(f"--codec-cpus {codec_cpus}: {error}") from error
     settings = NodeSettings(
-        join=link,
+        join=link.join if link is not None else read_link(join or ""),
         home=home or base_folder() / "node",
         name=name,
         listen=Listen(host, port, dht_port, dht, announced=upload_copies is None),
@@ -95,5 +124,8 @@ def node(
         upload_copies=upload_copies,
         data=parse_folders(data or ()),
         step_seconds=step_seconds,
+        boxes=cluster_boxes,
+        cluster=link,
+        interface=cluster_interface,
     )
     asyncio.run(run_node(settings))

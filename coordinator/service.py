@@ -159,10 +159,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
             elif not alive and peer not in self.state.absent:
                 self.driver.feed(Absent(peer))
                 yield
-        self.liveness.forget(keep=asked)
-        if gone := self.records.keys() - asked - self._holders:
+        here = asked | self.state.head.cluster_by_peer.keys() | self._holders
+        self.liveness.forget(keep=here)
+        if gone := self.records.keys() - here:
             self.records = {peer: record for peer, record in self.records.items() if peer not in gone}
-        self.know([self.identity.peer, *sorted(asked | self._holders)])
+        self.know([self.identity.peer, *sorted(here)])
 
     def _hears(self, peer: str) -> bool:
         """Who knows more of the chain than we do is heard when it gave that back."""

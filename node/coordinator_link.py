@@ -28,7 +28,7 @@ from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tls import fetch_certificate
 
-__all__ = ["CoordinatorLink"]
+__all__ = ["Backoff", "CoordinatorLink", "record_of"]
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,14 @@ class Backoff:
         self._seconds = FIRST_BACKOFF_SECONDS
 
 
+async def record_of(link: JoinLink) -> pb.PeerRecord:
+    """How to dial whom a link names, at the address in it. Raises RemoteError when nobody, or somebody else, is there."""
+    certificate = await asyncio.to_thread(fetch_certificate, *link.endpoint, CALL_SECONDS)
+    if sha256(certificate) != link.certificate:
+        raise RemoteError(pb.REASON_BAD_SIGNATURE, f"at {link.at} is another server than the link names")
+    return pb.PeerRecord(address=link.at, certificate=certificate)
+
+
 class CoordinatorLink:
     def __init__(self, link: JoinLink, directory: Directory, channels: ChannelPool) -> None:
         self._link, self._directory, self._channels = link, directory, channels
@@ -90,10 +98,7 @@ class CoordinatorLink:
     async def _by_link(self) -> pb.PeerRecord:
         """How to dial the coordinator where the link says it is. Raises RemoteError when nobody, or somebody else, is there."""
         if self._pinned is None:
-            certificate = await asyncio.to_thread(fetch_certificate, *self._link.endpoint, CALL_SECONDS)
-            if sha256(certificate) != self._link.certificate:
-                raise RemoteError(pb.REASON_BAD_SIGNATURE, f"at {self._link.at} is another server than the link names")
-            self._pinned = pb.PeerRecord(address=self._link.at, certificate=certificate)
+            self._pinned = await record_of(self._link)
         return self._pinned
 
     async def run(self) -> tuple[Manifest, Statement[pb.Appointment] | None]:

@@ -90,7 +90,8 @@ class Phase:
 
 
 class Crew:
-    def __init__(self, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, workers: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+        """`workers`: how many this generation has."""
         self._workers, self._clock = workers, clock
         self.progress = Progress()
         self.begin()
@@ -98,8 +99,6 @@ class Crew:
     def begin(self) -> None:
         """A new generation: nobody has said anything."""
         self.hellos: dict[int, pb.Hello] = {}
-        self._speakers = self._workers
-        """How many ranks hold the outer state, once all are here: those of the first copy. The others only train."""
         self._readies: dict[int, dict[int, pb.Ready]] = {}
         self._phases: dict[int, dict[int, pb.Boundary]] = {}
         self._rechecks: dict[int, dict[int, pb.Rechecked]] = {}
@@ -114,8 +113,11 @@ class Crew:
     def hello(self, rank: int, hello: pb.Hello) -> bool:
         """Whether all are here."""
         self.hellos[rank] = hello
-        self._speakers = sum(not each.copy for each in self.hellos.values())
-        return len(self.hellos) == self._workers
+        return len(self.hellos) == self._workers()
+
+    def _speakers(self) -> int:
+        """How many ranks hold the outer state: those of the first copy. The others only train."""
+        return self._workers() - sum(each.copy > 0 for each in self.hellos.values())
 
     def step(self, step: pb.Step) -> None:
         progress = self.progress
@@ -130,7 +132,7 @@ class Crew:
 
     def computes(self, ticks: int | None) -> None:
         """Processor time of all workers so far; None: nobody knows. Before their first step it is the sign that they go on."""
-        ours = len(self.hellos) == self._workers and not self.started
+        ours = len(self.hellos) == self._workers() and not self.started
         if not self._steps and (ours or ticks is None or ticks > self._computed):
             self._heard_at = self._clock()
         self._computed = ticks if ticks is not None else self._computed
@@ -150,7 +152,7 @@ class Crew:
         parts = self._readies.setdefault(ready.round, {})
         parts[rank] = ready
         self._heard_at = self._clock()
-        if len(parts) < self._speakers:
+        if len(parts) < self._speakers():
             return None
         del self._readies[ready.round]
         digests = {state.stage: state.digest for part in parts.values() for state in part.states}
@@ -160,7 +162,7 @@ class Crew:
     def phase(self, rank: int, boundary: pb.Boundary) -> Phase | None:
         parts = self._phases.setdefault(boundary.round, {})
         parts[rank] = boundary
-        if len(parts) < self._speakers:
+        if len(parts) < self._speakers():
             return None
         del self._phases[boundary.round]
         payloads = sorted((p for part in parts.values() for p in part.payloads), key=lambda payload: int(payload.stage))
@@ -172,7 +174,7 @@ class Crew:
         """Digests by stage of the replayed state."""
         parts = self._rechecks.setdefault(result.round, {})
         parts[rank] = result
-        if len(parts) < self._speakers:
+        if len(parts) < self._speakers():
             return None
         del self._rechecks[result.round]
         return {state.stage: state.digest for part in parts.values() for state in part.states}

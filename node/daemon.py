@@ -12,25 +12,34 @@ from pathlib import Path
 from dilocox.node.api.server import create_node_app
 from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.prover import Challenger, Prover
+from dilocox.node.boxes.box import Box
+from dilocox.node.boxes.lead import Admission
+from dilocox.node.boxes.link import ClusterLink, address_on, load_or_create_secret
+from dilocox.node.boxes.team import Team
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.data.check import check_corpus
 from dilocox.node.data.supply import Supply
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
+from dilocox.node.generations import Generations
+from dilocox.node.holding import Holding
 from dilocox.node.own import OwnStatements
-from dilocox.node.participant import Participant
+from dilocox.node.participant import Participant, Workers
 from dilocox.node.place import MANIFEST, PeerSettings, Place, keep_manifest, make_holding, open_chain, run_peer
-from dilocox.node.tiling import tile
+from dilocox.node.starts import Starts
 from dilocox.node.worker_settings import WorkerSettings
-from dilocox.node.workers import WorkerPool
-from dilocox.protocol import phase
+from dilocox.node.workers import LOOPBACK, Launch, WorkerPool
+from dilocox.protocol import member, phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
+from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, named_store
 from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.files import write_atomically
 from dilocox.transport.room import lack_of_room
 from dilocox.transport.tasks import Tasks
 from dilocox.views import rows as views
@@ -40,6 +49,8 @@ __all__ = ["NodeSettings", "run_node"]
 
 log = logging.getLogger(__name__)
 
+CLUSTER_LINK = "cluster.link"
+"""In the node's folder: whoever has it may be a box of our cluster."""
 GOODBYE_SECONDS = 3.0
 """How long a leaving node tries to tell the coordinator."""
 
@@ -61,6 +72,12 @@ class NodeSettings(PeerSettings):
     """Where corpora lie on this machine, by name."""
     step_seconds: float
     """An inner step takes at least this long."""
+    boxes: int = 1
+    """Of our cluster, which we lead."""
+    cluster: ClusterLink | None = None
+    """Of the cluster whose box we are; None: our own."""
+    interface: str | None = None
+    """On which the boxes of a cluster exchange tensors."""
 
 
 def count_cuda_devices() -> int:
@@ -72,17 +89,11 @@ def count_cuda_devices() -> int:
     return len(list(cards.iterdir())) if cards.is_dir() else 0
 
 
-def tile_devices(wanted: int | None, cuda: int, manifest: Manifest) -> tuple[int, int]:
-    """(workers of a pipeline, copies of it) on this box. Raises ConfigError when `wanted` cannot be had."""
+def own_devices(wanted: int | None, cuda: int) -> int:
+    """Stage workers that this box holds. Raises ConfigError when `wanted` cannot be had."""
     if wanted and cuda and wanted > cuda:
         raise ConfigError(f"--devices {wanted}, but this machine has {cuda} CUDA devices")
-    devices, stages, microbatches = wanted or cuda or 1, manifest.model.stages, manifest.training.microbatches
-    length, copies = tile(devices, stages, microbatches)
-    log.info("%d workers on %d devices: %d copies of a pipeline of %d", length * copies, devices, copies, length)
-    if length * copies < devices:
-        idle = "the run's %d stages and %d microbatches use %d of %d devices; its owner could name more microbatches"
-        log.warning(idle, stages, microbatches, length * copies, devices)
-    return length, copies
+    return wanted or cuda or 1
 
 
 async def run_node(settings: NodeSettings) -> None:
@@ -101,7 +112,7 @@ async def _take_part(
     keep_manifest(place, manifest)
     if not settings.data:  # what an operator named is not for others, unless they find it with the coordinator
         place.blobs.shelf = Shelf(data, bytes.fromhex(manifest.data.digest))
-    pool = _worker_pool(settings, home, place, manifest, data)
+    pool = _worker_pool(settings, home, place, data)
     closing.push_async_callback(pool.close)
     await pool.open()
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
@@ -114,15 +125,18 @@ async def _take_part(
     files.callback(own.close)
     stages = range(manifest.model.stages)
     exchange, supplies = (
-        Exchange(manifest, stages, store, network.directory, place.channels, me.peer, place.heads)
+        Exchange(manifest, stages, store, network.directory, place.channels, me.peer, place.heads, lambda: chain.head.roster)
         for store in (place.store, data)
     )
+    starts = Starts(manifest, chain, place.store, exchange)
     holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, settings.upload_copies)
     place.blobs.keeper = holding
     prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover
+    crew = Employed(settings, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks)
+    lead = settings.cluster.lead.coordinator if settings.cluster else ""
     participant = Participant(
-        me, manifest, place.store, chain, own, coordinator, network.directory, exchange, holding, pool, tasks, prover
+        me, manifest, chain, own, coordinator, network.directory, exchange, tasks, prover, crew.workers, lead
     )
     supply = Supply(manifest, data, supplies, lambda: chain.parties, participant.tell, bool(settings.data))
     challenger = Challenger(manifest, network.directory, place.channels)
@@ -146,7 +160,7 @@ async def _take_part(
     tasks.start(participant.offer(), "offer")
     tasks.start(_train(supply, participant, tasks), "supervise")
     tasks.start(participant.beat(), "beat")
-    tasks.start(holding.supply(participant.workers.starts.newest_snapshot), "supply holders")
+    tasks.start(holding.supply(starts.newest_snapshot), "supply holders")
     if prover is not None:
         tasks.start(participant.prove(), "prove")
 
@@ -162,7 +176,7 @@ def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
 
 async def _train(supply: Supply, participant: Participant, tasks: Tasks) -> None:
     corpus = await supply.begin()
-    reading = partial(phase.reading, participant.manifest, participant.identity.peer)
+    reading = partial(phase.reading, participant.manifest, participant.cluster)
     following = supply.follow(
         corpus, lambda: reading(participant.chain.head), lambda: participant.progress.waiting == phase.SAMPLES_COMING
     )
@@ -195,25 +209,93 @@ def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
     return Prover(home.identity, manifest, kind, attester)
 
 
-def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, manifest: Manifest, data: BlobStore) -> WorkerPool:
-    cuda = count_cuda_devices()
-    length, copies = tile_devices(settings.devices, cuda, manifest)
-    workers = length * copies
-    threads = settings.threads or max(1, (os.cpu_count() or 1) // workers)
-
-    def environment(socket: str) -> dict[str, str]:
+def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, data: BlobStore) -> WorkerPool:
+    def environment(socket: str, launch: Launch) -> dict[str, str]:
         return WorkerSettings(
             socket=socket,
             manifest=place.folder / MANIFEST,
             blobs=place.store.folder,
             stages=place.folder / "stages",
-            cluster=home.identity.peer,
-            devices="cuda" if cuda else "cpu",
-            copies=copies,
-            threads=threads,
+            cluster=settings.cluster.lead.coordinator if settings.cluster else home.identity.peer,
+            devices="cuda" if count_cuda_devices() else "cpu",
+            copies=launch.copies,
+            threads=settings.threads or max(1, (os.cpu_count() or 1) // len(launch.ranks)),
             codec_cpus=settings.codec_cpus,
             data=data.folder,
             step_seconds=settings.step_seconds,
         ).environment()
 
-    return WorkerPool(home.folder, workers, environment)
+    return WorkerPool(home.folder, environment)
+
+
+@dataclass(frozen=True)
+class Employed:
+    """What workers are made of, for the participant that has them."""
+
+    settings: NodeSettings
+    home: Path
+    identity: Identity
+    manifest: Manifest
+    place: Place
+    chain: ChainFile
+    exchange: Exchange
+    starts: Starts
+    holding: Holding
+    pool: WorkerPool
+    tasks: Tasks
+
+    def workers(self, participant: Participant) -> Workers:
+        cuda, interface = count_cuda_devices(), self.settings.interface or LOOPBACK
+        devices = own_devices(self.settings.devices, cuda)
+        manifest, me, chain, place = self.manifest, self.identity.peer, self.chain, self.place
+        if self.settings.cluster is not None:
+            return Box(
+                manifest,
+                me,
+                self.settings.cluster,
+                place.channels,
+                chain,
+                place.store,
+                self.holding,
+                self.exchange,
+                self.starts,
+                self.pool,
+                devices,
+                bool(cuda),
+                interface,
+                self.tasks,
+                participant.feed,
+                participant.tell,
+            )
+        others = self.settings.boxes - 1
+        if others:
+            place.lead.admission = self._admission(bool(cuda), others)
+        team = Team(manifest, me, devices, self.pool, self.exchange, self.starts, place.lead, others, interface)
+        team.laid = lambda hosts: participant.feed(member.Laid(hosts))
+        team.tell = participant.tell
+        return Generations(
+            manifest,
+            me,
+            chain,
+            place.store,
+            self.holding,
+            self.starts,
+            team,
+            self.tasks,
+            lambda: participant.state,
+            participant.feed,
+            participant.emit,
+            participant.tell,
+        )
+
+    def _admission(self, cuda: bool, others: int) -> Admission:
+        """And write the link that our other boxes need."""
+        join, network = self.settings.join, self.place.network
+        secret = load_or_create_secret(self.place.folder / "cluster.secret")
+        port = network.address.rpartition(":")[2]
+        at = f"{address_on(self.settings.interface or LOOPBACK)}:{port}"
+        lead = JoinLink(join.run_id, self.identity.peer, at, sha256(network.certificate.certificate_der))
+        path = self.home / CLUSTER_LINK
+        write_atomically(path, f"{ClusterLink(secret, lead, join)}\n".encode(), mode=0o600)
+        log.info("the other %d boxes of this cluster start with: dilocox node --cluster %s", others, path)
+        return Admission(join.run_id, self.identity.peer, secret, cuda, others)

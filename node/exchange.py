@@ -5,7 +5,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -15,6 +15,7 @@ from dilocox.protocol import payload as wire
 from dilocox.protocol.chain import holders as holders_of
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.head import Cluster
 from dilocox.protocol.ids import short
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member import Verdict
@@ -82,7 +83,9 @@ class Exchange:
         channels: ChannelPool,
         me: str,
         heads: Heads | None = None,
+        roster: Callable[[], Mapping[str, Cluster]] = dict,
     ) -> None:
+        """`roster`: the clusters that take part now, by name, each of whose boxes serves its own stages."""
         self._manifest, self._store, self._directory, self._channels, self._me = (
             manifest,
             store,
@@ -90,8 +93,9 @@ class Exchange:
             channels,
             me,
         )
-        self._heads = heads or Heads()
-        self._shapes = {stage: [spec.shape for spec in stage_tensors(manifest.model, stage)] for stage in stages}
+        self._heads, self._roster = heads or Heads(), roster
+        self.stages = frozenset(stages)
+        """Hosted here: of other stages nothing is fetched."""
         self._downloads: dict[bytes, Download] = {}
         self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
         self._counts: Counter[str] = Counter()
@@ -102,15 +106,18 @@ class Exchange:
         held, wanted = (sum(part) for part in zip((0, 0), *self._held.values(), strict=True))
         return FetchStatistics(self._counts["bytes"], self._counts["fetches"], self._counts["failures"], held, wanted)
 
-    async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES) -> None:
-        """Have the blob, and right. Concurrent calls for one digest share a download, which ends with the last of them.
+    async def fetch(
+        self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES, stage: int | None = None
+    ) -> None:
+        """Have the blob, and right, from one of these peers, or a box of the cluster that one leads; `stage`: that it is of.
+        Concurrent calls for one digest share a download, which ends with the last of them.
 
         Raises RemoteError when nobody served it.
         """
         while not await asyncio.to_thread(self._store.sound, digest):
             download = self._downloads.get(digest)
             if download is None:
-                download = self._begin(digest, list(providers), max_size)
+                download = self._begin(digest, self._boxes(providers, stage), max_size)
             elif download.ending:
                 await asyncio.wait({download.task})
                 continue
@@ -132,7 +139,6 @@ class Exchange:
             self._held[digest] = held, size
 
         last = RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
-        random.shuffle(providers)  # uploads spread
         for peer in providers:
             record = await self._directory.find(peer) if peer != self._me else None
             if record is None or not record.address:
@@ -153,16 +159,30 @@ class Exchange:
         await asyncio.gather(*(self._directory.look_up(peer) for peer in providers if peer != self._me))  # for the next attempt
         raise last
 
-    async def fetch_forever(self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES) -> None:
+    async def fetch_forever(
+        self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES, stage: int | None = None
+    ) -> None:
         """`fetch` until somebody serves it. Raises RemoteError when what is served breaks a rule."""
         providers = list(providers)
         while True:
             try:
-                return await self.fetch(digest, providers, max_size)
+                return await self.fetch(digest, providers, max_size, stage)
             except RemoteError as error:
                 if error.reason != pb.REASON_UNAVAILABLE:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
+
+    def _boxes(self, peers: Iterable[str], stage: int | None) -> list[str]:
+        """Whom to ask: of a cluster the boxes that host the stage, or its lead, before its others, where it may lie from before.
+        In no order otherwise: uploads spread."""
+        roster, first, then = self._roster(), set(), set()
+        for peer in peers:
+            cluster = roster.get(peer)
+            hosts = {peer} if cluster is None or stage is None else {b for b in cluster.peers if stage in cluster.stages_of(b)}
+            first |= hosts
+            then |= {peer, *(cluster.peers if cluster is not None else ())}
+        likely, others = sorted(first), sorted(then - first)
+        return [*random.sample(likely, len(likely)), *random.sample(others, len(others))]
 
     async def leaves(self, contribution: pb.Contribution, providers: Iterable[str]) -> list[pb.Leaf]:
         """What a contribution announces, stage by stage. Raises RemoteError when it cannot be had, or is not that."""
@@ -170,13 +190,14 @@ class Exchange:
         return read_leaves(self._manifest, bytes(self._store.view(contribution.leaves)))
 
     async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
-        """Have everything that a commit counts; what workers need to apply it. Raises RemoteError when it is not to be had."""
+        """Have what a commit counts of our stages; what workers need to apply it. Raises RemoteError when it is not to be had."""
         holders = holders_of(commit.body)
         takes = []
         for item in taken(commit.body):
             providers = holders[item.cluster]
             leaves = await self.leaves(item.contribution, providers)
-            await asyncio.gather(*(self.fetch(leaf.digest, providers, leaf.size) for leaf in leaves))
+            ours = [leaf for leaf in leaves if leaf.stage in self.stages]
+            await asyncio.gather(*(self.fetch(leaf.digest, providers, leaf.size, leaf.stage) for leaf in ours))
             payloads = [leaf.digest for leaf in leaves]
             takes.append(worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip, payloads=payloads))
         return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
@@ -195,10 +216,11 @@ class Exchange:
             check_norm(body.norm, math.hypot(*(norm_of(code) for leaf in leaves for code in leaf.norms)))
             for leaf in leaves:
                 stage = leaf.stage
-                if stage in self._shapes:
-                    layout = wire.stage_layout(self._shapes[stage], self._manifest.compression, rank_or_k)
+                if stage in self.stages:
+                    shapes = [spec.shape for spec in stage_tensors(self._manifest.model, stage)]
+                    layout = wire.stage_layout(shapes, self._manifest.compression, rank_or_k)
                     layout.check_size(leaf.size)
-                    await self.fetch_forever(leaf.digest, providers, leaf.size)
+                    await self.fetch_forever(leaf.digest, providers, leaf.size, stage)
                     await asyncio.to_thread(self._check, leaf, layout)
         except RemoteError as error:
             log.info("payload of %s, stage %d: %s", short(contribution.peer), stage, error)

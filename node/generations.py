@@ -5,17 +5,18 @@ Facts of the workers become inputs of the member machine; blobs that nobody can 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from dilocox.node.boxes.team import Team
 from dilocox.node.crew import Crew, Phase, Ready
-from dilocox.node.exchange import Exchange
 from dilocox.node.holding import Holding
-from dilocox.node.starts import BOUNDARIES_KEPT, Starts, state_blob
-from dilocox.node.workers import WorkerPool
+from dilocox.node.keeping import Keeping, blobs_of
+from dilocox.node.starts import Starts, state_blob
 from dilocox.protocol import events, member
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.facts import Verdict
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import Statement, canonical
@@ -46,9 +47,9 @@ class Generations:
         me: str,
         chain: ChainFile,
         store: BlobStore,
-        exchange: Exchange,
         holding: Holding,
-        pool: WorkerPool,
+        starts: Starts,
+        team: Team,
         tasks: Tasks,
         member: Callable[[], MemberState],
         feed: Callable[[member.Input], None],
@@ -56,12 +57,14 @@ class Generations:
         tell: Callable[[Status | None], None],
     ) -> None:
         """`tell`: what we do before the workers train; None when they do."""
-        self._manifest, self._me, self._chain, self._store, self._exchange = manifest, me, chain, store, exchange
-        self._pool, self._tasks, self._holding = pool, tasks, holding
+        self._manifest, self._me, self._chain, self._store, self._starts = manifest, me, chain, store, starts
+        self._team, self._tasks, self._holding = team, tasks, holding
         self._member, self._feed, self._emit, self._tell = member, feed, emit, tell
-        self.starts = Starts(manifest, chain, store, exchange)
-        self._crew = Crew(pool.workers)
+        self._crew = Crew(lambda: team.workers)
         self.progress = self._crew.progress
+        self._keeping = Keeping(
+            store, holding, starts, lambda: self.progress.states, lambda: self.progress.roots, self._contributions
+        )
         self._grew = asyncio.Event()
         """Set when the chain has a commit more."""
         self._fed = 0
@@ -69,10 +72,6 @@ class Generations:
         self._feeding: asyncio.Task[None] | None = None
         self._finding: asyncio.Task[None] | None = None
         """Looks for peers that keep the payloads of the open round."""
-        self._boundary_blobs: dict[int, set[bytes]] = {}
-        """Payloads and base states that a restart would announce again, by round."""
-        self._kept: set[bytes] = set()
-        """Blobs that were once worth keeping: only these are ever removed while workers write."""
         self._avoid_boundaries = False
         self._ending = ""
         """Why we told the generation to stop …"""
@@ -94,9 +93,17 @@ class Generations:
             self._finding.cancel()
             self._finding = None
 
+    async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
+        """Fetch and check its payloads, until cancelled; `base`: our own state root."""
+        return await self._team.judge(contribution, base, rank_or_k)
+
+    def spoken(self, state: MemberState) -> None:
+        """What the machine stands for now: our other boxes are to agree."""
+        self._team.consent(state)
+
     def recheck(self, round: int) -> None:
         """Have the last commit replayed from disk."""
-        self._pool.command(worker.WorkerCommand(recheck=worker.Recheck(round=round)))
+        self._team.command(worker.WorkerCommand(recheck=worker.Recheck(round=round)))
 
     def resynchronise(self) -> None:
         """Start again from a state that the run agreed on."""
@@ -106,7 +113,7 @@ class Generations:
     def _end_generation(self, why: str, failed: bool = True) -> None:
         """Nothing that it still says is heard."""
         self._ending, self._failed = why, failed
-        self._pool.end_generation()
+        self._team.end_generation()
 
     def _hear(self, fact: member.Input) -> None:
         """What the workers say, unless they were ended meanwhile."""
@@ -114,13 +121,13 @@ class Generations:
             self._feed(fact)
 
     async def stop(self) -> None:
-        await self._pool.stop()
+        await self._team.stop()
 
     async def run(self) -> None:
         """Generations, one after the other, until cancelled or the run cannot go on here."""
         while not self._member().leaving:
             self._crew.begin()
-            generation = self._tasks.start(self._pool.run_generation(), "workers")
+            generation = self._tasks.start(self._team.run_generation(), "workers")
             why = await self._follow_generation()
             await generation
             self._stop_finding()
@@ -142,14 +149,14 @@ class Generations:
         """What the workers of one generation say, until it ends; why it failed, where they could tell."""
         self._ending, self._failed = "", True
         watchdog = self._tasks.start(self._watch_workers(), "watchdog")
-        while (item := await self._pool.events.get()) is not None:
+        while (item := await self._team.events.get()) is not None:
             if self._ending:
                 continue
             rank, event = item
             match event.WhichOneof("event"):
                 case "hello":
                     if self._crew.hello(rank, event.hello):
-                        self._remember_boundaries()
+                        self._keeping.begin(self._crew.hellos.values())
                         self._feeding = self._tasks.start(self._hand_out(), "hand out")
                 case "ready":
                     if (ready := self._crew.ready(rank, event.ready)) is not None:
@@ -159,6 +166,7 @@ class Generations:
                         await self._phase_ended(phase)
                 case "step":
                     self._crew.step(event.step)
+                    self._team.step(event.step)
                     self._tell(None)
                 case "rechecked":
                     if (digests := self._crew.rechecked(rank, event.rechecked)) is not None:
@@ -174,7 +182,7 @@ class Generations:
         """Workers that stand still are ended: the next generation resumes."""
         while True:
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
-            self._crew.computes(await asyncio.to_thread(self._pool.processor_ticks))
+            self._crew.computes(await asyncio.to_thread(self._team.processor_ticks))
             if self._crew.stuck():
                 log.error("the stage workers stand still in step %d; starting them again", self._crew.progress.step)
                 self._end_generation("they stood still")
@@ -182,7 +190,9 @@ class Generations:
 
     async def _ready(self, ready: Ready) -> None:
         """All workers hold the state before a round."""
-        root = await asyncio.to_thread(self._store.put, [state_blob(ready.digests)])
+        states = state_blob(ready.digests)
+        root = await asyncio.to_thread(self._store.put, [states])
+        self._team.ready(ready.round, states)
         self._crew.progress.states[ready.round], self._crew.progress.roots[ready.round] = ready.digests, root
         self._crew.progress.forget(keep_states=3 * self._manifest.rounds.snapshot_every)
         applied = self._chain.commit(ready.round - 1) if ready.round else None
@@ -192,7 +202,7 @@ class Generations:
             mine = self._me in counted
             self._emit(events.CommitApplied(ready.round - 1, mine, len(counted), ready.applied_at_step, root.hex()[:12]))
         self._hear(member.StateReady(ready.round, root, ready.evaluation_loss))
-        await self._retain()
+        await self._keeping.retain()
 
     async def _phase_ended(self, phase: Phase) -> None:
         """A phase's payloads are durable in every worker: put their leaves beside them, and contribute."""
@@ -200,10 +210,12 @@ class Generations:
         leaves = pb.Leaves(leaves=[pb.Leaf(stage=p.stage, digest=p.digest, size=p.size, norms=p.norms) for p in phase.payloads])
         digest = await asyncio.to_thread(self._store.put, [canonical(leaves)])
         base = await asyncio.to_thread(self._store.put, [state_blob({p.stage: p.base_state for p in phase.payloads})])
-        self._boundary_blobs[first.round] = {digest, base, *blobs_of(phase.payloads)}
+        self._keeping.boundary(first.round, {digest, base, *blobs_of(phase.payloads)})
         if not self._ending:
             self._failed_generations = 0
             self._avoid_boundaries = False
+            if self._team.regroups():
+                self._end_generation("another box of our cluster is here", failed=False)
         size = sum(payload.size for payload in phase.payloads)
         self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, size))
         ended = member.PhaseEnded(
@@ -236,9 +248,9 @@ class Generations:
         start, replays = await self._choose_start()
         self._fed = start.round + len(replays)  # the chain may have grown meanwhile
         self._crew.started = True
-        self._pool.command(worker.WorkerCommand(start=start))
+        self._team.command(worker.WorkerCommand(start=start))
         for replay in replays:
-            self._pool.command(worker.WorkerCommand(apply=replay))
+            self._team.command(worker.WorkerCommand(apply=replay))
         log.info(
             "workers start from %s of round %d, replaying %d commits",
             worker.Start.Origin.Name(start.origin).removeprefix("ORIGIN_").lower(),
@@ -256,7 +268,7 @@ class Generations:
                 self._end_generation(f"nobody serves what round {commit.body.round} counted, and the run went on", failed=False)
                 return
             else:
-                self._pool.command(worker.WorkerCommand(apply=apply))
+                self._team.command(worker.WorkerCommand(apply=apply))
                 self._fed += 1
 
     async def _take(self, commit: Statement[pb.Commit]) -> worker.Apply | None:
@@ -265,51 +277,28 @@ class Generations:
         began = clock()
         while True:
             try:
-                return await self._exchange.take(commit)
+                return await self._team.take(commit)
             except RemoteError as error:
                 log.warning("round %d: a counted payload is not to be had yet: %s", commit.body.round, error)
-                if clock() - began >= AROUND_SECONDS and self.starts.goes_around(commit.body.round):
+                if clock() - began >= AROUND_SECONDS and self._starts.goes_around(commit.body.round):
                     return None
                 await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 
     async def _choose_start(self) -> tuple[worker.Start, list[worker.Apply]]:
         while True:
             hellos = list(self._crew.hellos.values())
-            for candidate in await asyncio.to_thread(self.starts.candidates, hellos, self._avoid_boundaries):
+            for candidate in await asyncio.to_thread(self._starts.candidates, hellos, self._avoid_boundaries):
                 try:
-                    return await self.starts.complete(candidate, lambda why: self._tell(Status("synchronising", why)))
+                    start = await self._starts.complete(candidate)
+                    return start, await self._team.have(start, lambda why: self._tell(Status("synchronising", why)))
                 except RemoteError as error:
                     log.warning("cannot start from round %d: %s", candidate.start.round, error)
             self._tell(Status("synchronising", "no peer serves the state yet; trying again"))
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 
-    # Housekeeping
-
-    def _remember_boundaries(self) -> None:
-        """The workers write nothing yet: forget what an earlier process left behind, but not what it could resume."""
-        for hello in self._crew.hellos.values():
-            for boundary in filter(self.starts.of_our_chain, hello.boundaries):
-                self._boundary_blobs.setdefault(boundary.round, set()).update(blobs_of(boundary.payloads))
-        self._store.sweep(self._worth_keeping())
-
-    def _worth_keeping(self) -> set[bytes]:
-        """Blobs somebody may still ask for, or a restart needs."""
-        for round in sorted(self._boundary_blobs)[:-BOUNDARIES_KEPT]:
-            del self._boundary_blobs[round]
-        keep = {digest for blobs in self._boundary_blobs.values() for digest in blobs}
+    def _contributions(self) -> Iterator[pb.Contribution]:
+        """Of the open round, ours too."""
         state = self._member()
         own = state.own.get(pb.KIND_CONTRIBUTION)
         for contribution in [*state.seen.values(), *([own] if own else [])]:
-            keep |= {contribution.body.leaves, *self.starts.payloads_of(contribution.body)}
-        return keep | self._holding.blobs() | self.starts.worth_keeping(self._crew.progress.states, self._crew.progress.roots)
-
-    async def _retain(self) -> None:
-        """Remove blobs that were worth keeping and no longer are."""
-        keep = self._worth_keeping()
-        for digest in (self._kept | self._holding.forgotten()) - keep:
-            await asyncio.to_thread(self._store.remove, digest)
-        self._kept = keep
-
-
-def blobs_of(payloads: Iterable[worker.StagePayload]) -> set[bytes]:
-    return {digest for payload in payloads for digest in (payload.digest, payload.base_state)}
+            yield contribution.body

@@ -14,21 +14,20 @@ import asyncio
 import logging
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from dilocox.node.attest.prover import Prover
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.crew import Progress
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import proof_of_fork, replaced
-from dilocox.node.generations import Generations
-from dilocox.node.holding import Holding
 from dilocox.node.own import OwnStatements
-from dilocox.node.workers import WorkerPool
 from dilocox.protocol import events, member
 from dilocox.protocol.chain import taken
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.facts import Verdict
 from dilocox.protocol.ids import short
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member import MemberState
@@ -37,7 +36,6 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.rules import Outcome
 from dilocox.protocol.status import Status, status
-from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.files import write_atomically
 from dilocox.transport.presence import Directory, same_place
@@ -56,43 +54,53 @@ HEARTBEAT_SECONDS = 2.0
 EVENTS_KEPT = 1000
 
 
+class Workers(Protocol):
+    """Who trains for us: our cluster's workers where we lead it, our box's where another does."""
+
+    progress: Progress
+
+    def status(self) -> Status | None:
+        """What they do; None before their first step."""
+
+    def chain_grew(self) -> None: ...
+
+    def spoken(self, state: MemberState) -> None:
+        """What the machine stands for now."""
+
+    async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict: ...
+
+    def recheck(self, round: int) -> None: ...
+
+    def resynchronise(self) -> None: ...
+
+    async def run(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class Participant:
     def __init__(
         self,
         identity: Identity,
         manifest: Manifest,
-        store: BlobStore,
         chain: ChainFile,
         own: OwnStatements,
         coordinator: CoordinatorLink,
         directory: Directory,
         exchange: Exchange,
-        holding: Holding,
-        pool: WorkerPool,
         tasks: Tasks,
         prover: Prover | None,
+        workers: Callable[["Participant"], Workers],
+        lead: str = "",
     ) -> None:
-        """`prover`: where the run asks for evidence."""
-        self.identity, self.manifest, self.store, self.chain = identity, manifest, store, chain
+        """`prover`: where the run asks for evidence. `workers`: made for us. `lead`: where we are a box of its cluster."""
+        self.identity, self.manifest, self.chain = identity, manifest, chain
+        self.cluster = lead or identity.peer
         self._own, self._coordinator, self.exchange, self._tasks = own, coordinator, exchange, tasks
         self.prover = prover
         self._directory = directory
         self._told: pb.PeerRecord | None = None
         """Our record, as the coordinator passes it on."""
-        self.workers = Generations(
-            manifest,
-            identity.peer,
-            chain,
-            store,
-            exchange,
-            holding,
-            pool,
-            tasks,
-            lambda: self.state,
-            self.feed,
-            self.emit,
-            self.tell,
-        )
         self.standing = ""
         """Why the round is open, as the coordinator says."""
         self.events: deque[events.Event] = deque(maxlen=EVENTS_KEPT)
@@ -107,7 +115,8 @@ class Participant:
         self._busy: Status | None = Status("starting", "starting the stage workers")
         """What the daemon does before the workers train."""
         self._shown = Status("", "")
-        self.state: MemberState = member.start(manifest, identity.peer, chain.head)
+        self.state: MemberState = member.start(manifest, identity.peer, chain.head, lead=lead)
+        self.workers = workers(self)
         for statement in own.all():
             self.feed(member.Signed(statement))
 
@@ -140,6 +149,7 @@ class Participant:
                     raise LocalError(why)
                 case member.Emit(told):
                     self.emit(told)
+        self.workers.spoken(self.state)
         self._arm_vote_timer()
         self._speak.set()
         self._show()
@@ -159,7 +169,7 @@ class Participant:
         self.feed(member.Signed(statement))
 
     async def _judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> None:
-        verdict = await self.exchange.judge(contribution, base, rank_or_k)
+        verdict = await self.workers.judge(contribution, base, rank_or_k)
         self.feed(member.Judged(contribution.digest, verdict))
 
     # What people see
@@ -188,7 +198,7 @@ class Participant:
         for number in range(max(1, self.chain.length - rounds), self.chain.length):
             commit = self.chain.commit(number)
             if commit is not None and commit.body.counted:
-                history.append(self.identity.peer in {item.cluster for item in taken(commit.body)})
+                history.append(self.cluster in {item.cluster for item in taken(commit.body)})
         return history
 
     # The coordinator
@@ -201,7 +211,7 @@ class Participant:
                 case "statement":
                     await self._statement(event.statement)
                 case "disagreement":
-                    if self.identity.peer in event.disagreement.clusters:
+                    if self.cluster == self.identity.peer and self.cluster in event.disagreement.clusters:
                         self.feed(member.Differs(event.disagreement.round))
 
     def _away(self) -> None:
@@ -247,7 +257,7 @@ class Participant:
         for task in self._judging.values():
             task.cancel()
         self._judging.clear()
-        if not self.state.on_roster:
+        if not self.state.takes_part:
             self._told = None
         self._directory.know(self.chain.parties)
         self.feed(member.Committed(commit, self.chain.head))

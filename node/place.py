@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dilocox.node.attest.prover import AttestorService
+from dilocox.node.boxes.lead import LeadService
 from dilocox.node.forks import Forks
 from dilocox.node.holding import Holding
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.protocol.pb.boxes_pb2_grpc import add_LeadServicer_to_server
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
@@ -58,6 +60,7 @@ class Place:
     store: BlobStore
     blobs: PeerService
     attestor: AttestorService
+    lead: LeadService
     heads: Heads
 
 
@@ -95,14 +98,15 @@ async def _join_network(settings: PeerSettings, home: DataDirectory, tasks: Task
         home, link.run_id, settings.listen, settings.name, tasks, closing, link.dht_addresses, heads=heads
     )
     blobs = PeerService(store, network.callers, settings.upload_bytes_per_second, heads)
-    attestor = AttestorService()
+    attestor, lead = AttestorService(), LeadService(network.callers)
     known = read_checked(folder / MANIFEST, lambda raw: _manifest_of(link.run_id, raw))
     blobs.may_read = known.may_read if known is not None else lambda peer: False
     rpc.add_PeerServicer_to_server(blobs, network.server)
     rpc.add_AttestorServicer_to_server(attestor, network.server)
+    add_LeadServicer_to_server(lead, network.server)
     await network.server.start()
     tasks.start(network.watch_reach(channels), "reach")
-    return Place(folder, network, channels, store, blobs, attestor, heads)
+    return Place(folder, network, channels, store, blobs, attestor, lead, heads)
 
 
 def _manifest_of(run_id: bytes, raw: bytes) -> Manifest:

@@ -9,7 +9,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import canonical, parse
+from dilocox.protocol.messages import Statement, canonical, parse
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport.blobs import BlobStore
@@ -55,7 +55,6 @@ class Starts:
         starts = [
             Candidate(self._start(worker.Start.ORIGIN_BOUNDARY, boundary, boundary, resumable[boundary]))
             for boundary in boundaries
-            if all(self._store.sound(state.digest) for state in resumable[boundary])
         ]
         for boundary in boundaries[:1]:
             later = {round: root for round, root in snapshots.items() if round > boundary}
@@ -63,14 +62,21 @@ class Starts:
         starts += [Candidate(self._start(worker.Start.ORIGIN_SNAPSHOT, round), root) for round, root in snapshots.items()]
         return [*starts, Candidate(worker.Start(origin=worker.Start.ORIGIN_INITIAL))]
 
+    def sound(self, hello: worker.Hello) -> worker.Hello:
+        """What a worker of this box could resume: boundaries whose payloads are here and right. They are announced again, and what
+        was not counted returns from them to the feedback. Blocking."""
+        after = worker.Hello.FromString(hello.SerializeToString())
+        del after.boundaries[:]
+        after.boundaries.extend(b for b in hello.boundaries if all(self._store.sound(p.digest) for p in b.payloads))
+        return after
+
     def _resumable(self, hellos: Sequence[worker.Hello]) -> dict[int, list[worker.StageState]]:
-        """Boundaries that every worker has, with the state they build on. Their payloads are here and right: they are announced
-        again, and what was not counted returns from them to the feedback."""
+        """Boundaries that every worker has, with the state they build on."""
         rounds = set.intersection(*({b.round for b in hello.boundaries} for hello in hellos))
         found: dict[int, list[worker.StageState]] = {round: [] for round in rounds}
         for hello in sorted((hello for hello in hellos if not hello.copy), key=lambda hello: int(hello.rank)):
             for boundary in hello.boundaries:
-                if not self.of_our_chain(boundary) or not all(self._store.sound(p.digest) for p in boundary.payloads):
+                if not self.of_our_chain(boundary):
                     found.pop(boundary.round, None)
                 elif boundary.round in found:
                     found[boundary.round] += [worker.StageState(stage=p.stage, digest=p.base_state) for p in boundary.payloads]
@@ -115,23 +121,38 @@ class Starts:
             start.boundary = boundary
         return start
 
-    async def complete(self, candidate: Candidate, say: Callable[[str], None]) -> tuple[worker.Start, list[worker.Apply]]:
-        """Fetch what the start needs; the commits that it replays. Raises RemoteError when it cannot be had."""
+    async def complete(self, candidate: Candidate) -> worker.Start:
+        """With what is known of it: the digests of all its stages, what became of the boundary's payloads, and how many commits
+        follow. Raises RemoteError when that cannot be had."""
         start = worker.Start.FromString(candidate.start.SerializeToString())
         if candidate.root:
-            await self.fetch_state(start, candidate.root, say)
+            digests = await self.stages_of(start.round, candidate.root)
+            start.states.extend(worker.StageState(stage=stage, digest=digest) for stage, digest in enumerate(digests))
         if start.boundary and start.boundary < start.round:
             start.boundary_commit.CopyFrom(self._counted(start.boundary))
+        start.replays = len(self._replayed(start.round))
+        return start
+
+    def _replayed(self, first: int) -> list[Statement[pb.Commit]]:
+        commits = (self._chain.commit(number) for number in range(first, self._chain.length))
+        return [commit for commit in commits if commit is not None and not commit.body.closing]
+
+    async def have(self, start: worker.Start, say: Callable[[str], None]) -> list[worker.Apply]:
+        """Fetch what a complete start needs of the stages that are hosted here; the commits that it replays. Raises RemoteError
+        when it cannot be had."""
+        providers = self._keepers(start.round)
+        for state in start.states:
+            if state.stage in self._exchange.stages and not await asyncio.to_thread(self._store.sound, state.digest):
+                say(f"fetching the state before round {start.round}, stage {state.stage + 1} of {len(start.states)}")
+                await self._exchange.fetch(state.digest, providers, stage=state.stage)
         replays = []
-        for number in range(start.round, self._chain.length):
-            commit = self._chain.commit(number)
-            assert commit is not None
-            if commit.body.closing:
-                break
+        for number in range(start.round, start.round + start.replays):
             say(f"fetching what round {number} of {self._chain.length - 1} counted")
+            commit = self._chain.commit(number)
+            if commit is None:
+                raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {number} is not here yet")
             replays.append(await self._exchange.take(commit))
-        start.replays = len(replays)
-        return start, replays
+        return replays
 
     def _counted(self, round: int) -> worker.Apply:
         """Whom a commit counted, without the payloads."""
@@ -140,19 +161,19 @@ class Starts:
         takes = [worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip) for item in taken(commit.body)]
         return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
 
-    async def fetch_state(self, start: worker.Start, root: bytes, say: Callable[[str], None]) -> None:
-        commit = self._chain.commit(start.round)
-        assert commit is not None, "the snapshot's root stands in it"
-        providers = [*self._manifest.run.holders, *(member.cluster for member in commit.body.roster)]
-        await self._exchange.fetch(root, providers, limits.LEAVES_BYTES)
-        digests = parse(pb.StageStates, bytes(self._store.view(root))).digests
+    def _keepers(self, round: int) -> list[str]:
+        """Who may serve the state before a round: clusters by their leads."""
+        commit = self._chain.commit(round)
+        members = self._chain.head.roster if commit is None else [member.cluster for member in commit.body.roster]
+        return [*self._manifest.run.holders, *members]
+
+    async def stages_of(self, round: int, root: bytes) -> list[bytes]:
+        """Digests of the stages of an agreed state. Raises RemoteError when they cannot be had."""
+        await self._exchange.fetch(root, self._keepers(round), limits.LEAVES_BYTES)
+        digests = list(parse(pb.StageStates, bytes(self._store.view(root))).digests)
         if len(digests) != self._manifest.model.stages:
             raise RemoteError(pb.REASON_WRONG_STAGES, "the state does not have the run's stages")
-        for stage, digest in enumerate(digests):
-            if not await asyncio.to_thread(self._store.sound, digest):
-                say(f"fetching the state before round {start.round}, stage {stage + 1} of {len(digests)}")
-                await self._exchange.fetch(digest, providers)
-            start.states.append(worker.StageState(stage=stage, digest=digest))
+        return digests
 
     def newest_snapshot(self) -> list[bytes]:
         """Root and stages of the newest state that joiners start from, where all of it is here."""

@@ -4,10 +4,14 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-__all__ = ["RENDEZVOUS", "WorkerSettings"]
+__all__ = ["RENDEZVOUS", "STORE_PORT", "STORE_SOCKET", "WorkerSettings"]
 
 RENDEZVOUS = "DILOCOX_RENDEZVOUS"
 """Path of the file by which the workers of one generation find each other; beside it torch's RANK, LOCAL_RANK and WORLD_SIZE."""
+STORE_PORT = "DILOCOX_STORE_PORT"
+"""Where they are in several boxes: the port on loopback at which the first worker's store is found …"""
+STORE_SOCKET = "DILOCOX_STORE_SOCKET"
+"""… and, in that worker, the number of the listening socket that it inherits."""
 _PREFIX = "DILOCOX_WORKER_"
 
 

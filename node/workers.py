@@ -1,23 +1,25 @@
 """Starts and watches the stage workers: one process per rank, one gRPC stream per worker over a Unix socket.
 
 A generation is one launch. When any worker dies, the whole generation is ended (its parent pipe is closed), and the daemon starts
-the next one from the last boundary: one path for every kind of death. The workers meet by a file and talk over loopback: nothing
-that they listen on can be reached from another machine.
+the next one from the last boundary: one path for every kind of death. The workers of one box meet by a file and talk over loopback:
+nothing that they listen on can be reached from another machine. Those of several boxes exchange tensors over the interface that the
+operator named.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
+import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
-from dilocox.node.worker_settings import RENDEZVOUS
+from dilocox.node.worker_settings import RENDEZVOUS, STORE_PORT, STORE_SOCKET
 from dilocox.protocol import limits
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.pb import worker_pb2 as pb
@@ -25,7 +27,7 @@ from dilocox.protocol.pb import worker_pb2_grpc as rpc
 from dilocox.transport.callers import Context
 from dilocox.transport.parent_pipe import ParentPipe
 
-__all__ = ["WorkerPool"]
+__all__ = ["Launch", "WorkerPool"]
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,24 @@ _OPTIONS = [
 
 
 PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This box's part of a generation."""
+
+    ranks: Sequence[int]
+    """Of its workers."""
+    workers: int
+    """Of all boxes."""
+    copies: int
+    """Of the pipeline."""
+    store_port: int | None = None
+    """On loopback, where the workers of several boxes meet; None: in this box alone, by a file."""
+    store: socket.socket | None = None
+    """Where the first worker is here: the listening socket of that store."""
+    interface: str = LOOPBACK
+    """On which gloo and NCCL exchange tensors."""
 
 
 def ticks_of(pid: int) -> int:
@@ -62,9 +82,9 @@ class Attached:
 class WorkerPool(rpc.SupervisorServicer):
     """`events` yields what workers say, in order per worker; None when the generation has ended."""
 
-    def __init__(self, folder: Path, workers: int, environment: Callable[[str], dict[str, str]]) -> None:
-        """`environment(socket path)` gives the workers' settings. Raises LocalError when the socket's path is too long."""
-        self._folder, self.workers, self._environment = folder, workers, environment
+    def __init__(self, folder: Path, environment: Callable[[str, Launch], dict[str, str]]) -> None:
+        """`environment(socket path, launch)` gives the workers' settings. Raises LocalError when the socket's path is too long."""
+        self._folder, self._environment = folder, environment
         self._socket = folder / "w.sock"
         if len(str(self._socket)) > SOCKET_PATH_BYTES:
             raise LocalError(f"the path {self._socket} is too long for a Unix socket. Use a shorter --home.")
@@ -89,8 +109,8 @@ class WorkerPool(rpc.SupervisorServicer):
         await self._server.start()
         self._socket.chmod(0o600)
 
-    async def run_generation(self) -> None:
-        """Launch, and return when the generation has ended, leaving no process of it."""
+    async def run_generation(self, launch: Launch) -> None:
+        """Return when the generation has ended, leaving no process of it."""
         self._ended.clear()
         self._given_up.clear()
         self._parent_pipe = ParentPipe(self._folder)
@@ -98,8 +118,8 @@ class WorkerPool(rpc.SupervisorServicer):
         self._processes = []
         try:
             with self._rendezvous() as meeting:
-                for rank in range(self.workers):
-                    self._processes.append(await self._launch(rank, meeting))
+                for local in range(len(launch.ranks)):
+                    self._processes.append(await self._start(launch, local, meeting))
                 await self._first_death()
         finally:
             self.end_generation()
@@ -125,12 +145,20 @@ class WorkerPool(rpc.SupervisorServicer):
         finally:
             path.unlink(missing_ok=True)
 
-    async def _launch(self, rank: int, meeting: Path) -> asyncio.subprocess.Process:
+    async def _start(self, launch: Launch, local: int, meeting: Path) -> asyncio.subprocess.Process:
         assert self._parent_pipe is not None
-        settings = self._environment(str(self._socket))
+        settings, rank = self._environment(str(self._socket), launch), launch.ranks[local]
         environment = {"OMP_NUM_THREADS": settings["DILOCOX_WORKER_THREADS"], **self._parent_pipe.environment(), **settings}
-        environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.workers), RENDEZVOUS: str(meeting)}
-        environment |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
+        environment |= {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(launch.workers)}
+        environment |= {"GLOO_SOCKET_IFNAME": launch.interface, "NCCL_SOCKET_IFNAME": launch.interface}
+        inherited: tuple[int, ...] = ()
+        if launch.store_port is None:
+            environment[RENDEZVOUS] = str(meeting)
+        else:
+            environment[STORE_PORT] = str(launch.store_port)
+        if launch.store is not None and rank == 0:
+            inherited = (launch.store.fileno(),)
+            environment[STORE_SOCKET] = str(launch.store.fileno())
         with (self._folder / "workers.log").open("ab") as output:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -142,6 +170,7 @@ class WorkerPool(rpc.SupervisorServicer):
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                pass_fds=inherited,
             )
 
     async def _first_death(self) -> None:
@@ -205,7 +234,7 @@ class WorkerPool(rpc.SupervisorServicer):
         self._stopping = True
         if not self._ended.is_set():
             self.command(pb.WorkerCommand(stop=pb.Stop()))
-            if len(self._attached) < self.workers:
+            if len(self._attached) < len(self._processes):
                 self.end_generation()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_SECONDS):

@@ -18,7 +18,34 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dilocox.protocol import events, limits, rules
-from dilocox.protocol.head import Head, resting_on
+from dilocox.protocol.facts import (
+    Answered,
+    Asked,
+    Attestation,
+    Away,
+    Committed,
+    Connected,
+    Differs,
+    Effect,
+    Emit,
+    Halt,
+    Input,
+    Judge,
+    Judged,
+    Laid,
+    LeaveRun,
+    PhaseEnded,
+    Recheck,
+    Rechecked,
+    Resynchronise,
+    Seen,
+    Sign,
+    Signed,
+    StateReady,
+    Tick,
+    Verdict,
+)
+from dilocox.protocol.head import Head, HostRange, resting_on
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -26,6 +53,7 @@ from dilocox.protocol.rules import Outcome
 
 __all__ = [
     "Answered",
+    "Asked",
     "Attestation",
     "Away",
     "Committed",
@@ -37,6 +65,7 @@ __all__ = [
     "Input",
     "Judge",
     "Judged",
+    "Laid",
     "LeaveRun",
     "MemberState",
     "PhaseEnded",
@@ -49,6 +78,7 @@ __all__ = [
     "StateReady",
     "Tick",
     "Verdict",
+    "consent",
     "next_deadline",
     "offers",
     "start",
@@ -60,197 +90,21 @@ VOTE_SHARE = 0.75
 STATES_KEPT = 64
 """Own state roots remembered: more than rounds can be in dispute."""
 
-Verdict = tuple[pb.Reason, int]
-"""Why not (REASON_UNSPECIFIED: accepted), and the first stage the reason is about."""
-
-
-@dataclass(frozen=True)
-class Connected:
-    """The coordinator's stream is open; what it held of ours is unknown again."""
-
-
-@dataclass(frozen=True)
-class Away:
-    """The stream broke."""
-
-
-@dataclass(frozen=True)
-class Committed:
-    """A commit that was verified and stored."""
-
-    commit: Statement[pb.Commit]
-    after: Head
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A contribution or ballot of the open round."""
-
-    statement: Statement[Any]
-
-
-@dataclass(frozen=True)
-class StateReady:
-    """Every worker holds the state before a round."""
-
-    round: int
-    root: bytes
-    evaluation_loss: float | None
-    """Held-out loss of that state, where it was measured."""
-
-
-@dataclass(frozen=True)
-class PhaseEnded:
-    """A local phase is over and its payloads are durable."""
-
-    round: int
-    base: bytes
-    """State root that it started from."""
-    inner_steps: int
-    tokens: int
-    loss: float
-    samples_read: int
-    leaves: bytes
-    """Blob digest of its leaves."""
-    size: int
-    """Bytes of all payloads."""
-    norm: int
-    """Norm code over all stages."""
-    effective_rank: float
-    error: float
-    holders: tuple[str, ...] = ()
-    """Peers that keep its payloads for us, where nobody can dial us."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A contribution was fetched and checked, or could not be."""
-
-    contribution: bytes
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Signed:
-    """What `Sign` asked for, on disk; at a start also what an earlier life signed."""
-
-    statement: Statement[Any]
-
-
-@dataclass(frozen=True)
-class Answered:
-    """What the coordinator made of a statement that was offered."""
-
-    statement: Statement[Any]
-    outcome: Outcome
-    reason: pb.Reason
-    detail: str
-
-
-@dataclass(frozen=True)
-class Differs:
-    """The coordinator says that our report differs from others'."""
-
-    round: int
-
-
-@dataclass(frozen=True)
-class Rechecked:
-    """The last commit was replayed from disk."""
-
-    round: int
-    root: bytes
-
-
-@dataclass(frozen=True)
-class Attestation:
-    """Where the run asks for evidence: whether ours holds, and why not."""
-
-    holds: bool
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class LeaveRun:
-    """This node goes."""
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True)
-class Sign:
-    """Sign this, put it on disk, give it back as Signed."""
-
-    kind: pb.Kind
-    body: Any
-
-
-@dataclass(frozen=True)
-class Judge:
-    """Fetch and check a contribution."""
-
-    contribution: Statement[pb.Contribution]
-
-
-@dataclass(frozen=True)
-class Recheck:
-    """Replay the last commit from disk."""
-
-    round: int
-
-
-@dataclass(frozen=True)
-class Resynchronise:
-    """Start the workers again from a state that the run agreed on."""
-
-    round: int
-    detail: str
-
-
-@dataclass(frozen=True)
-class Halt:
-    """This node must not go on: the sentence holds the evidence."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Emit:
-    event: events.Event
-
-
-Input = (
-    Connected
-    | Away
-    | Committed
-    | Seen
-    | StateReady
-    | PhaseEnded
-    | Judged
-    | Signed
-    | Answered
-    | Differs
-    | Rechecked
-    | Attestation
-    | LeaveRun
-    | Tick
-)
-Effect = Sign | Judge | Recheck | Resynchronise | Halt | Emit
-
 
 @dataclass(frozen=True)
 class MemberState:
     manifest: Manifest
     me: str
-    """Our peer id; of a cluster of several boxes the lead's."""
+    """Our peer id."""
     head: Head
-    layout: bytes = b""
-    """Digest of our Cluster statement; empty: a cluster of this one box."""
+    lead: str = ""
+    """Of the cluster whose box we are: it speaks for us; empty: we lead our own."""
+    asked: pb.Claim | None = None
+    """What it last asked us to agree to."""
+    hosts: tuple[HostRange, ...] = ()
+    """The boxes of our own cluster; empty: this one."""
     serial: int = 0
-    """Of the newest claim or leave that we signed."""
+    """Of the newest claim, layout or leave that we signed."""
     roots: Mapping[int, bytes] = field(default_factory=dict)
     """Own state root before each round."""
     agreed: Mapping[int, bytes] = field(default_factory=dict)
@@ -285,7 +139,19 @@ class MemberState:
 
     @property
     def on_roster(self) -> bool:
+        """Whether we lead a cluster of it."""
         return self.me in self.head.roster
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether we are a box of a cluster on it."""
+        return self.me in self.head.cluster_by_peer
+
+    @property
+    def seated(self) -> bool:
+        """Whether our cluster is on the roster as it is laid out."""
+        wanted = self.hosts or (HostRange(self.me, 0, self.manifest.model.stages),)
+        return self.on_roster and self.head.roster[self.me].hosts == wanted
 
     @property
     def root(self) -> bytes | None:
@@ -293,10 +159,10 @@ class MemberState:
         return self.roots.get(self.head.round)
 
 
-def start(manifest: Manifest, me: str, head: Head, serial: int = 0) -> MemberState:
-    """`serial`: of the newest claim or leave that any life of this node signed."""
+def start(manifest: Manifest, me: str, head: Head, serial: int = 0, lead: str = "") -> MemberState:
+    """`serial`: of the newest claim, layout or leave that any life of this node signed. `lead`: whose cluster we are a box of."""
     attestation = Attestation(False, "no evidence was given yet") if manifest.attestation.kinds else None
-    return MemberState(manifest, me, head, serial=serial, attestation=attestation)
+    return MemberState(manifest, me, head, serial=serial, lead=lead, attestation=attestation)
 
 
 def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, list[Effect]]:
@@ -331,6 +197,12 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
             state, effects = _rechecked(state, round, root)
         case Attestation():
             state = replace(state, attestation=event)
+        case Laid(hosts):
+            if hosts != state.hosts:
+                state = replace(_without(state, pb.KIND_CLUSTER, pb.KIND_CLAIM), hosts=hosts)
+        case Asked(claim):
+            if claim != state.asked:
+                state = replace(_without(state, pb.KIND_CLAIM), asked=claim)
         case LeaveRun():
             state = replace(state, leaving=True)
         case Tick():
@@ -447,7 +319,7 @@ def _is_open(state: MemberState, body: Any) -> bool:
     head = state.head
     if isinstance(body, pb.Receipt):
         return bool(body.round == head.round and state.ballot is not None and body.ballot == state.ballot.digest)
-    if isinstance(body, (pb.Claim, pb.Leave)):
+    if isinstance(body, (pb.Claim, pb.Cluster, pb.Leave)):
         return head.names(body)
     return bool((body.round, body.head) == (head.round, head.digest))
 
@@ -460,6 +332,13 @@ def _signed(state: MemberState, statement: Statement[Any]) -> MemberState:
     refused = {kind: why for kind, why in state.refused.items() if kind != statement.kind}
     own = _newest_wish({**state.own, statement.kind: statement})
     return replace(state, own=own, refused=refused, signing=state.signing - {statement.kind})
+
+
+def _without(state: MemberState, *kinds: pb.Kind) -> MemberState:
+    """What we said of these kinds is not what we want any more: it is said anew, with a higher serial."""
+    own = {kind: statement for kind, statement in state.own.items() if kind not in kinds}
+    refused = {kind: why for kind, why in state.refused.items() if kind not in kinds}
+    return replace(state, own=own, refused=refused, signing=state.signing - set(kinds))
 
 
 def _newest_wish(own: dict[pb.Kind, Statement[Any]]) -> dict[pb.Kind, Statement[Any]]:
@@ -499,6 +378,8 @@ def _rechecked(state: MemberState, round: int, root: bytes) -> tuple[MemberState
 def _speak(state: MemberState, effects: list[Effect], now: float) -> tuple[MemberState, list[Effect]]:
     """Ask for what is due and not asked for yet."""
     state = replace(state, signing=state.signing | {effect.kind for effect in effects if isinstance(effect, Sign)})
+    if state.lead:
+        return _ask(state, effects, _consenting(state))
     if state.leaving:
         leave = pb.Leave(serial=state.serial + 1, round=max(1, state.head.round), head=state.head.digest)
         return _ask(state, effects, [(pb.KIND_LEAVE, leave)])
@@ -525,16 +406,51 @@ def _due(state: MemberState, now: float) -> list[tuple[pb.Kind, Any]]:
         due.append((pb.KIND_STATE_REPORT, _report(state)))
         if (receipt := _vote(state, now)) is not None:
             due.append((pb.KIND_RECEIPT, receipt))
-    elif state.attestation is None or state.attestation.holds:
-        due.append((pb.KIND_CLAIM, _claim(state)))
+    if not state.seated and _may_claim(state):
+        if state.hosts and pb.KIND_CLUSTER not in state.own:
+            due.append((pb.KIND_CLUSTER, _layout(state)))
+        else:
+            due.append((pb.KIND_CLAIM, _claim(state)))
     return due
 
 
-def _claim(state: MemberState) -> pb.Claim:
+def _may_claim(state: MemberState) -> bool:
+    return state.attestation is None or state.attestation.holds
+
+
+def _layout(state: MemberState) -> pb.Cluster:
     head = state.head
+    hosts = [pb.Host(peer=h.peer, first_stage=h.first_stage, stage_count=h.stage_count, copy=h.copy) for h in state.hosts]
+    return pb.Cluster(serial=state.serial + 1, round=max(1, head.round), head=head.digest, hosts=hosts)
+
+
+def _claim(state: MemberState) -> pb.Claim:
+    head, layout = state.head, state.own.get(pb.KIND_CLUSTER)
     return pb.Claim(
-        serial=state.serial + 1, round=max(1, head.round), head=head.digest, state=state.root or b"", cluster=state.layout
+        serial=state.serial + 1,
+        round=max(1, head.round),
+        head=head.digest,
+        state=state.root or b"",
+        cluster=layout.digest if layout else b"",
     )
+
+
+def consent(state: MemberState) -> pb.Claim | None:
+    """What the other boxes of our cluster are to claim, each with a serial of its own: the very state and layout that we claim."""
+    waits = state.root is not None and not state.seated and not state.leaving
+    if not waits or pb.KIND_CLUSTER not in state.own:
+        return None
+    claim = _claim(state)
+    claim.ClearField("serial")
+    return claim
+
+
+def _consenting(state: MemberState) -> list[tuple[pb.Kind, Any]]:
+    asked = state.asked
+    if asked is None or not state.head.names(asked) or state.leaving or not _may_claim(state):
+        return []
+    claim = pb.Claim(serial=state.serial + 1, round=asked.round, head=asked.head, state=asked.state, cluster=asked.cluster)
+    return [(pb.KIND_CLAIM, claim)]
 
 
 def _report(state: MemberState) -> pb.StateReport:

@@ -23,9 +23,9 @@ def status(state: MemberState, workers: Status | None) -> Status:
         return Status("finished", "the run is finished; serving its state")
     if state.leaving:
         return Status("leaving", "asked to stop")
-    if away is not None and not state.on_roster:
+    if away is not None and not state.takes_part:
         return Status("refused", f"{reason_name(away[0])}: {away[1]}", "ask the run's owner")
-    if state.attestation is not None and not state.attestation.holds and not state.on_roster:
+    if state.attestation is not None and not state.attestation.holds and not state.takes_part:
         return Status("refused", f"not attested: {state.attestation.why}")
     if workers is None:
         return Status("starting", "starting the stage workers")
@@ -34,9 +34,9 @@ def status(state: MemberState, workers: Status | None) -> Status:
     if head.round == 0:
         return Status("joining", f"waiting for {state.manifest.start_clusters} clusters")
     rest = head.resting.get(state.me)
-    if not state.on_roster and rest is not None and head.round < rest.until:
+    if not state.takes_part and rest is not None and head.round < rest.until:
         return Status("resting", f"too many commits did not count it; commit {rest.until} may seat it again")
-    if not state.on_roster:
+    if not state.takes_part:
         return Status("warming up", "not on the roster yet; this phase is not counted")
     if not state.connected and workers.name == "waiting":
         return Status("waiting", "the coordinator is away")

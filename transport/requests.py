@@ -5,6 +5,7 @@ gRPC would answer "unexpected" and log a traceback for each of them, so that any
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -36,7 +37,8 @@ class WellFormed(grpc.aio.ServerInterceptor):
             return grpc.stream_unary_rpc_method_handler(_parts(handler.stream_unary), tried, write)
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(_one(handler.unary_stream), tried, write)
-        assert handler.unary_unary is not None, "no method of ours streams both ways"
+        if handler.stream_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(_parts(handler.stream_stream), tried, write)
         return grpc.unary_unary_rpc_method_handler(_one(handler.unary_unary), tried, write)
 
 
@@ -60,14 +62,19 @@ def _one(behaviour: Any) -> Any:
 
 
 def _parts(behaviour: Any) -> Any:
+    async def parsed(requests: AsyncIterator[Message | None], context: Context) -> AsyncIterator[Message]:
+        async for request in requests:
+            if request is None:
+                await _refuse(context)
+            else:
+                yield request
+
     async def guarded(requests: AsyncIterator[Message | None], context: Context) -> Any:
-        async def parsed() -> AsyncIterator[Message]:
-            async for request in requests:
-                if request is None:
-                    await _refuse(context)
-                else:
-                    yield request
+        return await behaviour(parsed(requests, context), context)
 
-        return await behaviour(parsed(), context)
+    async def yielding(requests: AsyncIterator[Message | None], context: Context) -> AsyncIterator[Message]:
+        async with aclosing(behaviour(parsed(requests, context), context)) as replies:
+            async for reply in replies:
+                yield reply
 
-    return guarded
+    return yielding if inspect.isasyncgenfunction(behaviour) else guarded

@@ -1,7 +1,9 @@
-"""How the stage workers of one generation find each other: a file in a folder that only this user may enter.
+"""How the stage workers of one generation find each other: by a file in a folder that only this user may enter, or, where they are
+in several boxes, by the first worker's store, which the boxes' daemons carry over their own authenticated stream.
 
-No TCPStore and no elastic rendezvous: those listen on every interface, ask nobody who they are, and unpickle what they read. gloo
-and NCCL still open ports for the data itself; `workers.py` keeps them on loopback.
+No elastic rendezvous, and no store that torch binds itself: those listen on every interface, ask nobody who they are, and unpickle
+what they read. The store's socket is the daemon's, on loopback. gloo and NCCL still open ports for the data itself; `workers.py`
+names the interface.
 """
 
 import os
@@ -9,7 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from dilocox.node.worker_settings import RENDEZVOUS
+from dilocox.node.worker_settings import RENDEZVOUS, STORE_PORT, STORE_SOCKET
 
 __all__ = ["PATIENCE", "join_generation"]
 
@@ -18,7 +20,20 @@ PATIENCE = timedelta(hours=6)
 
 
 def join_generation(backend: str) -> None:
-    """torch.distributed with the workers that the daemon started together with this one."""
+    """torch.distributed with the workers that the daemons started together with this one."""
     workers = int(os.environ["WORLD_SIZE"])
-    store = dist.FileStore(os.environ[RENDEZVOUS], workers)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=workers, timeout=PATIENCE)
+    dist.init_process_group(backend, store=_store(workers), rank=int(os.environ["RANK"]), world_size=workers, timeout=PATIENCE)
+
+
+def _store(workers: int) -> dist.TCPStore | dist.FileStore:  # type: ignore[name-defined]
+    if port := os.environ.get(STORE_PORT):
+        socket = os.environ.get(STORE_SOCKET)
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1",
+            int(port),
+            is_master=socket is not None,
+            master_listen_fd=int(socket) if socket else None,
+            wait_for_workers=False,
+            timeout=PATIENCE,
+        )
+    return dist.FileStore(os.environ[RENDEZVOUS], workers)  # type: ignore[attr-defined]

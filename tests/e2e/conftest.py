@@ -1,7 +1,7 @@
 """A real swarm for the end-to-end tests: three nodes of two workers, a coordinator, a run that never ends by itself."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,9 +151,20 @@ class Swarm:
         return None not in hashes and len({tuple(h) for h in hashes if h}) == 1
 
 
-def build(folder: Path, count: int, nodes: int = 3, holders: Collection[str] = (), options: Collection[str] = ()) -> Testnet:
+def build(
+    folder: Path,
+    count: int,
+    nodes: int = 3,
+    holders: Collection[str] = (),
+    options: Collection[str] = (),
+    changes: Mapping[str, str] | None = None,
+) -> Testnet:
+    """`changes`: lines of RUN, and what stands there instead."""
     owner = load_identity(folder / "e2e.key")
     run = stdlib().into(RUN).replace("{owner}", owner.key.hex()).replace("{count}", str(count))
+    for line, instead in (changes or {}).items():
+        assert f"\n{line}\n" in run
+        run = run.replace(f"\n{line}\n", f"\n{instead}\n")
     run = run.replace("[model]", f"holders = {list(holders)}\n[model]", 1)
     arguments = ["--devices", "2", "--threads", "1", "--step-seconds", "0.03", *options]  # two cores for many daemons
     testnet = Testnet.create(folder / "t", run.encode(), (folder / "e2e.key").read_bytes(), nodes, arguments, stdlib().folder)

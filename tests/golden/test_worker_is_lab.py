@@ -15,7 +15,7 @@ import pytest
 from bench.lab import Lab
 from bench.texts import stdlib
 from dilocox.node.worker_settings import WorkerSettings
-from dilocox.node.workers import WorkerPool
+from dilocox.node.workers import Launch, WorkerPool
 from dilocox.protocol.chain import taken
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.norms import norm_code
@@ -53,10 +53,10 @@ class Box:
             "", path, folder / "blobs", folder / "stages", identity(number).peer, "cpu", 1, 1, (), stdlib().folder, 0.0
         )
 
-        def environment(socket: str) -> dict[str, str]:
+        def environment(socket: str, launch: Launch) -> dict[str, str]:
             return {**os.environ, **settings.environment(), "DILOCOX_WORKER_SOCKET": socket}
 
-        self.pool = WorkerPool(folder, WORKERS, environment)
+        self.pool = WorkerPool(folder, environment)
         self.hellos = 0
         self.boundaries: dict[int, dict[int, pb.Boundary]] = defaultdict(dict)
         self.states: dict[int, dict[int, bytes]] = defaultdict(dict)
@@ -104,7 +104,11 @@ async def train(run: Manifest, boxes: list[Box], table: Table) -> None:
 
     for box in boxes:
         await box.pool.open()
-    tasks = [asyncio.create_task(work) for box in boxes for work in (box.pool.run_generation(), listen(box))]
+    tasks = [
+        asyncio.create_task(work)
+        for box in boxes
+        for work in (box.pool.run_generation(Launch(range(WORKERS), WORKERS, 1)), listen(box))
+    ]
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
             while not all(len(box.states[run.rounds.count + 1]) == run.model.stages for box in boxes):

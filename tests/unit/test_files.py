@@ -321,7 +321,7 @@ def test_boundaries_of_a_chain_that_was_given_up_do_not_push_out_new_ones(tmp_pa
     assert [seal(round) for round in (11, 12, 13)] == [{11}, {11, 12}, {12, 13}], "12 was being written beside 11"
 
 
-def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Path, tmp_path: Path):
+async def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Path, tmp_path: Path):
     kept = ChainFile(chain, RUN)
     for rotten in (None, "payload", "state", "chain"):
         blobs = BlobStore(tmp_path / f"blobs {rotten}")
@@ -335,11 +335,15 @@ def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Path, tm
         store = BlobStore(blobs.folder)  # another process
         alone = Exchange(RUN, range(2), store, Known({}), ChannelPool(), identity(1).peer)
         starts = Starts(RUN, kept, store, alone)
-        origins = {
-            candidate.start.origin for candidate in starts.candidates([worker.Hello(rank=0, boundaries=[boundary])], False)
-        }
-        assert (worker.Start.ORIGIN_BOUNDARY in origins) == (rotten is None)
-        assert worker.Start.ORIGIN_INITIAL in origins
+        hello = starts.sound(worker.Hello(rank=0, boundaries=[boundary]))
+        found = {candidate.start.origin: candidate.start for candidate in starts.candidates([hello], False)}
+        assert (worker.Start.ORIGIN_BOUNDARY in found) == (rotten in (None, "state"))
+        assert worker.Start.ORIGIN_INITIAL in found
+        if rotten is None:
+            assert await starts.have(found[worker.Start.ORIGIN_BOUNDARY], lambda why: None) == []
+        if rotten == "state":
+            with pytest.raises(RemoteError, match="nobody is known to hold it"):
+                await starts.have(found[worker.Start.ORIGIN_BOUNDARY], lambda why: None)
     kept.close()
 
 

@@ -6,13 +6,18 @@ from pathlib import Path
 import pytest
 
 from dilocox.node import generations
+from dilocox.node.boxes.lead import LeadService
+from dilocox.node.boxes.team import Team
 from dilocox.node.generations import Generations
+from dilocox.node.starts import Starts
+from dilocox.node.workers import Launch
 from dilocox.protocol import events, member
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport.blobs import BlobStore
+from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.tasks import Tasks
 from tests.helpers import Table, identity, manifest, until
@@ -23,8 +28,6 @@ RUN = manifest(rounds={"count": 30})
 class Pool:
     """One worker that says what it is told to."""
 
-    workers = 1
-
     def __init__(self) -> None:
         self.events: asyncio.Queue[tuple[int, worker.WorkerEvent] | None] = asyncio.Queue()
         self.commands: list[worker.WorkerCommand] = []
@@ -32,7 +35,7 @@ class Pool:
         self.generations = 0
         self.ended = asyncio.Event()
 
-    async def run_generation(self) -> None:
+    async def run_generation(self, launch: Launch) -> None:
         self.generations += 1
         self.ended.clear()
         self.say(hello=worker.Hello(rank=0, stages=[0, 1], boundaries=self.boundaries))
@@ -58,6 +61,8 @@ class Pool:
 
 class Peers:
     """What others serve: no state, and the payloads of the rounds that are not `missing`."""
+
+    stages = frozenset({0, 1})
 
     def __init__(self) -> None:
         self.missing: set[int] = set()
@@ -89,14 +94,17 @@ class Node:
         self.events: list[events.Event] = []
         me = identity(0).peer
         state = member.start(RUN, me, self.table.head)
+        starts = Starts(RUN, self.chain, self.store, self.peers)  # type: ignore[arg-type]
+        lead = LeadService(Callers(RUN.run_id, b""))
+        team = Team(RUN, me, 1, self.pool, self.peers, starts, lead)  # type: ignore[arg-type]
         self.generations = Generations(
             RUN,
             me,
             self.chain,
             self.store,
             self.peers,  # type: ignore[arg-type]
-            self.peers,  # type: ignore[arg-type]
-            self.pool,  # type: ignore[arg-type]
+            starts,
+            team,
             self.tasks,
             lambda: state,
             self.facts.append,
@@ -141,13 +149,14 @@ async def test_a_payload_that_nobody_serves_is_waited_for_until_the_run_agreed_o
     assert not node.pool.ended.is_set(), "nobody knows yet what it leads to"
     fetched: list[int] = []
 
-    async def fetch_state(start: worker.Start, root: bytes, say: object) -> None:
-        commit = node.chain.commit(start.round)
+    async def stages_of(round: int, root: bytes) -> list[bytes]:
+        commit = node.chain.commit(round)
         assert commit is not None
         assert root == commit.body.state
-        fetched.append(start.round)
+        fetched.append(round)
+        return [node.store.put([b"stage"])] * 2
 
-    monkeypatch.setattr("dilocox.node.starts.Starts.fetch_state", lambda self, *arguments: fetch_state(*arguments))
+    monkeypatch.setattr("dilocox.node.starts.Starts.stages_of", lambda self, *arguments: stages_of(*arguments))
     node.grow(1)
     await until(lambda: len(node.pool.starts) == 2)
     start = node.pool.starts[1]

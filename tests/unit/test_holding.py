@@ -10,6 +10,7 @@ import pytest
 
 from dilocox.node import holding
 from dilocox.node.attest.prover import AttestorService
+from dilocox.node.boxes.lead import LeadService
 from dilocox.node.holder import Holder
 from dilocox.node.holding import Holding
 from dilocox.node.place import Place, make_holding
@@ -328,7 +329,16 @@ async def test_the_runs_holder_is_given_the_states_that_joiners_start_from(tmp_p
 
 def place_of(peer: Peer) -> Place:
     network = SimpleNamespace(directory=peer.everybody, reach=Reach())
-    return Place(peer.store.folder.parent, network, peer.channels, peer.store, peer.service, AttestorService(), Heads())  # type: ignore[arg-type]
+    return Place(
+        peer.store.folder.parent,
+        network,  # type: ignore[arg-type]
+        peer.channels,
+        peer.store,
+        peer.service,
+        AttestorService(),
+        LeadService(Callers(b"", b"")),
+        Heads(),
+    )
 
 
 async def test_what_an_earlier_life_kept_is_kept_for_as_long(tmp_path: Path):

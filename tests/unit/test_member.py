@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dilocox.protocol import events, limits, member, rules
-from dilocox.protocol.head import resting_on
+from dilocox.protocol.head import HostRange, resting_on
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
@@ -411,12 +411,69 @@ def test_a_report_says_the_state_and_its_loss(loss: float | None, told: tuple[bo
     assert member.step(state, member.Tick(), 0) == (state, []), "asked for once"
 
 
-def test_a_claim_says_the_state_and_the_layout():
+def signs(effects: list[member.Effect]) -> list[pb.Kind]:
+    return [effect.kind for effect in effects if isinstance(effect, member.Sign)]
+
+
+HOSTS = (HostRange(identity(7).peer, 0, 1), HostRange(identity(8).peer, 1, 1))
+
+
+def test_a_lead_signs_its_layout_and_then_claims_with_it():
     table, state = machine(7, serial=4)
-    state, effects = member.step(replace(state, layout=digest("layout")), member.StateReady(1, ROOT, 1.5), 0)
-    body = pb.Claim(serial=5, round=1, head=table.head.digest, state=ROOT, cluster=digest("layout"))
-    assert effects == [member.Sign(pb.KIND_CLAIM, body)]
-    assert (state.serial, state.signing) == (5, frozenset({pb.KIND_CLAIM}))
+    state, effects = member.step(state, member.Laid(HOSTS), 0)
+    assert effects == [], "no state to claim with yet"
+    state, effects = member.step(state, member.StateReady(1, ROOT, 1.5), 0)
+    hosts = [pb.Host(peer=host.peer, first_stage=host.first_stage, stage_count=1) for host in HOSTS]
+    layout = pb.Cluster(serial=5, round=1, head=table.head.digest, hosts=hosts)
+    assert effects == [member.Sign(pb.KIND_CLUSTER, layout)]
+    assert member.consent(state) is None
+    signed = seal(identity(7), pb.KIND_CLUSTER, table.run.run_id, layout)
+    state, effects = member.step(state, member.Signed(signed), 0)
+    claim = pb.Claim(serial=6, round=1, head=table.head.digest, state=ROOT, cluster=signed.digest)
+    assert effects == [member.Sign(pb.KIND_CLAIM, claim)]
+    assert (state.serial, state.signing) == (6, frozenset({pb.KIND_CLAIM}))
+    asked = member.consent(state)
+    assert asked == pb.Claim(round=1, head=table.head.digest, state=ROOT, cluster=signed.digest)
+
+
+def test_a_layout_is_signed_before_the_first_commit_too():
+    table, state = machine(0, Table(manifest()))
+    state, _ = member.step(state, member.StateReady(0, ROOT, None), 0)
+    state, effects = member.step(state, member.Laid((HostRange(identity(0).peer, 0, 1), HostRange(identity(8).peer, 1, 1))), 0)
+    assert signs(effects) == [pb.KIND_CLUSTER]
+    (layout,) = [effect.body for effect in effects if isinstance(effect, member.Sign)]
+    signed = seal(identity(0), pb.KIND_CLUSTER, table.run.run_id, layout)
+    assert signs(member.step(state, member.Signed(signed), 0)[1]) == [pb.KIND_CLAIM]
+
+
+def test_a_box_claims_what_its_lead_asks_for_and_says_nothing_else():
+    table, state = machine(8, serial=4)
+    state = replace(state, lead=identity(7).peer)
+    asked = pb.Claim(round=1, head=table.head.digest, state=ROOT, cluster=digest("layout"))
+    state, effects = member.step(state, member.Asked(asked), 0)
+    claim = pb.Claim(serial=5, round=1, head=table.head.digest, state=ROOT, cluster=digest("layout"))
+    assert effects == [member.Sign(pb.KIND_CLAIM, claim)]
+    state, _ = member.step(state, member.Signed(seal(identity(8), pb.KIND_CLAIM, table.run.run_id, claim)), 0)
+    assert member.step(state, member.Asked(asked), 0) == (state, []), "it was said"
+    other = pb.Claim(round=1, head=table.head.digest, state=ROOT, cluster=digest("another layout"))
+    state, effects = member.step(state, member.Asked(other), 0)
+    assert effects == [member.Sign(pb.KIND_CLAIM, pb.Claim(serial=6, **{f.name: v for f, v in other.ListFields()}))]
+    assert member.step(state, member.LeaveRun(), 0)[1] == [], "its lead leaves"
+    elsewhere = pb.Claim(round=9, head=digest("head"), state=ROOT, cluster=digest("layout"))
+    assert member.step(machine(8)[1], member.Asked(elsewhere), 0)[1] == [], "of a round that is not open here"
+
+
+def test_a_cluster_that_is_laid_out_anew_claims_its_seat_anew():
+    table = Table(manifest()).genesis()
+    state = member.start(table.run, identity(0).peer, table.head)
+    state, effects = member.step(state, member.StateReady(1, ROOT, None), 0)
+    assert signs(effects) == [pb.KIND_STATE_REPORT], "it has its seat as it is"
+    hosts = (HostRange(identity(0).peer, 0, 1), HostRange(identity(8).peer, 1, 1))
+    state, effects = member.step(state, member.Laid(hosts), 0)
+    assert signs(effects) == [pb.KIND_CLUSTER]
+    assert member.step(state, member.Laid(hosts), 0) == (state, [])
+    _, effects = member.step(state, member.Laid(()), 0)
+    assert effects == [], "as before"
 
 
 def test_the_first_claim_is_for_round_one():

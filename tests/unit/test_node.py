@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dilocox.node.daemon import tile_devices
+from dilocox.node.daemon import own_devices
 from dilocox.node.outer.background import Background
 from dilocox.node.tiling import tile
 from dilocox.node.training.pace import Pace
@@ -22,16 +24,10 @@ from dilocox.views import rows as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 
-def test_workers_follow_devices_stages_and_microbatches(caplog: pytest.LogCaptureFixture):
-    run = manifest(model={"stages": 3}, training={"microbatches": 2})
-    assert tile_devices(None, 0, run) == (1, 1)
-    assert tile_devices(2, 0, run) == (2, 1)
-    assert tile_devices(None, 8, run) == (2, 1)
-    assert tile_devices(2, 0, manifest(model={"stages": 1}, training={"microbatches": 2})) == (1, 2)
-    assert tile_devices(3, 0, run) == (2, 1)
-    assert "3 stages and 2 microbatches use 2 of 3 devices" in caplog.text
+def test_a_box_holds_as_many_workers_as_it_has_devices():
+    assert [own_devices(None, 0), own_devices(2, 0), own_devices(None, 8), own_devices(2, 8)] == [1, 2, 8, 2]
     with pytest.raises(ConfigError, match="CUDA devices"):
-        tile_devices(2, 1, run)
+        own_devices(2, 1)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +45,32 @@ def test_workers_follow_devices_stages_and_microbatches(caplog: pytest.LogCaptur
     ],
 )
 def test_a_box_is_tiled_by_as_many_workers_as_there_is_work_for(workers, stages, microbatches, tiling):
-    assert tile(workers, stages, microbatches) == tiling
+    tiled = tile([workers], stages, microbatches)
+    assert (tiled.length, tiled.copies) == tiling
+    assert tiled.ranks(0) == list(range(tiled.workers))
+
+
+def test_boxes_hold_stretches_of_the_pipeline_and_all_copies_of_them():
+    tiled = tile([4, 4], 4, 16)
+    assert (tiled.lengths, tiled.copies) == ((2, 2), 2)
+    assert [tiled.ranks(box) for box in range(2)] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert [tiled.stages(box, 4) for box in range(2)] == [[0, 1], [2, 3]]
+    unequal = tile([8, 2], 80, 16)
+    assert (unequal.lengths, unequal.copies) == ((8, 2), 1)
+    assert [len(unequal.stages(box, 80)) for box in range(2)] == [64, 16]
+    assert tile([4, 4], 3, 3).lengths == (2, 1), "what a run has too few stages for is left over evenly"
+    assert tile([1, 1, 1], 2, 4).lengths == (1, 1, 0), "the last box has nothing to do"
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 12), st.integers(1, 12))
+def test_every_stage_of_every_copy_has_one_worker(devices: list[int], stages: int, microbatches: int):
+    tiled = tile(devices, stages, microbatches)
+    boxes = range(len(devices))
+    assert sorted(rank for box in boxes for rank in tiled.ranks(box)) == list(range(tiled.workers))
+    assert [stage for box in boxes for stage in tiled.stages(box, stages)] == list(range(stages))
+    assert all(len(tiled.ranks(box)) <= devices[box] for box in boxes)
+    assert microbatches % tiled.copies == 0
+    assert microbatches // tiled.copies >= tiled.length
 
 
 def test_worker_settings_survive_the_environment(monkeypatch: pytest.MonkeyPatch):

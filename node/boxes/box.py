@@ -1,0 +1,285 @@
+"""A box of a cluster that another box leads: it runs its share of the workers and fetches, verifies and serves its own stages."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import grpc.aio
+
+from dilocox.node.boxes.link import ClusterLink, proof
+from dilocox.node.boxes.stream import ALIVE_SECONDS, Silence, pump
+from dilocox.node.coordinator_link import Backoff, record_of
+from dilocox.node.crew import Crew
+from dilocox.node.exchange import Exchange
+from dilocox.node.holding import Holding
+from dilocox.node.keeping import Keeping, blobs_of
+from dilocox.node.starts import Starts
+from dilocox.node.workers import Launch, WorkerPool
+from dilocox.protocol import limits, member
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.facts import Asked, Verdict
+from dilocox.protocol.ids import short
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement, canonical, open_envelope
+from dilocox.protocol.pb import boxes_pb2 as boxes
+from dilocox.protocol.pb import boxes_pb2_grpc as rpc
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.protocol.status import Status
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.tasks import Tasks
+
+__all__ = ["Box"]
+
+log = logging.getLogger(__name__)
+
+
+class Box:
+    """Does what its lead says, for as long as it says it; without it, waits."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        me: str,
+        link: ClusterLink,
+        channels: ChannelPool,
+        chain: ChainFile,
+        store: BlobStore,
+        holding: Holding,
+        exchange: Exchange,
+        starts: Starts,
+        pool: WorkerPool,
+        devices: int,
+        cuda: bool,
+        interface: str,
+        tasks: Tasks,
+        feed: Callable[[member.Input], None],
+        tell: Callable[[Status | None], None],
+    ) -> None:
+        self._manifest, self._me, self._link, self._channels, self._chain = manifest, me, link, channels, chain
+        self._store, self._exchange, self._starts, self._pool = store, exchange, starts, pool
+        self._devices, self._cuda, self._interface = devices, cuda, interface
+        self._tasks, self._feed, self._tell = tasks, feed, tell
+        self._crew = Crew(lambda: 0)
+        self.progress = self._crew.progress
+        self._keeping = Keeping(
+            store, holding, starts, lambda: self.progress.states, lambda: self.progress.roots, lambda: self._judged
+        )
+        self._judged: list[pb.Contribution] = []
+        """Contributions that we were asked to judge in the open round."""
+        self._outgoing: asyncio.Queue[boxes.BoxEvent] = asyncio.Queue()
+        self._asks: dict[int, asyncio.Task[None]] = {}
+        self._running: asyncio.Task[None] | None = None
+        """Our part of a generation."""
+        self._grew = asyncio.Event()
+
+    # As a participant sees its workers
+
+    def status(self) -> Status | None:
+        return self._crew.status()
+
+    def chain_grew(self) -> None:
+        self._judged = [each for each in self._judged if each.round >= self._chain.head.round]
+        self._grew.set()
+
+    async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
+        raise AssertionError("a box votes through its lead")
+
+    def recheck(self, round: int) -> None:
+        raise AssertionError("a box reports through its lead")
+
+    def resynchronise(self) -> None:
+        raise AssertionError("a box reports through its lead")
+
+    def spoken(self, state: member.MemberState) -> None:
+        """A box has nobody to tell what it stands for."""
+
+    async def stop(self) -> None:
+        await self._pool.stop()
+
+    # The line to the lead
+
+    async def run(self) -> None:
+        """Follow the lead, again and again, until cancelled."""
+        backoff, said = Backoff(), ""
+        while True:
+            why = "it says nothing"
+            try:
+                stub: Any = rpc.LeadStub(self._channels.channel(await record_of(self._link.lead)))
+                await self._follow(stub, backoff)
+            except grpc.aio.AioRpcError as error:
+                why = error.details() or error.code().name.lower()
+            except RemoteError as error:
+                why = error.detail
+            self._tell(Status("waiting", f"our cluster's lead {short(self._link.lead.coordinator)} is away: {why}"))
+            if why != said:
+                log.warning("our cluster's lead is away: %s", why)
+                said = why
+            await backoff.wait()
+
+    async def _follow(self, stub: Any, backoff: Backoff) -> None:
+        """Until the stream breaks, or the lead is silent: then nothing of its generation is left here."""
+        self._outgoing = asyncio.Queue()
+        shown = proof(self._link.secret, self._manifest.run_id, self._link.lead.coordinator, self._me)
+        self._say(hello=boxes.BoxHello(proof=shown, devices=self._devices, cuda=self._cuda))
+        silence = Silence()
+        call = stub.Follow(self._events())
+
+        async def obey() -> None:
+            async for command in call:
+                silence.heard()
+                backoff.reset()
+                self._obey(stub, command)
+
+        work = [asyncio.create_task(each) for each in (obey(), silence.lasts(), self._beat())]
+        try:
+            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for each in [*work, *self._asks.values()]:
+                each.cancel()
+            call.cancel()
+            await self._end()
+
+    async def _events(self) -> AsyncIterator[boxes.BoxEvent]:
+        while True:
+            yield await self._outgoing.get()
+
+    def _say(self, **event: Any) -> None:
+        self._outgoing.put_nowait(boxes.BoxEvent(**event))
+
+    async def _beat(self) -> None:
+        while True:
+            ticks = await asyncio.to_thread(self._pool.processor_ticks)
+            self._say(alive=boxes.BoxAlive(ticks=ticks or 0))
+            await asyncio.sleep(ALIVE_SECONDS)
+
+    def _obey(self, stub: Any, command: boxes.BoxCommand) -> None:
+        match command.WhichOneof("command"):
+            case "launch":
+                self._running = self._tasks.start(self._run(stub, command.launch, self._running), "our workers")
+            case "worker":
+                self._pool.command(command.worker)
+                if command.worker.HasField("stop"):
+                    self._tasks.start(self._pool.stop(), "stop workers")
+            case "end":
+                self._pool.end_generation()
+            case "ask":
+                self._asks[command.ask.number] = self._tasks.start(self._answer(command.ask), "answer the lead")
+            case "drop":
+                if (asked := self._asks.get(command.drop)) is not None:
+                    asked.cancel()
+            case "consent":
+                self._feed(Asked(command.consent))
+            case "ready":
+                self._tasks.start(self._ready(command.ready), "keep a state")
+            case "step":
+                self._crew.step(command.step)
+                self._tell(None)
+
+    # Generations
+
+    async def _run(self, stub: Any, launch: boxes.LaunchBox, before: asyncio.Task[None] | None) -> None:
+        """Our part of one, when nothing is left of the one before."""
+        if before is not None:
+            self._pool.end_generation()
+            await asyncio.wait({before})
+        self._exchange.stages = frozenset(launch.stages)
+        self._tell(Status("starting", "starting the stage workers"))
+        meeting = await asyncio.start_server(partial(self._meet, stub), "127.0.0.1", 0)
+        port = meeting.sockets[0].getsockname()[1]
+        forwarding = asyncio.create_task(self._forward(launch))
+        try:
+            await self._pool.run_generation(
+                Launch(launch.ranks, launch.workers, launch.copies, port, interface=self._interface)
+            )
+        finally:
+            meeting.close()
+            await forwarding
+            self._say(ended=launch.generation)
+
+    async def _end(self) -> None:
+        """Nothing is left of our part."""
+        self._pool.end_generation()
+        if self._running is not None:
+            await asyncio.wait({self._running})
+
+    async def _meet(self, stub: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A worker's connection to the first worker's store, through our authenticated stream to its daemon."""
+
+        async def parts() -> AsyncIterator[boxes.Bytes]:
+            while data := await reader.read(limits.FRAME_BYTES):
+                yield boxes.Bytes(data=data)
+
+        try:
+            await pump(stub.Meet(parts()), writer)
+        except (grpc.aio.AioRpcError, ConnectionError) as error:
+            log.debug("a worker's way to the first one ended: %s", error)
+
+    async def _forward(self, launch: boxes.LaunchBox) -> None:
+        """What our workers say. Before they start to write, what only an earlier process could need goes."""
+        hellos: list[tuple[int, worker.Hello]] = []
+        while (item := await self._pool.events.get()) is not None:
+            rank, event = item
+            if event.HasField("hello"):
+                hellos.append((rank, await asyncio.to_thread(self._starts.sound, event.hello)))
+                if len(hellos) == len(launch.ranks):
+                    await asyncio.to_thread(self._keeping.begin, [hello for _, hello in hellos])
+                    for number, hello in hellos:
+                        self._pass_on(launch, number, worker.WorkerEvent(hello=hello))
+                continue
+            if event.HasField("boundary"):
+                self._keeping.boundary(event.boundary.round, blobs_of(event.boundary.payloads))
+            self._pass_on(launch, rank, event)
+
+    def _pass_on(self, launch: boxes.LaunchBox, rank: int, event: worker.WorkerEvent) -> None:
+        self._say(said=boxes.WorkerSaid(generation=launch.generation, rank=rank, event=event))
+
+    async def _ready(self, ready: boxes.ClusterReady) -> None:
+        """The list of a state's stages is kept beside our own ones: it says what of them joiners may ask for."""
+        root = await asyncio.to_thread(self._store.put, [canonical(ready.states)])
+        self.progress.states[ready.round] = dict(enumerate(ready.states.digests))
+        self.progress.roots[ready.round] = root
+        self.progress.forget(keep_states=3 * self._manifest.rounds.snapshot_every)
+        await self._keeping.retain()
+
+    # What the lead asks
+
+    async def _answer(self, ask: boxes.BoxAsk) -> None:
+        answer = boxes.BoxAnswer(ask=ask.number)
+        try:
+            match ask.WhichOneof("what"):
+                case "judge":
+                    answer.reason, answer.stage = await self._judge(ask.judge)
+                case "take":
+                    await self._chain_to(ask.take + 1)
+                    commit = self._chain.commit(ask.take)
+                    assert commit is not None
+                    await self._exchange.take(commit)
+                case "start":
+                    start = ask.start.start
+                    await self._chain_to(start.round + start.replays)
+                    await self._starts.have(start, lambda why: self._tell(Status("synchronising", why)))
+        except RemoteError as error:
+            answer.reason, answer.detail = error.reason, error.detail
+        finally:
+            self._asks.pop(ask.number, None)
+        self._say(answer=answer)
+
+    async def _judge(self, asked: boxes.AskJudge) -> Verdict:
+        contribution: Statement[pb.Contribution] = open_envelope(
+            asked.contribution, self._manifest.run_id, (pb.KIND_CONTRIBUTION,)
+        )
+        self._judged.append(contribution.body)
+        return await self._exchange.judge(contribution, asked.base, asked.rank_or_k)
+
+    async def _chain_to(self, length: int) -> None:
+        """Our own copy of the chain comes from the coordinator: perhaps a moment after the lead's."""
+        while self._chain.length < length:
+            self._grew.clear()
+            await self._grew.wait()

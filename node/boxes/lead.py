@@ -1,0 +1,196 @@
+"""The lead's end of the streams to the other boxes of its cluster: who they are, what they answer, when one is gone."""
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from dilocox.node.boxes.link import proof
+from dilocox.node.boxes.stream import ALIVE_SECONDS, Silence, pump
+from dilocox.protocol import limits
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.ids import short
+from dilocox.protocol.pb import boxes_pb2 as pb
+from dilocox.protocol.pb import boxes_pb2_grpc as rpc
+from dilocox.protocol.pb import messages_pb2 as wire
+from dilocox.transport.callers import Callers, Context
+
+__all__ = ["Admission", "Follower", "LeadService"]
+
+log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 10.0
+"""Who has not said who it is by then is gone."""
+
+
+class Follower:
+    """Another box of our cluster, as long as its stream lasts."""
+
+    def __init__(self, peer: str, hello: pb.BoxHello, said: Callable[[pb.WorkerSaid], None]) -> None:
+        self.peer, self.devices, self._said = peer, hello.devices, said
+        self.commands: asyncio.Queue[pb.BoxCommand] = asyncio.Queue()
+        self.gone = asyncio.Event()
+        self.ticks = 0
+        """Processor time of its workers."""
+        self._asks: dict[int, asyncio.Future[pb.BoxAnswer]] = {}
+        self._asked = 0
+        self._ended = -1
+        self._heard = asyncio.Event()
+
+    def send(self, **command: Any) -> None:
+        self.commands.put_nowait(pb.BoxCommand(**command))
+
+    async def ask(self, **what: Any) -> pb.BoxAnswer:
+        """Its answer. Raises RemoteError where it goes before it answers."""
+        if self.gone.is_set():
+            raise self._away()
+        self._asked += 1
+        number, answer = self._asked, asyncio.get_running_loop().create_future()
+        self._asks[number] = answer
+        self.send(ask=pb.BoxAsk(number=number, **what))
+        try:
+            return await answer
+        finally:
+            if self._asks.pop(number, None) is not None and not answer.done():
+                self.send(drop=number)
+
+    async def ended(self, generation: int) -> None:
+        """Returns when nothing is left there of this generation, or it is gone."""
+        while self._ended < generation and not self.gone.is_set():
+            self._heard.clear()
+            await self._heard.wait()
+
+    def hear(self, event: pb.BoxEvent) -> None:
+        match event.WhichOneof("event"):
+            case "alive":
+                self.ticks = event.alive.ticks
+            case "said":
+                self._said(event.said)
+            case "ended":
+                self._ended = event.ended
+                self._heard.set()
+            case "answer":
+                answer = self._asks.get(event.answer.ask)
+                if answer is not None and not answer.done():
+                    answer.set_result(event.answer)
+
+    def leave(self) -> None:
+        self.gone.set()
+        self._heard.set()
+        for answer in self._asks.values():
+            if not answer.done():
+                answer.set_exception(self._away())
+
+    def _away(self) -> RemoteError:
+        return RemoteError(wire.REASON_UNAVAILABLE, f"box {short(self.peer)} of our cluster is away")
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Who may be a box of our cluster."""
+
+    run_id: bytes
+    me: str
+    secret: bytes
+    cuda: bool
+    """Whether ours are GPUs: all boxes are alike."""
+    most: int
+    """Boxes beside this one."""
+
+    def refusal(self, peer: str, hello: pb.BoxHello) -> str:
+        """Why not; empty where it may."""
+        if not hmac.compare_digest(hello.proof, proof(self.secret, self.run_id, self.me, peer)):
+            return "its cluster link is not of this cluster"
+        if hello.cuda != self.cuda:
+            return "the boxes of a cluster are alike: all train on GPUs, or none does"
+        return "" if 0 < hello.devices <= limits.STAGES else "it has no device, or too many"
+
+
+class LeadService(rpc.LeadServicer):
+    """Serves the other boxes, as soon as there is a cluster that they may join."""
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+        self.admission: Admission | None = None
+        """None: this peer leads no cluster of several boxes."""
+        self.said: Callable[[pb.WorkerSaid], None] = lambda said: None
+        """Told what the workers of other boxes say."""
+        self.followers: dict[str, Follower] = {}
+        self.changed = asyncio.Event()
+        """Set when one came or went."""
+        self.store_port: int | None = None
+        """On loopback: of the store at which the workers of the running generation meet."""
+
+    async def Follow(self, request_iterator: AsyncIterator[pb.BoxEvent], context: Context) -> AsyncIterator[pb.BoxCommand]:
+        follower = await self._admit(request_iterator, context)
+        silence = Silence()
+
+        async def receive() -> None:
+            async for event in request_iterator:
+                silence.heard()
+                follower.hear(event)
+
+        receiving = asyncio.create_task(receive(), name=f"box {short(follower.peer)}")
+        watching = asyncio.create_task(silence.lasts())
+        try:
+            while not receiving.done() and not watching.done():
+                command = pb.BoxCommand(alive=pb.BoxAlive())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(ALIVE_SECONDS):
+                        command = await follower.commands.get()
+                yield command
+            log.warning("box %s: %s", short(follower.peer), "it says nothing" if watching.done() else "its stream ended")
+        finally:
+            receiving.cancel()
+            watching.cancel()
+            follower.leave()
+            if self.followers.get(follower.peer) is follower:
+                del self.followers[follower.peer]
+            self.changed.set()
+
+    async def _admit(self, events: AsyncIterator[pb.BoxEvent], context: Context) -> Follower:
+        admission = self.admission
+        if admission is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer leads no cluster of several boxes")
+            raise AssertionError
+        try:
+            peer = self._callers.peer(context)
+            async with asyncio.timeout(HELLO_SECONDS):
+                first = await anext(aiter(events))
+        except (RemoteError, TimeoutError, StopAsyncIteration):
+            peer, first = "", pb.BoxEvent()
+        why = admission.refusal(peer, first.hello) if peer and peer != admission.me else "it does not say who it is"
+        others = self.followers.keys() - {peer}
+        if not why and len(others) >= admission.most:
+            why = f"the cluster has its {admission.most + 1} boxes already"
+        if why:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+        if (known := self.followers.get(peer)) is not None:
+            known.leave()  # it came back before we noticed that it had gone
+        follower = self.followers[peer] = Follower(peer, first.hello, lambda said: self.said(said))
+        self.changed.set()
+        log.info("box %s of our cluster is here, with %d devices", short(peer), follower.devices)
+        return follower
+
+    async def Meet(self, request_iterator: AsyncIterator[pb.Bytes], context: Context) -> AsyncIterator[pb.Bytes]:
+        try:
+            known = self._callers.peer(context) in self.followers
+        except RemoteError:
+            known = False
+        port = self.store_port
+        if not known or port is None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no generation of ours is met here")
+            raise AssertionError
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writing = asyncio.create_task(pump(request_iterator, writer))
+        try:
+            while data := await reader.read(limits.FRAME_BYTES):
+                yield pb.Bytes(data=data)
+        finally:
+            writing.cancel()
+            writer.close()

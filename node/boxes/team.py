@@ -1,0 +1,283 @@
+"""The boxes of a cluster as one, for its lead: what is asked of the cluster is asked of each. Most clusters have one box."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from dilocox.node.boxes.lead import Follower, LeadService
+from dilocox.node.exchange import Exchange
+from dilocox.node.starts import Starts
+from dilocox.node.tiling import Tiling, tile
+from dilocox.node.workers import LOOPBACK, STOP_SECONDS, Launch, WorkerPool
+from dilocox.protocol import member
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.facts import Verdict
+from dilocox.protocol.head import HostRange
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import boxes_pb2 as boxes
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.protocol.status import Status
+
+__all__ = ["Team"]
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 60.0
+"""A box that was here and is gone is waited for so long; then the others share out its stages."""
+
+
+class Team:
+    """`events` yields what the workers of all boxes say, in order per worker; None when the generation has ended."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        me: str,
+        devices: int,
+        pool: WorkerPool,
+        exchange: Exchange,
+        starts: Starts,
+        lead: LeadService,
+        others: int = 0,
+        interface: str = LOOPBACK,
+    ) -> None:
+        """`devices`: of this box; `others`: so many boxes beside it; `interface`: on which they exchange tensors."""
+        self._manifest, self._me, self._devices, self._pool = manifest, me, devices, pool
+        self._exchange, self._starts, self._lead = exchange, starts, lead
+        self._others, self._interface = others, interface
+        self.laid: Callable[[tuple[HostRange, ...]], None] = lambda hosts: None
+        """Told how the run's stages lie on the boxes."""
+        self.tell: Callable[[Status], None] = lambda status: None
+        """Told what we wait for."""
+        lead.said = self._hear
+        self.events: asyncio.Queue[tuple[int, worker.WorkerEvent] | None] = asyncio.Queue()
+        self.workers = 0
+        """Of this generation."""
+        self._generation = 0
+        self._hosting: list[Follower] = []
+        """Other boxes with workers of this generation."""
+        self._judges: list[str] = []
+        """Peers that the stages were last laid out over, beside us: also while one is away."""
+        self._formed = False
+        """All boxes were here once."""
+        self._consented: pb.Claim | None = None
+        self._given_up = asyncio.Event()
+        self._stopping = False
+
+    # Generations
+
+    async def run_generation(self) -> None:
+        """Launch on every box, and return when the generation has ended on all of them."""
+        self._generation += 1
+        self._given_up.clear()
+        self.workers, self._hosting = 0, []
+        try:
+            followers = await self._gathered()
+            if followers is not None:
+                await self._run(followers)
+        finally:
+            self.events.put_nowait(None)
+
+    async def _gathered(self) -> list[Follower] | None:
+        """The other boxes; None where nobody wants the generation any more."""
+        began = time.monotonic()
+        while not self._given_up.is_set():
+            here = sorted(self._lead.followers.values(), key=lambda follower: follower.peer)
+            if len(here) >= self._others:
+                self._formed = True
+                return here
+            left = began + GRACE_SECONDS - time.monotonic() if self._formed else None
+            if left is not None and left <= 0:
+                log.warning("%d of %d boxes are here: they share out the stages", len(here) + 1, self._others + 1)
+                return here
+            self.tell(Status("waiting", f"{len(here) + 1} of {self._others + 1} boxes of our cluster are here"))
+            self._lead.changed.clear()
+            await self._first(self._lead.changed.wait(), self._given_up.wait(), seconds=left)
+        return None
+
+    @staticmethod
+    async def _first(*waiting: Any, seconds: float | None = None) -> None:
+        tasks = [asyncio.ensure_future(each) for each in waiting]
+        try:
+            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _run(self, followers: Sequence[Follower]) -> None:
+        model, microbatches = self._manifest.model, self._manifest.training.microbatches
+        tiling = tile([self._devices, *(follower.devices for follower in followers)], model.stages, microbatches)
+        self.workers = tiling.workers
+        self._hosting = [follower for box, follower in enumerate(followers, 1) if tiling.lengths[box]]
+        self._judges = [follower.peer for follower in self._hosting]
+        stages = [tiling.stages(box, model.stages) for box in range(len(followers) + 1)]
+        self._exchange.stages = frozenset(stages[0])
+        peers = [self._me, *(follower.peer for follower in followers)]
+        self.laid(tuple(HostRange(peer, s[0], len(s)) for peer, s in zip(peers, stages, strict=True) if s) if followers else ())
+        self._log(tiling, peers, stages)
+        forwarding = asyncio.create_task(self._forward())
+        with ExitStack() as store:
+            launch = self._launch(tiling, store)
+            parts = [asyncio.create_task(self._pool.run_generation(launch))]
+            for box, follower in enumerate(followers, 1):
+                if follower in self._hosting:
+                    self._launch_on(follower, tiling, box, stages[box])
+                    parts.append(asyncio.create_task(follower.ended(self._generation)))
+            given_up = asyncio.create_task(self._given_up.wait())
+            await asyncio.wait({*parts, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            given_up.cancel()
+            if self._stopping and not self._given_up.is_set():
+                await asyncio.wait(parts, timeout=STOP_SECONDS)
+            self.end_generation()
+            await asyncio.wait(parts)
+            self._lead.store_port = None
+        await forwarding
+
+    def _launch(self, tiling: Tiling, store: ExitStack) -> Launch:
+        if not self._hosting:
+            return Launch(tiling.ranks(0), tiling.workers, tiling.copies)
+        listening = store.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self._lead.store_port = port = listening.getsockname()[1]
+        return Launch(tiling.ranks(0), tiling.workers, tiling.copies, port, listening, self._interface)
+
+    def _launch_on(self, follower: Follower, tiling: Tiling, box: int, stages: Sequence[int]) -> None:
+        launch = boxes.LaunchBox(
+            generation=self._generation,
+            ranks=tiling.ranks(box),
+            workers=tiling.workers,
+            copies=tiling.copies,
+            stages=stages,
+        )
+        follower.send(launch=launch)
+        if self._consented is not None:
+            follower.send(consent=self._consented)
+
+    def _log(self, tiling: Tiling, peers: Sequence[str], stages: Sequence[Sequence[int]]) -> None:
+        log.info("%d workers: %d copies of a pipeline of %d", tiling.workers, tiling.copies, tiling.length)
+        for peer, hosted in zip(peers, stages, strict=True):
+            if len(peers) > 1 and hosted:
+                log.info("box %s hosts stages %d to %d", peer, hosted[0] + 1, hosted[-1] + 1)
+            elif not hosted:
+                log.warning("box %s idles: the run's stages and microbatches use %d workers", peer, tiling.workers)
+
+    async def _forward(self) -> None:
+        """What our own workers say, with what they could resume as it is on our disk."""
+        while (item := await self._pool.events.get()) is not None:
+            rank, event = item
+            if event.HasField("hello"):
+                event = worker.WorkerEvent(hello=await asyncio.to_thread(self._starts.sound, event.hello))
+            self.events.put_nowait((rank, event))
+
+    def _hear(self, said: boxes.WorkerSaid) -> None:
+        if said.generation == self._generation and said.rank < self.workers:
+            self.events.put_nowait((said.rank, said.event))
+
+    def command(self, command: worker.WorkerCommand) -> None:
+        """To every worker of the generation."""
+        self._pool.command(command)
+        for follower in self._hosting:
+            follower.send(worker=command)
+
+    def end_generation(self) -> None:
+        """Make every process of this generation exit at once, on every box."""
+        self._given_up.set()
+        self._pool.end_generation()
+        for follower in self._hosting:
+            follower.send(end=self._generation)
+
+    def regroups(self) -> bool:
+        """Whether a box is here that has no part in this generation, and could have one."""
+        here = self._lead.followers.values()
+        return any(f not in self._hosting for f in here) and len(self._hosting) < self._others
+
+    def processor_ticks(self) -> int | None:
+        """Processor time of this generation so far, in clock ticks; None where a system does not say. Blocking."""
+        own = self._pool.processor_ticks()
+        return None if own is None else own + sum(follower.ticks for follower in self._hosting)
+
+    async def stop(self) -> None:
+        """Let the workers finish their step, then make sure nothing is left."""
+        self._stopping = True
+        if not self.workers:
+            self._given_up.set()
+        for follower in self._hosting:
+            follower.send(worker=worker.WorkerCommand(stop=worker.Stop()))
+        await self._pool.stop()
+        self.end_generation()
+
+    # What every box does for its stages
+
+    async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
+        """One refusal refuses. Until cancelled: a box that is away says so when it is back."""
+        asked = boxes.AskJudge(contribution=contribution.envelope, base=base, rank_or_k=rank_or_k)
+        own = self._exchange.judge(contribution, base, rank_or_k)
+        verdicts = await _together(own, *(self._verdict(peer, asked) for peer in self._judges))
+        return next((verdict for verdict in verdicts if verdict[0]), (pb.REASON_UNSPECIFIED, 0))
+
+    async def _verdict(self, peer: str, asked: boxes.AskJudge) -> Verdict:
+        while True:
+            follower = self._lead.followers.get(peer)
+            try:
+                if follower is not None:
+                    answer = await follower.ask(judge=asked)
+                    return answer.reason, answer.stage
+            except RemoteError:
+                continue
+            self._lead.changed.clear()
+            await self._lead.changed.wait()
+
+    async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
+        """Every box has what the commit counts of its stages. Raises RemoteError when it is not to be had."""
+        own = self._exchange.take(commit)
+        apply, *_ = await _together(own, *(self._done(f, take=commit.body.round) for f in self._hosting))
+        return apply
+
+    async def have(self, start: worker.Start, say: Callable[[str], None]) -> list[worker.Apply]:
+        """Every box has what the start needs of its stages; the commits that it replays. Raises RemoteError when one has not."""
+        asked = boxes.AskStart(start=start)
+        replays, *_ = await _together(
+            self._starts.have(start, say), *(self._done(follower, start=asked) for follower in self._hosting)
+        )
+        return replays
+
+    @staticmethod
+    async def _done(follower: Follower, **what: Any) -> Any:
+        answer = await follower.ask(**what)
+        if answer.reason:
+            raise RemoteError(answer.reason, answer.detail)
+        return answer
+
+    # What every box is told
+
+    def consent(self, state: member.MemberState) -> None:
+        """The other boxes are to claim what we claim."""
+        claim = member.consent(state)
+        if claim is not None and claim != self._consented:
+            for follower in self._hosting:
+                follower.send(consent=claim)
+        self._consented = claim
+
+    def ready(self, round: int, states: bytes) -> None:
+        """The cluster holds this state (its list of digests) before a round."""
+        for follower in self._hosting:
+            follower.send(ready=boxes.ClusterReady(round=round, states=pb.StageStates.FromString(states)))
+
+    def step(self, step: worker.Step) -> None:
+        for follower in self._hosting:
+            follower.send(step=step)
+
+
+async def _together(*work: Awaitable[Any]) -> list[Any]:
+    """All results; the first that fails ends the others."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,234 @@
+"""What the node's machine (member.py) is told, and what it asks for."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from dilocox.protocol import events
+from dilocox.protocol.head import Head, HostRange
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.rules import Outcome
+
+__all__ = [
+    "Answered",
+    "Asked",
+    "Attestation",
+    "Away",
+    "Committed",
+    "Connected",
+    "Differs",
+    "Effect",
+    "Emit",
+    "Halt",
+    "Input",
+    "Judge",
+    "Judged",
+    "Laid",
+    "LeaveRun",
+    "PhaseEnded",
+    "Recheck",
+    "Rechecked",
+    "Resynchronise",
+    "Seen",
+    "Sign",
+    "Signed",
+    "StateReady",
+    "Tick",
+    "Verdict",
+]
+
+Verdict = tuple[pb.Reason, int]
+"""Why not (REASON_UNSPECIFIED: accepted), and the first stage the reason is about."""
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The coordinator's stream is open; what it held of ours is unknown again."""
+
+
+@dataclass(frozen=True)
+class Away:
+    """The stream broke."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A commit that was verified and stored."""
+
+    commit: Statement[pb.Commit]
+    after: Head
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A contribution or ballot of the open round."""
+
+    statement: Statement[Any]
+
+
+@dataclass(frozen=True)
+class StateReady:
+    """Every worker holds the state before a round."""
+
+    round: int
+    root: bytes
+    evaluation_loss: float | None
+    """Held-out loss of that state, where it was measured."""
+
+
+@dataclass(frozen=True)
+class PhaseEnded:
+    """A local phase is over and its payloads are durable."""
+
+    round: int
+    base: bytes
+    """State root that it started from."""
+    inner_steps: int
+    tokens: int
+    loss: float
+    samples_read: int
+    leaves: bytes
+    """Blob digest of its leaves."""
+    size: int
+    """Bytes of all payloads."""
+    norm: int
+    """Norm code over all stages."""
+    effective_rank: float
+    error: float
+    holders: tuple[str, ...] = ()
+    """Peers that keep its payloads for us, where nobody can dial us."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A contribution was fetched and checked, or could not be."""
+
+    contribution: bytes
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Signed:
+    """What `Sign` asked for, on disk; at a start also what an earlier life signed."""
+
+    statement: Statement[Any]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What the coordinator made of a statement that was offered."""
+
+    statement: Statement[Any]
+    outcome: Outcome
+    reason: pb.Reason
+    detail: str
+
+
+@dataclass(frozen=True)
+class Differs:
+    """The coordinator says that our report differs from others'."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Rechecked:
+    """The last commit was replayed from disk."""
+
+    round: int
+    root: bytes
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """Where the run asks for evidence: whether ours holds, and why not."""
+
+    holds: bool
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Laid:
+    """The lead laid its cluster out over these boxes."""
+
+    hosts: tuple[HostRange, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Our cluster's lead asks for our consent: a claim that names its layout."""
+
+    claim: pb.Claim
+
+
+@dataclass(frozen=True)
+class LeaveRun:
+    """This node goes."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Sign this, put it on disk, give it back as Signed."""
+
+    kind: pb.Kind
+    body: Any
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Fetch and check a contribution."""
+
+    contribution: Statement[pb.Contribution]
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """Replay the last commit from disk."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Resynchronise:
+    """Start the workers again from a state that the run agreed on."""
+
+    round: int
+    detail: str
+
+
+@dataclass(frozen=True)
+class Halt:
+    """This node must not go on: the sentence holds the evidence."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Emit:
+    event: events.Event
+
+
+Input = (
+    Connected
+    | Away
+    | Committed
+    | Seen
+    | StateReady
+    | PhaseEnded
+    | Judged
+    | Signed
+    | Answered
+    | Differs
+    | Rechecked
+    | Attestation
+    | Laid
+    | Asked
+    | LeaveRun
+    | Tick
+)
+Effect = Sign | Judge | Recheck | Resynchronise | Halt | Emit

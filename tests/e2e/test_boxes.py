@@ -1,0 +1,110 @@
+"""A cluster of two boxes, each with two devices, beside a node that is a cluster of its own. The tests run in order."""
+
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+import psutil
+import pytest
+
+from dilocox.node.testnet import Member
+from dilocox.protocol.chain import taken
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import find_chains
+from tests.e2e.conftest import Swarm, build, names, running, wait_for, wait_until_gone
+
+pytestmark = pytest.mark.e2e
+
+LEAD, BOX, OTHER = "node-1", "box-2", "node-2"
+CHANGES = {
+    "start_clusters = 3": "start_clusters = 2",
+    "min_clusters = 2": "min_clusters = 1",
+    "microbatches = 2": "microbatches = 4",
+}
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """Four workers in two boxes: two copies of a pipeline, whose last stage is in the second box."""
+    testnet = build(tmp_path_factory.mktemp("boxes"), count=100_000, nodes=2, changes=CHANGES)
+    lead = testnet.member(LEAD)
+    lead.arguments.extend(["--cluster-boxes", "2", "--cluster-interface", "lo"])
+    home, link = testnet.folder / BOX, lead.home / "cluster.link"
+    options = ["--devices", "2", "--threads", "1", "--step-seconds", "0.03", "--no-dht"]
+    arguments = ["node", "--cluster", str(link), "--cluster-interface", "lo", "--home", str(home), "--name", BOX, *options]
+    testnet.members.append(Member(BOX, home, arguments))
+    with running(testnet, rounds=-1) as swarm:
+        wait_for(link.exists, "the lead wrote its cluster link")
+        assert link.stat().st_mode & 0o077 == 0
+        testnet.start(testnet.member(BOX))
+        yield swarm
+
+
+def test_two_boxes_are_counted_as_one_cluster(swarm: Swarm):
+    for name in (LEAD, OTHER):
+        swarm.wait_until_counted(name, 2)
+    number = swarm.open_round()
+    swarm.wait_for_round(number)
+    wait_for(lambda: swarm.same_states(number), "all hold one state")
+    assert swarm.status(BOX)["counted"] == swarm.status(LEAD)["counted"]
+    assert {row["cluster"] for row in swarm.round(number)["clusters"]} == {swarm.peer(LEAD), swarm.peer(OTHER)}
+    assert "box" in swarm.log(LEAD)
+
+
+def test_a_box_fetches_and_keeps_its_own_stages_only(swarm: Swarm):
+    """What crosses the wide line to a box is its share."""
+    number = swarm.open_round()
+    swarm.wait_for_round(number)
+    stores = {name: store_of(swarm, name) for name in (LEAD, BOX, OTHER)}
+    leaves = payloads(swarm, number)
+    theirs, ours = leaves[swarm.peer(OTHER)], leaves[swarm.peer(LEAD)]
+    for payload, stage in [*zip(theirs, range(3), strict=True), *zip(ours, range(3), strict=True)]:
+        host, elsewhere = (BOX, LEAD) if stage == 2 else (LEAD, BOX)
+        assert payload in stores[host]
+        assert payload not in stores[elsewhere]
+        assert payload in stores[OTHER]
+
+
+def store_of(swarm: Swarm, name: str) -> BlobStore:
+    (chain,) = find_chains(swarm.testnet.member(name).home)
+    return BlobStore(chain.parent / "blobs")
+
+
+def payloads(swarm: Swarm, round: int) -> dict[str, list[bytes]]:
+    """By cluster that a round counted, in stage order."""
+    (path,) = find_chains(swarm.testnet.coordinator.home)
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        ((raw,),) = database.execute("SELECT envelope FROM commits WHERE round = ?", (round,)).fetchall()
+    commit = pb.Commit.FromString(pb.Envelope.FromString(raw).body)
+    store = store_of(swarm, OTHER)
+    leaves = {item.cluster: pb.Leaves.FromString(bytes(store.view(item.contribution.leaves))) for item in taken(commit)}
+    return {cluster: [leaf.digest for leaf in found.leaves] for cluster, found in leaves.items()}
+
+
+def workers_of(swarm: Swarm) -> list[psutil.Process]:
+    """Of both boxes."""
+    return [p for name in (LEAD, BOX) for p in swarm.processes(name) if names(p, "dilocox.node.training.worker")]
+
+
+def test_a_box_that_is_killed_costs_the_other_cluster_no_round(swarm: Swarm):
+    before = swarm.open_round()
+    workers = workers_of(swarm)
+    assert len(workers) == 4
+    swarm.testnet.kill(swarm.testnet.member(BOX), signal.SIGKILL)
+    wait_until_gone(workers)
+    swarm.wait_for_round(swarm.open_round() + 2)
+    swarm.testnet.start(swarm.testnet.member(BOX))
+    back = swarm.wait_until_counted(LEAD, swarm.open_round())
+    assert all(swarm.peer(OTHER) in swarm.counted(number) for number in range(before, back))
+    wait_for(lambda: swarm.same_states(swarm.open_round()), "all hold one state")
+
+
+def test_a_lead_that_is_killed_finds_its_box_again(swarm: Swarm):
+    workers = workers_of(swarm)
+    swarm.testnet.kill(swarm.testnet.member(LEAD), signal.SIGKILL)
+    wait_until_gone(workers)
+    swarm.testnet.start(swarm.testnet.member(LEAD))
+    swarm.wait_until_counted(LEAD, swarm.open_round())
+    wait_for(lambda: swarm.same_states(swarm.open_round()), "all hold one state")
