@@ -60,6 +60,8 @@ heads = 2
 kv_heads = 1
 sequence_length = 16
 stages = 1
+[data]
+evaluation_sequences = 8
 [training]
 learning_rate = 1e-2
 total_steps = 100000
