@@ -28,12 +28,16 @@ from bench.parsers import RUN, statements
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest.prover import AttestorService
 from dilocox.node.attest.verify import appraise
+from dilocox.node.boxes.lead import Admission
+from dilocox.node.boxes.link import proof
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.messages import open_envelope, seal
+from dilocox.protocol.pb import boxes_pb2 as boxes
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.rules import JUDGES
 from dilocox.transport import callers, heads, tls
 from dilocox.transport.blobs import BlobStore
@@ -91,6 +95,7 @@ class Servers:
         async with AsyncExitStack() as closing:
             (peer,) = await closing.enter_async_context(meeting(folder, RUN, table.commits))
             peer.store.put([BLOB])
+            peer.lead.admission = Admission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
             peer.service.is_member = lambda name: name in peer.chain.head.cluster_by_peer
             service = cls.coordinate(folder, table)
             certificate = tls.load_or_create(folder)
@@ -198,7 +203,7 @@ def methods() -> list[Method]:
     watch = services.WatchRequest(from_round=1, hello=beat)
     index = services.BlobIndex(size=len(BLOB), chunk_hashes=[sha256(BLOB)])
     push = services.PushRequest(index=services.PushIndex(digest=content, index=index))
-    coordinator, peer = "/dilocox.v1.Coordinator/", "/dilocox.v1.Peer/"
+    coordinator, peer, lead = "/dilocox.v1.Coordinator/", "/dilocox.v1.Peer/", "/dilocox.v1.Lead/"
     return [
         Method(coordinator + "GetRun", (b"",), services.GetRunRequest),
         Method(coordinator + "GetPresence", (b"",), services.GetPresenceRequest),
@@ -223,6 +228,21 @@ def methods() -> list[Method]:
         Method(peer + "Fetch", _raw(services.FetchRequest(digest=content)), services.FetchRequest, 2, True, reads=3),
         Method(peer + "GetCommit", _raw(services.CommitRequest(round=1)), services.CommitRequest, 1, True),
         Method(peer + "Push", _raw(push, services.PushRequest(data=BLOB)), services.PushRequest, 2, True, parts=True),
+        Method(lead + "Follow", _raw(*said_by_a_box()), boxes.BoxEvent, 2, True, parts=True, reads=2),
+        Method(lead + "Meet", _raw(boxes.Bytes(data=BLOB)), boxes.Bytes, 1, True, parts=True, reads=1),
+    ]
+
+
+SECRET = bytes(32)
+
+
+def said_by_a_box() -> list[boxes.BoxEvent]:
+    shown = proof(SECRET, RUN.run_id, identity(0).peer, MEMBER.peer)
+    return [
+        boxes.BoxEvent(hello=boxes.BoxHello(proof=shown, devices=2)),
+        boxes.BoxEvent(said=boxes.WorkerSaid(generation=1, rank=1, event=worker.WorkerEvent(hello=worker.Hello(rank=1)))),
+        boxes.BoxEvent(ended=1),
+        boxes.BoxEvent(answer=boxes.BoxAnswer(ask=1, reason=pb.REASON_UNAVAILABLE, stage=1)),
     ]
 
 
@@ -303,7 +323,13 @@ class Client:
     async def _send(self, method: Method, raws: list[bytes], metadata: list[tuple[str, bytes]]) -> tuple[str, str]:
         channel: Any = self._channels[method.at_peer]  # as generated stubs use it, but for bytes
         try:
-            if method.parts:
+            if method.parts and method.reads:
+                answers = channel.stream_stream(method.path)(iter(raws), metadata=metadata, timeout=CALL_SECONDS)
+                for _ in range(method.reads):
+                    if await answers.read() is grpc.aio.EOF:
+                        break
+                answers.cancel()
+            elif method.parts:
                 await channel.stream_unary(method.path)(iter(raws), metadata=metadata, timeout=CALL_SECONDS)
             elif method.reads:
                 stream = channel.unary_stream(method.path)(raws[0], metadata=metadata, timeout=CALL_SECONDS)

@@ -18,6 +18,7 @@ from typing import Any, cast
 from google.protobuf.message import DecodeError, Message
 
 from dilocox.node.attest import attesters, certificates, nvidia, simulated, snp, tdx
+from dilocox.node.boxes.link import ClusterLink
 from dilocox.node.exchange import read_leaves
 from dilocox.node.outer import checkpoint
 from dilocox.node.own import OwnStatements
@@ -249,6 +250,10 @@ def _names() -> list[Target]:
         found = JoinLink.parse(_text(raw))
         assert JoinLink.parse(str(found)) == found, "a link that does not say again what it said"
 
+    def cluster(raw: bytes) -> None:
+        found = ClusterLink.parse(_text(raw))
+        assert ClusterLink.parse(str(found)) == found, "a link that does not say again what it said"
+
     def peer(raw: bytes) -> None:
         assert peer_id(key_of_peer(_text(raw))) == _text(raw), "a key with two names"
 
@@ -272,6 +277,7 @@ def _names() -> list[Target]:
         Target("manifest in its envelope", [canonical(signed)], opened, message=pb.Envelope, weight=SIGNED),
         Target("run file", [toml.encode()], lambda raw: Manifest.from_toml(_text(raw)), (ConfigError,), weight=SLOW),
         Target("join link", [str(link).encode()], join, (ConfigError,)),
+        Target("cluster link", [str(ClusterLink(bytes(32), link, link)).encode()], cluster, (ConfigError,)),
         Target("peer id", [identity(number).peer.encode() for number in range(3)], peer, (ValueError,)),
         Target("credential", [raw for _, raw in pen.metadata], caller, message=pb.Envelope),
         Target("head in metadata", [standing], standings, (), message=services.Standing),

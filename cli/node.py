@@ -87,6 +87,10 @@ def node(
         str | None,
         typer.Option(help="Network interface of a trusted LAN or WireGuard, on which the boxes of a cluster exchange tensors."),
     ] = None,
+    box_patience: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds to wait for a box of our cluster that is gone, before the others take its stages."),
+    ] = 60.0,
     codec_cpus: Annotated[str, typer.Option(help="CPUs for encoding and applying, such as 1,3 (default: any).")] = "",
     step_seconds: Annotated[
         float, typer.Option(min=0, help="A step takes at least this long: leaves the machine to others (default: no pause).")
@@ -127,5 +131,6 @@ def node(
         boxes=cluster_boxes,
         cluster=link,
         interface=cluster_interface,
+        box_patience=box_patience,
     )
     asyncio.run(run_node(settings))

@@ -65,6 +65,9 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
             ("state", f"{value['state']}: {value['why']}   {phase}"),
             ("round", f"{value['round']} is open: {value['round_why']}" if value["coordinator_connected"] else away),
         ]
+    if len(value["boxes"]) > 1 or value["cluster"] != value["peer"]:
+        hosts = "; ".join(f"{short(box['peer'])} {_stages(box['stages'])}" for box in value["boxes"])
+        lines.append(("cluster", f"led by {short(value['cluster'])}   stages by box: {hosts or 'not on the roster yet'}"))
     lines += [
         ("network", f"{value['address']}   {value['reach']}"),
         ("counted", f"{sum(counted)} of the last {len(counted)} rounds" if counted else "no round closed yet"),
@@ -123,17 +126,30 @@ def peers(
     if as_json:
         print_json(rows)
         return
-    columns = ["peer", "name", "address", "stages", "roster", "present", "round", "step", "loss", "tok/s", "attested"]
+    columns = [
+        "peer",
+        "name",
+        "address",
+        "cluster",
+        "stages",
+        "roster",
+        "present",
+        "round",
+        "step",
+        "loss",
+        "tok/s",
+        "attested",
+    ]
     print_table(columns, [_peer_row(row) for row in rows])
 
 
 def _peer_row(row: dict[str, Any]) -> list[str]:
-    stages = row["stages"]
     return [
         row["peer"],
         row["name"] or "–",
         row["address"] or "–",
-        f"{stages[0]}-{stages[-1]}" if stages else "–",
+        short(row["cluster"]) if row["cluster"] else "–",
+        _stages(row["stages"]),
         "yes" if row["on_roster"] else "no",
         {True: "yes", False: "no", None: "–"}[row["present"]],
         "–" if row["round"] is None else str(row["round"]),
@@ -142,6 +158,10 @@ def _peer_row(row: dict[str, Any]) -> list[str]:
         number(row["tokens_per_second"], 0),
         _kind(row["attestation"]) if row["attestation"] else "–",
     ]
+
+
+def _stages(stages: list[int]) -> str:
+    return f"{stages[0]}-{stages[-1]}" if stages else "–"
 
 
 def _kind(attestation: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 A stream that breaks is absence at once: the kernel of a machine closes the sockets of a process that was killed. Silence on an
 open stream, of a machine that lost its power or its line, is absence after the run's liveness window. Replays are no signs of life:
-every heartbeat is signed, and its sequence is above all that were seen.
+every heartbeat is signed, and its sequence is above all that were seen. Who says that a box of its cluster is away is absent too.
 """
 
 from collections.abc import Callable, Iterable
@@ -56,7 +56,9 @@ class Liveness:
 
     def alive(self, peer: str) -> bool:
         sign = self.signs.get(peer)
-        return sign is not None and sign.streams > 0 and self.clock() - sign.heard_at <= self.window_seconds
+        if sign is None or sign.heartbeat.incomplete:
+            return False
+        return sign.streams > 0 and self.clock() - sign.heard_at <= self.window_seconds
 
     def forget(self, keep: Iterable[str]) -> None:
         """Drop peers that have no stream and that nobody asks about; their sequence starts anew with their next stream."""

@@ -318,8 +318,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return ignore(pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
         if not self.liveness.hear(statement):
             return ignore(pb.REASON_STALE_ROUND, "a newer heartbeat was seen")
-        if statement.peer in self.state.absent and self._hears(statement.peer):
-            self.driver.feed(Present(statement.peer))
+        if self._hears(statement.peer):
+            if statement.peer in self.state.absent:
+                self.driver.feed(Present(statement.peer))
+        elif statement.body.incomplete and statement.peer not in self.state.absent:
+            self.driver.feed(Absent(statement.peer))
         return ACCEPT
 
     def _take_record(self, statement: Statement[pb.PeerRecord]) -> Judgement:

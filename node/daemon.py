@@ -78,6 +78,8 @@ class NodeSettings(PeerSettings):
     """Of the cluster whose box we are; None: our own."""
     interface: str | None = None
     """On which the boxes of a cluster exchange tensors."""
+    box_patience: float = 60.0
+    """Seconds for which a box of our cluster that is gone is waited for; then the others share out its stages."""
 
 
 def count_cuda_devices() -> int:
@@ -270,8 +272,10 @@ class Employed:
         others = self.settings.boxes - 1
         if others:
             place.lead.admission = self._admission(bool(cuda), others)
-        team = Team(manifest, me, devices, self.pool, self.exchange, self.starts, place.lead, others, interface)
+        patience = self.settings.box_patience
+        team = Team(manifest, me, devices, self.pool, self.exchange, self.starts, place.lead, others, interface, patience)
         team.laid = lambda hosts: participant.feed(member.Laid(hosts))
+        team.whole = lambda here: participant.feed(member.Whole(here))
         team.tell = participant.tell
         return Generations(
             manifest,

@@ -248,9 +248,7 @@ class Generations:
         start, replays = await self._choose_start()
         self._fed = start.round + len(replays)  # the chain may have grown meanwhile
         self._crew.started = True
-        self._team.command(worker.WorkerCommand(start=start))
-        for replay in replays:
-            self._team.command(worker.WorkerCommand(apply=replay))
+        self._team.start(start, replays)
         log.info(
             "workers start from %s of round %d, replaying %d commits",
             worker.Start.Origin.Name(start.origin).removeprefix("ORIGIN_").lower(),
@@ -268,7 +266,7 @@ class Generations:
                 self._end_generation(f"nobody serves what round {commit.body.round} counted, and the run went on", failed=False)
                 return
             else:
-                self._team.command(worker.WorkerCommand(apply=apply))
+                self._team.apply(self._fed, apply)
                 self._fed += 1
 
     async def _take(self, commit: Statement[pb.Commit]) -> worker.Apply | None:

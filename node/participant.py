@@ -309,6 +309,7 @@ class Participant:
             loss=progress.loss,
             head=self.chain.head.digest,
             tokens_per_second=progress.tokens_per_second,
+            incomplete=not self.state.whole,
         )
         return seal(self.identity, pb.KIND_HEARTBEAT, self.manifest.run_id, body)
 
@@ -334,9 +335,10 @@ class Participant:
     async def leave(self, seconds: float) -> None:
         """Say goodbye (for at most `seconds`), then end the workers."""
         self.feed(member.LeaveRun())
+        unsaid = not self.state.lead  # a box's lead says goodbye for it
         try:
             async with asyncio.timeout(seconds):
-                while self.state.own.get(pb.KIND_LEAVE) is None or member.offers(self.state):
+                while unsaid and (self.state.own.get(pb.KIND_LEAVE) is None or member.offers(self.state)):
                     for statement in member.offers(self.state):
                         await self._offer(statement)
                     await asyncio.sleep(0.05)

@@ -129,7 +129,7 @@ class Starts:
             digests = await self.stages_of(start.round, candidate.root)
             start.states.extend(worker.StageState(stage=stage, digest=digest) for stage, digest in enumerate(digests))
         if start.boundary and start.boundary < start.round:
-            start.boundary_commit.CopyFrom(self._counted(start.boundary))
+            start.boundary_commit.CopyFrom(self.counted(start.boundary))
         start.replays = len(self._replayed(start.round))
         return start
 
@@ -154,7 +154,7 @@ class Starts:
             replays.append(await self._exchange.take(commit))
         return replays
 
-    def _counted(self, round: int) -> worker.Apply:
+    def counted(self, round: int) -> worker.Apply:
         """Whom a commit counted, without the payloads."""
         commit = self._chain.commit(round)
         assert commit is not None

@@ -35,6 +35,7 @@ __all__ = [
     "StateReady",
     "Tick",
     "Verdict",
+    "Whole",
 ]
 
 Verdict = tuple[pb.Reason, int]
@@ -155,6 +156,13 @@ class Laid:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """Whether all boxes of our cluster are here: without one of them nothing is known of some stages."""
+
+    here: bool
+
+
+@dataclass(frozen=True)
 class Asked:
     """Our cluster's lead asks for our consent: a claim that names its layout."""
 
@@ -227,6 +235,7 @@ Input = (
     | Rechecked
     | Attestation
     | Laid
+    | Whole
     | Asked
     | LeaveRun
     | Tick

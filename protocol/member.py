@@ -44,6 +44,7 @@ from dilocox.protocol.facts import (
     StateReady,
     Tick,
     Verdict,
+    Whole,
 )
 from dilocox.protocol.head import Head, HostRange, resting_on
 from dilocox.protocol.manifest import Manifest
@@ -78,6 +79,7 @@ __all__ = [
     "StateReady",
     "Tick",
     "Verdict",
+    "Whole",
     "consent",
     "next_deadline",
     "offers",
@@ -103,6 +105,8 @@ class MemberState:
     """What it last asked us to agree to."""
     hosts: tuple[HostRange, ...] = ()
     """The boxes of our own cluster; empty: this one."""
+    whole: bool = True
+    """All of them are here."""
     serial: int = 0
     """Of the newest claim, layout or leave that we signed."""
     roots: Mapping[int, bytes] = field(default_factory=dict)
@@ -200,6 +204,8 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
         case Laid(hosts):
             if hosts != state.hosts:
                 state = replace(_without(state, pb.KIND_CLUSTER, pb.KIND_CLAIM), hosts=hosts)
+        case Whole(here):
+            state = replace(state, whole=here)
         case Asked(claim):
             if claim != state.asked:
                 state = replace(_without(state, pb.KIND_CLAIM), asked=claim)
@@ -466,9 +472,10 @@ def _report(state: MemberState) -> pb.StateReport:
 
 
 def _vote(state: MemberState, now: float) -> pb.Receipt | None:
-    """Our verdicts on the ballot: when all are reached, or when time presses. Who is not on it has no vote."""
+    """Our verdicts on the ballot: when all are reached, or when time presses. Who is not on it has no vote; and while a box of ours
+    is away, what it could not look at is nobody else's fault."""
     ballot, own = state.ballot, state.own.get(pb.KIND_CONTRIBUTION)
-    if ballot is None or own is None or not _has_vote(state):
+    if ballot is None or own is None or not _has_vote(state) or not state.whole:
         return None
     listed = list(ballot.body.contributions)
     pressing = state.vote_by is not None and now >= state.vote_by
@@ -498,4 +505,4 @@ def offers(state: MemberState) -> list[Statement[Any]]:
 def next_deadline(state: MemberState) -> float | None:
     """When a Tick could change something."""
     waits = state.root is not None and not state.leaving and not state.head.finished and state.on_roster
-    return state.vote_by if waits and _has_vote(state) and pb.KIND_RECEIPT not in state.own else None
+    return state.vote_by if waits and state.whole and _has_vote(state) and pb.KIND_RECEIPT not in state.own else None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dilocox.node.boxes.lead import LeadService
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import Forks
 from dilocox.node.holding import Holding
@@ -16,6 +17,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.protocol.pb.boxes_pb2_grpc import add_LeadServicer_to_server
 from dilocox.transport import tls
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.callers import Callers
@@ -42,6 +44,7 @@ class Peer:
     exchange: Exchange
     holding: Holding
     service: PeerService
+    lead: LeadService
     record: pb.PeerRecord
     everybody: "Everybody"
     heads: Heads
@@ -82,9 +85,11 @@ async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit
             closing.push_async_callback(channels.close)
             certificate = tls.load_or_create(home)
             server, port = await create_server("127.0.0.1:0", certificate)
-            service = PeerService(store, Callers(run.run_id, certificate.certificate_der), heads=heads)
+            callers = Callers(run.run_id, certificate.certificate_der)
+            service, lead = PeerService(store, callers, heads=heads), LeadService(callers)
             service.commit = file.raw
             rpc.add_PeerServicer_to_server(service, server)
+            add_LeadServicer_to_server(lead, server)
             await server.start()
             closing.push_async_callback(server.stop, 0)
             forks = Forks(file, everybody, channels, tasks)
@@ -96,6 +101,6 @@ async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit
             holding = Holding(identity(number), run, file, store, everybody, channels, lambda: True, spend)
             service.keeper = holding
             peers.append(
-                Peer(number, file, store, tasks, channels, forks, exchange, holding, service, record, everybody, heads)
+                Peer(number, file, store, tasks, channels, forks, exchange, holding, service, lead, record, everybody, heads)
             )
         yield peers

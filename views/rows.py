@@ -14,7 +14,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.tensors import parameter_count, stage_tensors, stage_units
 
-__all__ = ["peers", "round_detail", "round_row", "run", "stages"]
+__all__ = ["boxes", "peers", "round_detail", "round_row", "run", "stages"]
 
 View = dict[str, Any]
 
@@ -138,6 +138,12 @@ def peers(head: Head, presence: services.PresenceList, records: Mapping[str, pb.
             }
         )
     return rows
+
+
+def boxes(head: Head, cluster: str) -> list[View]:
+    """Of a cluster on the roster, with the stages that each hosts."""
+    seated = head.roster.get(cluster)
+    return [{"peer": peer, "stages": seated.stages_of(peer)} for peer in seated.peers] if seated else []
 
 
 def stages(manifest: Manifest, head: Head) -> list[View]:

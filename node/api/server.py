@@ -35,7 +35,7 @@ def node_status(
     fetched = participant.exchange.statistics()
     history = participant.counted_history()
     last = chain.commit(head.round - 1) if head.round else None
-    mine = [item for item in last.body.excluded if item.peer == participant.identity.peer] if last else []
+    mine = [item for item in last.body.excluded if item.peer == participant.cluster] if last else []
     status = participant.status
     current = progress.states.get(head.round) or progress.states.get(head.round - 1) or {}
     return {
@@ -59,7 +59,9 @@ def node_status(
         "inner_steps": head.inner_steps
         if head.round == progress.round
         else participant.manifest.inner_steps(max(1, progress.round)),
-        "on_roster": participant.identity.peer in head.roster,
+        "on_roster": participant.identity.peer in head.cluster_by_peer,
+        "cluster": participant.cluster,
+        "boxes": views.boxes(head, participant.cluster),
         "counted": history,
         "excluded": [{"reason": reason_name(item.reason), "detail": item.detail} for item in mine],
         "loss": progress.loss or None,

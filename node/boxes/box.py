@@ -73,6 +73,10 @@ class Box:
         """Contributions that we were asked to judge in the open round."""
         self._outgoing: asyncio.Queue[boxes.BoxEvent] = asyncio.Queue()
         self._asks: dict[int, asyncio.Task[None]] = {}
+        self._starting: tuple[worker.Start, list[worker.Apply]] | None = None
+        """As we were last asked to: all that it needs is here."""
+        self._taken: dict[int, worker.Apply] = {}
+        """By round: what we were asked to have."""
         self._running: asyncio.Task[None] | None = None
         """Our part of a generation."""
         self._grew = asyncio.Event()
@@ -176,6 +180,15 @@ class Box:
                     asked.cancel()
             case "consent":
                 self._feed(Asked(command.consent))
+            case "begin":
+                if self._starting is not None:
+                    start, replays = self._starting
+                    self._pool.command(worker.WorkerCommand(start=start))
+                    for apply in replays:
+                        self._pool.command(worker.WorkerCommand(apply=apply))
+            case "apply":
+                if (taken := self._taken.pop(command.apply, None)) is not None:
+                    self._pool.command(worker.WorkerCommand(apply=taken))
             case "ready":
                 self._tasks.start(self._ready(command.ready), "keep a state")
             case "step":
@@ -190,6 +203,7 @@ class Box:
             self._pool.end_generation()
             await asyncio.wait({before})
         self._exchange.stages = frozenset(launch.stages)
+        self._starting, self._taken = None, {}
         self._tell(Status("starting", "starting the stage workers"))
         meeting = await asyncio.start_server(partial(self._meet, stub), "127.0.0.1", 0)
         port = meeting.sockets[0].getsockname()[1]
@@ -260,16 +274,23 @@ class Box:
                     await self._chain_to(ask.take + 1)
                     commit = self._chain.commit(ask.take)
                     assert commit is not None
-                    await self._exchange.take(commit)
+                    self._taken[ask.take] = await self._exchange.take(commit)
                 case "start":
-                    start = ask.start.start
-                    await self._chain_to(start.round + start.replays)
-                    await self._starts.have(start, lambda why: self._tell(Status("synchronising", why)))
+                    await self._prepare(ask.start.start)
         except RemoteError as error:
             answer.reason, answer.detail = error.reason, error.detail
         finally:
             self._asks.pop(ask.number, None)
         self._say(answer=answer)
+
+    async def _prepare(self, start: worker.Start) -> None:
+        """Its commits come from our own chain."""
+        await self._chain_to(start.round + start.replays)
+        start.opening_commit = self._chain.raw(start.round - 1) or b""
+        if start.boundary and start.boundary < start.round:
+            start.boundary_commit.CopyFrom(self._starts.counted(start.boundary))
+        replays = await self._starts.have(start, lambda why: self._tell(Status("synchronising", why)))
+        self._starting = start, replays
 
     async def _judge(self, asked: boxes.AskJudge) -> Verdict:
         contribution: Statement[pb.Contribution] = open_envelope(

@@ -122,7 +122,9 @@ class LeadService(rpc.LeadServicer):
         """Told what the workers of other boxes say."""
         self.followers: dict[str, Follower] = {}
         self.changed = asyncio.Event()
-        """Set when one came or went."""
+        """Set when one came or went …"""
+        self.moved: Callable[[], None] = lambda: None
+        """… and called."""
         self.store_port: int | None = None
         """On loopback: of the store at which the workers of the running generation meet."""
 
@@ -151,7 +153,11 @@ class LeadService(rpc.LeadServicer):
             follower.leave()
             if self.followers.get(follower.peer) is follower:
                 del self.followers[follower.peer]
-            self.changed.set()
+            self._change()
+
+    def _change(self) -> None:
+        self.changed.set()
+        self.moved()
 
     async def _admit(self, events: AsyncIterator[pb.BoxEvent], context: Context) -> Follower:
         admission = self.admission
@@ -173,7 +179,7 @@ class LeadService(rpc.LeadServicer):
         if (known := self.followers.get(peer)) is not None:
             known.leave()  # it came back before we noticed that it had gone
         follower = self.followers[peer] = Follower(peer, first.hello, lambda said: self.said(said))
-        self.changed.set()
+        self._change()
         log.info("box %s of our cluster is here, with %d devices", short(peer), follower.devices)
         return follower
 

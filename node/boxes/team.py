@@ -28,9 +28,6 @@ __all__ = ["Team"]
 
 log = logging.getLogger(__name__)
 
-GRACE_SECONDS = 60.0
-"""A box that was here and is gone is waited for so long; then the others share out its stages."""
-
 
 class Team:
     """`events` yields what the workers of all boxes say, in order per worker; None when the generation has ended."""
@@ -46,22 +43,28 @@ class Team:
         lead: LeadService,
         others: int = 0,
         interface: str = LOOPBACK,
+        patience: float = 0.0,
     ) -> None:
-        """`devices`: of this box; `others`: so many boxes beside it; `interface`: on which they exchange tensors."""
+        """`devices`: of this box; `others`: so many boxes beside it; `interface`: on which they exchange tensors; `patience`: so
+        many seconds a box that was here and is gone is waited for, before the others share out its stages."""
         self._manifest, self._me, self._devices, self._pool = manifest, me, devices, pool
         self._exchange, self._starts, self._lead = exchange, starts, lead
-        self._others, self._interface = others, interface
+        self._others, self._interface, self._patience = others, interface, patience
         self.laid: Callable[[tuple[HostRange, ...]], None] = lambda hosts: None
         """Told how the run's stages lie on the boxes."""
         self.tell: Callable[[Status], None] = lambda status: None
         """Told what we wait for."""
-        lead.said = self._hear
+        self.whole: Callable[[bool], None] = lambda here: None
+        """Told whether all boxes are here that the stages lie on."""
+        lead.said, lead.moved = self._hear, self._look
         self.events: asyncio.Queue[tuple[int, worker.WorkerEvent] | None] = asyncio.Queue()
         self.workers = 0
         """Of this generation."""
         self._generation = 0
+        self._here: list[Follower] = []
+        """Other boxes that were here when this generation was laid out …"""
         self._hosting: list[Follower] = []
-        """Other boxes with workers of this generation."""
+        """… and those of them that have workers of it."""
         self._judges: list[str] = []
         """Peers that the stages were last laid out over, beside us: also while one is away."""
         self._formed = False
@@ -77,6 +80,7 @@ class Team:
         self._generation += 1
         self._given_up.clear()
         self.workers, self._hosting = 0, []
+        self._look()
         try:
             followers = await self._gathered()
             if followers is not None:
@@ -92,7 +96,7 @@ class Team:
             if len(here) >= self._others:
                 self._formed = True
                 return here
-            left = began + GRACE_SECONDS - time.monotonic() if self._formed else None
+            left = began + self._patience - time.monotonic() if self._formed else None
             if left is not None and left <= 0:
                 log.warning("%d of %d boxes are here: they share out the stages", len(here) + 1, self._others + 1)
                 return here
@@ -110,12 +114,18 @@ class Team:
             for task in tasks:
                 task.cancel()
 
-    async def _run(self, followers: Sequence[Follower]) -> None:
+    def _look(self) -> None:
+        if self._others:
+            self.whole(self._formed and all(peer in self._lead.followers for peer in self._judges))
+
+    async def _run(self, followers: list[Follower]) -> None:
+        self._here = followers
         model, microbatches = self._manifest.model, self._manifest.training.microbatches
         tiling = tile([self._devices, *(follower.devices for follower in followers)], model.stages, microbatches)
         self.workers = tiling.workers
         self._hosting = [follower for box, follower in enumerate(followers, 1) if tiling.lengths[box]]
         self._judges = [follower.peer for follower in self._hosting]
+        self._look()
         stages = [tiling.stages(box, model.stages) for box in range(len(followers) + 1)]
         self._exchange.stages = frozenset(stages[0])
         peers = [self._me, *(follower.peer for follower in followers)]
@@ -130,14 +140,16 @@ class Team:
                     self._launch_on(follower, tiling, box, stages[box])
                     parts.append(asyncio.create_task(follower.ended(self._generation)))
             given_up = asyncio.create_task(self._given_up.wait())
-            await asyncio.wait({*parts, given_up}, return_when=asyncio.FIRST_COMPLETED)
-            given_up.cancel()
-            if self._stopping and not self._given_up.is_set():
-                await asyncio.wait(parts, timeout=STOP_SECONDS)
-            self.end_generation()
-            await asyncio.wait(parts)
-            self._lead.store_port = None
-        await forwarding
+            try:
+                await asyncio.wait({*parts, given_up}, return_when=asyncio.FIRST_COMPLETED)
+                if self._stopping and not self._given_up.is_set():
+                    await asyncio.wait(parts, timeout=STOP_SECONDS)
+            finally:
+                given_up.cancel()
+                self.end_generation()
+                await asyncio.wait(parts)
+                self._lead.store_port = None
+                await forwarding
 
     def _launch(self, tiling: Tiling, store: ExitStack) -> Launch:
         if not self._hosting:
@@ -178,8 +190,22 @@ class Team:
         if said.generation == self._generation and said.rank < self.workers:
             self.events.put_nowait((said.rank, said.event))
 
+    def start(self, start: worker.Start, replays: Sequence[worker.Apply]) -> None:
+        """Every worker starts so, and replays these; every box has what it needs for it."""
+        self._pool.command(worker.WorkerCommand(start=start))
+        for apply in replays:
+            self._pool.command(worker.WorkerCommand(apply=apply))
+        for follower in self._hosting:
+            follower.send(begin=True)
+
+    def apply(self, round: int, apply: worker.Apply) -> None:
+        """Every worker applies this round's commit, which every box has taken."""
+        self._pool.command(worker.WorkerCommand(apply=apply))
+        for follower in self._hosting:
+            follower.send(apply=round)
+
     def command(self, command: worker.WorkerCommand) -> None:
-        """To every worker of the generation."""
+        """To every worker of the generation: a stop or a recheck."""
         self._pool.command(command)
         for follower in self._hosting:
             follower.send(worker=command)
@@ -192,9 +218,8 @@ class Team:
             follower.send(end=self._generation)
 
     def regroups(self) -> bool:
-        """Whether a box is here that has no part in this generation, and could have one."""
-        here = self._lead.followers.values()
-        return any(f not in self._hosting for f in here) and len(self._hosting) < self._others
+        """Whether a box is here that was not when this generation was laid out."""
+        return any(follower not in self._here for follower in self._lead.followers.values())
 
     def processor_ticks(self) -> int | None:
         """Processor time of this generation so far, in clock ticks; None where a system does not say. Blocking."""
@@ -240,7 +265,10 @@ class Team:
 
     async def have(self, start: worker.Start, say: Callable[[str], None]) -> list[worker.Apply]:
         """Every box has what the start needs of its stages; the commits that it replays. Raises RemoteError when one has not."""
-        asked = boxes.AskStart(start=start)
+        bare = worker.Start.FromString(start.SerializeToString())
+        bare.ClearField("opening_commit")
+        bare.ClearField("boundary_commit")
+        asked = boxes.AskStart(start=bare)
         replays, *_ = await _together(
             self._starts.have(start, say), *(self._done(follower, start=asked) for follower in self._hosting)
         )

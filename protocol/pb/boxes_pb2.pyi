@@ -111,7 +111,7 @@ class ClusterReady(_message.Message):
     def __init__(self, round: _Optional[int] = ..., states: _Optional[_Union[_messages_pb2.StageStates, _Mapping]] = ...) -> None: ...
 
 class BoxCommand(_message.Message):
-    __slots__ = ("launch", "worker", "end", "ask", "drop", "consent", "ready", "step", "alive")
+    __slots__ = ("launch", "worker", "end", "ask", "drop", "consent", "ready", "step", "alive", "begin", "apply")
     LAUNCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,8 @@ class BoxCommand(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
     launch: LaunchBox
     worker: _worker_pb2.WorkerCommand
     end: int
@@ -130,7 +132,9 @@ class BoxCommand(_message.Message):
     ready: ClusterReady
     step: _worker_pb2.Step
     alive: BoxAlive
-    def __init__(self, launch: _Optional[_Union[LaunchBox, _Mapping]] = ..., worker: _Optional[_Union[_worker_pb2.WorkerCommand, _Mapping]] = ..., end: _Optional[int] = ..., ask: _Optional[_Union[BoxAsk, _Mapping]] = ..., drop: _Optional[int] = ..., consent: _Optional[_Union[_messages_pb2.Claim, _Mapping]] = ..., ready: _Optional[_Union[ClusterReady, _Mapping]] = ..., step: _Optional[_Union[_worker_pb2.Step, _Mapping]] = ..., alive: _Optional[_Union[BoxAlive, _Mapping]] = ...) -> None: ...
+    begin: bool
+    apply: int
+    def __init__(self, launch: _Optional[_Union[LaunchBox, _Mapping]] = ..., worker: _Optional[_Union[_worker_pb2.WorkerCommand, _Mapping]] = ..., end: _Optional[int] = ..., ask: _Optional[_Union[BoxAsk, _Mapping]] = ..., drop: _Optional[int] = ..., consent: _Optional[_Union[_messages_pb2.Claim, _Mapping]] = ..., ready: _Optional[_Union[ClusterReady, _Mapping]] = ..., step: _Optional[_Union[_worker_pb2.Step, _Mapping]] = ..., alive: _Optional[_Union[BoxAlive, _Mapping]] = ..., begin: _Optional[bool] = ..., apply: _Optional[int] = ...) -> None: ...
 
 class Bytes(_message.Message):
     __slots__ = ("data",)

@@ -419,20 +419,22 @@ class Accepted(_message.Message):
     def __init__(self, contribution: _Optional[_Union[Envelope, _Mapping]] = ..., answer: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence", "round", "step", "loss", "head", "tokens_per_second")
+    __slots__ = ("sequence", "round", "step", "loss", "head", "tokens_per_second", "incomplete")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     round: int
     step: int
     loss: float
     head: bytes
     tokens_per_second: float
-    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., head: _Optional[bytes] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
+    incomplete: bool
+    def __init__(self, sequence: _Optional[int] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., head: _Optional[bytes] = ..., tokens_per_second: _Optional[float] = ..., incomplete: _Optional[bool] = ...) -> None: ...
 
 class Signed(_message.Message):
     __slots__ = ("signer", "body", "signature")

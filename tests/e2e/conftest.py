@@ -1,5 +1,7 @@
 """A real swarm for the end-to-end tests: three nodes of two workers, a coordinator, a run that never ends by itself."""
 
+import ipaddress
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -81,6 +83,19 @@ def names(process: psutil.Process, word: str) -> bool:
     with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
         return any(word in part for part in process.cmdline())
     return False
+
+
+def listeners(process: psutil.Process) -> list[tuple[str, int]]:
+    """(`tcp` or `udp`, port) of the process's sockets that another machine could send to."""
+    found = []
+    for item in process.net_connections(kind="inet"):
+        kind = "udp" if item.type == socket.SOCK_DGRAM else "tcp"
+        waits = item.status == psutil.CONN_LISTEN or (kind == "udp" and not item.raddr)
+        address = ipaddress.ip_address(item.laddr.ip)
+        address = getattr(address, "ipv4_mapped", None) or address
+        if waits and not address.is_loopback:
+            found.append((kind, item.laddr.port))
+    return found
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dilocox.protocol.chain import taken
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import find_chains
-from tests.e2e.conftest import Swarm, build, names, running, wait_for, wait_until_gone
+from tests.e2e.conftest import Swarm, build, listeners, names, running, wait_for, wait_until_gone
 
 pytestmark = pytest.mark.e2e
 
@@ -50,7 +50,17 @@ def test_two_boxes_are_counted_as_one_cluster(swarm: Swarm):
     wait_for(lambda: swarm.same_states(number), "all hold one state")
     assert swarm.status(BOX)["counted"] == swarm.status(LEAD)["counted"]
     assert {row["cluster"] for row in swarm.round(number)["clusters"]} == {swarm.peer(LEAD), swarm.peer(OTHER)}
-    assert "box" in swarm.log(LEAD)
+    shares = [{"peer": swarm.peer(LEAD), "stages": [0, 1]}, {"peer": swarm.peer(BOX), "stages": [2]}]
+    assert [swarm.status(name)["boxes"] for name in (LEAD, BOX)] == [shares, shares]
+
+
+@pytest.mark.parametrize("name", [LEAD, BOX])
+def test_only_the_daemon_listens_and_the_workers_on_the_interface_that_was_named(swarm: Swarm, name: str):
+    """Here that is loopback; and so is the store at which the workers of both boxes meet."""
+    facts = swarm.testnet.member(name).facts()
+    assert facts is not None
+    ports = {("tcp", facts[each]) for each in ("port", "dht_port") if each in facts}
+    assert {(kind, port) for process in swarm.processes(name) for kind, port in listeners(process)} == ports
 
 
 def test_a_box_fetches_and_keeps_its_own_stages_only(swarm: Swarm):

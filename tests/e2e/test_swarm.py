@@ -2,19 +2,16 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from dilocox.node.testnet import Member
@@ -22,7 +19,7 @@ from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile, find_chains
 from dilocox.transport.data_directory import load_identity
-from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, late_member, wait_for, wait_until_gone
+from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, late_member, listeners, wait_for, wait_until_gone
 from tests.e2e.hostile import HostilePeer
 from tests.helpers import digest
 
@@ -78,19 +75,6 @@ def test_a_daemon_listens_on_its_two_ports_and_loopback_only(swarm: Swarm, name:
     assert facts is not None
     open_to_others = {(kind, port) for process in swarm.processes(name) for kind, port in listeners(process)}
     assert open_to_others == {("tcp", facts["port"]), ("tcp", facts["dht_port"])}
-
-
-def listeners(process: psutil.Process) -> list[tuple[str, int]]:
-    """(`tcp` or `udp`, port) of the process's sockets that another machine could send to."""
-    found = []
-    for item in process.net_connections(kind="inet"):
-        kind = "udp" if item.type == socket.SOCK_DGRAM else "tcp"
-        waits = item.status == psutil.CONN_LISTEN or (kind == "udp" and not item.raddr)
-        address = ipaddress.ip_address(item.laddr.ip)
-        address = getattr(address, "ipv4_mapped", None) or address
-        if waits and not address.is_loopback:
-            found.append((kind, item.laddr.port))
-    return found
 
 
 def test_metrics_and_health(swarm: Swarm):

@@ -418,6 +418,31 @@ async def test_an_open_stream_and_new_heartbeats_are_signs_of_life_and_replays_a
     assert identity(0).peer in desk.state.absent, "and heartbeats without a stream are nobody's"
 
 
+async def test_a_lead_whose_box_is_away_is_not_waited_for_from_the_moment_it_says_so(desk: Desk):
+    await desk.begin()
+    assert (await desk.say(desk.beat(0, incomplete=True))).outcome is Outcome.ACCEPT
+    assert desk.state.absent == {identity(0).peer}
+    desk.service.look_around()
+    assert desk.state.absent == {identity(0).peer}, "its stream is open, and says nothing of that"
+    await desk.say(desk.beat(0))
+    assert not desk.state.absent
+
+
+async def test_the_boxes_of_a_cluster_are_passed_on_though_its_lead_speaks_for_them(desk: Desk):
+    """Their records were forgotten as soon as they had their seat: nobody could fetch what they host."""
+    await desk.hear(0, 1, 2, 3)
+    layout = desk.layout(0, [(0, 0, 1, 0), (3, 1, 1, 0)])
+    await desk.say(layout)
+    for number in (0, 3):
+        await desk.say(desk.claim(number, cluster=layout.digest))
+    await desk.say(record(3, 1))
+    for number in (1, 2):
+        await desk.say(desk.claim(number))
+    assert identity(3).peer in desk.state.head.cluster_by_peer
+    desk.service.look_around()
+    assert identity(3).peer in desk.service.records
+
+
 async def test_strangers_heartbeats_are_remembered_by_nobody(desk: Desk):
     await desk.begin()
     for number in range(100, 400):

@@ -1,0 +1,374 @@
+"""A lead and the other boxes of its cluster, over real connections; their workers only say what a test wants."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from dilocox.node.boxes.box import Box
+from dilocox.node.boxes.lead import Admission, Follower
+from dilocox.node.boxes.link import ClusterLink, address_on, load_or_create_secret, proof
+from dilocox.node.boxes.team import Team
+from dilocox.node.starts import Starts
+from dilocox.node.workers import Launch
+from dilocox.protocol import member
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.head import HostRange
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.messages import canonical, seal
+from dilocox.protocol.pb import boxes_pb2 as boxes
+from dilocox.protocol.pb import boxes_pb2_grpc as rpc
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import worker_pb2 as worker
+from tests.helpers import Table, identity, manifest, until
+from tests.peers import Peer, meeting
+
+RUN = manifest(training={"microbatches": 4})
+SECRET = bytes(range(32))
+ACCEPTED = pb.REASON_UNSPECIFIED, 0
+
+
+class Pool:
+    """Workers that say hello and do nothing, until they are ended."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[tuple[int, worker.WorkerEvent] | None] = asyncio.Queue()
+        self.launches: list[Launch] = []
+        self.commands: list[str] = []
+        self._ended = asyncio.Event()
+
+    async def run_generation(self, launch: Launch) -> None:
+        self._ended.clear()
+        self.launches.append(launch)
+        for rank in launch.ranks:
+            self.say(rank, hello=worker.Hello(rank=rank))
+        try:
+            await self._ended.wait()
+        finally:
+            self.events.put_nowait(None)
+
+    def say(self, rank: int, **event: Any) -> None:
+        self.events.put_nowait((rank, worker.WorkerEvent(**event)))
+
+    def command(self, command: worker.WorkerCommand) -> None:
+        self.commands.append(command.WhichOneof("command") or "")
+
+    def end_generation(self) -> None:
+        self._ended.set()
+
+    def processor_ticks(self) -> int:
+        return 7
+
+    async def stop(self) -> None:
+        self.end_generation()
+
+
+class Cluster:
+    """Peer 0 leads, with two devices; peer 1 is its other box, with two more."""
+
+    def __init__(self, lead: Peer, box: Peer, patience: float = 3600.0) -> None:
+        self.lead, self.peer = lead, box
+        self.pools = Pool(), Pool()
+        me = identity(0).peer
+        lead.lead.admission = Admission(RUN.run_id, me, SECRET, cuda=False, most=1)
+        starts = [Starts(RUN, each.chain, each.store, each.exchange) for each in (lead, box)]
+        self.team = Team(RUN, me, 2, self.pools[0], lead.exchange, starts[0], lead.lead, 1, "lo", patience)  # type: ignore[arg-type]
+        self.laid: list[tuple[HostRange, ...]] = []
+        self.whole: list[bool] = []
+        self.team.laid, self.team.whole = self.laid.append, self.whole.append
+        self.fed: list[member.Input] = []
+        self.box = Box(
+            RUN,
+            identity(1).peer,
+            link_to(lead),
+            box.channels,
+            box.chain,
+            box.store,
+            box.holding,
+            box.exchange,
+            starts[1],
+            self.pools[1],  # type: ignore[arg-type]
+            2,
+            False,
+            "lo",
+            box.tasks,
+            self.fed.append,
+            lambda status: None,
+        )
+        self.following = box.tasks.start(self.box.run(), "box")
+
+    async def runs(self) -> "asyncio.Task[None]":
+        """A generation that both boxes have workers of."""
+        before = [len(pool.launches) for pool in self.pools]
+        generation = self.lead.tasks.start(self.team.run_generation(), "generation")
+        await until(lambda: [len(pool.launches) for pool in self.pools] == [number + 1 for number in before])
+        return generation
+
+
+def link_to(lead: Peer, secret: bytes = SECRET) -> ClusterLink:
+    to = JoinLink(RUN.run_id, identity(0).peer, lead.record.address, sha256(lead.record.certificate))
+    return ClusterLink(secret, to, to)
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[list[Peer]]:
+    commits = list(Table(RUN).genesis().train(2).commits)
+    async with meeting(tmp_path, RUN, commits, commits) as peers:
+        yield peers
+
+
+@pytest.fixture
+async def cluster(two: list[Peer]) -> Cluster:
+    return Cluster(two[0], two[1])
+
+
+async def test_a_generation_spans_the_boxes(cluster: Cluster):
+    generation = await cluster.runs()
+    ours, theirs = (pool.launches[0] for pool in cluster.pools)
+    assert (list(ours.ranks), ours.workers, ours.copies, ours.interface) == ([0, 2], 4, 2, "lo")
+    assert (list(theirs.ranks), theirs.workers, theirs.copies, theirs.interface) == ([1, 3], 4, 2, "lo")
+    assert cluster.laid == [(HostRange(identity(0).peer, 0, 1), HostRange(identity(1).peer, 1, 1))]
+    assert [cluster.lead.exchange.stages, cluster.peer.exchange.stages] == [frozenset({0}), frozenset({1})]
+    said = [await cluster.team.events.get() for _ in range(4)]
+    assert sorted(item[0] for item in said if item) == [0, 1, 2, 3]
+    await until(lambda: cluster.team.processor_ticks() == 14)
+    cluster.team.end_generation()
+    await generation
+    assert await cluster.team.events.get() is None
+
+
+@pytest.mark.parametrize("who", [0, 1])
+async def test_a_generation_that_ends_on_one_box_ends_on_both(cluster: Cluster, who: int):
+    for _ in range(2):
+        generation = await cluster.runs()
+        cluster.pools[who].end_generation()
+        await generation
+
+
+async def test_a_box_that_goes_ends_the_generation_and_comes_back(cluster: Cluster):
+    generation = await cluster.runs()
+    assert cluster.whole[-1]
+    cluster.following.cancel()
+    await generation
+    assert not cluster.whole[-1]
+    again = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
+    cluster.following = cluster.peer.tasks.start(cluster.box.run(), "box")
+    await until(lambda: len(cluster.pools[1].launches) == 2)
+    assert cluster.whole[-1]
+    assert len(cluster.laid[-1]) == 2
+    cluster.team.end_generation()
+    await again
+
+
+async def test_who_waits_no_longer_shares_out_the_stages_and_takes_the_box_back(two: list[Peer]):
+    cluster = Cluster(two[0], two[1], patience=0.0)
+    generation = await cluster.runs()
+    cluster.following.cancel()
+    await generation
+    generation = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
+    await until(lambda: len(cluster.pools[0].launches) == 2)
+    assert cluster.laid[-1] == ()
+    assert cluster.lead.exchange.stages == {0, 1}
+    assert cluster.whole[-1], "nothing is wanting"
+    assert not cluster.team.regroups()
+    cluster.peer.tasks.start(cluster.box.run(), "box")
+    await until(cluster.team.regroups)
+    cluster.team.end_generation()
+    await generation
+    await cluster.runs()
+    assert len(cluster.laid[-1]) == 2
+
+
+async def test_a_box_that_says_nothing_is_gone(two: list[Peer]):
+    lead, box = two
+    lead.lead.admission = Admission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
+    stub: Any = rpc.LeadStub(box.channels.channel(lead.record))
+    shown = proof(SECRET, RUN.run_id, identity(0).peer, identity(1).peer)
+
+    async def mute() -> AsyncIterator[boxes.BoxEvent]:
+        yield boxes.BoxEvent(hello=boxes.BoxHello(proof=shown, devices=1))
+        await asyncio.Event().wait()
+
+    call = stub.Follow(mute())
+    await until(lambda: identity(1).peer in lead.lead.followers)
+    follower = lead.lead.followers[identity(1).peer]
+    await until(follower.gone.is_set)
+    assert not lead.lead.followers
+    with pytest.raises(RemoteError, match="is away"):
+        await follower.ask(take=1)
+    call.cancel()
+
+
+async def test_every_box_judges_and_one_refusal_refuses(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[bytes, int]] = []
+
+    def judging(verdict: member.Verdict) -> Any:
+        async def judge(contribution: Any, base: bytes, rank_or_k: int) -> member.Verdict:
+            asked.append((base, rank_or_k))
+            return verdict
+
+        return judge
+
+    table = Table(RUN).genesis().train(2)
+    contribution = table.contribution(2)
+    await cluster.runs()
+    for ours, theirs in ((ACCEPTED, ACCEPTED), (ACCEPTED, (pb.REASON_NORM_MISMATCH, 1)), ((pb.REASON_WRONG_BASE, 0), ACCEPTED)):
+        monkeypatch.setattr(cluster.lead.exchange, "judge", judging(ours))
+        monkeypatch.setattr(cluster.peer.exchange, "judge", judging(theirs))
+        verdict = await cluster.team.judge(contribution, b"base", 4)
+        assert verdict == next((each for each in (ours, theirs) if each[0]), ACCEPTED)
+    assert set(asked) == {(b"base", 4)}
+    assert len(asked) == 6
+
+
+async def test_a_verdict_waits_for_a_box_that_is_away(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    async def accept(*_: Any) -> member.Verdict:
+        return ACCEPTED
+
+    monkeypatch.setattr(cluster.lead.exchange, "judge", accept)
+    monkeypatch.setattr(cluster.peer.exchange, "judge", accept)
+    generation = await cluster.runs()
+    cluster.following.cancel()
+    await generation
+    verdict = asyncio.create_task(cluster.team.judge(Table(RUN).genesis().contribution(2), b"base", 4))
+    await asyncio.sleep(0)
+    assert not verdict.done(), "nothing is known of its stages"
+    cluster.peer.tasks.start(cluster.box.run(), "box")
+    assert await verdict == ACCEPTED
+
+
+async def test_every_box_has_what_a_commit_counts_before_it_is_applied(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    commit = cluster.lead.chain.commit(1)
+    assert commit is not None
+    apply = worker.Apply(commit=commit.envelope.SerializeToString())
+
+    async def take(_: Any) -> worker.Apply:
+        return apply
+
+    async def lack(_: Any) -> worker.Apply:
+        raise RemoteError(pb.REASON_UNAVAILABLE, "nobody serves stage 1")
+
+    monkeypatch.setattr(cluster.lead.exchange, "take", take)
+    monkeypatch.setattr(cluster.peer.exchange, "take", lack)
+    await cluster.runs()
+    with pytest.raises(RemoteError, match="nobody serves stage 1"):
+        await cluster.team.take(commit)
+    monkeypatch.setattr(cluster.peer.exchange, "take", take)
+    assert await cluster.team.take(commit) == apply
+    start = worker.Start(origin=worker.Start.ORIGIN_INITIAL, round=0, replays=2)
+    assert await cluster.team.have(start, lambda why: None) == [apply, apply]
+    cluster.team.start(start, [apply, apply])
+    cluster.team.apply(1, apply)
+    cluster.team.command(worker.WorkerCommand(recheck=worker.Recheck(round=2)))
+    told = ["start", "apply", "apply", "apply", "recheck"]
+    await until(lambda: cluster.pools[1].commands == told)
+    assert cluster.pools[0].commands == told
+
+
+async def test_a_box_is_told_the_state_the_step_and_what_to_agree_to(cluster: Cluster):
+    await cluster.runs()
+    await until(lambda: cluster.team.events.qsize() == 4)
+    states = canonical(pb.StageStates(digests=[sha256(b"one"), sha256(b"two")]))
+    cluster.team.ready(3, states)
+    cluster.team.step(worker.Step(round=3, step=9, loss=2.5, seconds=0.1, tokens=10))
+    await until(lambda: cluster.box.progress.roots)
+    root = cluster.box.progress.roots[3]
+    assert cluster.peer.store.stage_digests(root) == [sha256(b"one"), sha256(b"two")]
+    assert cluster.box.progress.step == 9
+    state = member.start(RUN, identity(0).peer, Table(RUN).head)
+    state, _ = member.step(state, member.StateReady(0, b"r" * 32, None), 0)
+    state, (sign,) = member.step(state, member.Laid(cluster.laid[-1]), 0)
+    assert isinstance(sign, member.Sign)
+    state, _ = member.step(state, member.Signed(seal(identity(0), sign.kind, RUN.run_id, sign.body)), 0)
+    cluster.team.consent(state)
+    cluster.team.consent(state)
+    await until(lambda: cluster.fed)
+    (asked,) = cluster.fed
+    assert isinstance(asked, member.Asked)
+    assert asked.claim == member.consent(state)
+
+
+async def test_a_box_s_workers_reach_the_first_one_through_the_daemons(cluster: Cluster):
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data.upper())
+        writer.close()
+
+    generation = await cluster.runs()
+    port = cluster.pools[1].launches[0].store_port
+    assert cluster.pools[0].launches[0].store is not None
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    cluster.lead.lead.store_port = server.sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"hello")
+    assert await reader.readexactly(5) == b"HELLO"
+    cluster.team.end_generation()
+    await generation
+    stub: Any = rpc.LeadStub(cluster.peer.channels.channel(cluster.lead.record))
+    with pytest.raises(grpc.aio.AioRpcError, match="no generation of ours"):
+        await anext(aiter(stub.Meet(iter([boxes.Bytes()]))))
+    server.close()
+    writer.close()
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"proof": proof(bytes(32), RUN.run_id, identity(0).peer, identity(1).peer)}, "not of this cluster"),
+    ({"proof": proof(SECRET, RUN.run_id, identity(0).peer, identity(2).peer)}, "not of this cluster"),
+    ({"proof": b""}, "not of this cluster"),
+    ({"cuda": True}, "alike"),
+    ({"devices": 0}, "no device"),
+    ({"devices": 1 << 20}, "no device"),
+]
+
+
+@pytest.mark.parametrize(("changes", "why"), REFUSED)
+async def test_who_is_not_of_the_cluster_is_refused(two: list[Peer], changes: dict[str, Any], why: str):
+    lead, stranger = two
+    stub: Any = rpc.LeadStub(stranger.channels.channel(lead.record))
+    shown = proof(SECRET, RUN.run_id, identity(0).peer, identity(1).peer)
+    hello = boxes.BoxHello(**{"proof": shown, "devices": 2, **changes})
+    with pytest.raises(grpc.aio.AioRpcError, match="leads no cluster"):
+        await anext(aiter(stub.Follow(iter([boxes.BoxEvent(hello=hello)]))))
+    lead.lead.admission = Admission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
+    with pytest.raises(grpc.aio.AioRpcError, match=why):
+        await anext(aiter(stub.Follow(iter([boxes.BoxEvent(hello=hello)]))))
+    assert not lead.lead.followers
+    lead.lead.store_port = 1
+    with pytest.raises(grpc.aio.AioRpcError, match="no generation of ours"):
+        await anext(aiter(stub.Meet(iter([boxes.Bytes()]))))
+
+
+async def test_a_cluster_has_as_many_boxes_as_its_lead_said(cluster: Cluster):
+    await until(lambda: cluster.lead.lead.followers)
+    cluster.lead.lead.followers["another"] = Follower("another", boxes.BoxHello(devices=1), lambda said: None)
+    stub: Any = rpc.LeadStub(cluster.peer.channels.channel(cluster.lead.record))
+    hello = boxes.BoxHello(proof=proof(SECRET, RUN.run_id, identity(0).peer, identity(1).peer), devices=1)
+    with pytest.raises(grpc.aio.AioRpcError, match="has its 2 boxes already"):
+        await anext(aiter(stub.Follow(iter([boxes.BoxEvent(hello=hello)]))))
+
+
+def test_a_cluster_link_is_read_as_it_was_written(tmp_path: Path):
+    join = JoinLink(RUN.run_id, identity(1).peer, "10.0.0.1:4000", sha256(b"one"), ("/ip4/10.0.0.1/tcp/1",))
+    lead = JoinLink(RUN.run_id, identity(0).peer, "10.0.0.2:4000", sha256(b"two"))
+    link = ClusterLink(SECRET, lead, join)
+    assert ClusterLink.parse(f"{link}\n") == link
+    other = JoinLink(sha256(b"another run"), identity(0).peer, "10.0.0.2:4000", sha256(b"two"))
+    for text in ("", str(join), str(link).replace(SECRET.hex(), "xy"), str(ClusterLink(SECRET[:4], lead, join))):
+        with pytest.raises(ConfigError, match="cluster link"):
+            ClusterLink.parse(text)
+    with pytest.raises(ConfigError, match="do not fit"):
+        ClusterLink.parse(str(ClusterLink(SECRET, other, join)))
+    secret = load_or_create_secret(tmp_path / "cluster.secret")
+    assert load_or_create_secret(tmp_path / "cluster.secret") == secret != load_or_create_secret(tmp_path / "other")
+    assert (tmp_path / "cluster.secret").stat().st_mode & 0o077 == 0
+
+
+def test_the_address_is_the_interface_s():
+    assert address_on("lo") == "127.0.0.1"
+    with pytest.raises(LocalError, match=r"This machine has .*lo"):
+        address_on("nosuch0")
