@@ -9,6 +9,7 @@ import typer
 from dilocox.cli import appoint, attest, coordinator, data, export, hold, identity, init, node, plan, show, testnet, verify
 from dilocox.cli.common import fail
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.transport.memory import few_arenas
 
 __all__ = ["app", "main"]
 
@@ -47,6 +48,7 @@ app.add_typer(attest.app, name="attest")
 
 def main() -> None:
     """Exit codes: 0 fine, 1 unexpected, 2 usage or configuration, 3 not running, 130 Ctrl-C."""
+    few_arenas()
     try:
         try:
             app()

@@ -85,6 +85,18 @@ def test_what_was_not_fetched_in_time_is_voted_unavailable():
     assert member.next_deadline(node.state) is None
 
 
+def test_a_lead_whose_box_is_away_does_not_vote_against_what_that_could_not_look_at():
+    node = Node(vote_seconds=100).vote()
+    node.feed(member.Judged(node.digests[0], ACCEPTED))
+    node.feed(member.Whole(False))
+    assert member.next_deadline(node.state) is None
+    node.table.now += 80
+    node.feed(member.Tick())
+    assert node.said(pb.KIND_RECEIPT) is None
+    node.feed(member.Whole(True))
+    assert node.said(pb.KIND_RECEIPT) is not None, "it is late, and says what it has"
+
+
 def test_only_the_coordinator_s_ballot_and_the_roster_s_contributions_of_this_round_are_seen():
     node = Node()
     body = pb.Ballot(round=1, head=node.table.head.digest, contributions=[], seconds=5)
@@ -859,7 +871,16 @@ def test_a_receipt_says_all_it_knows_when_time_presses():
 
 
 @pytest.mark.parametrize(
-    "change", [{"leaving": True}, {"roots": {}}, {"me": identity(7).peer}, {"ballot": None}, {"own": {}}, {"finished": True}]
+    "change",
+    [
+        {"leaving": True},
+        {"roots": {}},
+        {"me": identity(7).peer},
+        {"ballot": None},
+        {"own": {}},
+        {"finished": True},
+        {"whole": False},
+    ],
 )
 def test_a_vote_that_will_not_be_cast_has_no_deadline(change: dict):
     node = Node(vote_seconds=100).vote()

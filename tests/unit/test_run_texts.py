@@ -2,8 +2,8 @@
 
 import pytest
 
+import bench.chaos.__main__ as chaos
 from bench import restart, strangers
-from bench.chaos import __main__ as chaos
 from bench.texts import stdlib
 from dilocox.protocol.manifest import Manifest
 from tests.helpers import identity

@@ -1,0 +1,16 @@
+"""Memory of a daemon: what strangers' connections took is not kept twice."""
+
+import ctypes
+
+__all__ = ["few_arenas"]
+
+M_ARENA_MAX = -8
+"""Source: mallopt(3)."""
+ARENAS = 2
+
+
+def few_arenas() -> None:
+    """glibc gives each of gRPC's threads a heap of its own, and none gives back what the others could use. Elsewhere: nothing."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, ARENAS)
