@@ -10,7 +10,7 @@ import typer
 from dilocox.cli.common import JsonOption, console, fail, print_json, print_table
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node import plan as model
-from dilocox.node.plan import Estimate, Method, Site
+from dilocox.node.plan import Estimate, Inside, Method, Site
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors
 
@@ -27,6 +27,8 @@ def plan(
     clusters: Annotated[int, typer.Option(min=2, help="Clusters that exchange.")] = 2,
     boxes: Annotated[int, typer.Option(min=1, help="Boxes of a cluster, each with its own line.")] = 10,
     bandwidth: Annotated[str, typer.Option(help="Of one box's line, each way, such as 1gbit or 200mbit.")] = "1gbit",
+    lan: Annotated[str, typer.Option(help="Of the line between a cluster's boxes, each way (default: as --bandwidth).")] = "",
+    devices: Annotated[int, typer.Option(min=1, help="Of a box.")] = 8,
     step_seconds: Annotated[float, typer.Option(min=1e-6, help="Of one inner step, computing only.")] = 1.0,
     codec_seconds: Annotated[float, typer.Option(min=0, help="To encode, decode and apply a round.")] = 0.0,
     inner_steps: Annotated[str, typer.Option(help="H to compare, separated by commas.")] = "30,125,500",
@@ -38,22 +40,24 @@ def plan(
         _print_paper(as_json)
         return
     manifest = _manifest(run_file, preset)
+    cluster = model.inside(manifest, [devices] * boxes)
     site = Site(
         parameter_count(manifest.model),
         step_seconds,
         clusters * manifest.tokens_per_step,
         clusters,
         boxes,
-        _bits_per_second(bandwidth),
+        _bits_per_second(bandwidth, "--bandwidth"),
+        cluster.seconds(_bits_per_second(lan or bandwidth, "--lan")),
     )
     rows = [_row(site, method) for method in _methods(manifest, _steps(inner_steps), codec_seconds)]
     rows.append({**_facts(model.allreduce(site)), "parameters": site.parameters, "overlap": "none"})
     if as_json:
-        print_json({"site": asdict(site), "rows": rows, "assumptions": _assumptions(site)})
+        print_json({"site": asdict(site), "cluster": asdict(cluster), "rows": rows, "assumptions": _assumptions(site, cluster)})
         return
     columns = ["codec", "H", "bytes", "bit/param", "network s", "arrives at step", "utilisation", "tokens/s", "overlap"]
     print_table(columns, [_cells(row) for row in rows])
-    for line in _assumptions(site):
+    for line in _assumptions(site, cluster):
         console.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
@@ -67,10 +71,10 @@ def _manifest(run_file: Path | None, preset: str) -> Manifest:
     return Manifest.from_toml(render_preset(preset, preset, "00" * 32))
 
 
-def _bits_per_second(text: str) -> float:
+def _bits_per_second(text: str, option: str) -> float:
     found = re.fullmatch(r"([0-9.]+)\s*(kbit|mbit|gbit|)", text.strip().lower())
     if found is None or float(found[1]) <= 0:
-        fail(f"--bandwidth {text}", 2, "a number and kbit, mbit or gbit, such as 1gbit")
+        fail(f"{option} {text}", 2, "a number and kbit, mbit or gbit, such as 1gbit")
     return float(found[1]) * UNITS[found[2]]
 
 
@@ -132,8 +136,14 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _assumptions(site: Site) -> list[str]:
+def _assumptions(site: Site, cluster: Inside) -> list[str]:
+    tiling = cluster.tiling
+    limit = "activations" if site.activation_seconds > site.step_seconds else "computing"
     return [
+        f"a cluster: {tiling.workers} workers on {site.boxes} boxes, as {tiling.copies} copies of a pipeline of {tiling.length}; a"
+        f" worker waits {cluster.bubble:.0%} of a step for the pipeline to fill and drain: in --step-seconds, if it was measured so",
+        f"a step: {site.real_step_seconds:,.2f} s, for its {limit}; the box with the most activations to pass on sends"
+        f" {cluster.activation_bytes:,} B in each, and receives as many: {site.activation_seconds:,.2f} s on its line to the others",
         f"bytes: the payload layout's own sizes for {site.parameters:,} parameters; Huffman coding, top-k: from entropy",
         f"network: each of {site.boxes} boxes a cluster moves its share of {site.clusters - 1} payloads over a full line, both ways"
         " at once; AllReduce is a ring in 16 bits",

@@ -1,9 +1,10 @@
 """What a link makes of a run: bytes, arrival steps and tokens per second of a codec and H. Arithmetic only.
 
+    a step            the longer of computing it and of passing its activations on between the boxes of a cluster
     network seconds   a box sends and receives its share of a cluster's payload once per other cluster, both ways at once
     codec seconds     encode, decode and apply; beside training with overlap, between phases without
     a round           without overlap: H steps, then codec and network; with it: the longer of both
-    arrival step      of the next phase, at which a commit arrives: (network + codec) / seconds per step
+    arrival step      of the next phase, at which a commit arrives: (network + codec) / seconds of a step
 
 Checked against the published 107B rows (arXiv 2506.21263) with two constants fitted to them: `PAPER`.
 """
@@ -12,7 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dilocox.protocol.manifest import Compression
+from dilocox.node.tiling import Tiling, tile
+from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.payload import Form, StageLayout, stage_layout
 
 __all__ = [
@@ -20,10 +22,12 @@ __all__ = [
     "PAPER_RATIO",
     "PUBLISHED",
     "Estimate",
+    "Inside",
     "Method",
     "Site",
     "allreduce",
     "estimate",
+    "inside",
     "paper_rows",
     "payload_bytes",
     "recommend",
@@ -50,7 +54,44 @@ class Site:
     boxes: int = 1
     """Of one cluster; each has its own line."""
     bits_per_second: float = 1e9
-    """Of one box's line, each way."""
+    """Of one box's line to other clusters, each way."""
+    activation_seconds: float = 0.0
+    """Of one inner step, on the line between a cluster's boxes: beside computing."""
+
+    @property
+    def real_step_seconds(self) -> float:
+        return max(self.step_seconds, self.activation_seconds)
+
+
+ACTIVATION_BYTES = 2
+"""Of one number that stages pass on: bfloat16, as on GPUs."""
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A cluster's pipeline over its boxes."""
+
+    tiling: Tiling
+    activation_bytes: int
+    """That the box with the most of them sends in an inner step, and receives; 0 where no pipeline leaves its box."""
+    bubble: float
+    """Share of a step in which a worker waits for the pipeline to fill and to drain: (p - 1) / (m + p - 1) of 1F1B and GPipe, with
+    p workers and m microbatches of each copy (arXiv 2104.04473)."""
+
+    def seconds(self, bits_per_second: float) -> float:
+        """Of its activations, over a line of that speed."""
+        return 8 * self.activation_bytes / bits_per_second
+
+
+def inside(manifest: Manifest, devices: Sequence[int]) -> Inside:
+    """A cluster of boxes with so many devices each. Between two boxes all tokens of the cluster's batch pass forward, and their
+    gradients back; a box in the middle has a neighbour on either side, and sends one of both to each."""
+    model, microbatches = manifest.model, manifest.training.microbatches
+    tiling = tile(devices, model.stages, microbatches)
+    passed = manifest.tokens_per_step * model.hidden_size * ACTIVATION_BYTES
+    neighbours = min(2, sum(length > 0 for length in tiling.lengths) - 1)
+    each = microbatches // tiling.copies
+    return Inside(tiling, neighbours * passed, (tiling.length - 1) / (each + tiling.length - 1))
 
 
 @dataclass(frozen=True)
@@ -70,7 +111,7 @@ class Estimate:
     arrival_step: float
     round_seconds: float
     utilisation: float
-    """Share of the time in which inner steps run."""
+    """Share of the time in which inner steps are computed."""
     tokens_per_second: float
 
 
@@ -87,10 +128,11 @@ def allreduce(site: Site, bytes_per_parameter: int = 2) -> Estimate:
 def _estimate(site: Site, method: Method, copies: float) -> Estimate:
     network = 8 * method.payload_bytes / site.boxes * copies / site.bits_per_second
     late = network + method.codec_seconds
-    compute = method.inner_steps * site.step_seconds
-    seconds = max(compute, late) if method.overlap else compute + late
+    steps = method.inner_steps * site.real_step_seconds
+    seconds = max(steps, late) if method.overlap else steps + late
+    computing = method.inner_steps * site.step_seconds
     tokens = method.inner_steps * site.tokens_per_step
-    return Estimate(method, network, late / site.step_seconds, seconds, compute / seconds, tokens / seconds)
+    return Estimate(method, network, late / site.real_step_seconds, seconds, computing / seconds, tokens / seconds)
 
 
 def payload_bytes(layouts: Sequence[StageLayout]) -> float:

@@ -74,6 +74,24 @@ def dilocox(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-P", "-m", "dilocox.cli.main", "plan", *arguments], capture_output=True, text=True)
 
 
+def test_activations_between_boxes_are_what_a_slow_line_is_full_of():
+    """Ten boxes at 1 Gbps were promised 273,636 tokens a second: of two clusters, at a second a step."""
+    run = Manifest.from_toml(render_preset("qwen1.5-107b", "x", "00" * 32))
+    cluster = plan.inside(run, [8] * 10)
+    assert (cluster.tiling.length, cluster.tiling.copies) == (80, 1), "each stage has a device of its own"
+    passed = run.training.batch_size * 4096 * 8192 * 2
+    assert cluster.activation_bytes == 2 * passed, "a box in the middle sends forward to one neighbour, and back to the other"
+    assert plan.inside(run, [8, 8]).activation_bytes == passed
+    assert plan.inside(run, [8]).activation_bytes == 0
+    assert cluster.bubble == pytest.approx(79 / 239)
+    seconds = cluster.seconds(1e9)
+    site = Site(1, 1.0, 2 * run.tokens_per_step, boxes=10, activation_seconds=seconds)
+    found = plan.estimate(site, Method("none", 0.0, 10))
+    assert found.tokens_per_second == pytest.approx(2 * run.tokens_per_step / seconds)
+    assert found.utilisation == pytest.approx(1 / seconds)
+    assert plan.estimate(replace(site, activation_seconds=0.5), Method("none", 0.0, 10)).utilisation == 1.0
+
+
 def test_the_command_compares_codecs_and_says_what_it_assumes():
     report = json.loads(
         dilocox("--preset", "tiny", "--bandwidth", "50mbit", "--boxes", "1", "--inner-steps", "10,20", "--json").stdout
@@ -81,7 +99,8 @@ def test_the_command_compares_codecs_and_says_what_it_assumes():
     rows = {(row["codec"], row["inner_steps"]): row for row in report["rows"]}
     assert ("topk-int2 760", 10) in rows
     assert rows[("fp16", 20)]["payload_bytes"] > 10 * rows[("topk-int2 256", 20)]["payload_bytes"]
-    assert len(report["assumptions"]) == 4
+    assert len(report["assumptions"]) == 6
+    assert report["site"]["activation_seconds"] == 0, "no pipeline leaves its box"
     assert "11.6%" in dilocox("--paper").stdout
     for wrong in (["--bandwidth", "fast"], ["--inner-steps", "0"], ["--preset", "none"], ["nowhere.toml"]):
         assert dilocox(*wrong).returncode == 2
