@@ -13,9 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dilocox.node.tiling import Tiling, tile
+from dilocox.node.tiling import Tiling, split_stages, tile
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.payload import Form, StageLayout, stage_layout
+from dilocox.protocol.tensors import stage_tensors
 
 __all__ = [
     "PAPER",
@@ -74,6 +75,10 @@ class Inside:
     tiling: Tiling
     activation_bytes: int
     """That the box with the most of them sends in an inner step, and receives; 0 where no pipeline leaves its box."""
+    device_bytes: int
+    """Of the worker with the most: parameters, gradients and inner moments, in float32. Activations come on top."""
+    host_bytes: int
+    """Of the box with the most: the outer state of its stages."""
     bubble: float
     """Share of a step in which a worker waits for the pipeline to fill and to drain: (p - 1) / (m + p - 1) of 1F1B and GPipe, with
     p workers and m microbatches of each copy (arXiv 2104.04473)."""
@@ -91,7 +96,23 @@ def inside(manifest: Manifest, devices: Sequence[int]) -> Inside:
     passed = manifest.tokens_per_step * model.hidden_size * ACTIVATION_BYTES
     neighbours = min(2, sum(length > 0 for length in tiling.lengths) - 1)
     each = microbatches // tiling.copies
-    return Inside(tiling, neighbours * passed, (tiling.length - 1) / (each + tiling.length - 1))
+    on_device = max(
+        sum(device_bytes(manifest, stage) for stage in share) for share in split_stages(range(model.stages), tiling.length)
+    )
+    boxes = (tiling.stages(box, model.stages) for box in range(len(devices)))
+    on_host = max(sum(host_bytes(manifest, stage) for stage in stages) for stages in boxes)
+    return Inside(tiling, neighbours * passed, on_device, on_host, (tiling.length - 1) / (each + tiling.length - 1))
+
+
+def device_bytes(manifest: Manifest, stage: int) -> int:
+    """Of a stage in training: each parameter, its gradient, and the one moment of Muon or the two of AdamW."""
+    muon = manifest.training.optimizer == "muon"
+    return sum(spec.elements * 4 * (3 if muon and spec.hidden else 4) for spec in stage_tensors(manifest.model, stage))
+
+
+def host_bytes(manifest: Manifest, stage: int) -> int:
+    """Of a stage's outer state: Θ, momentum, error feedback and anchor."""
+    return sum(spec.elements * 4 * 4 for spec in stage_tensors(manifest.model, stage))
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,11 @@ class TensorSpec(NamedTuple):
     def elements(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def hidden(self) -> bool:
+        """Whether it is a matrix inside a layer: what Muon trains, where the run names it."""
+        return len(self.shape) == 2 and self.name.startswith("model.layers.")
+
 
 EMBEDDING_STD = 0.02
 

@@ -33,8 +33,7 @@ class InnerOptimizer:
         hidden: list[nn.Parameter] = []
         for stage in stages:
             for spec, parameter in zip(stage.specs, stage.tensors(), strict=True):
-                inside = len(spec.shape) == 2 and spec.name.startswith("model.layers.")
-                if training.optimizer == "muon" and inside:
+                if training.optimizer == "muon" and spec.hidden:
                     hidden.append(parameter)
                 else:
                     (matrices if len(spec.shape) == 2 else vectors).append(parameter)

@@ -6,13 +6,16 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from dilocox.cli.init import render_preset
 from dilocox.node import plan
 from dilocox.node.outer.state import StageState
 from dilocox.node.plan import PAPER, PUBLISHED, Method, Site
+from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import stage_tensors
+from tests.helpers import manifest
 
 SITE = Site(parameters=10**9, step_seconds=1.0, tokens_per_step=1000, clusters=3, boxes=2, bits_per_second=1e8)
 
@@ -92,6 +95,25 @@ def test_activations_between_boxes_are_what_a_slow_line_is_full_of():
     assert plan.estimate(replace(site, activation_seconds=0.5), Method("none", 0.0, 10)).utilisation == 1.0
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_planned_memory_is_what_a_trainer_holds(optimizer: str, process_group: None):
+    run = manifest(training={"optimizer": optimizer})
+    trainer = Trainer(run)
+    trainer.load_initial()
+    tokens = torch.zeros(run.training.batch_size, run.model.sequence_length, dtype=torch.int64)
+    trainer.step(tokens, tokens)
+    held = 0
+    for stage in trainer.live_stages():
+        for parameter in stage[1].tensors():
+            moments = [tensor for name, tensor in trainer.optimizer.tensors(parameter).items() if name != "step"]
+            held += sum(tensor.nbytes for tensor in (parameter, parameter.grad, *moments) if tensor is not None)
+    assert held == sum(plan.device_bytes(run, stage) for stage in range(run.model.stages))
+    outer = [tensor for state in trainer.states for tensor in (state.committed, state.feedback, state.anchor)]
+    assert sum(tensor.nbytes for tensor in outer) == sum(plan.host_bytes(run, stage) for stage in range(run.model.stages))
+    alone = plan.inside(run, [1])
+    assert (alone.device_bytes, alone.host_bytes) == (held, sum(tensor.nbytes for tensor in outer))
+
+
 def test_the_command_compares_codecs_and_says_what_it_assumes():
     report = json.loads(
         dilocox("--preset", "tiny", "--bandwidth", "50mbit", "--boxes", "1", "--inner-steps", "10,20", "--json").stdout
@@ -99,7 +121,7 @@ def test_the_command_compares_codecs_and_says_what_it_assumes():
     rows = {(row["codec"], row["inner_steps"]): row for row in report["rows"]}
     assert ("topk-int2 760", 10) in rows
     assert rows[("fp16", 20)]["payload_bytes"] > 10 * rows[("topk-int2 256", 20)]["payload_bytes"]
-    assert len(report["assumptions"]) == 6
+    assert len(report["assumptions"]) == 7
     assert report["site"]["activation_seconds"] == 0, "no pipeline leaves its box"
     assert "11.6%" in dilocox("--paper").stdout
     for wrong in (["--bandwidth", "fast"], ["--inner-steps", "0"], ["--preset", "none"], ["nowhere.toml"]):
