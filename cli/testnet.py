@@ -57,7 +57,8 @@ COLUMNS = (
 def up(
     folder: FolderOption = None,
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")] = 3,
-    devices: Annotated[int, typer.Option(min=1, help="Stage workers per node.")] = 2,
+    boxes: Annotated[int, typer.Option(min=1, help="Boxes of each node's cluster, every one a daemon of its own.")] = 1,
+    devices: Annotated[int, typer.Option(min=1, help="Stage workers per box.")] = 2,
     preset: Annotated[str, typer.Option(help="The run's preset.")] = "tiny",
     run_file: Annotated[Path | None, typer.Option("--run", help="A run file instead of a preset.")] = None,
     upload_limit: Annotated[float | None, typer.Option(help="Megabits per second that each node may send.")] = None,
@@ -78,7 +79,7 @@ def up(
     options = ["--devices", str(devices), "--threads", "1"]
     options += ["--upload-limit", str(upload_limit)] if upload_limit is not None else []
     kills = [_parse_kill(text) for text in kill or []]
-    testnet = Testnet.create(folder, run, key, nodes, options, place)
+    testnet = Testnet.create(folder, run, key, nodes, options, place, boxes)
     if detach:
         testnet.start_all(attached=False)
         errors.print(f"{nodes} nodes and a coordinator run in {folder}; stop them: dilocox testnet down", highlight=False)
@@ -163,7 +164,8 @@ class Watcher:
             if row["closing"]:
                 return
             seen = self._seen_at.setdefault(round, time.monotonic())
-            applied = {name: s["applied_at_step"].get(str(round)) for name, s in statuses.items()}
+            leads = {name: s for name, s in statuses.items() if s["cluster"] == s["peer"]}
+            applied = {name: s["applied_at_step"].get(str(round)) for name, s in leads.items()}
             if None in applied.values() and time.monotonic() - seen < LATE_APPLY_SECONDS:
                 return
             roots = {root for s in statuses.values() if (root := s["state_roots"].get(str(round + 1)))}

@@ -14,7 +14,7 @@ from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.prover import Challenger, Prover
 from dilocox.node.boxes.box import Box
 from dilocox.node.boxes.lead import Admission
-from dilocox.node.boxes.link import ClusterLink, address_on, load_or_create_secret
+from dilocox.node.boxes.link import CLUSTER_LINK, ClusterLink, address_on, load_or_create_secret
 from dilocox.node.boxes.team import Team
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.data.check import check_corpus
@@ -49,8 +49,6 @@ __all__ = ["NodeSettings", "run_node"]
 
 log = logging.getLogger(__name__)
 
-CLUSTER_LINK = "cluster.link"
-"""In the node's folder: whoever has it may be a box of our cluster."""
 GOODBYE_SECONDS = 3.0
 """How long a leaving node tries to tell the coordinator."""
 

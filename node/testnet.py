@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dilocox.node.boxes.link import CLUSTER_LINK
+from dilocox.node.workers import LOOPBACK
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.files import write_atomically
@@ -43,6 +45,8 @@ class Member:
     """Of `dilocox`."""
     prefix: tuple[str, ...] = ()
     """What the command runs under, such as `nsenter --net=…`; it ends in an exec."""
+    needs: Path | None = None
+    """A file that another member writes first."""
 
     def facts(self) -> dict[str, Any] | None:
         """What the running daemon announced; None when it does not run."""
@@ -88,14 +92,18 @@ class Testnet:
         self._parent_pipe: ParentPipe | None = None
 
     @classmethod
-    def create(cls, folder: Path, run: bytes, key: bytes, nodes: int, options: list[str], data: Path) -> "Testnet":
+    def create(
+        cls, folder: Path, run: bytes, key: bytes, nodes: int, options: list[str], data: Path, boxes: int = 1
+    ) -> "Testnet":
         """Lay out a new testnet in `folder`, replacing an old one: `run` is the run file, `key` its owner's, `data` the
-        folder of its corpus, which the coordinator serves.
+        folder of its corpus, which the coordinator serves; each node is a cluster of so many `boxes`, on loopback.
 
         Raises ConfigError when the folder holds what no testnet made, LocalError while one runs there.
         """
         folder = folder.absolute()
-        names = ["coordinator", *(f"node-{number}" for number in range(1, nodes + 1))]
+        leads = [f"node-{number}" for number in range(1, nodes + 1)]
+        others = {f"{lead}-box-{number}": lead for number in range(2, boxes + 1) for lead in leads}
+        names = ["coordinator", *leads, *others]
         _clear(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / MARKER, json.dumps(names).encode())
@@ -106,12 +114,19 @@ class Testnet:
         arguments = ["coordinator", str(folder / "run.toml"), "--home", str(coordinator), "--link-file", str(link)]
         arguments += ["--data", f"{Manifest.from_toml(run.decode()).data.name}={data}"]
         members = [Member("coordinator", coordinator, arguments)]
-        for name in names[1:]:
+        lan = ["--cluster-interface", LOOPBACK] if boxes > 1 else []
+        for name in leads:
             home = folder / name
-            arguments = ["node", "--join", f"@{link}", "--home", str(home), "--name", home.name, *options]
-            members.append(Member(home.name, home, arguments))
+            arguments = ["node", "--join", f"@{link}", "--home", str(home), "--name", name, *options]
+            members.append(Member(name, home, [*arguments, *(["--cluster-boxes", str(boxes)] if lan else []), *lan]))
+        for name, lead in others.items():
+            home, needs = folder / name, folder / lead / CLUSTER_LINK
+            arguments = ["node", "--cluster", str(needs), "--home", str(home), "--name", name, *options, *lan]
+            members.append(Member(name, home, arguments, needs=needs))
         testnet = cls(folder, members)
-        described = [{"name": m.name, "home": str(m.home), "arguments": m.arguments} for m in members]
+        described = [
+            {"name": m.name, "home": str(m.home), "arguments": m.arguments, "needs": str(m.needs or "")} for m in members
+        ]
         write_atomically(folder / "testnet.json", json.dumps(described, indent=1).encode())
         return testnet
 
@@ -121,7 +136,11 @@ class Testnet:
         path = folder / "testnet.json"
         if not path.exists():
             raise LocalError(f"no testnet in {folder}. Start one: dilocox testnet up")
-        return cls(folder, [Member(m["name"], Path(m["home"]), m["arguments"]) for m in json.loads(path.read_text())])
+        members = [
+            Member(m["name"], Path(m["home"]), m["arguments"], needs=Path(m["needs"]) if m["needs"] else None)
+            for m in json.loads(path.read_text())
+        ]
+        return cls(folder, members)
 
     @property
     def coordinator(self) -> Member:
@@ -159,14 +178,21 @@ class Testnet:
     def start_all(self, attached: bool = True) -> None:
         """The coordinator, then, once its join link is there, the nodes. Raises LocalError when it does not come up."""
         self.start(self.coordinator, attached)
-        link = self.folder / "link"
+        self._wait_for(self.folder / "link")
+        for node in self.nodes:
+            if node.needs is not None:
+                self._wait_for(node.needs)
+            self.start(node, attached)
+
+    def _wait_for(self, link: Path) -> None:
+        """Until a member has written it. Raises LocalError where one ends instead."""
         deadline = time.monotonic() + START_SECONDS
         while not link.exists():
-            if self.processes["coordinator"].poll() is not None or time.monotonic() > deadline:
-                raise LocalError(f"the coordinator did not start:\n{self.last_words(self.coordinator)}")
+            ended = [member for member in self.members if (p := self.processes.get(member.name)) and p.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                who = ended[0] if ended else self.coordinator
+                raise LocalError(f"{who.name} did not start:\n{self.last_words(who)}")
             time.sleep(POLL_SECONDS)
-        for node in self.nodes:
-            self.start(node, attached)
 
     def failed(self) -> list[Member]:
         """Members started here whose process ended with an error."""

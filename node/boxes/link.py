@@ -14,8 +14,10 @@ from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.ids import JoinLink
 from dilocox.transport.files import read_checked, write_atomically
 
-__all__ = ["ClusterLink", "address_on", "load_or_create_secret", "proof"]
+__all__ = ["CLUSTER_LINK", "ClusterLink", "address_on", "load_or_create_secret", "proof"]
 
+CLUSTER_LINK = "cluster.link"
+"""In a lead's folder: whoever has it may be a box of its cluster."""
 SECRET_BYTES = 32
 SCHEME = "dilocox-cluster"
 SIOCGIFADDR = 0x8915
