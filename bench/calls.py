@@ -28,7 +28,7 @@ from bench.parsers import RUN, statements
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest.prover import AttestorService
 from dilocox.node.attest.verify import appraise
-from dilocox.node.boxes.lead import Admission
+from dilocox.node.boxes.lead import BoxAdmission
 from dilocox.node.boxes.link import proof
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
@@ -95,7 +95,7 @@ class Servers:
         async with AsyncExitStack() as closing:
             (peer,) = await closing.enter_async_context(meeting(folder, RUN, table.commits))
             peer.store.put([BLOB])
-            peer.lead.admission = Admission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
+            peer.lead.admission = BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
             peer.service.is_member = lambda name: name in peer.chain.head.cluster_by_peer
             service = cls.coordinate(folder, table)
             certificate = tls.load_or_create(folder)

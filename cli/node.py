@@ -22,7 +22,7 @@ from dilocox.cli.common import (
     read_link,
     set_up_logging,
 )
-from dilocox.node.boxes.link import ClusterLink
+from dilocox.node.boxes.link import ClusterLink, address_on
 from dilocox.node.daemon import NodeSettings, run_node
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
@@ -87,9 +87,9 @@ def node(
         str | None,
         typer.Option(help="Network interface of a trusted LAN or WireGuard, on which the boxes of a cluster exchange tensors."),
     ] = None,
-    box_patience: Annotated[
+    cluster_patience_seconds: Annotated[
         float,
-        typer.Option(min=0, help="Seconds to wait for a box of our cluster that is gone, before the others take its stages."),
+        typer.Option(min=0, help="On the lead: how long a box that is gone is waited for, before the others take its stages."),
     ] = 60.0,
     codec_cpus: Annotated[str, typer.Option(help="CPUs for encoding and applying, such as 1,3 (default: any).")] = "",
     step_seconds: Annotated[
@@ -105,10 +105,17 @@ def node(
         raise ConfigError("say either --join LINK, or --cluster FILE for a box of somebody's cluster")
     if cluster_boxes > 1 and link is not None:
         raise ConfigError("--cluster-boxes is said on the cluster's lead alone")
-    if (cluster_boxes > 1 or link is not None) and cluster_interface is None:
+    several = cluster_boxes > 1 or link is not None
+    if several and upload_copies is not None:
+        raise ConfigError("--upload-copies leaves payloads with others, which a cluster of several boxes cannot do yet")
+    if not several and cluster_interface is not None:
+        raise ConfigError("--cluster-interface is for a cluster of several boxes: say --cluster-boxes N, or --cluster FILE")
+    if several and cluster_interface is None:
         raise ConfigError(
             "the boxes of a cluster exchange tensors unencrypted: name the interface of a trusted network (--cluster-interface)"
         )
+    if cluster_interface is not None:
+        address_on(cluster_interface)
     try:
         cpus = tuple(int(cpu) for cpu in codec_cpus.split(",") if cpu)
     except ValueError as error:
@@ -131,6 +138,6 @@ def node(
         boxes=cluster_boxes,
         cluster=link,
         interface=cluster_interface,
-        box_patience=box_patience,
+        box_patience=cluster_patience_seconds,
     )
     asyncio.run(run_node(settings))

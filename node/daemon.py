@@ -12,8 +12,8 @@ from pathlib import Path
 from dilocox.node.api.server import create_node_app
 from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.prover import Challenger, Prover
-from dilocox.node.boxes.box import Box
-from dilocox.node.boxes.lead import Admission
+from dilocox.node.boxes.follower import Follower
+from dilocox.node.boxes.lead import BoxAdmission
 from dilocox.node.boxes.link import CLUSTER_LINK, ClusterLink, address_on, load_or_create_secret
 from dilocox.node.boxes.team import Team
 from dilocox.node.coordinator_link import CoordinatorLink
@@ -249,7 +249,7 @@ class Employed:
         devices = own_devices(self.settings.devices, cuda)
         manifest, me, chain, place = self.manifest, self.identity.peer, self.chain, self.place
         if self.settings.cluster is not None:
-            return Box(
+            return Follower(
                 manifest,
                 me,
                 self.settings.cluster,
@@ -290,7 +290,7 @@ class Employed:
             participant.tell,
         )
 
-    def _admission(self, cuda: bool, others: int) -> Admission:
+    def _admission(self, cuda: bool, others: int) -> BoxAdmission:
         """And write the link that our other boxes need."""
         join, network = self.settings.join, self.place.network
         secret = load_or_create_secret(self.place.folder / "cluster.secret")
@@ -299,5 +299,6 @@ class Employed:
         lead = JoinLink(join.run_id, self.identity.peer, at, sha256(network.certificate.certificate_der))
         path = self.home / CLUSTER_LINK
         write_atomically(path, f"{ClusterLink(secret, lead, join)}\n".encode(), mode=0o600)
-        log.info("the other %d boxes of this cluster start with: dilocox node --cluster %s", others, path)
-        return Admission(join.run_id, self.identity.peer, secret, cuda, others)
+        start = "dilocox node --cluster cluster.link --cluster-interface INTERFACE --host ITS.ADDRESS"
+        log.info("copy %s to the other %d boxes of this cluster, and start each with: %s", path, others, start)
+        return BoxAdmission(join.run_id, self.identity.peer, secret, cuda, others)

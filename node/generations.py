@@ -103,7 +103,7 @@ class Generations:
 
     def recheck(self, round: int) -> None:
         """Have the last commit replayed from disk."""
-        self._team.command(worker.WorkerCommand(recheck=worker.Recheck(round=round)))
+        self._team.recheck(round)
 
     def resynchronise(self) -> None:
         """Start again from a state that the run agreed on."""
@@ -136,9 +136,10 @@ class Generations:
                 self._feeding = None
             if self._member().leaving:
                 return
-            if self._failed:
+            why, failed = why or self._team.box_went, self._failed and not self._team.box_went
+            if failed:
                 await asyncio.to_thread(probe, self._store.folder)  # a full disk is not the workers' fault
-            self._failed_generations += self._failed
+            self._failed_generations += failed
             if self._failed_generations >= FAILED_GENERATIONS:
                 raise LocalError(f"the stage workers ended {FAILED_GENERATIONS} times in a row: {why or 'see workers.log'}")
             self._emit(events.WorkersEnded(why or "a process died"))
@@ -156,7 +157,7 @@ class Generations:
             match event.WhichOneof("event"):
                 case "hello":
                     if self._crew.hello(rank, event.hello):
-                        self._keeping.begin(self._crew.hellos.values())
+                        await self._keeping.begin(list(self._crew.hellos.values()))
                         self._feeding = self._tasks.start(self._hand_out(), "hand out")
                 case "ready":
                     if (ready := self._crew.ready(rank, event.ready)) is not None:

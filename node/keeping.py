@@ -34,12 +34,12 @@ class Keeping:
         """A phase ended, and these are of it."""
         self._boundaries.setdefault(round, set()).update(blobs)
 
-    def begin(self, hellos: Iterable[worker.Hello]) -> None:
-        """The workers write nothing yet: forget what an earlier process left behind, but not what it could resume. Blocking."""
+    async def begin(self, hellos: Iterable[worker.Hello]) -> None:
+        """The workers write nothing yet: forget what an earlier process left behind, but not what it could resume."""
         for hello in hellos:
             for boundary in filter(self._starts.of_our_chain, hello.boundaries):
                 self.boundary(boundary.round, blobs_of(boundary.payloads))
-        self._store.sweep(self._worth_keeping())
+        await asyncio.to_thread(self._store.sweep, self._worth_keeping())
 
     def _worth_keeping(self) -> set[bytes]:
         for round in sorted(self._boundaries)[:-BOUNDARIES_KEPT]:

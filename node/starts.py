@@ -15,7 +15,7 @@ from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 
-__all__ = ["BOUNDARIES_KEPT", "Candidate", "Starts", "state_blob"]
+__all__ = ["BOUNDARIES_KEPT", "Candidate", "Starts", "state_blob", "without_commits"]
 
 BOUNDARIES_KEPT = 2
 """Boundary checkpoints whose blobs are kept: as many as the workers keep."""
@@ -28,6 +28,14 @@ SNAPSHOTS_KEPT = 2
 def state_blob(digests: Mapping[int, bytes]) -> bytes:
     """The blob whose digest is the state root; `digests` by stage."""
     return canonical(pb.StageStates(digests=[digests[stage] for stage in sorted(digests)]))
+
+
+def without_commits(start: worker.Start) -> worker.Start:
+    """As it goes to another box, which has a chain of its own."""
+    bare = worker.Start.FromString(start.SerializeToString())
+    bare.ClearField("opening_commit")
+    bare.ClearField("boundary_commit")
+    return bare
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ class Starts:
         boundary: int | None = None,
         states: Sequence[worker.StageState] = (),
     ) -> worker.Start:
-        start = worker.Start(origin=origin, round=round, states=states, opening_commit=self._chain.raw(round - 1))
+        start = worker.Start(origin=origin, round=round, states=states)
         if boundary is not None:
             start.boundary = boundary
         return start
@@ -128,10 +136,15 @@ class Starts:
         if candidate.root:
             digests = await self.stages_of(start.round, candidate.root)
             start.states.extend(worker.StageState(stage=stage, digest=digest) for stage, digest in enumerate(digests))
-        if start.boundary and start.boundary < start.round:
-            start.boundary_commit.CopyFrom(self.counted(start.boundary))
+        self.with_commits(start)
         start.replays = len(self._replayed(start.round))
         return start
+
+    def with_commits(self, start: worker.Start) -> None:
+        """The commits of our own chain that it needs: the one that opens its round, and its boundary's, where that is earlier."""
+        start.opening_commit = (self._chain.raw(start.round - 1) if start.round else None) or b""
+        if start.boundary and start.boundary < start.round:
+            start.boundary_commit.CopyFrom(self._counted(start.boundary))
 
     def _replayed(self, first: int) -> list[Statement[pb.Commit]]:
         commits = (self._chain.commit(number) for number in range(first, self._chain.length))
@@ -154,7 +167,7 @@ class Starts:
             replays.append(await self._exchange.take(commit))
         return replays
 
-    def counted(self, round: int) -> worker.Apply:
+    def _counted(self, round: int) -> worker.Apply:
         """Whom a commit counted, without the payloads."""
         commit = self._chain.commit(round)
         assert commit is not None

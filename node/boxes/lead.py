@@ -15,12 +15,12 @@ from dilocox.node.boxes.stream import ALIVE_SECONDS, Silence, pump
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import short
-from dilocox.protocol.pb import boxes_pb2 as pb
+from dilocox.protocol.pb import boxes_pb2 as boxes
 from dilocox.protocol.pb import boxes_pb2_grpc as rpc
-from dilocox.protocol.pb import messages_pb2 as wire
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.callers import Callers, Context
 
-__all__ = ["Admission", "Follower", "LeadService"]
+__all__ = ["BoxAdmission", "LeadService", "RemoteBox"]
 
 log = logging.getLogger(__name__)
 
@@ -28,31 +28,31 @@ HELLO_SECONDS = 10.0
 """Who has not said who it is by then is gone."""
 
 
-class Follower:
+class RemoteBox:
     """Another box of our cluster, as long as its stream lasts."""
 
-    def __init__(self, peer: str, hello: pb.BoxHello, said: Callable[[pb.WorkerSaid], None]) -> None:
+    def __init__(self, peer: str, hello: boxes.BoxHello, said: Callable[[boxes.WorkerSaid], None]) -> None:
         self.peer, self.devices, self._said = peer, hello.devices, said
-        self.commands: asyncio.Queue[pb.BoxCommand] = asyncio.Queue()
+        self.commands: asyncio.Queue[boxes.BoxCommand] = asyncio.Queue()
         self.gone = asyncio.Event()
         self.ticks = 0
         """Processor time of its workers."""
-        self._asks: dict[int, asyncio.Future[pb.BoxAnswer]] = {}
+        self._asks: dict[int, asyncio.Future[boxes.BoxAnswer]] = {}
         self._asked = 0
         self._ended = -1
         self._heard = asyncio.Event()
 
     def send(self, **command: Any) -> None:
-        self.commands.put_nowait(pb.BoxCommand(**command))
+        self.commands.put_nowait(boxes.BoxCommand(**command))
 
-    async def ask(self, **what: Any) -> pb.BoxAnswer:
+    async def ask(self, **what: Any) -> boxes.BoxAnswer:
         """Its answer. Raises RemoteError where it goes before it answers."""
         if self.gone.is_set():
             raise self._away()
         self._asked += 1
         number, answer = self._asked, asyncio.get_running_loop().create_future()
         self._asks[number] = answer
-        self.send(ask=pb.BoxAsk(number=number, **what))
+        self.send(ask=boxes.BoxAsk(number=number, **what))
         try:
             return await answer
         finally:
@@ -65,7 +65,7 @@ class Follower:
             self._heard.clear()
             await self._heard.wait()
 
-    def hear(self, event: pb.BoxEvent) -> None:
+    def hear(self, event: boxes.BoxEvent) -> None:
         match event.WhichOneof("event"):
             case "alive":
                 self.ticks = event.alive.ticks
@@ -87,11 +87,11 @@ class Follower:
                 answer.set_exception(self._away())
 
     def _away(self) -> RemoteError:
-        return RemoteError(wire.REASON_UNAVAILABLE, f"box {short(self.peer)} of our cluster is away")
+        return RemoteError(pb.REASON_UNAVAILABLE, f"box {short(self.peer)} of our cluster is away")
 
 
 @dataclass(frozen=True)
-class Admission:
+class BoxAdmission:
     """Who may be a box of our cluster."""
 
     run_id: bytes
@@ -102,13 +102,15 @@ class Admission:
     most: int
     """Boxes beside this one."""
 
-    def refusal(self, peer: str, hello: pb.BoxHello) -> str:
+    def refusal(self, peer: str, hello: boxes.BoxHello) -> str:
         """Why not; empty where it may."""
         if not hmac.compare_digest(hello.proof, proof(self.secret, self.run_id, self.me, peer)):
-            return "its cluster link is not of this cluster"
+            return "the cluster link is not of this cluster, or was replaced: copy cluster.link from the lead again"
         if hello.cuda != self.cuda:
-            return "the boxes of a cluster are alike: all train on GPUs, or none does"
-        return "" if 0 < hello.devices <= limits.STAGES else "it has no device, or too many"
+            return "the boxes of a cluster are alike, all with GPUs or none: the lead has " + ("some" if self.cuda else "none")
+        if not 0 < hello.devices <= limits.STAGES:
+            return f"a box has 1 to {limits.STAGES} devices, not {hello.devices}"
+        return ""
 
 
 class LeadService(rpc.LeadServicer):
@@ -116,19 +118,23 @@ class LeadService(rpc.LeadServicer):
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
-        self.admission: Admission | None = None
+        self.admission: BoxAdmission | None = None
         """None: this peer leads no cluster of several boxes."""
-        self.said: Callable[[pb.WorkerSaid], None] = lambda said: None
+        self.said: Callable[[boxes.WorkerSaid], None] = lambda said: None
         """Told what the workers of other boxes say."""
-        self.followers: dict[str, Follower] = {}
+        self.followers: dict[str, RemoteBox] = {}
         self.changed = asyncio.Event()
-        """Set when one came or went …"""
+        """Set when one came or went, for who waits."""
         self.moved: Callable[[], None] = lambda: None
-        """… and called."""
+        """Called whenever one came or went."""
+        self._refused = ""
+        """Why somebody was last, who is told so and logged once."""
         self.store_port: int | None = None
         """On loopback: of the store at which the workers of the running generation meet."""
 
-    async def Follow(self, request_iterator: AsyncIterator[pb.BoxEvent], context: Context) -> AsyncIterator[pb.BoxCommand]:
+    async def Follow(
+        self, request_iterator: AsyncIterator[boxes.BoxEvent], context: Context
+    ) -> AsyncIterator[boxes.BoxCommand]:
         follower = await self._admit(request_iterator, context)
         silence = Silence()
 
@@ -141,7 +147,7 @@ class LeadService(rpc.LeadServicer):
         watching = asyncio.create_task(silence.lasts())
         try:
             while not receiving.done() and not watching.done():
-                command = pb.BoxCommand(alive=pb.BoxAlive())
+                command = boxes.BoxCommand(alive=boxes.BoxAlive())
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ALIVE_SECONDS):
                         command = await follower.commands.get()
@@ -159,7 +165,7 @@ class LeadService(rpc.LeadServicer):
         self.changed.set()
         self.moved()
 
-    async def _admit(self, events: AsyncIterator[pb.BoxEvent], context: Context) -> Follower:
+    async def _admit(self, events: AsyncIterator[boxes.BoxEvent], context: Context) -> RemoteBox:
         admission = self.admission
         if admission is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer leads no cluster of several boxes")
@@ -169,21 +175,24 @@ class LeadService(rpc.LeadServicer):
             async with asyncio.timeout(HELLO_SECONDS):
                 first = await anext(aiter(events))
         except (RemoteError, TimeoutError, StopAsyncIteration):
-            peer, first = "", pb.BoxEvent()
+            peer, first = "", boxes.BoxEvent()
         why = admission.refusal(peer, first.hello) if peer and peer != admission.me else "it does not say who it is"
         others = self.followers.keys() - {peer}
         if not why and len(others) >= admission.most:
-            why = f"the cluster has its {admission.most + 1} boxes already"
+            why = f"the cluster has its {admission.most + 1} boxes: start the lead with a larger --cluster-boxes"
+        if why and why != self._refused:
+            self._refused = why
+            log.warning("a box that would be of our cluster is refused: %s", why)
         if why:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         if (known := self.followers.get(peer)) is not None:
             known.leave()  # it came back before we noticed that it had gone
-        follower = self.followers[peer] = Follower(peer, first.hello, lambda said: self.said(said))
+        follower = self.followers[peer] = RemoteBox(peer, first.hello, lambda said: self.said(said))
         self._change()
         log.info("box %s of our cluster is here, with %d devices", short(peer), follower.devices)
         return follower
 
-    async def Meet(self, request_iterator: AsyncIterator[pb.Bytes], context: Context) -> AsyncIterator[pb.Bytes]:
+    async def Meet(self, request_iterator: AsyncIterator[boxes.Bytes], context: Context) -> AsyncIterator[boxes.Bytes]:
         try:
             known = self._callers.peer(context) in self.followers
         except RemoteError:
@@ -196,7 +205,7 @@ class LeadService(rpc.LeadServicer):
         writing = asyncio.create_task(pump(request_iterator, writer))
         try:
             while data := await reader.read(limits.FRAME_BYTES):
-                yield pb.Bytes(data=data)
+                yield boxes.Bytes(data=data)
         finally:
             writing.cancel()
             writer.close()

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from dilocox.protocol.pb import boxes_pb2 as pb
+from dilocox.protocol.pb import boxes_pb2 as boxes
 
 __all__ = ["ALIVE_SECONDS", "Silence", "pump"]
 
@@ -15,6 +15,8 @@ more often, so it takes nobody else for gone."""
 
 
 class Silence:
+    """`heard()` for whatever comes; `lasts()` returns after two seconds without."""
+
     def __init__(self) -> None:
         self._looks = 0
 
@@ -28,7 +30,7 @@ class Silence:
             self._looks += 1
 
 
-async def pump(parts: AsyncIterator[pb.Bytes], writer: asyncio.StreamWriter) -> None:
+async def pump(parts: AsyncIterator[boxes.Bytes], writer: asyncio.StreamWriter) -> None:
     """What comes, onto a connection, until it ends."""
     try:
         async for part in parts:

@@ -8,15 +8,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from dilocox.node.boxes.lead import Follower, LeadService
+from dilocox.node.boxes.lead import LeadService, RemoteBox
 from dilocox.node.exchange import Exchange
-from dilocox.node.starts import Starts
+from dilocox.node.starts import Starts, without_commits
 from dilocox.node.tiling import Tiling, tile
 from dilocox.node.workers import LOOPBACK, STOP_SECONDS, Launch, WorkerPool
 from dilocox.protocol import member
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.facts import Verdict
 from dilocox.protocol.head import HostRange
+from dilocox.protocol.ids import short
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import boxes_pb2 as boxes
@@ -61,9 +62,9 @@ class Team:
         self.workers = 0
         """Of this generation."""
         self._generation = 0
-        self._here: list[Follower] = []
+        self._here: list[RemoteBox] = []
         """Other boxes that were here when this generation was laid out …"""
-        self._hosting: list[Follower] = []
+        self._hosting: list[RemoteBox] = []
         """… and those of them that have workers of it."""
         self._judges: list[str] = []
         """Peers that the stages were last laid out over, beside us: also while one is away."""
@@ -72,6 +73,8 @@ class Team:
         self._consented: pb.Claim | None = None
         self._given_up = asyncio.Event()
         self._stopping = False
+        self.box_went = ""
+        """Why the last generation ended, where a box of ours went or stopped its part: nothing is wrong here."""
 
     # Generations
 
@@ -79,7 +82,7 @@ class Team:
         """Launch on every box, and return when the generation has ended on all of them."""
         self._generation += 1
         self._given_up.clear()
-        self.workers, self._hosting = 0, []
+        self.workers, self._hosting, self.box_went = 0, [], ""
         self._look()
         try:
             followers = await self._gathered()
@@ -88,7 +91,7 @@ class Team:
         finally:
             self.events.put_nowait(None)
 
-    async def _gathered(self) -> list[Follower] | None:
+    async def _gathered(self) -> list[RemoteBox] | None:
         """The other boxes; None where nobody wants the generation any more."""
         began = time.monotonic()
         while not self._given_up.is_set():
@@ -118,7 +121,7 @@ class Team:
         if self._others:
             self.whole(self._formed and all(peer in self._lead.followers for peer in self._judges))
 
-    async def _run(self, followers: list[Follower]) -> None:
+    async def _run(self, followers: list[RemoteBox]) -> None:
         self._here = followers
         model, microbatches = self._manifest.model, self._manifest.training.microbatches
         tiling = tile([self._devices, *(follower.devices for follower in followers)], model.stages, microbatches)
@@ -130,7 +133,7 @@ class Team:
         self._exchange.stages = frozenset(stages[0])
         peers = [self._me, *(follower.peer for follower in followers)]
         self.laid(tuple(HostRange(peer, s[0], len(s)) for peer, s in zip(peers, stages, strict=True) if s) if followers else ())
-        self._log(tiling, peers, stages)
+        self._log(tiling, [self._devices, *(follower.devices for follower in followers)], peers)
         forwarding = asyncio.create_task(self._forward())
         with ExitStack() as store:
             launch = self._launch(tiling, store)
@@ -142,6 +145,9 @@ class Team:
             given_up = asyncio.create_task(self._given_up.wait())
             try:
                 await asyncio.wait({*parts, given_up}, return_when=asyncio.FIRST_COMPLETED)
+                for follower in self._hosting:
+                    if follower.gone.is_set():
+                        self.box_went = f"box {short(follower.peer)} of our cluster went"
                 if self._stopping and not self._given_up.is_set():
                     await asyncio.wait(parts, timeout=STOP_SECONDS)
             finally:
@@ -158,7 +164,7 @@ class Team:
         self._lead.store_port = port = listening.getsockname()[1]
         return Launch(tiling.ranks(0), tiling.workers, tiling.copies, port, listening, self._interface)
 
-    def _launch_on(self, follower: Follower, tiling: Tiling, box: int, stages: Sequence[int]) -> None:
+    def _launch_on(self, follower: RemoteBox, tiling: Tiling, box: int, stages: Sequence[int]) -> None:
         launch = boxes.LaunchBox(
             generation=self._generation,
             ranks=tiling.ranks(box),
@@ -170,13 +176,21 @@ class Team:
         if self._consented is not None:
             follower.send(consent=self._consented)
 
-    def _log(self, tiling: Tiling, peers: Sequence[str], stages: Sequence[Sequence[int]]) -> None:
-        log.info("%d workers: %d copies of a pipeline of %d", tiling.workers, tiling.copies, tiling.length)
-        for peer, hosted in zip(peers, stages, strict=True):
-            if len(peers) > 1 and hosted:
-                log.info("box %s hosts stages %d to %d", peer, hosted[0] + 1, hosted[-1] + 1)
-            elif not hosted:
-                log.warning("box %s idles: the run's stages and microbatches use %d workers", peer, tiling.workers)
+    def _log(self, tiling: Tiling, devices: Sequence[int], peers: Sequence[str]) -> None:
+        model, microbatches = self._manifest.model, self._manifest.training.microbatches
+        log.info(
+            "%d workers on %d devices: %d copies of a pipeline of %d",
+            tiling.workers,
+            sum(devices),
+            tiling.copies,
+            tiling.length,
+        )
+        for box, (peer, count) in enumerate(zip(peers, devices, strict=True)):
+            if len(peers) > 1 and (hosted := tiling.stages(box, model.stages)):
+                log.info("box %s hosts stages %d to %d", peer, hosted[0], hosted[-1])
+            if (used := len(tiling.ranks(box))) < count:
+                idle = "box %s: %d stages and %d microbatches use %d of its %d devices; the owner could name more microbatches"
+                log.warning(idle, short(peer), model.stages, microbatches, used, count)
 
     async def _forward(self) -> None:
         """What our own workers say, with what they could resume as it is on our disk."""
@@ -204,8 +218,9 @@ class Team:
         for follower in self._hosting:
             follower.send(apply=round)
 
-    def command(self, command: worker.WorkerCommand) -> None:
-        """To every worker of the generation: a stop or a recheck."""
+    def recheck(self, round: int) -> None:
+        """Every worker replays the last commit from disk."""
+        command = worker.WorkerCommand(recheck=worker.Recheck(round=round))
         self._pool.command(command)
         for follower in self._hosting:
             follower.send(worker=command)
@@ -265,17 +280,14 @@ class Team:
 
     async def have(self, start: worker.Start, say: Callable[[str], None]) -> list[worker.Apply]:
         """Every box has what the start needs of its stages; the commits that it replays. Raises RemoteError when one has not."""
-        bare = worker.Start.FromString(start.SerializeToString())
-        bare.ClearField("opening_commit")
-        bare.ClearField("boundary_commit")
-        asked = boxes.AskStart(start=bare)
+        asked = boxes.AskStart(start=without_commits(start))
         replays, *_ = await _together(
             self._starts.have(start, say), *(self._done(follower, start=asked) for follower in self._hosting)
         )
         return replays
 
     @staticmethod
-    async def _done(follower: Follower, **what: Any) -> Any:
+    async def _done(follower: RemoteBox, **what: Any) -> Any:
         answer = await follower.ask(**what)
         if answer.reason:
             raise RemoteError(answer.reason, answer.detail)

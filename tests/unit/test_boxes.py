@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from dilocox.node.boxes.box import Box
-from dilocox.node.boxes.lead import Admission, Follower
+from dilocox.node.boxes.follower import Follower
+from dilocox.node.boxes.lead import BoxAdmission, RemoteBox
 from dilocox.node.boxes.link import ClusterLink, address_on, load_or_create_secret, proof
 from dilocox.node.boxes.team import Team
 from dilocox.node.starts import Starts
@@ -30,6 +30,7 @@ from tests.peers import Peer, meeting
 
 RUN = manifest(training={"microbatches": 4})
 SECRET = bytes(range(32))
+INTERFACE = "eth7"
 ACCEPTED = pb.REASON_UNSPECIFIED, 0
 
 
@@ -39,7 +40,7 @@ class Pool:
     def __init__(self) -> None:
         self.events: asyncio.Queue[tuple[int, worker.WorkerEvent] | None] = asyncio.Queue()
         self.launches: list[Launch] = []
-        self.commands: list[str] = []
+        self.commands: list[worker.WorkerCommand] = []
         self._ended = asyncio.Event()
 
     async def run_generation(self, launch: Launch) -> None:
@@ -56,7 +57,7 @@ class Pool:
         self.events.put_nowait((rank, worker.WorkerEvent(**event)))
 
     def command(self, command: worker.WorkerCommand) -> None:
-        self.commands.append(command.WhichOneof("command") or "")
+        self.commands.append(command)
 
     def end_generation(self) -> None:
         self._ended.set()
@@ -75,14 +76,14 @@ class Cluster:
         self.lead, self.peer = lead, box
         self.pools = Pool(), Pool()
         me = identity(0).peer
-        lead.lead.admission = Admission(RUN.run_id, me, SECRET, cuda=False, most=1)
+        lead.lead.admission = BoxAdmission(RUN.run_id, me, SECRET, cuda=False, most=1)
         starts = [Starts(RUN, each.chain, each.store, each.exchange) for each in (lead, box)]
-        self.team = Team(RUN, me, 2, self.pools[0], lead.exchange, starts[0], lead.lead, 1, "lo", patience)  # type: ignore[arg-type]
+        self.team = Team(RUN, me, 2, self.pools[0], lead.exchange, starts[0], lead.lead, 1, INTERFACE, patience)  # type: ignore[arg-type]
         self.laid: list[tuple[HostRange, ...]] = []
         self.whole: list[bool] = []
         self.team.laid, self.team.whole = self.laid.append, self.whole.append
         self.fed: list[member.Input] = []
-        self.box = Box(
+        self.box = Follower(
             RUN,
             identity(1).peer,
             link_to(lead),
@@ -95,7 +96,7 @@ class Cluster:
             self.pools[1],  # type: ignore[arg-type]
             2,
             False,
-            "lo",
+            INTERFACE,
             box.tasks,
             self.fed.append,
             lambda status: None,
@@ -130,8 +131,8 @@ async def cluster(two: list[Peer]) -> Cluster:
 async def test_a_generation_spans_the_boxes(cluster: Cluster):
     generation = await cluster.runs()
     ours, theirs = (pool.launches[0] for pool in cluster.pools)
-    assert (list(ours.ranks), ours.workers, ours.copies, ours.interface) == ([0, 2], 4, 2, "lo")
-    assert (list(theirs.ranks), theirs.workers, theirs.copies, theirs.interface) == ([1, 3], 4, 2, "lo")
+    assert (list(ours.ranks), ours.workers, ours.copies, ours.interface) == ([0, 2], 4, 2, INTERFACE)
+    assert (list(theirs.ranks), theirs.workers, theirs.copies, theirs.interface) == ([1, 3], 4, 2, INTERFACE)
     assert cluster.laid == [(HostRange(identity(0).peer, 0, 1), HostRange(identity(1).peer, 1, 1))]
     assert [cluster.lead.exchange.stages, cluster.peer.exchange.stages] == [frozenset({0}), frozenset({1})]
     said = [await cluster.team.events.get() for _ in range(4)]
@@ -150,12 +151,27 @@ async def test_a_generation_that_ends_on_one_box_ends_on_both(cluster: Cluster, 
         await generation
 
 
+async def test_devices_that_have_nothing_to_do_are_named(two: list[Peer], caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    run = manifest(model={"stages": 3}, training={"microbatches": 2})
+    pool, peer = Pool(), two[0]
+    starts = Starts(run, peer.chain, peer.store, peer.exchange)
+    team = Team(run, identity(0).peer, 3, pool, peer.exchange, starts, peer.lead)  # type: ignore[arg-type]
+    generation = peer.tasks.start(team.run_generation(), "generation")
+    await until(lambda: pool.launches)
+    assert "2 workers on 3 devices: 1 copies of a pipeline of 2" in caplog.text
+    assert "3 stages and 2 microbatches use 2 of its 3 devices" in caplog.text
+    team.end_generation()
+    await generation
+
+
 async def test_a_box_that_goes_ends_the_generation_and_comes_back(cluster: Cluster):
     generation = await cluster.runs()
     assert cluster.whole[-1]
     cluster.following.cancel()
     await generation
     assert not cluster.whole[-1]
+    assert "went" in cluster.team.box_went, "nothing is wrong with our own workers"
     again = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
     cluster.following = cluster.peer.tasks.start(cluster.box.run(), "box")
     await until(lambda: len(cluster.pools[1].launches) == 2)
@@ -186,7 +202,7 @@ async def test_who_waits_no_longer_shares_out_the_stages_and_takes_the_box_back(
 
 async def test_a_box_that_says_nothing_is_gone(two: list[Peer]):
     lead, box = two
-    lead.lead.admission = Admission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
+    lead.lead.admission = BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
     stub: Any = rpc.LeadStub(box.channels.channel(lead.record))
     shown = proof(SECRET, RUN.run_id, identity(0).peer, identity(1).peer)
 
@@ -227,19 +243,25 @@ async def test_every_box_judges_and_one_refusal_refuses(cluster: Cluster, monkey
 
 
 async def test_a_verdict_waits_for_a_box_that_is_away(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    judged = asyncio.Event()
+
     async def accept(*_: Any) -> member.Verdict:
+        judged.set()
         return ACCEPTED
 
+    async def refuse(*_: Any) -> member.Verdict:
+        return pb.REASON_NORM_MISMATCH, 1
+
     monkeypatch.setattr(cluster.lead.exchange, "judge", accept)
-    monkeypatch.setattr(cluster.peer.exchange, "judge", accept)
+    monkeypatch.setattr(cluster.peer.exchange, "judge", refuse)
     generation = await cluster.runs()
     cluster.following.cancel()
     await generation
     verdict = asyncio.create_task(cluster.team.judge(Table(RUN).genesis().contribution(2), b"base", 4))
-    await asyncio.sleep(0)
+    await judged.wait()
     assert not verdict.done(), "nothing is known of its stages"
     cluster.peer.tasks.start(cluster.box.run(), "box")
-    assert await verdict == ACCEPTED
+    assert await verdict == (pb.REASON_NORM_MISMATCH, 1)
 
 
 async def test_every_box_has_what_a_commit_counts_before_it_is_applied(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
@@ -260,14 +282,19 @@ async def test_every_box_has_what_a_commit_counts_before_it_is_applied(cluster: 
         await cluster.team.take(commit)
     monkeypatch.setattr(cluster.peer.exchange, "take", take)
     assert await cluster.team.take(commit) == apply
-    start = worker.Start(origin=worker.Start.ORIGIN_INITIAL, round=0, replays=2)
-    assert await cluster.team.have(start, lambda why: None) == [apply, apply]
-    cluster.team.start(start, [apply, apply])
+    start = worker.Start(origin=worker.Start.ORIGIN_BOUNDARY, round=2, boundary=1, replays=1)
+    starts = Starts(RUN, cluster.lead.chain, cluster.lead.store, cluster.lead.exchange)
+    starts.with_commits(start)
+    assert start.opening_commit == cluster.lead.chain.raw(1)
+    assert start.boundary_commit.takes
+    assert await cluster.team.have(start, lambda why: None) == [apply]
+    cluster.team.start(start, [apply])
     cluster.team.apply(1, apply)
-    cluster.team.command(worker.WorkerCommand(recheck=worker.Recheck(round=2)))
-    told = ["start", "apply", "apply", "apply", "recheck"]
-    await until(lambda: cluster.pools[1].commands == told)
-    assert cluster.pools[0].commands == told
+    cluster.team.recheck(2)
+    told = [command.WhichOneof("command") for command in cluster.pools[0].commands]
+    assert told == ["start", "apply", "apply", "recheck"]
+    await until(lambda: len(cluster.pools[1].commands) == len(told))
+    assert cluster.pools[1].commands == cluster.pools[0].commands, "each box's commits come from its own chain"
 
 
 async def test_a_box_is_told_the_state_the_step_and_what_to_agree_to(cluster: Cluster):
@@ -287,7 +314,8 @@ async def test_a_box_is_told_the_state_the_step_and_what_to_agree_to(cluster: Cl
     state, _ = member.step(state, member.Signed(seal(identity(0), sign.kind, RUN.run_id, sign.body)), 0)
     cluster.team.consent(state)
     cluster.team.consent(state)
-    await until(lambda: cluster.fed)
+    cluster.team.step(worker.Step(round=3, step=10, loss=2.5, seconds=0.1, tokens=10))
+    await until(lambda: cluster.box.progress.step == 10)
     (asked,) = cluster.fed
     assert isinstance(asked, member.Asked)
     assert asked.claim == member.consent(state)
@@ -321,8 +349,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"proof": proof(SECRET, RUN.run_id, identity(0).peer, identity(2).peer)}, "not of this cluster"),
     ({"proof": b""}, "not of this cluster"),
     ({"cuda": True}, "alike"),
-    ({"devices": 0}, "no device"),
-    ({"devices": 1 << 20}, "no device"),
+    ({"devices": 0}, "not 0"),
+    ({"devices": 1 << 20}, "1 to 1024 devices"),
 ]
 
 
@@ -334,7 +362,7 @@ async def test_who_is_not_of_the_cluster_is_refused(two: list[Peer], changes: di
     hello = boxes.BoxHello(**{"proof": shown, "devices": 2, **changes})
     with pytest.raises(grpc.aio.AioRpcError, match="leads no cluster"):
         await anext(aiter(stub.Follow(iter([boxes.BoxEvent(hello=hello)]))))
-    lead.lead.admission = Admission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
+    lead.lead.admission = BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
     with pytest.raises(grpc.aio.AioRpcError, match=why):
         await anext(aiter(stub.Follow(iter([boxes.BoxEvent(hello=hello)]))))
     assert not lead.lead.followers
@@ -345,10 +373,10 @@ async def test_who_is_not_of_the_cluster_is_refused(two: list[Peer], changes: di
 
 async def test_a_cluster_has_as_many_boxes_as_its_lead_said(cluster: Cluster):
     await until(lambda: cluster.lead.lead.followers)
-    cluster.lead.lead.followers["another"] = Follower("another", boxes.BoxHello(devices=1), lambda said: None)
+    cluster.lead.lead.followers["another"] = RemoteBox("another", boxes.BoxHello(devices=1), lambda said: None)
     stub: Any = rpc.LeadStub(cluster.peer.channels.channel(cluster.lead.record))
     hello = boxes.BoxHello(proof=proof(SECRET, RUN.run_id, identity(0).peer, identity(1).peer), devices=1)
-    with pytest.raises(grpc.aio.AioRpcError, match="has its 2 boxes already"):
+    with pytest.raises(grpc.aio.AioRpcError, match="has its 2 boxes: start the lead"):
         await anext(aiter(stub.Follow(iter([boxes.BoxEvent(hello=hello)]))))
 
 

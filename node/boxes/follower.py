@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from dilocox.node.boxes.link import ClusterLink, proof
@@ -33,12 +34,12 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
 
-__all__ = ["Box"]
+__all__ = ["Follower"]
 
 log = logging.getLogger(__name__)
 
 
-class Box:
+class Follower:
     """Does what its lead says, for as long as it says it; without it, waits."""
 
     def __init__(
@@ -111,19 +112,28 @@ class Box:
         """Follow the lead, again and again, until cancelled."""
         backoff, said = Backoff(), ""
         while True:
-            why = "it says nothing"
+            why, status = "it says nothing", self._away
             try:
                 stub: Any = rpc.LeadStub(self._channels.channel(await record_of(self._link.lead)))
                 await self._follow(stub, backoff)
             except grpc.aio.AioRpcError as error:
                 why = error.details() or error.code().name.lower()
+                if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
+                    status = self._refused
             except RemoteError as error:
                 why = error.detail
-            self._tell(Status("waiting", f"our cluster's lead {short(self._link.lead.coordinator)} is away: {why}"))
+            told = status(why)
+            self._tell(told)
             if why != said:
-                log.warning("our cluster's lead is away: %s", why)
+                log.warning("%s", told.why)
                 said = why
             await backoff.wait()
+
+    def _away(self, why: str) -> Status:
+        return Status("waiting", f"our cluster's lead {short(self._link.lead.coordinator)} is away: {why}")
+
+    def _refused(self, why: str) -> Status:
+        return Status("refused", f"our cluster's lead {short(self._link.lead.coordinator)} refuses this box: {why}")
 
     async def _follow(self, stub: Any, backoff: Backoff) -> None:
         """Until the stream breaks, or the lead is silent: then nothing of its generation is left here."""
@@ -243,7 +253,7 @@ class Box:
             if event.HasField("hello"):
                 hellos.append((rank, await asyncio.to_thread(self._starts.sound, event.hello)))
                 if len(hellos) == len(launch.ranks):
-                    await asyncio.to_thread(self._keeping.begin, [hello for _, hello in hellos])
+                    await self._keeping.begin([hello for _, hello in hellos])
                     for number, hello in hellos:
                         self._pass_on(launch, number, worker.WorkerEvent(hello=hello))
                 continue
@@ -286,9 +296,7 @@ class Box:
     async def _prepare(self, start: worker.Start) -> None:
         """Its commits come from our own chain."""
         await self._chain_to(start.round + start.replays)
-        start.opening_commit = self._chain.raw(start.round - 1) or b""
-        if start.boundary and start.boundary < start.round:
-            start.boundary_commit.CopyFrom(self._starts.counted(start.boundary))
+        self._starts.with_commits(start)
         replays = await self._starts.have(start, lambda why: self._tell(Status("synchronising", why)))
         self._starting = start, replays
 
