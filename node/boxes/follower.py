@@ -80,6 +80,8 @@ class Follower:
         """By round: what we were asked to have."""
         self._running: asyncio.Task[None] | None = None
         """Our part of a generation."""
+        self._ended = 0
+        """The last generation that the lead ended, perhaps before we came to start it."""
         self._grew = asyncio.Event()
 
     # As a participant sees its workers
@@ -137,7 +139,7 @@ class Follower:
 
     async def _follow(self, stub: Any, backoff: Backoff) -> None:
         """Until the stream breaks, or the lead is silent: then nothing of its generation is left here."""
-        self._outgoing = asyncio.Queue()
+        self._outgoing, self._ended = asyncio.Queue(), 0
         shown = proof(self._link.secret, self._manifest.run_id, self._link.lead.coordinator, self._me)
         self._say(hello=boxes.BoxHello(proof=shown, devices=self._devices, cuda=self._cuda))
         silence = Silence()
@@ -182,6 +184,7 @@ class Follower:
                 if command.worker.HasField("stop"):
                     self._tasks.start(self._pool.stop(), "stop workers")
             case "end":
+                self._ended = command.end
                 self._pool.end_generation()
             case "ask":
                 self._asks[command.ask.number] = self._tasks.start(self._answer(command.ask), "answer the lead")
@@ -197,8 +200,7 @@ class Follower:
                     for apply in replays:
                         self._pool.command(worker.WorkerCommand(apply=apply))
             case "apply":
-                if (taken := self._taken.pop(command.apply, None)) is not None:
-                    self._pool.command(worker.WorkerCommand(apply=taken))
+                self._pool.command(worker.WorkerCommand(apply=self._taken.pop(command.apply)))
             case "ready":
                 self._tasks.start(self._ready(command.ready), "keep a state")
             case "step":
@@ -217,14 +219,17 @@ class Follower:
         self._tell(Status("starting", "starting the stage workers"))
         meeting = await asyncio.start_server(partial(self._meet, stub), "127.0.0.1", 0)
         port = meeting.sockets[0].getsockname()[1]
-        forwarding = asyncio.create_task(self._forward(launch))
         try:
-            await self._pool.run_generation(
-                Launch(launch.ranks, launch.workers, launch.copies, port, interface=self._interface)
-            )
+            if launch.generation > self._ended:
+                forwarding = asyncio.create_task(self._forward(launch))
+                try:
+                    await self._pool.run_generation(
+                        Launch(launch.ranks, launch.workers, launch.copies, port, interface=self._interface)
+                    )
+                finally:
+                    await forwarding
         finally:
             meeting.close()
-            await forwarding
             self._say(ended=launch.generation)
 
     async def _end(self) -> None:
@@ -282,8 +287,8 @@ class Follower:
                     answer.reason, answer.stage = await self._judge(ask.judge)
                 case "take":
                     await self._chain_to(ask.take + 1)
-                    commit = self._chain.commit(ask.take)
-                    assert commit is not None
+                    if (commit := self._chain.commit(ask.take)) is None:
+                        raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {ask.take} is not here any more")
                     self._taken[ask.take] = await self._exchange.take(commit)
                 case "start":
                     await self._prepare(ask.start.start)

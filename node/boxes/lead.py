@@ -127,6 +127,7 @@ class LeadService(rpc.LeadServicer):
         """Set when one came or went, for who waits."""
         self.moved: Callable[[], None] = lambda: None
         """Called whenever one came or went."""
+        self._closing = False
         self._refused = ""
         """Why somebody was last, who is told so and logged once."""
         self.store_port: int | None = None
@@ -146,7 +147,7 @@ class LeadService(rpc.LeadServicer):
         receiving = asyncio.create_task(receive(), name=f"box {short(follower.peer)}")
         watching = asyncio.create_task(silence.lasts())
         try:
-            while not receiving.done() and not watching.done():
+            while not receiving.done() and not watching.done() and not self._closing:
                 command = boxes.BoxCommand(alive=boxes.BoxAlive())
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ALIVE_SECONDS):
@@ -160,6 +161,13 @@ class LeadService(rpc.LeadServicer):
             if self.followers.get(follower.peer) is follower:
                 del self.followers[follower.peer]
             self._change()
+
+    async def close(self) -> None:
+        """End the streams to the other boxes."""
+        self._closing = True
+        while self.followers:
+            self.changed.clear()
+            await self.changed.wait()
 
     def _change(self) -> None:
         self.changed.set()
@@ -201,11 +209,16 @@ class LeadService(rpc.LeadServicer):
         if not known or port is None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no generation of ours is met here")
             raise AssertionError
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:  # the generation ended meanwhile
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the generation ended")
+            raise AssertionError from None
         writing = asyncio.create_task(pump(request_iterator, writer))
         try:
-            while data := await reader.read(limits.FRAME_BYTES):
-                yield boxes.Bytes(data=data)
+            with suppress(ConnectionError):
+                while data := await reader.read(limits.FRAME_BYTES):
+                    yield boxes.Bytes(data=data)
         finally:
             writing.cancel()
             writer.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from dilocox.protocol.pb import boxes_pb2 as boxes
 
@@ -33,8 +34,9 @@ class Silence:
 async def pump(parts: AsyncIterator[boxes.Bytes], writer: asyncio.StreamWriter) -> None:
     """What comes, onto a connection, until it ends."""
     try:
-        async for part in parts:
-            writer.write(part.data)
-            await writer.drain()
+        with suppress(ConnectionError):
+            async for part in parts:
+                writer.write(part.data)
+                await writer.drain()
     finally:
         writer.close()

@@ -151,6 +151,24 @@ async def test_a_generation_that_ends_on_one_box_ends_on_both(cluster: Cluster, 
         await generation
 
 
+async def test_a_generation_that_is_ended_before_a_box_came_to_start_it_is_not_started(cluster: Cluster):
+    await until(lambda: cluster.lead.lead.followers)
+    remote = cluster.lead.lead.followers[identity(1).peer]
+    for number in (1, 2):
+        remote.send(launch=boxes.LaunchBox(generation=number, ranks=[0], workers=1, copies=1, stages=[0]))
+        remote.send(end=number)
+    await remote.ended(2)
+    assert not cluster.pools[1].launches
+    remote.send(launch=boxes.LaunchBox(generation=3, ranks=[0], workers=1, copies=1, stages=[0]))
+    await until(lambda: cluster.pools[1].launches)
+
+
+async def test_a_lead_that_closes_ends_its_streams(cluster: Cluster):
+    await until(lambda: cluster.lead.lead.followers)
+    await cluster.lead.lead.close()
+    assert not cluster.lead.lead.followers
+
+
 async def test_devices_that_have_nothing_to_do_are_named(two: list[Peer], caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
     run = manifest(model={"stages": 3}, training={"microbatches": 2})
