@@ -30,6 +30,7 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.data_directory import format_identity
+from dilocox.transport.memory import few_arenas
 from dilocox.transport.rpc import allow_open_files
 from dilocox.transport.tls import fetch_certificate
 
@@ -222,8 +223,10 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     if options.quick:
+        few_arenas()  # as `dilocox` does: the honest peers live here
         result = asyncio.run(measure(10.0, 100, QUICK_STEP_SECONDS, options.seed))
     else:
+        few_arenas()  # as `dilocox` does: the honest peers live here
         result = asyncio.run(measure(60 * options.minutes, options.connections, STEP_SECONDS, options.seed))
     show(result)
     write("strangers" + ("-quick" if options.quick else ""), result)

@@ -173,14 +173,15 @@ class Exchange:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _boxes(self, peers: Iterable[str], stage: int | None) -> list[str]:
-        """Whom to ask: of a cluster the boxes that host the stage, or its lead, before its others, where it may lie from before.
-        In no order otherwise: uploads spread."""
+        """Whom to ask: of each cluster one box that hosts the stage, or its lead, before all its others, where it may lie from
+        before. In no order otherwise: uploads spread, and a cluster of many boxes is asked no sooner than one of one."""
         roster, first, then = self._roster(), set(), set()
         for peer in peers:
             cluster = roster.get(peer)
-            hosts = {peer} if cluster is None or stage is None else {b for b in cluster.peers if stage in cluster.stages_of(b)}
-            first |= hosts
-            then |= {peer, *(cluster.peers if cluster is not None else ())}
+            boxes = cluster.peers if cluster is not None else (peer,)
+            hosts = [b for b in boxes if cluster is not None and stage is not None and stage in cluster.stages_of(b)]
+            first.add(random.choice(hosts) if hosts else peer)
+            then |= {peer, *boxes}
         likely, others = sorted(first), sorted(then - first)
         return [*random.sample(likely, len(likely)), *random.sample(others, len(others))]
 

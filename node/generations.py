@@ -215,8 +215,6 @@ class Generations:
         if not self._ending:
             self._failed_generations = 0
             self._avoid_boundaries = False
-            if self._team.regroups():
-                self._end_generation("another box of our cluster is here", failed=False)
         size = sum(payload.size for payload in phase.payloads)
         self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, size))
         ended = member.PhaseEnded(
@@ -234,6 +232,8 @@ class Generations:
         )
         if self._holding.serves_its_own():
             self._hear(ended)
+            if not self._ending and self._team.regroups():  # what it made is announced
+                self._end_generation("another box of our cluster is here", failed=False)
         else:
             payloads = [digest, *(payload.digest for payload in phase.payloads)]
             self._finding = self._tasks.start(self._contribute_by_holders(ended, payloads), "find holders")

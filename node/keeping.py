@@ -39,7 +39,13 @@ class Keeping:
         for hello in hellos:
             for boundary in filter(self._starts.of_our_chain, hello.boundaries):
                 self.boundary(boundary.round, blobs_of(boundary.payloads))
-        await asyncio.to_thread(self._store.sweep, self._worth_keeping())
+        # First: what comes meanwhile is not looked at.
+        here = await asyncio.to_thread(self._store.digests) | await asyncio.to_thread(self._store.partials)
+        await asyncio.to_thread(self._remove, here - self._worth_keeping())
+
+    def _remove(self, digests: Iterable[bytes]) -> None:
+        for digest in digests:
+            self._store.remove(digest)
 
     def _worth_keeping(self) -> set[bytes]:
         for round in sorted(self._boundaries)[:-BOUNDARIES_KEPT]:

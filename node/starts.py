@@ -30,6 +30,11 @@ def state_blob(digests: Mapping[int, bytes]) -> bytes:
     return canonical(pb.StageStates(digests=[digests[stage] for stage in sorted(digests)]))
 
 
+def phase_of(boundary: worker.Boundary) -> tuple[int, bytes, int, int, float]:
+    """The same for all workers that were together in a phase, and for no others: its mean loss is agreed on to the last bit."""
+    return boundary.round, boundary.head, boundary.inner_steps, boundary.samples_read, boundary.loss
+
+
 def without_commits(start: worker.Start) -> worker.Start:
     """As it goes to another box, which has a chain of its own."""
     bare = worker.Start.FromString(start.SerializeToString())
@@ -80,11 +85,12 @@ class Starts:
 
     def _resumable(self, hellos: Sequence[worker.Hello]) -> dict[int, list[worker.StageState]]:
         """Boundaries that every worker has, with the state they build on."""
-        rounds = set.intersection(*({b.round for b in hello.boundaries} for hello in hellos))
+        phases = set.intersection(*({phase_of(boundary) for boundary in hello.boundaries} for hello in hellos))
+        rounds = {round for round, *_ in phases}
         found: dict[int, list[worker.StageState]] = {round: [] for round in rounds}
         for hello in sorted((hello for hello in hellos if not hello.copy), key=lambda hello: int(hello.rank)):
             for boundary in hello.boundaries:
-                if not self.of_our_chain(boundary):
+                if phase_of(boundary) not in phases or not self.of_our_chain(boundary):
                     found.pop(boundary.round, None)
                 elif boundary.round in found:
                     found[boundary.round] += [worker.StageState(stage=p.stage, digest=p.base_state) for p in boundary.payloads]

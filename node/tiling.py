@@ -41,7 +41,7 @@ def tile(devices: Sequence[int], stages: int, microbatches: int) -> Tiling:
     """Uses the most of so many devices, box by box, and of equals the longest pipeline: it needs the least memory of each. torch's
     1F1B schedule needs at least one microbatch per worker; copies share them out evenly."""
     tilings = []
-    for copies in range(1, max(devices) + 1):
+    for copies in range(1, devices[0] + 1):  # the first box, the lead, hosts some of every cluster
         room = [count // copies for count in devices]
         length = min(sum(room), stages, microbatches // copies)
         if length and microbatches % copies == 0:

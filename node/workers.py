@@ -113,10 +113,11 @@ class WorkerPool(rpc.SupervisorServicer):
         """Return when the generation has ended, leaving no process of it."""
         self._ended.clear()
         self._given_up.clear()
-        self._parent_pipe = ParentPipe(self._folder)
+        self._stopping = False
         self._attached.clear()
         self._processes = []
         try:
+            self._parent_pipe = ParentPipe(self._folder)
             with self._rendezvous() as meeting:
                 for local in range(len(launch.ranks)):
                     self._processes.append(await self._start(launch, local, meeting))

@@ -205,6 +205,9 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
             if hosts != state.hosts:
                 state = replace(_without(state, pb.KIND_CLUSTER, pb.KIND_CLAIM), hosts=hosts)
         case Whole(here):
+            if here and not state.whole and state.ballot is not None:  # the box that is back has time to look
+                again = now + (1 - VOTE_SHARE) * state.ballot.body.seconds
+                state = replace(state, vote_by=max(again, state.vote_by or 0.0))
             state = replace(state, whole=here)
         case Asked(claim):
             if claim != state.asked:
@@ -384,9 +387,9 @@ def _rechecked(state: MemberState, round: int, root: bytes) -> tuple[MemberState
 def _speak(state: MemberState, effects: list[Effect], now: float) -> tuple[MemberState, list[Effect]]:
     """Ask for what is due and not asked for yet."""
     state = replace(state, signing=state.signing | {effect.kind for effect in effects if isinstance(effect, Sign)})
-    if state.lead:
+    if state.lead and not state.on_roster:  # who led a cluster of its own leaves that first
         return _ask(state, effects, _consenting(state))
-    if state.leaving:
+    if state.leaving or state.lead:
         leave = pb.Leave(serial=state.serial + 1, round=max(1, state.head.round), head=state.head.digest)
         return _ask(state, effects, [(pb.KIND_LEAVE, leave)])
     if state.root is None or state.head.finished:

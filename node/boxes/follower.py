@@ -38,6 +38,11 @@ __all__ = ["Follower"]
 
 log = logging.getLogger(__name__)
 
+CHAIN_SECONDS = 30.0
+"""A commit that the lead has comes within this, or the lead says that it does not."""
+NEVER = 1 << 32
+"""Above every generation."""
+
 
 class Follower:
     """Does what its lead says, for as long as it says it; without it, waits."""
@@ -74,8 +79,8 @@ class Follower:
         """Contributions that we were asked to judge in the open round."""
         self._outgoing: asyncio.Queue[boxes.BoxEvent] = asyncio.Queue()
         self._asks: dict[int, asyncio.Task[None]] = {}
-        self._starting: tuple[worker.Start, list[worker.Apply]] | None = None
-        """As we were last asked to: all that it needs is here."""
+        self._starting: dict[int, tuple[worker.Start, list[worker.Apply]]] = {}
+        """By ask: a start of which all is here."""
         self._taken: dict[int, worker.Apply] = {}
         """By round: what we were asked to have."""
         self._running: asyncio.Task[None] | None = None
@@ -194,11 +199,11 @@ class Follower:
             case "consent":
                 self._feed(Asked(command.consent))
             case "begin":
-                if self._starting is not None:
-                    start, replays = self._starting
-                    self._pool.command(worker.WorkerCommand(start=start))
-                    for apply in replays:
-                        self._pool.command(worker.WorkerCommand(apply=apply))
+                start, replays = self._starting[command.begin]
+                self._pool.command(worker.WorkerCommand(start=start))
+                for apply in replays:
+                    self._pool.command(worker.WorkerCommand(apply=apply))
+                self._starting = {}
             case "apply":
                 self._pool.command(worker.WorkerCommand(apply=self._taken.pop(command.apply)))
             case "ready":
@@ -215,7 +220,7 @@ class Follower:
             self._pool.end_generation()
             await asyncio.wait({before})
         self._exchange.stages = frozenset(launch.stages)
-        self._starting, self._taken = None, {}
+        self._starting, self._taken = {}, {}
         self._tell(Status("starting", "starting the stage workers"))
         meeting = await asyncio.start_server(partial(self._meet, stub), "127.0.0.1", 0)
         port = meeting.sockets[0].getsockname()[1]
@@ -234,6 +239,7 @@ class Follower:
 
     async def _end(self) -> None:
         """Nothing is left of our part."""
+        self._ended = NEVER
         self._pool.end_generation()
         if self._running is not None:
             await asyncio.wait({self._running})
@@ -291,19 +297,18 @@ class Follower:
                         raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {ask.take} is not here any more")
                     self._taken[ask.take] = await self._exchange.take(commit)
                 case "start":
-                    await self._prepare(ask.start.start)
+                    self._starting[ask.number] = await self._prepare(ask.start.start)
         except RemoteError as error:
             answer.reason, answer.detail = error.reason, error.detail
         finally:
             self._asks.pop(ask.number, None)
         self._say(answer=answer)
 
-    async def _prepare(self, start: worker.Start) -> None:
-        """Its commits come from our own chain."""
+    async def _prepare(self, start: worker.Start) -> tuple[worker.Start, list[worker.Apply]]:
+        """With what it needs, and what it replays. Its commits come from our own chain."""
         await self._chain_to(start.round + start.replays)
         self._starts.with_commits(start)
-        replays = await self._starts.have(start, lambda why: self._tell(Status("synchronising", why)))
-        self._starting = start, replays
+        return start, await self._starts.have(start, lambda why: self._tell(Status("synchronising", why)))
 
     async def _judge(self, asked: boxes.AskJudge) -> Verdict:
         contribution: Statement[pb.Contribution] = open_envelope(
@@ -313,7 +318,12 @@ class Follower:
         return await self._exchange.judge(contribution, asked.base, asked.rank_or_k)
 
     async def _chain_to(self, length: int) -> None:
-        """Our own copy of the chain comes from the coordinator: perhaps a moment after the lead's."""
-        while self._chain.length < length:
-            self._grew.clear()
-            await self._grew.wait()
+        """Our own copy of the chain comes from the coordinator, a moment after the lead's. Raises RemoteError where it does not."""
+        try:
+            async with asyncio.timeout(CHAIN_SECONDS):
+                while self._chain.length < length:
+                    self._grew.clear()
+                    await self._grew.wait()
+        except TimeoutError as error:
+            why = f"box {short(self._me)} has no commit {length - 1} yet: does it reach the coordinator?"
+            raise RemoteError(pb.REASON_UNAVAILABLE, why) from error

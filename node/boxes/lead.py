@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,14 +19,16 @@ from dilocox.protocol.ids import short
 from dilocox.protocol.pb import boxes_pb2 as boxes
 from dilocox.protocol.pb import boxes_pb2_grpc as rpc
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.callers import Callers, Context
+from dilocox.transport.callers import Callers, Context, address_of
 
 __all__ = ["BoxAdmission", "LeadService", "RemoteBox"]
 
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0
-"""Who has not said who it is by then is gone."""
+"""Who has not said who it is by then is gone …"""
+WAITING, WAITING_PER_ADDRESS = 64, 4
+"""… and so many may be about to, of all and of one address."""
 
 
 class RemoteBox:
@@ -56,7 +59,8 @@ class RemoteBox:
         try:
             return await answer
         finally:
-            if self._asks.pop(number, None) is not None and not answer.done():
+            del self._asks[number]
+            if answer.cancelled():  # whoever asked: waiting no longer cancels what was waited for
                 self.send(drop=number)
 
     async def ended(self, generation: int) -> None:
@@ -128,6 +132,8 @@ class LeadService(rpc.LeadServicer):
         self.moved: Callable[[], None] = lambda: None
         """Called whenever one came or went."""
         self._closing = False
+        self._waiting: Counter[str] = Counter()
+        """By address: streams that have not said whose they are."""
         self._refused = ""
         """Why somebody was last, who is told so and logged once."""
         self.store_port: int | None = None
@@ -147,7 +153,7 @@ class LeadService(rpc.LeadServicer):
         receiving = asyncio.create_task(receive(), name=f"box {short(follower.peer)}")
         watching = asyncio.create_task(silence.lasts())
         try:
-            while not receiving.done() and not watching.done() and not self._closing:
+            while not receiving.done() and not watching.done() and not self._closing and not follower.gone.is_set():
                 command = boxes.BoxCommand(alive=boxes.BoxAlive())
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ALIVE_SECONDS):
@@ -178,12 +184,18 @@ class LeadService(rpc.LeadServicer):
         if admission is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer leads no cluster of several boxes")
             raise AssertionError
-        try:
-            peer = self._callers.peer(context)
-            async with asyncio.timeout(HELLO_SECONDS):
-                first = await anext(aiter(events))
-        except (RemoteError, TimeoutError, StopAsyncIteration):
-            peer, first = "", boxes.BoxEvent()
+        peer, first, address = "", boxes.BoxEvent(), address_of(context)
+        if self._waiting.total() >= WAITING or self._waiting[address] >= WAITING_PER_ADDRESS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wait to say who they are")
+        self._waiting[address] += 1
+        with suppress(RemoteError, TimeoutError, StopAsyncIteration):
+            try:
+                peer = self._callers.peer(context)
+                async with asyncio.timeout(HELLO_SECONDS if peer else 0):
+                    first = await anext(aiter(events))
+            finally:
+                self._waiting[address] -= 1
+                self._waiting += Counter()  # keeps no address with none
         why = admission.refusal(peer, first.hello) if peer and peer != admission.me else "it does not say who it is"
         others = self.followers.keys() - {peer}
         if not why and len(others) >= admission.most:

@@ -5,7 +5,7 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from dilocox.node.boxes.lead import LeadService, RemoteBox
@@ -28,6 +28,17 @@ from dilocox.protocol.status import Status
 __all__ = ["Team"]
 
 log = logging.getLogger(__name__)
+
+END_SECONDS = 30.0
+"""A box whose workers have not ended by then, killed as they are, is gone."""
+
+
+Layout = tuple[tuple[str, int, int], ...]
+"""Boxes that host something, with the length of their stretch of the pipeline and its copies."""
+
+
+class RelaidError(Exception):
+    """The stages lie on other boxes now."""
 
 
 class Team:
@@ -70,11 +81,16 @@ class Team:
         """Peers that the stages were last laid out over, beside us: also while one is away."""
         self._formed = False
         """All boxes were here once."""
+        self._prepared: dict[str, int] = {}
+        """By box: the ask that it answered when it had what the newest start needs."""
         self._consented: pb.Claim | None = None
         self._given_up = asyncio.Event()
         self._stopping = False
         self.box_went = ""
-        """Why the last generation ended, where a box of ours went or stopped its part: nothing is wrong here."""
+        """Why the last generation ended, where that was another box's doing: nothing is wrong here."""
+        self._phases = 0
+        """That workers said had ended, in this generation."""
+        self._layout: Layout = ()
 
     # Generations
 
@@ -82,7 +98,7 @@ class Team:
         """Launch on every box, and return when the generation has ended on all of them."""
         self._generation += 1
         self._given_up.clear()
-        self.workers, self._hosting, self.box_went = 0, [], ""
+        self.workers, self._hosting, self.box_went, self._phases = 0, [], "", 0
         self._look()
         try:
             followers = await self._gathered()
@@ -123,11 +139,13 @@ class Team:
 
     async def _run(self, followers: list[RemoteBox]) -> None:
         self._here = followers
-        model, microbatches = self._manifest.model, self._manifest.training.microbatches
-        tiling = tile([self._devices, *(follower.devices for follower in followers)], model.stages, microbatches)
+        model = self._manifest.model
+        tiling = self._tiled(followers)
         self.workers = tiling.workers
         self._hosting = [follower for box, follower in enumerate(followers, 1) if tiling.lengths[box]]
         self._judges = [follower.peer for follower in self._hosting]
+        self._layout = self._laid_out(followers)
+        self._lead.changed.set()  # who waits for a verdict asks those who host the stages now
         self._look()
         stages = [tiling.stages(box, model.stages) for box in range(len(followers) + 1)]
         self._exchange.stages = frozenset(stages[0])
@@ -145,17 +163,31 @@ class Team:
             given_up = asyncio.create_task(self._given_up.wait())
             try:
                 await asyncio.wait({*parts, given_up}, return_when=asyncio.FIRST_COMPLETED)
-                for follower in self._hosting:
-                    if follower.gone.is_set():
-                        self.box_went = f"box {short(follower.peer)} of our cluster went"
+                theirs = not parts[0].done() and not self._given_up.is_set()
                 if self._stopping and not self._given_up.is_set():
                     await asyncio.wait(parts, timeout=STOP_SECONDS)
             finally:
                 given_up.cancel()
                 self.end_generation()
+                _, hanging = await asyncio.wait(parts, timeout=END_SECONDS)
+                for follower in self._hosting if hanging else ():
+                    log.error("box %s does not end its workers; going on without it", short(follower.peer))
+                    follower.leave()
                 await asyncio.wait(parts)
                 self._lead.store_port = None
                 await forwarding
+        self._say_why(theirs, len(followers))
+        parts[0].result()
+
+    def _say_why(self, theirs: bool, boxes_here: int) -> None:
+        """`theirs`: the workers of another box ended first."""
+        gone = [follower for follower in self._hosting if follower.gone.is_set()]
+        if gone:
+            self.box_went = f"box {short(gone[0].peer)} of our cluster went"
+        elif theirs and not self.box_went:
+            self.box_went = "the workers of another box ended: see workers.log there"
+        if boxes_here < self._others and not self._phases:
+            self._formed = False  # the others cannot do it, it seems: wait for all of them
 
     def _launch(self, tiling: Tiling, store: ExitStack) -> Launch:
         if not self._hosting:
@@ -198,10 +230,14 @@ class Team:
             rank, event = item
             if event.HasField("hello"):
                 event = worker.WorkerEvent(hello=await asyncio.to_thread(self._starts.sound, event.hello))
+            self._phases += event.HasField("boundary")
             self.events.put_nowait((rank, event))
 
     def _hear(self, said: boxes.WorkerSaid) -> None:
         if said.generation == self._generation and said.rank < self.workers:
+            self._phases += said.event.HasField("boundary")
+            if said.event.HasField("failed"):
+                self.box_went = f"a worker of another box failed: {said.event.failed}"
             self.events.put_nowait((said.rank, said.event))
 
     def start(self, start: worker.Start, replays: Sequence[worker.Apply]) -> None:
@@ -210,7 +246,7 @@ class Team:
         for apply in replays:
             self._pool.command(worker.WorkerCommand(apply=apply))
         for follower in self._hosting:
-            follower.send(begin=True)
+            follower.send(begin=self._prepared[follower.peer])
 
     def apply(self, round: int, apply: worker.Apply) -> None:
         """Every worker applies this round's commit, which every box has taken."""
@@ -233,8 +269,18 @@ class Team:
             follower.send(end=self._generation)
 
     def regroups(self) -> bool:
-        """Whether a box is here that was not when this generation was laid out."""
-        return any(follower not in self._here for follower in self._lead.followers.values())
+        """Whether the boxes that are here now would be laid out in another way, and better."""
+        here = sorted(self._lead.followers.values(), key=lambda follower: follower.peer)
+        return len(here) > len(self._here) and self._laid_out(here) != self._layout
+
+    def _tiled(self, followers: Sequence[RemoteBox]) -> Tiling:
+        model, microbatches = self._manifest.model, self._manifest.training.microbatches
+        return tile([self._devices, *(follower.devices for follower in followers)], model.stages, microbatches)
+
+    def _laid_out(self, followers: Sequence[RemoteBox]) -> "Layout":
+        tiling = self._tiled(followers)
+        peers = [self._me, *(follower.peer for follower in followers)]
+        return tuple((peer, length, tiling.copies) for peer, length in zip(peers, tiling.lengths, strict=True) if length)
 
     def processor_ticks(self) -> int | None:
         """Processor time of this generation so far, in clock ticks; None where a system does not say. Blocking."""
@@ -256,12 +302,18 @@ class Team:
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
         """One refusal refuses. Until cancelled: a box that is away says so when it is back."""
         asked = boxes.AskJudge(contribution=contribution.envelope, base=base, rank_or_k=rank_or_k)
-        own = self._exchange.judge(contribution, base, rank_or_k)
-        verdicts = await _together(own, *(self._verdict(peer, asked) for peer in self._judges))
-        return next((verdict for verdict in verdicts if verdict[0]), (pb.REASON_UNSPECIFIED, 0))
-
-    async def _verdict(self, peer: str, asked: boxes.AskJudge) -> Verdict:
         while True:
+            layout = self._layout
+            with suppress(RelaidError):
+                own = self._exchange.judge(contribution, base, rank_or_k)
+                verdicts = await _together(own, *(self._verdict(peer, asked, layout) for peer in self._judges))
+                if layout == self._layout:
+                    return next((verdict for verdict in verdicts if verdict[0]), (pb.REASON_UNSPECIFIED, 0))
+
+    async def _verdict(self, peer: str, asked: boxes.AskJudge, layout: Layout) -> Verdict:
+        while True:
+            if layout != self._layout:
+                raise RelaidError
             follower = self._lead.followers.get(peer)
             try:
                 if follower is not None:
@@ -281,9 +333,11 @@ class Team:
     async def have(self, start: worker.Start, say: Callable[[str], None]) -> list[worker.Apply]:
         """Every box has what the start needs of its stages; the commits that it replays. Raises RemoteError when one has not."""
         asked = boxes.AskStart(start=without_commits(start))
-        replays, *_ = await _together(
-            self._starts.have(start, say), *(self._done(follower, start=asked) for follower in self._hosting)
+        hosting = self._hosting
+        replays, *answers = await _together(
+            self._starts.have(start, say), *(self._done(follower, start=asked) for follower in hosting)
         )
+        self._prepared = {follower.peer: answer.ask for follower, answer in zip(hosting, answers, strict=True)}
         return replays
 
     @staticmethod

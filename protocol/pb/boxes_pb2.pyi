@@ -132,9 +132,9 @@ class BoxCommand(_message.Message):
     ready: ClusterReady
     step: _worker_pb2.Step
     alive: BoxAlive
-    begin: bool
+    begin: int
     apply: int
-    def __init__(self, launch: _Optional[_Union[LaunchBox, _Mapping]] = ..., worker: _Optional[_Union[_worker_pb2.WorkerCommand, _Mapping]] = ..., end: _Optional[int] = ..., ask: _Optional[_Union[BoxAsk, _Mapping]] = ..., drop: _Optional[int] = ..., consent: _Optional[_Union[_messages_pb2.Claim, _Mapping]] = ..., ready: _Optional[_Union[ClusterReady, _Mapping]] = ..., step: _Optional[_Union[_worker_pb2.Step, _Mapping]] = ..., alive: _Optional[_Union[BoxAlive, _Mapping]] = ..., begin: _Optional[bool] = ..., apply: _Optional[int] = ...) -> None: ...
+    def __init__(self, launch: _Optional[_Union[LaunchBox, _Mapping]] = ..., worker: _Optional[_Union[_worker_pb2.WorkerCommand, _Mapping]] = ..., end: _Optional[int] = ..., ask: _Optional[_Union[BoxAsk, _Mapping]] = ..., drop: _Optional[int] = ..., consent: _Optional[_Union[_messages_pb2.Claim, _Mapping]] = ..., ready: _Optional[_Union[ClusterReady, _Mapping]] = ..., step: _Optional[_Union[_worker_pb2.Step, _Mapping]] = ..., alive: _Optional[_Union[BoxAlive, _Mapping]] = ..., begin: _Optional[int] = ..., apply: _Optional[int] = ...) -> None: ...
 
 class Bytes(_message.Message):
     __slots__ = ("data",)

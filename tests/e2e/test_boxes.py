@@ -30,7 +30,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """Four workers in two boxes: two copies of a pipeline, whose last stage is in the second box."""
     testnet = build(tmp_path_factory.mktemp("boxes"), count=100_000, nodes=2, changes=CHANGES)
     lead = testnet.member(LEAD)
-    lead.arguments.extend(["--cluster-boxes", "2", "--cluster-interface", "lo"])
+    lead.arguments.extend(["--cluster-boxes", "2", "--cluster-interface", "lo", "--cluster-patience-seconds", "20"])
     home, link = testnet.folder / BOX, lead.home / "cluster.link"
     options = ["--devices", "2", "--threads", "1", "--step-seconds", "0.03", "--no-dht"]
     arguments = ["node", "--cluster", str(link), "--cluster-interface", "lo", "--home", str(home), "--name", BOX, *options]
@@ -108,6 +108,20 @@ def test_a_box_that_is_killed_costs_the_other_cluster_no_round(swarm: Swarm):
     swarm.testnet.start(swarm.testnet.member(BOX))
     back = swarm.wait_until_counted(LEAD, swarm.open_round())
     assert all(swarm.peer(OTHER) in swarm.counted(number) for number in range(before, back))
+    wait_for(lambda: swarm.same_states(swarm.open_round()), "all hold one state")
+
+
+def test_who_is_left_shares_out_the_stages_of_a_box_that_stays_away(swarm: Swarm):
+    """Its states come from another cluster; when it is back it hosts them again."""
+    before = swarm.open_round()
+    swarm.testnet.kill(swarm.testnet.member(BOX), signal.SIGKILL)
+    alone = [{"peer": swarm.peer(LEAD), "stages": [0, 1, 2]}]
+    wait_for(lambda: swarm.status(LEAD)["boxes"] == alone, "the lead hosts all stages")
+    counted = swarm.wait_until_counted(LEAD, swarm.open_round())
+    assert all(swarm.peer(OTHER) in swarm.counted(number) for number in range(before, counted))
+    swarm.testnet.start(swarm.testnet.member(BOX))
+    wait_for(lambda: len(swarm.status(LEAD)["boxes"]) == 2, "it has its stages again")
+    swarm.wait_until_counted(LEAD, swarm.open_round())
     wait_for(lambda: swarm.same_states(swarm.open_round()), "all hold one state")
 
 

@@ -282,6 +282,109 @@ async def test_a_verdict_waits_for_a_box_that_is_away(cluster: Cluster, monkeypa
     assert await verdict == (pb.REASON_NORM_MISMATCH, 1)
 
 
+async def test_what_nobody_waits_for_any_more_is_dropped_on_the_box(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """A contribution whose author vanished was fetched for ever, until eight of them held all downloads."""
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def judge(*_: Any) -> member.Verdict:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    monkeypatch.setattr(cluster.lead.exchange, "judge", judge)
+    monkeypatch.setattr(cluster.peer.exchange, "judge", judge)
+    await cluster.runs()
+    verdict = asyncio.create_task(cluster.team.judge(Table(RUN).genesis().contribution(2), b"base", 4))
+    await begun.wait()
+    begun.clear()
+    await begun.wait()
+    verdict.cancel()
+    await until(ended.is_set)
+    ended.clear()
+    await until(ended.is_set)
+
+
+async def test_what_is_judged_while_the_stages_move_is_judged_where_they_are(two: list[Peer], monkeypatch: pytest.MonkeyPatch):
+    asked: list[frozenset[int]] = []
+
+    async def judge(*_: Any) -> member.Verdict:
+        asked.append(two[0].exchange.stages)
+        return ACCEPTED
+
+    cluster = Cluster(two[0], two[1], patience=0.0)
+    monkeypatch.setattr(two[0].exchange, "judge", judge)
+    generation = await cluster.runs()
+    cluster.following.cancel()
+    await generation
+    verdict = asyncio.create_task(cluster.team.judge(Table(RUN).genesis().contribution(2), b"base", 4))
+    await until(lambda: asked)
+    generation = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
+    assert await verdict == ACCEPTED
+    assert asked == [frozenset({0}), frozenset({0, 1})]
+    cluster.team.end_generation()
+    await generation
+
+
+async def test_who_shares_out_in_vain_waits_for_all_again(two: list[Peer]):
+    cluster = Cluster(two[0], two[1], patience=0.0)
+    generation = await cluster.runs()
+    cluster.following.cancel()
+    await generation
+    generation = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
+    await until(lambda: len(cluster.pools[0].launches) == 2)
+    cluster.pools[0].end_generation()
+    await generation
+    assert not cluster.team.box_went, "it was our own workers"
+    generation = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
+    await until(lambda: not cluster.whole[-1])
+    cluster.peer.tasks.start(cluster.box.run(), "box")
+    await until(lambda: len(cluster.pools[1].launches) == 2)
+    cluster.team.end_generation()
+    await generation
+
+
+async def test_a_failure_on_another_box_is_not_ours(cluster: Cluster):
+    generation = await cluster.runs()
+    cluster.pools[1].say(1, failed="its disk is full")
+    await until(lambda: cluster.team.box_went)
+    assert "its disk is full" in cluster.team.box_went
+    cluster.team.end_generation()
+    await generation
+
+
+async def test_strangers_who_do_not_say_who_they_are_are_few(two: list[Peer]):
+    lead, stranger = two
+    lead.lead.admission = BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
+    stub: Any = rpc.LeadStub(stranger.channels.channel(lead.record))
+
+    async def mute() -> AsyncIterator[boxes.BoxEvent]:
+        await asyncio.Event().wait()
+        yield boxes.BoxEvent()
+
+    calls = [stub.Follow(mute()) for _ in range(6)]
+    reading = [asyncio.create_task(anext(aiter(call))) for call in calls]
+    done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+    error = done.pop().exception()
+    assert isinstance(error, grpc.aio.AioRpcError)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(reading)
+
+
+async def test_a_box_that_does_not_reach_the_coordinator_says_so(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dilocox.node.boxes.follower.CHAIN_SECONDS", 0.01)
+    await cluster.runs()
+    await until(lambda: cluster.lead.lead.followers)
+    remote = cluster.lead.lead.followers[identity(1).peer]
+    answer = await remote.ask(take=99)
+    assert answer.reason == pb.REASON_UNAVAILABLE
+    assert "does it reach the coordinator?" in answer.detail
+
+
 async def test_every_box_has_what_a_commit_counts_before_it_is_applied(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
     commit = cluster.lead.chain.commit(1)
     assert commit is not None

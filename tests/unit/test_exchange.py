@@ -10,6 +10,7 @@ import pytest
 from dilocox.node.exchange import Exchange, read_leaves
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.head import Cluster, HostRange
 from dilocox.protocol.messages import canonical, seal
 from dilocox.protocol.norms import norm_code, norm_of
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -104,3 +105,41 @@ async def test_a_contribution_is_judged_before_its_payloads_are_fetched(
     statement = seal(identity(2), pb.KIND_CONTRIBUTION, RUN.run_id, announced(store, **changes))
     assert (await exchange.judge(statement, digest(base), RUN.compression.keep))[0] == reason
     assert exchange.statistics().fetches == exchange.statistics().failures == 0
+
+
+class Asked:
+    """Finds nobody, and notes who was looked for."""
+
+    def __init__(self, asked: list[str]) -> None:
+        self._asked = asked
+
+    async def find(self, peer: str) -> None:
+        self._asked.append(peer)
+
+    async def look_up(self, peer: str) -> None:
+        pass
+
+
+async def test_a_cluster_of_many_boxes_is_asked_no_sooner_than_one_of_one(tmp_path: Path):
+    """One seat of a stranger would else be most of those whom a joiner asks."""
+    lead, *boxes = (identity(number).peer for number in range(20))
+    others = [identity(number).peer for number in (30, 31)]
+    hosts = tuple(HostRange(peer, 0, 2, copy) for copy, peer in enumerate([lead, *boxes]))
+    roster = {lead: Cluster(lead, hosts, 1), **{peer: Cluster(peer, (HostRange(peer, 0, 2),), 1) for peer in others}}
+    asked: list[str] = []
+    exchange = Exchange(RUN, range(2), BlobStore(tmp_path), Asked(asked), ChannelPool(), "me", roster=lambda: roster)
+    with pytest.raises(RemoteError):
+        await exchange.fetch(bytes(32), [lead, *others], stage=1)
+    assert set(others) < set(asked[:3])
+    assert sorted(asked) == sorted([lead, *boxes, *others]), "each is asked in the end"
+
+
+async def test_of_a_cluster_the_box_that_hosts_a_stage_is_asked_first_and_its_lead_for_what_is_of_no_stage(tmp_path: Path):
+    lead, box = identity(0).peer, identity(1).peer
+    roster = {lead: Cluster(lead, (HostRange(lead, 0, 1), HostRange(box, 1, 1)), 1)}
+    asked: list[str] = []
+    exchange = Exchange(RUN, range(2), BlobStore(tmp_path), Asked(asked), ChannelPool(), "me", roster=lambda: roster)
+    for stage in (0, 1, None):
+        with pytest.raises(RemoteError):
+            await exchange.fetch(bytes(32), [lead], stage=stage)
+    assert asked == [lead, box, box, lead, lead, box]

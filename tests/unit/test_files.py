@@ -339,6 +339,9 @@ async def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Pa
         found = {candidate.start.origin: candidate.start for candidate in starts.candidates([hello], False)}
         assert (worker.Start.ORIGIN_BOUNDARY in found) == (rotten in (None, "state"))
         assert worker.Start.ORIGIN_INITIAL in found
+        other = worker.Boundary(round=4, payloads=payloads, head=boundary.head, inner_steps=7)
+        mixed = starts.candidates([hello, worker.Hello(rank=1, boundaries=[other])], False)
+        assert worker.Start.ORIGIN_BOUNDARY not in {each.start.origin for each in mixed}, "they were not together in that phase"
         if rotten is None:
             assert await starts.have(found[worker.Start.ORIGIN_BOUNDARY], lambda why: None) == []
         if rotten == "state":

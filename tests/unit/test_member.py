@@ -94,7 +94,12 @@ def test_a_lead_whose_box_is_away_does_not_vote_against_what_that_could_not_look
     node.feed(member.Tick())
     assert node.said(pb.KIND_RECEIPT) is None
     node.feed(member.Whole(True))
-    assert node.said(pb.KIND_RECEIPT) is not None, "it is late, and says what it has"
+    assert node.said(pb.KIND_RECEIPT) is None, "the box that is back has time to look"
+    assert member.next_deadline(node.state) == node.table.now + 25
+    node.feed(member.Judged(node.digests[1], ACCEPTED))
+    receipt = node.said(pb.KIND_RECEIPT)
+    assert receipt is not None
+    assert not receipt.body.findings
 
 
 def test_only_the_coordinator_s_ballot_and_the_roster_s_contributions_of_this_round_are_seen():
@@ -473,6 +478,15 @@ def test_a_box_claims_what_its_lead_asks_for_and_says_nothing_else():
     assert member.step(state, member.LeaveRun(), 0)[1] == [], "its lead leaves"
     elsewhere = pb.Claim(round=9, head=digest("head"), state=ROOT, cluster=digest("layout"))
     assert member.step(machine(8)[1], member.Asked(elsewhere), 0)[1] == [], "of a round that is not open here"
+
+
+def test_who_led_a_cluster_and_is_a_box_now_leaves_before_it_agrees():
+    """Else the coordinator would wait for a cluster that nobody leads."""
+    table = Table(manifest()).genesis()
+    state = member.start(table.run, identity(0).peer, table.head, lead=identity(7).peer)
+    asked = pb.Claim(round=1, head=table.head.digest, state=ROOT, cluster=digest("layout"))
+    _, effects = member.step(state, member.Asked(asked), 0)
+    assert signs(effects) == [pb.KIND_LEAVE]
 
 
 def test_a_cluster_that_is_laid_out_anew_claims_its_seat_anew():

@@ -60,6 +60,7 @@ def test_boxes_hold_stretches_of_the_pipeline_and_all_copies_of_them():
     assert [len(unequal.stages(box, 80)) for box in range(2)] == [64, 16]
     assert tile([4, 4], 3, 3).lengths == (2, 1), "what a run has too few stages for is left over evenly"
     assert tile([1, 1, 1], 2, 4).lengths == (1, 1, 0), "the last box has nothing to do"
+    assert tile([1, 8], 4, 8).lengths == (1, 3), "a lead hosts some of its cluster, though two copies would use more devices"
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 12), st.integers(1, 12))
@@ -69,6 +70,7 @@ def test_every_stage_of_every_copy_has_one_worker(devices: list[int], stages: in
     assert sorted(rank for box in boxes for rank in tiled.ranks(box)) == list(range(tiled.workers))
     assert [stage for box in boxes for stage in tiled.stages(box, stages)] == list(range(stages))
     assert all(len(tiled.ranks(box)) <= devices[box] for box in boxes)
+    assert tiled.lengths[0] > 0, "the lead has a part"
     assert microbatches % tiled.copies == 0
     assert microbatches // tiled.copies >= tiled.length
 
