@@ -222,11 +222,10 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
+    few_arenas()  # as `dilocox` does: the honest peers live here
     if options.quick:
-        few_arenas()  # as `dilocox` does: the honest peers live here
         result = asyncio.run(measure(10.0, 100, QUICK_STEP_SECONDS, options.seed))
     else:
-        few_arenas()  # as `dilocox` does: the honest peers live here
         result = asyncio.run(measure(60 * options.minutes, options.connections, STEP_SECONDS, options.seed))
     show(result)
     write("strangers" + ("-quick" if options.quick else ""), result)

@@ -4,7 +4,7 @@ Four loops share this object, all on the event loop, none of them heavy:
 
     watch     commits, contributions and ballots from the coordinator
     offer     our statements, until the coordinator holds them
-    workers   generations of stage workers (generations.py)
+    workers   ours: generations where we lead (generations.py), a part of them where another does (boxes/follower.py)
     beat      heartbeats
 
 Everything a restart needs is in the blob store, the chain file, our own statements and the workers' boundary checkpoints.

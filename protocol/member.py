@@ -1,4 +1,5 @@
-"""The node's machine: `step(state, input, now) -> state, effects`. What a cluster's lead says in a round, and when.
+"""The node's machine: `step(state, input, now) -> state, effects`. What a cluster's lead says in a round, and when; and what a
+box says that another leads: that it agrees.
 
 A node holds its statements for the open round and offers them again, on connect and every few seconds, until it sees them held
 or finally refused: nothing is said only once. The machine has no clock, no I/O and no key: it asks for signatures (`Sign`), and
@@ -10,6 +11,9 @@ what was signed and put on disk comes back (`Signed`). Drivers are the daemon, t
     ballot, and all on it judged        or three quarters of its time:    vote
     "your report differs"               replay from disk
 own state or replay contradicts     start again from an agreed state; who just did that, halts
+    the lead laid its boxes out anew    sign the layout, claim a seat with it
+    a box of ours is away               no vote: what it could not look at is nobody else's fault
+    our lead asks for our consent       claim what it claims; nothing else is ours to say
     commit                              everything above begins anew
 """
 
