@@ -63,7 +63,7 @@ async def _hold(
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     holder = Holder(me, place, chain, own, holding, Starts(manifest, chain, place.store, exchange), coordinator)
-    await asyncio.to_thread(lambda: place.store.sweep(place.store.digests()))  # of what was coming, half is here for ever
+    await asyncio.to_thread(lambda: place.store.sweep(place.store.partials()))  # of what was coming, half is here for ever
     await holder.retain()
     place.blobs.keeper = holding
     runner, url = await serve_http(holder.app(settings.name), settings.api)

@@ -41,11 +41,7 @@ class Keeping:
                 self.boundary(boundary.round, blobs_of(boundary.payloads))
         # First: what comes meanwhile is not looked at.
         here = await asyncio.to_thread(self._store.digests) | await asyncio.to_thread(self._store.partials)
-        await asyncio.to_thread(self._remove, here - self._worth_keeping())
-
-    def _remove(self, digests: Iterable[bytes]) -> None:
-        for digest in digests:
-            self._store.remove(digest)
+        await asyncio.to_thread(self._store.sweep, here - self._worth_keeping())
 
     def _worth_keeping(self) -> set[bytes]:
         for round in sorted(self._boundaries)[:-BOUNDARIES_KEPT]:

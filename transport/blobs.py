@@ -200,14 +200,14 @@ class BlobStore:
             return []
         return list(pb.StageStates.FromString(raw).digests) if digest_of([raw]) == root else []
 
-    def sweep(self, keep: set[bytes]) -> None:
-        """Remove every blob and partial download that is not in `keep`. Only while nobody else writes here."""
-        for digest in self.digests() - keep:
+    def sweep(self, gone: Iterable[bytes]) -> None:
+        """Remove these blobs and what is here of them; the first time also what earlier processes were writing when they ended.
+        Only while no other process writes here. What came since the caller looked is not among them, and stays."""
+        for digest in gone:
             self.remove(digest)
-        for entry in self.folder.iterdir():
+        for entry in () if self._swept else self.folder.iterdir():
             name, _, ending = entry.name.partition(".")
-            left = f".{ending}" in (PART, PUSHED) and _DIGEST.fullmatch(name) is not None and bytes.fromhex(name) not in keep
-            if left or (not name and ending.endswith(".tmp") and not self._swept):
+            if not name and ending.endswith(".tmp") and not ending.startswith(f"{os.getpid()}-"):
                 entry.unlink(missing_ok=True)
         self._swept = True
 

@@ -284,27 +284,23 @@ async def test_a_verdict_waits_for_a_box_that_is_away(cluster: Cluster, monkeypa
 
 async def test_what_nobody_waits_for_any_more_is_dropped_on_the_box(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
     """A contribution whose author vanished was fetched for ever, until eight of them held all downloads."""
-    begun, ended = asyncio.Event(), asyncio.Event()
+    seen: list[str] = []
 
     async def judge(*_: Any) -> member.Verdict:
-        begun.set()
+        seen.append("begun")
         try:
             await asyncio.Event().wait()
         finally:
-            ended.set()
+            seen.append("ended")
         raise AssertionError
 
     monkeypatch.setattr(cluster.lead.exchange, "judge", judge)
     monkeypatch.setattr(cluster.peer.exchange, "judge", judge)
     await cluster.runs()
     verdict = asyncio.create_task(cluster.team.judge(Table(RUN).genesis().contribution(2), b"base", 4))
-    await begun.wait()
-    begun.clear()
-    await begun.wait()
+    await until(lambda: seen == ["begun"] * 2)
     verdict.cancel()
-    await until(ended.is_set)
-    ended.clear()
-    await until(ended.is_set)
+    await until(lambda: seen[2:] == ["ended"] * 2)
 
 
 async def test_what_is_judged_while_the_stages_move_is_judged_where_they_are(two: list[Peer], monkeypatch: pytest.MonkeyPatch):
