@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from dilocox.node.boxes import stream
 from dilocox.node.boxes.follower import Follower
 from dilocox.node.boxes.lead import BoxAdmission, RemoteBox
 from dilocox.node.boxes.link import ClusterLink, address_on, load_or_create_secret, proof
@@ -116,6 +117,12 @@ def link_to(lead: Peer, secret: bytes = SECRET) -> ClusterLink:
     return ClusterLink(secret, to, to)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy is not taken for a box that is gone."""
+    monkeypatch.setattr(stream, "SILENT_LOOKS", 1 << 30)
+
+
 @pytest.fixture
 async def two(tmp_path: Path) -> AsyncIterator[list[Peer]]:
     commits = list(Table(RUN).genesis().train(2).commits)
@@ -218,7 +225,8 @@ async def test_who_waits_no_longer_shares_out_the_stages_and_takes_the_box_back(
     assert len(cluster.laid[-1]) == 2
 
 
-async def test_a_box_that_says_nothing_is_gone(two: list[Peer]):
+async def test_a_box_that_says_nothing_is_gone(two: list[Peer], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stream, "SILENT_LOOKS", 2)
     lead, box = two
     lead.lead.admission = BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
     stub: Any = rpc.LeadStub(box.channels.channel(lead.record))
@@ -455,10 +463,18 @@ async def test_a_box_s_workers_reach_the_first_one_through_the_daemons(cluster: 
     cluster.team.end_generation()
     await generation
     stub: Any = rpc.LeadStub(cluster.peer.channels.channel(cluster.lead.record))
-    with pytest.raises(grpc.aio.AioRpcError, match="no generation of ours"):
-        await anext(aiter(stub.Meet(iter([boxes.Bytes()]))))
+    assert "no generation of ours" in await refusal(stub.Meet, boxes.Bytes())
     server.close()
     writer.close()
+
+
+async def refusal(method: Any, message: Any) -> str:
+    """What a stream that begins so is refused with. gRPC's client may notice the end before it has read why: then once more."""
+    while True:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(method(iter([message]))))
+        if caught.value.code() is not grpc.StatusCode.INTERNAL:
+            return caught.value.details() or ""
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -477,15 +493,12 @@ async def test_who_is_not_of_the_cluster_is_refused(two: list[Peer], changes: di
     stub: Any = rpc.LeadStub(stranger.channels.channel(lead.record))
     shown = proof(SECRET, RUN.run_id, identity(0).peer, identity(1).peer)
     hello = boxes.BoxHello(**{"proof": shown, "devices": 2, **changes})
-    with pytest.raises(grpc.aio.AioRpcError, match="leads no cluster"):
-        await anext(aiter(stub.Follow(iter([boxes.BoxEvent(hello=hello)]))))
+    assert "leads no cluster" in await refusal(stub.Follow, boxes.BoxEvent(hello=hello))
     lead.lead.admission = BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
-    with pytest.raises(grpc.aio.AioRpcError, match=why):
-        await anext(aiter(stub.Follow(iter([boxes.BoxEvent(hello=hello)]))))
+    assert why in await refusal(stub.Follow, boxes.BoxEvent(hello=hello))
     assert not lead.lead.followers
     lead.lead.store_port = 1
-    with pytest.raises(grpc.aio.AioRpcError, match="no generation of ours"):
-        await anext(aiter(stub.Meet(iter([boxes.Bytes()]))))
+    assert "no generation of ours" in await refusal(stub.Meet, boxes.Bytes())
 
 
 async def test_a_cluster_has_as_many_boxes_as_its_lead_said(cluster: Cluster):
@@ -493,8 +506,7 @@ async def test_a_cluster_has_as_many_boxes_as_its_lead_said(cluster: Cluster):
     cluster.lead.lead.followers["another"] = RemoteBox("another", boxes.BoxHello(devices=1), lambda said: None)
     stub: Any = rpc.LeadStub(cluster.peer.channels.channel(cluster.lead.record))
     hello = boxes.BoxHello(proof=proof(SECRET, RUN.run_id, identity(0).peer, identity(1).peer), devices=1)
-    with pytest.raises(grpc.aio.AioRpcError, match="has its 2 boxes: start the lead"):
-        await anext(aiter(stub.Follow(iter([boxes.BoxEvent(hello=hello)]))))
+    assert "has its 2 boxes: start the lead" in await refusal(stub.Follow, boxes.BoxEvent(hello=hello))
 
 
 def test_a_cluster_link_is_read_as_it_was_written(tmp_path: Path):
