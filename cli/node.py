@@ -42,6 +42,23 @@ def read_cluster_link(path: Path) -> ClusterLink:
         raise ConfigError(f"the cluster link cannot be read: {error}") from error
 
 
+def _check_cluster(link: ClusterLink | None, boxes: int, interface: str | None, upload_copies: int | None) -> None:
+    """Raises ConfigError or LocalError where options do not fit each other, or this machine."""
+    several = boxes > 1 or link is not None
+    if boxes > 1 and link is not None:
+        raise ConfigError("--cluster-boxes is said on the cluster's lead alone")
+    if several and upload_copies is not None:
+        raise ConfigError("--upload-copies leaves payloads with others, which a cluster of several boxes cannot do yet")
+    if not several and interface is not None:
+        raise ConfigError("--cluster-interface is for a cluster of several boxes: say --cluster-boxes N, or --cluster FILE")
+    if several and interface is None:
+        raise ConfigError(
+            "the boxes of a cluster exchange tensors unencrypted: name the interface of a trusted network (--cluster-interface)"
+        )
+    if interface is not None:
+        address_on(interface)
+
+
 def node(
     join: MaybeJoinOption = None,
     home: HomeOption = None,
@@ -103,19 +120,7 @@ def node(
     link = read_cluster_link(cluster) if cluster is not None else None
     if (join is None) == (link is None):
         raise ConfigError("say either --join LINK, or --cluster FILE for a box of somebody's cluster")
-    if cluster_boxes > 1 and link is not None:
-        raise ConfigError("--cluster-boxes is said on the cluster's lead alone")
-    several = cluster_boxes > 1 or link is not None
-    if several and upload_copies is not None:
-        raise ConfigError("--upload-copies leaves payloads with others, which a cluster of several boxes cannot do yet")
-    if not several and cluster_interface is not None:
-        raise ConfigError("--cluster-interface is for a cluster of several boxes: say --cluster-boxes N, or --cluster FILE")
-    if several and cluster_interface is None:
-        raise ConfigError(
-            "the boxes of a cluster exchange tensors unencrypted: name the interface of a trusted network (--cluster-interface)"
-        )
-    if cluster_interface is not None:
-        address_on(cluster_interface)
+    _check_cluster(link, cluster_boxes, cluster_interface, upload_copies)
     try:
         cpus = tuple(int(cpu) for cpu in codec_cpus.split(",") if cpu)
     except ValueError as error:

@@ -5,7 +5,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -117,7 +117,7 @@ class Exchange:
         while not await asyncio.to_thread(self._store.sound, digest):
             download = self._downloads.get(digest)
             if download is None:
-                download = self._begin(digest, self._boxes(providers, stage), max_size)
+                download = self._begin(digest, list(providers), max_size, stage)
             elif download.ending:
                 await asyncio.wait({download.task})
                 continue
@@ -128,19 +128,21 @@ class Exchange:
                 download.wanted -= 1
                 asyncio.get_running_loop().call_later(LINGER_SECONDS, download.end_unwanted)
 
-    def _begin(self, digest: bytes, providers: list[str], max_size: int) -> "Download":
-        task = asyncio.create_task(self._fetch(digest, providers, max_size), name=f"fetch {digest.hex()[:8]}")
+    def _begin(self, digest: bytes, providers: list[str], max_size: int, stage: int | None) -> "Download":
+        task = asyncio.create_task(self._fetch(digest, providers, max_size, stage), name=f"fetch {digest.hex()[:8]}")
         task.add_done_callback(lambda _: self._downloads.pop(digest))
         self._downloads[digest] = Download(task)
         return self._downloads[digest]
 
-    async def _fetch(self, digest: bytes, providers: list[str], max_size: int) -> None:
+    async def _fetch(self, digest: bytes, providers: list[str], max_size: int, stage: int | None) -> None:
         def watch(held: int, size: int) -> None:
             self._held[digest] = held, size
 
         last = RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
-        for peer in providers:
-            record = await self._directory.find(peer) if peer != self._me else None
+        asked = []
+        for peer in self._order(providers, stage):
+            asked.append(peer)
+            record = await self._directory.find(peer)
             if record is None or not record.address:
                 continue
             try:
@@ -156,7 +158,7 @@ class Exchange:
                 last = error
             finally:
                 self._held.pop(digest, None)
-        await asyncio.gather(*(self._directory.look_up(peer) for peer in providers if peer != self._me))  # for the next attempt
+        await asyncio.gather(*(self._directory.look_up(peer) for peer in asked))  # for the next attempt
         raise last
 
     async def fetch_forever(
@@ -172,18 +174,28 @@ class Exchange:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
 
-    def _boxes(self, peers: Iterable[str], stage: int | None) -> list[str]:
-        """Whom to ask: of each cluster one box that hosts the stage, or its lead, before all its others, where it may lie from
-        before. In no order otherwise: uploads spread, and a cluster of many boxes is asked no sooner than one of one."""
-        roster, first, then = self._roster(), set(), set()
-        for peer in peers:
+    def _order(self, peers: Sequence[str], stage: int | None) -> Iterator[str]:
+        """Whom to ask, one after the other: of each cluster one box that hosts the stage, or its lead, before all its others, where
+        it may lie from before. In no order otherwise: uploads spread, and a cluster of many boxes is asked no sooner than one of
+        one."""
+        roster, asked = self._roster(), {self._me}
+        shuffled = random.sample(peers, len(peers))
+
+        def first(peer: str) -> list[str]:
             cluster = roster.get(peer)
-            boxes = cluster.peers if cluster is not None else (peer,)
-            hosts = [b for b in boxes if cluster is not None and stage is not None and stage in cluster.stages_of(b)]
-            first.add(random.choice(hosts) if hosts else peer)
-            then |= {peer, *boxes}
-        likely, others = sorted(first), sorted(then - first)
-        return [*random.sample(likely, len(likely)), *random.sample(others, len(others))]
+            hosts = cluster.hosts_of(stage) if cluster is not None and stage is not None else []
+            return [random.choice(hosts)] if hosts else [peer]
+
+        def others(peer: str) -> list[str]:
+            cluster = roster.get(peer)
+            return random.sample(cluster.peers, len(cluster.peers)) if cluster is not None else []
+
+        for boxes in (first, others):
+            for peer in shuffled:
+                for box in boxes(peer):
+                    if box not in asked:
+                        asked.add(box)
+                        yield box
 
     async def leaves(self, contribution: pb.Contribution, providers: Iterable[str]) -> list[pb.Leaf]:
         """What a contribution announces, stage by stage. Raises RemoteError when it cannot be had, or is not that."""

@@ -100,6 +100,8 @@ class WorkerPool(rpc.SupervisorServicer):
         """No generation runs."""
         self._ended.set()
         self._stopping = False
+        self._expected = 0
+        """Workers of this generation, started yet or not."""
 
     async def open(self) -> None:
         self._socket.unlink(missing_ok=True)
@@ -113,7 +115,7 @@ class WorkerPool(rpc.SupervisorServicer):
         """Return when the generation has ended, leaving no process of it."""
         self._ended.clear()
         self._given_up.clear()
-        self._stopping = False
+        self._stopping, self._expected = False, len(launch.ranks)
         self._attached.clear()
         self._processes = []
         try:
@@ -235,7 +237,7 @@ class WorkerPool(rpc.SupervisorServicer):
         self._stopping = True
         if not self._ended.is_set():
             self.command(pb.WorkerCommand(stop=pb.Stop()))
-            if len(self._attached) < len(self._processes):
+            if len(self._attached) < self._expected:
                 self.end_generation()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_SECONDS):

@@ -1,6 +1,6 @@
 """What the commits so far imply for the open round: `Head`, the fold over the chain, and the words of a roster."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, author
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["Cluster", "Head", "HostRange", "Rest", "advance", "initial_head", "resting_on"]
+__all__ = ["Cluster", "Head", "HostRange", "Rest", "advance", "alone", "host_ranges", "initial_head", "resting_on"]
 
 
 class HostRange(NamedTuple):
@@ -22,6 +22,16 @@ class HostRange(NamedTuple):
     first_stage: int
     stage_count: int
     copy: int = 0
+
+
+def host_ranges(hosts: Iterable[pb.Host]) -> tuple[HostRange, ...]:
+    """As a message names them."""
+    return tuple(HostRange(host.peer, host.first_stage, host.stage_count, host.copy) for host in hosts)
+
+
+def alone(peer: str, stages: int) -> tuple[HostRange, ...]:
+    """The hosts of a cluster of one box."""
+    return (HostRange(peer, 0, stages),)
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,10 @@ class Cluster:
     @property
     def peers(self) -> tuple[str, ...]:
         return tuple(host.peer for host in self.hosts)
+
+    def hosts_of(self, stage: int) -> list[str]:
+        """Peers with a copy of this stage."""
+        return [host.peer for host in self.hosts if host.first_stage <= stage < host.first_stage + host.stage_count]
 
     def stages_of(self, peer: str) -> list[int]:
         ranges = (range(h.first_stage, h.first_stage + h.stage_count) for h in self.hosts if h.peer == peer)
@@ -115,12 +129,10 @@ def initial_head(coordinator: str) -> Head:
 def advance(manifest: Manifest, commit: Statement[pb.Commit]) -> Head:
     """The head after a commit that is trusted: read off the commit, nothing recomputed."""
     body = commit.body
-    everything = (HostRange("", 0, manifest.model.stages),)
     roster = {
         m.cluster: Cluster(
             m.cluster,
-            tuple(HostRange(h.peer, h.first_stage, h.stage_count, h.copy) for h in m.hosts)
-            or tuple(host._replace(peer=m.cluster) for host in everything),
+            host_ranges(m.hosts) or alone(m.cluster, manifest.model.stages),
             m.joined,
             m.missed,
             m.account,

@@ -50,7 +50,7 @@ from dilocox.protocol.facts import (
     Verdict,
     Whole,
 )
-from dilocox.protocol.head import Head, HostRange, resting_on
+from dilocox.protocol.head import Head, HostRange, alone, resting_on
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -158,7 +158,7 @@ class MemberState:
     @property
     def seated(self) -> bool:
         """Whether our cluster is on the roster as it is laid out."""
-        wanted = self.hosts or (HostRange(self.me, 0, self.manifest.model.stages),)
+        wanted = self.hosts or alone(self.me, self.manifest.model.stages)
         return self.on_roster and self.head.roster[self.me].hosts == wanted
 
     @property

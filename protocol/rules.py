@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.gathered import Gathered, Slot, holds, put, put_newest, single
-from dilocox.protocol.head import Cluster, Head, HostRange, resting_on
+from dilocox.protocol.head import Cluster, Head, HostRange, alone, host_ranges, resting_on
 from dilocox.protocol.ids import short
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
@@ -178,7 +178,7 @@ def _cluster(manifest: Manifest, head: Head, gathered: Gathered, statement: Stat
         return refusal, gathered
     if not head.names(body):
         return _not_now(head, "layout", body.round), gathered
-    hosts = [HostRange(h.peer, h.first_stage, h.stage_count, h.copy) for h in body.hosts]
+    hosts = host_ranges(body.hosts)
     if statement.peer not in {host.peer for host in hosts}:
         return reject(pb.REASON_CLUSTER, "its lead hosts nothing of it"), gathered
     if not tiles(hosts, manifest.model.stages):
@@ -228,12 +228,12 @@ def complete_clusters(manifest: Manifest, head: Head, gathered: Gathered) -> dic
     layouts = {layout.digest: layout for slot in gathered.clusters.values() if (layout := single(slot))}
     for peer, claim in sorted(claiming.items()):
         if not claim.body.cluster:
-            hosts: tuple[HostRange, ...] = (HostRange(peer, 0, manifest.model.stages),)
+            hosts = alone(peer, manifest.model.stages)
         else:
             layout = layouts.get(claim.body.cluster)
             if layout is None or layout.peer != peer:
                 continue
-            hosts = tuple(HostRange(h.peer, h.first_stage, h.stage_count, h.copy) for h in layout.body.hosts)
+            hosts = host_ranges(layout.body.hosts)
         told = [claiming.get(host.peer) for host in hosts]
         wanted = (claim.body.cluster, claim.body.state)
         agreed = all(t is not None and (t.body.cluster, t.body.state) == wanted for t in told)

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 CHAIN_SECONDS = 30.0
 """A commit that the lead has comes within this, or the lead says that it does not."""
+TICKS_SECONDS = 1.0
 NEVER = 1 << 32
 """Above every generation."""
 
@@ -87,6 +88,8 @@ class Follower:
         """Our part of a generation."""
         self._ended = 0
         """The last generation that the lead ended, perhaps before we came to start it."""
+        self._ticks = 0
+        """Processor time of our workers."""
         self._grew = asyncio.Event()
 
     # As a participant sees its workers
@@ -137,7 +140,7 @@ class Follower:
             await backoff.wait()
 
     def _away(self, why: str) -> Status:
-        return Status("waiting", f"our cluster's lead {short(self._link.lead.coordinator)} is away: {why}")
+        return Status("forming", f"our cluster's lead {short(self._link.lead.coordinator)} is away: {why}")
 
     def _refused(self, why: str) -> Status:
         return Status("refused", f"our cluster's lead {short(self._link.lead.coordinator)} refuses this box: {why}")
@@ -156,7 +159,7 @@ class Follower:
                 backoff.reset()
                 self._obey(stub, command)
 
-        work = [asyncio.create_task(each) for each in (obey(), silence.lasts(), self._beat())]
+        work = [asyncio.create_task(each) for each in (obey(), silence.lasts(), self._beat(), self._count())]
         try:
             done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -175,10 +178,16 @@ class Follower:
         self._outgoing.put_nowait(boxes.BoxEvent(**event))
 
     async def _beat(self) -> None:
+        """Waits for no thread: those may all be hashing."""
+        while True:
+            self._say(alive=boxes.BoxAlive(ticks=self._ticks))
+            await asyncio.sleep(ALIVE_SECONDS)
+
+    async def _count(self) -> None:
         while True:
             ticks = await asyncio.to_thread(self._pool.processor_ticks)
-            self._say(alive=boxes.BoxAlive(ticks=ticks or 0))
-            await asyncio.sleep(ALIVE_SECONDS)
+            self._ticks = ticks or 0
+            await asyncio.sleep(TICKS_SECONDS)
 
     def _obey(self, stub: Any, command: boxes.BoxCommand) -> None:
         match command.WhichOneof("command"):

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from dilocox.node.boxes.lead import LeadService, RemoteBox
@@ -33,8 +34,18 @@ END_SECONDS = 30.0
 """A box whose workers have not ended by then, killed as they are, is gone."""
 
 
-Layout = tuple[tuple[str, int, int], ...]
-"""Boxes that host something, with the length of their stretch of the pipeline and its copies."""
+@dataclass(frozen=True)
+class Layout:
+    """Which boxes host what."""
+
+    peers: tuple[str, ...]
+    """The lead first."""
+    tiling: Tiling
+
+    def hosts(self, stages: int) -> tuple[HostRange, ...]:
+        """Of a run with so many stages: without boxes that have nothing to do."""
+        shares = [(peer, self.tiling.stages(box, stages)) for box, peer in enumerate(self.peers)]
+        return tuple(HostRange(peer, share[0], len(share)) for peer, share in shares if share)
 
 
 class RelaidError(Exception):
@@ -73,12 +84,12 @@ class Team:
         self.workers = 0
         """Of this generation."""
         self._generation = 0
-        self._here: list[RemoteBox] = []
-        """Other boxes that were here when this generation was laid out …"""
         self._hosting: list[RemoteBox] = []
-        """… and those of them that have workers of it."""
-        self._judges: list[str] = []
-        """Peers that the stages were last laid out over, beside us: also while one is away."""
+        """Other boxes that have workers of this generation."""
+        self._hosts: tuple[HostRange, ...] = ()
+        """Where the stages were last laid out: also while one of these boxes is away."""
+        self._boxes_here = 0
+        """That it was laid out for, this one too."""
         self._formed = False
         """All boxes were here once."""
         self._prepared: dict[str, int] = {}
@@ -90,7 +101,6 @@ class Team:
         """Why the last generation ended, where that was another box's doing: nothing is wrong here."""
         self._phases = 0
         """That workers said had ended, in this generation."""
-        self._layout: Layout = ()
 
     # Generations
 
@@ -119,7 +129,7 @@ class Team:
             if left is not None and left <= 0:
                 log.warning("%d of %d boxes are here: they share out the stages", len(here) + 1, self._others + 1)
                 return here
-            self.tell(Status("waiting", f"{len(here) + 1} of {self._others + 1} boxes of our cluster are here"))
+            self.tell(Status("forming", f"{len(here) + 1} of {self._others + 1} boxes of our cluster are here"))
             self._lead.changed.clear()
             await self._first(self._lead.changed.wait(), self._given_up.wait(), seconds=left)
         return None
@@ -135,30 +145,29 @@ class Team:
 
     def _look(self) -> None:
         if self._others:
-            self.whole(self._formed and all(peer in self._lead.followers for peer in self._judges))
+            self.whole(self._formed and all(peer in self._lead.followers for peer in self._others_hosting()))
+
+    def _others_hosting(self) -> list[str]:
+        return [host.peer for host in self._hosts if host.peer != self._me]
 
     async def _run(self, followers: list[RemoteBox]) -> None:
-        self._here = followers
-        model = self._manifest.model
-        tiling = self._tiled(followers)
-        self.workers = tiling.workers
+        layout, stages = self._lay_out(followers), self._manifest.model.stages
+        tiling = layout.tiling
+        self.workers, self._boxes_here = tiling.workers, len(layout.peers)
         self._hosting = [follower for box, follower in enumerate(followers, 1) if tiling.lengths[box]]
-        self._judges = [follower.peer for follower in self._hosting]
-        self._layout = self._laid_out(followers)
+        self._hosts = layout.hosts(stages)
         self._lead.changed.set()  # who waits for a verdict asks those who host the stages now
         self._look()
-        stages = [tiling.stages(box, model.stages) for box in range(len(followers) + 1)]
-        self._exchange.stages = frozenset(stages[0])
-        peers = [self._me, *(follower.peer for follower in followers)]
-        self.laid(tuple(HostRange(peer, s[0], len(s)) for peer, s in zip(peers, stages, strict=True) if s) if followers else ())
-        self._log(tiling, [self._devices, *(follower.devices for follower in followers)], peers)
+        self._exchange.stages = frozenset(tiling.stages(0, stages))
+        self.laid(self._hosts if followers else ())
+        self._log(layout, [self._devices, *(follower.devices for follower in followers)])
         forwarding = asyncio.create_task(self._forward())
         with ExitStack() as store:
             launch = self._launch(tiling, store)
             parts = [asyncio.create_task(self._pool.run_generation(launch))]
             for box, follower in enumerate(followers, 1):
                 if follower in self._hosting:
-                    self._launch_on(follower, tiling, box, stages[box])
+                    self._launch_on(follower, tiling, box)
                     parts.append(asyncio.create_task(follower.ended(self._generation)))
             given_up = asyncio.create_task(self._given_up.wait())
             try:
@@ -176,17 +185,17 @@ class Team:
                 await asyncio.wait(parts)
                 self._lead.store_port = None
                 await forwarding
-        self._say_why(theirs, len(followers))
+        self._say_why(theirs)
         parts[0].result()
 
-    def _say_why(self, theirs: bool, boxes_here: int) -> None:
+    def _say_why(self, theirs: bool) -> None:
         """`theirs`: the workers of another box ended first."""
         gone = [follower for follower in self._hosting if follower.gone.is_set()]
         if gone:
             self.box_went = f"box {short(gone[0].peer)} of our cluster went"
         elif theirs and not self.box_went:
             self.box_went = "the workers of another box ended: see workers.log there"
-        if boxes_here < self._others and not self._phases:
+        if self._boxes_here <= self._others and not self._phases:
             self._formed = False  # the others cannot do it, it seems: wait for all of them
 
     def _launch(self, tiling: Tiling, store: ExitStack) -> Launch:
@@ -196,20 +205,21 @@ class Team:
         self._lead.store_port = port = listening.getsockname()[1]
         return Launch(tiling.ranks(0), tiling.workers, tiling.copies, port, listening, self._interface)
 
-    def _launch_on(self, follower: RemoteBox, tiling: Tiling, box: int, stages: Sequence[int]) -> None:
+    def _launch_on(self, follower: RemoteBox, tiling: Tiling, box: int) -> None:
         launch = boxes.LaunchBox(
             generation=self._generation,
             ranks=tiling.ranks(box),
             workers=tiling.workers,
             copies=tiling.copies,
-            stages=stages,
+            stages=tiling.stages(box, self._manifest.model.stages),
         )
         follower.send(launch=launch)
         if self._consented is not None:
             follower.send(consent=self._consented)
 
-    def _log(self, tiling: Tiling, devices: Sequence[int], peers: Sequence[str]) -> None:
+    def _log(self, layout: Layout, devices: Sequence[int]) -> None:
         model, microbatches = self._manifest.model, self._manifest.training.microbatches
+        tiling, peers = layout.tiling, layout.peers
         log.info(
             "%d workers on %d devices: %d copies of a pipeline of %d",
             tiling.workers,
@@ -271,16 +281,12 @@ class Team:
     def regroups(self) -> bool:
         """Whether the boxes that are here now would be laid out in another way, and better."""
         here = sorted(self._lead.followers.values(), key=lambda follower: follower.peer)
-        return len(here) > len(self._here) and self._laid_out(here) != self._layout
+        return len(here) >= self._boxes_here and self._lay_out(here).hosts(self._manifest.model.stages) != self._hosts
 
-    def _tiled(self, followers: Sequence[RemoteBox]) -> Tiling:
-        model, microbatches = self._manifest.model, self._manifest.training.microbatches
-        return tile([self._devices, *(follower.devices for follower in followers)], model.stages, microbatches)
-
-    def _laid_out(self, followers: Sequence[RemoteBox]) -> "Layout":
-        tiling = self._tiled(followers)
-        peers = [self._me, *(follower.peer for follower in followers)]
-        return tuple((peer, length, tiling.copies) for peer, length in zip(peers, tiling.lengths, strict=True) if length)
+    def _lay_out(self, followers: Sequence[RemoteBox]) -> Layout:
+        devices = [self._devices, *(follower.devices for follower in followers)]
+        peers = (self._me, *(follower.peer for follower in followers))
+        return Layout(peers, tile(devices, self._manifest.model.stages, self._manifest.training.microbatches))
 
     def processor_ticks(self) -> int | None:
         """Processor time of this generation so far, in clock ticks; None where a system does not say. Blocking."""
@@ -303,16 +309,16 @@ class Team:
         """One refusal refuses. Until cancelled: a box that is away says so when it is back."""
         asked = boxes.AskJudge(contribution=contribution.envelope, base=base, rank_or_k=rank_or_k)
         while True:
-            layout = self._layout
+            hosts = self._hosts
             with suppress(RelaidError):
                 own = self._exchange.judge(contribution, base, rank_or_k)
-                verdicts = await _together(own, *(self._verdict(peer, asked, layout) for peer in self._judges))
-                if layout == self._layout:
+                verdicts = await _together(own, *(self._verdict(peer, asked, hosts) for peer in self._others_hosting()))
+                if hosts == self._hosts:
                     return next((verdict for verdict in verdicts if verdict[0]), (pb.REASON_UNSPECIFIED, 0))
 
-    async def _verdict(self, peer: str, asked: boxes.AskJudge, layout: Layout) -> Verdict:
+    async def _verdict(self, peer: str, asked: boxes.AskJudge, hosts: tuple[HostRange, ...]) -> Verdict:
         while True:
-            if layout != self._layout:
+            if hosts != self._hosts:
                 raise RelaidError
             follower = self._lead.followers.get(peer)
             try:

@@ -19,14 +19,15 @@ from dilocox.node.workers import Launch
 from dilocox.protocol import member
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
-from dilocox.protocol.head import HostRange
+from dilocox.protocol.head import HostRange, initial_head
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.messages import canonical, seal
 from dilocox.protocol.pb import boxes_pb2 as boxes
 from dilocox.protocol.pb import boxes_pb2_grpc as rpc
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from tests.helpers import Table, identity, manifest, until
+from dilocox.protocol.status import Status, status
+from tests.helpers import COORDINATOR, Table, identity, manifest, until
 from tests.peers import Peer, meeting
 
 RUN = manifest(training={"microbatches": 4})
@@ -80,6 +81,8 @@ class Cluster:
         lead.lead.admission = BoxAdmission(RUN.run_id, me, SECRET, cuda=False, most=1)
         starts = [Starts(RUN, each.chain, each.store, each.exchange) for each in (lead, box)]
         self.team = Team(RUN, me, 2, self.pools[0], lead.exchange, starts[0], lead.lead, 1, INTERFACE, patience)  # type: ignore[arg-type]
+        self.told: list[Status] = []
+        self.team.tell = self.told.append
         self.laid: list[tuple[HostRange, ...]] = []
         self.whole: list[bool] = []
         self.team.laid, self.team.whole = self.laid.append, self.whole.append
@@ -198,6 +201,9 @@ async def test_a_box_that_goes_ends_the_generation_and_comes_back(cluster: Clust
     assert not cluster.whole[-1]
     assert "went" in cluster.team.box_went, "nothing is wrong with our own workers"
     again = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
+    await until(lambda: cluster.told)
+    told = status(member.start(RUN, identity(0).peer, initial_head(COORDINATOR.peer)), cluster.told[-1])
+    assert told.why == "1 of 2 boxes of our cluster are here", "and not that the run waits for clusters"
     cluster.following = cluster.peer.tasks.start(cluster.box.run(), "box")
     await until(lambda: len(cluster.pools[1].launches) == 2)
     assert cluster.whole[-1]
