@@ -139,6 +139,9 @@ CALL_BYTES = 64
 CREDENTIAL_BYTES = 256
 """What a call says of its caller, in its envelope: about 140. Verdicts are remembered by these bytes."""
 
+CREDENTIALS = 2 * CLUSTERS
+"""Verdicts that one server remembers, the oldest going first: strangers' names are free, and another look costs a signature."""
+
 ANSWER_BYTES = 2 * KIB
 """Two digests, three numbers and a sentence."""
 

@@ -58,7 +58,7 @@ class Callers:
             if call.body.certificate != self._certificate:
                 raise RemoteError(pb.REASON_BAD_SIGNATURE, "the credential is for another server")
             self.known[raw] = call.peer
-            if len(self.known) > limits.KNOWN_PEERS:
+            if len(self.known) > limits.CREDENTIALS:
                 self.known.popitem(last=False)
         self.known.move_to_end(raw)
         return self.known[raw]

@@ -63,7 +63,7 @@ def test_a_credential_names_its_signer_and_is_good_for_one_server_and_one_run():
 
 
 def test_credentials_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(limits, "KNOWN_PEERS", 3)
+    monkeypatch.setattr(limits, "CREDENTIALS", 3)
     server = Callers(RUN_ID, b"theirs")
     for number in range(10):
         ((_, raw),) = callers.Credentials(identity(number), RUN_ID, b"theirs").metadata
