@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.report import load_preset, table, write
+from bench.texts import UNREAD
 from dilocox.node.outer.state import StageState
 from dilocox.node.training.inner import InnerOptimizer
 from dilocox.node.training.model import Stage, build_chain, initial_values
@@ -80,6 +81,7 @@ def manifest(shape: Shape) -> Manifest:
     sections = {
         "run": {"name": "bench", "owner": "00" * 32},
         "model": {"family": "qwen2", "sequence_length": 128, **shape.model},
+        "data": UNREAD,
         "training": {"optimizer": shape.optimizer, "learning_rate": 1e-3, "total_steps": 1000, "batch_size": 2},
         "compression": shape.compression,
         "rounds": {"count": 10, "inner_steps": shape.inner_steps, "max_inner_steps": shape.inner_steps},

@@ -8,7 +8,11 @@ from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.sources import STDLIB
 from dilocox.transport.corpora import last_built, library, parse_folders
 
-__all__ = ["Text", "stdlib", "text_of"]
+__all__ = ["UNREAD", "Text", "stdlib", "text_of"]
+
+
+UNREAD = {"name": "none", "digest": "00" * 32}
+"""The `data` of a manifest whose run trains on nothing."""
 
 
 @dataclass(frozen=True)

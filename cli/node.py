@@ -112,6 +112,14 @@ def node(
     step_seconds: Annotated[
         float, typer.Option(min=0, help="A step takes at least this long: leaves the machine to others (default: no pause).")
     ] = 0.0,
+    checkpoint_every: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Write the inner optimizer's moments and the live parameters every so many rounds: a restart in between goes on "
+            "from the committed model and the moments last written.",
+        ),
+    ] = 1,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
 ) -> None:
     """Join a run, train, exchange; leave cleanly on Ctrl-C or SIGTERM."""
@@ -140,6 +148,7 @@ def node(
         upload_copies=upload_copies,
         data=parse_folders(data or ()),
         step_seconds=step_seconds,
+        checkpoint_every=checkpoint_every,
         boxes=cluster_boxes,
         cluster=link,
         interface=cluster_interface,

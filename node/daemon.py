@@ -70,6 +70,8 @@ class NodeSettings(PeerSettings):
     """Where corpora lie on this machine, by name."""
     step_seconds: float
     """An inner step takes at least this long."""
+    checkpoint_every: int
+    """Boundaries are written complete in rounds that this divides."""
     boxes: int = 1
     """Of our cluster, which we lead."""
     cluster: ClusterLink | None = None
@@ -224,6 +226,7 @@ def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, data
             codec_cpus=settings.codec_cpus,
             data=data.folder,
             step_seconds=settings.step_seconds,
+            checkpoint_every=settings.checkpoint_every,
         ).environment()
 
     return WorkerPool(home.folder, environment)

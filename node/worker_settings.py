@@ -36,6 +36,8 @@ class WorkerSettings:
     """Where the run's corpus lies."""
     step_seconds: float
     """An inner step takes at least this long; 0: as long as it takes."""
+    checkpoint_every: int = 1
+    """Boundaries are written complete in rounds that this divides."""
 
     def environment(self) -> dict[str, str]:
         values = {field.name: str(getattr(self, field.name)) for field in fields(self)}
@@ -59,4 +61,5 @@ class WorkerSettings:
             codec_cpus=tuple(int(cpu) for cpu in get("codec_cpus").split(",") if cpu),
             data=Path(get("data")),
             step_seconds=float(get("step_seconds")),
+            checkpoint_every=int(get("checkpoint_every")),
         )

@@ -1,10 +1,12 @@
 """Boundary checkpoints: a stage's private state at the end of a local phase, so that a killed node resumes where it announced.
 
-    <stage>/<round>/private.safetensors    live parameters (= anchor) and the inner optimizer's tensors, by parameter name
-    <stage>/<round>/feedback.safetensors   error feedback after encoding, and the codec's warm starts
-    <stage>/<round>/boundary.json          written last, behind its SHA-256: payload, base state, counters; else nothing counts
+    <stage>/<round>/outer.safetensors   error feedback after encoding, the codec's warm starts; where complete, the anchor, which
+                                        the live parameters equal at a boundary
+    <stage>/<round>/inner.safetensors   where complete: the inner optimizer's tensors, by parameter name
+    <stage>/<round>/boundary.json       written last, behind its SHA-256: payload, base state, counters; else nothing counts
 
-The committed state is not in here: it is a blob, named by `base_state`.
+Between complete ones a node may write boundaries without anchor and inner tensors: who resumes from those goes on from Θ, with the
+inner tensors of the last complete one. The committed state is not in here: it is a blob, named by `base_state`.
 """
 
 import json
@@ -25,15 +27,16 @@ from dilocox.transport.files import fsync_directory, read_checked, write_atomica
 __all__ = [
     "BoundaryMeta",
     "boundaries",
-    "load_feedback",
-    "load_private",
-    "save_feedback",
-    "save_private",
+    "load_inner",
+    "load_outer",
+    "save_inner",
+    "save_outer",
     "seal_boundary",
 ]
 
 KEEP = 2
-"""Boundaries kept per stage: workers of one node may be one apart when they are killed."""
+"""Boundaries kept per stage: workers of one node may be one apart when they are killed. Beside them, what they need of an older."""
+OUTER, INNER = "outer.safetensors", "inner.safetensors"
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def boundaries(root: Path, stage: int) -> dict[int, BoundaryMeta]:
     """The complete boundaries of a stage, by round. One whose description is damaged is as if it had never been there."""
     found: dict[int, BoundaryMeta] = {}
     for path in sorted((root / f"{stage:04d}").glob("*/boundary.json")):
-        meta = read_checked(path, _meta)
+        meta = read_checked(path, _meta) if (path.parent / OUTER).exists() else None
         if meta is not None:
             found[meta.round] = meta
     return found
@@ -90,39 +93,55 @@ def _described(meta: BoundaryMeta) -> bytes:
     return sha256(text).hex().encode() + b"\n" + text
 
 
-def save_private(root: Path, stage: int, round: int, tensors: Mapping[str, Tensor]) -> None:
-    """Write without waiting for the disk: `seal_boundary` does. Runs on the training thread, at memory speed."""
+def save_inner(root: Path, stage: int, round: int, tensors: Mapping[str, Tensor]) -> None:
+    """Write without waiting for the disk: `seal_boundary` does. Of a boundary's files the first, where there are both."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, _begun(root, stage, round) / INNER)
+
+
+def save_outer(root: Path, state: StageState, round: int, complete: bool = True) -> None:
+    """The same; `complete`: after `save_inner`, and with the anchor."""
+    tensors = {"feedback": state.feedback, **{f"warm.{name}": q.contiguous() for name, q in state.warm.items()}}
+    folder = _folder(root, state.stage, round) if complete else _begun(root, state.stage, round)
+    save_file(tensors | ({"anchor": state.anchor} if complete else {}), folder / OUTER)
+
+
+def _begun(root: Path, stage: int, round: int) -> Path:
+    """The folder of a boundary, without what an earlier life left there."""
     folder = _folder(root, stage, round)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "private.safetensors")
-
-
-def save_feedback(root: Path, state: StageState, round: int) -> None:
-    tensors = {"feedback": state.feedback, **{f"warm.{name}": q.contiguous() for name, q in state.warm.items()}}
-    save_file(tensors, _folder(root, state.stage, round) / "feedback.safetensors")
+    return folder
 
 
 def seal_boundary(root: Path, stage: int, meta: BoundaryMeta) -> None:
     """Make the boundary durable and current; older ones go, and those of later rounds, which are of a chain that the run's owner
     has given up. Blocking: fsyncs."""
     folder = _folder(root, stage, meta.round)
-    for name in ("private.safetensors", "feedback.safetensors"):
-        with (folder / name).open("rb") as file:
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
             os.fsync(file.fileno())
     write_atomically(folder / "boundary.json", _described(meta))
     fsync_directory(folder.parent)
     here = sorted(folder.parent.iterdir())
     later = [path for path in here if path > folder and (path / "boundary.json").exists()]  # what has none may be being written
-    for old in [*later, *[path for path in here if path <= folder][:-KEEP]]:
+    ours = [path for path in here if path <= folder]
+    kept = {*ours[-KEEP:], *[path for path in ours[: 1 - KEEP] if (path / INNER).exists()][-1:]}
+    for old in [*later, *(path for path in ours if path not in kept)]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def load_private(root: Path, stage: int, round: int) -> dict[str, Tensor]:
-    return load_file(_folder(root, stage, round) / "private.safetensors")
+def load_inner(root: Path, stage: int, round: int) -> dict[str, Tensor]:
+    """Of this boundary, or of the last complete one before it; nothing where there is none."""
+    last = _folder(root, stage, round)
+    complete = [path for path in last.parent.glob(f"*/{INNER}") if (path.parent / "boundary.json").exists()]
+    path = max((path for path in complete if path.parent <= last), default=None)
+    return load_file(path) if path is not None else {}
 
 
-def load_feedback(root: Path, state: StageState, round: int) -> None:
-    tensors = load_file(_folder(root, state.stage, round) / "feedback.safetensors")
+def load_outer(root: Path, state: StageState, round: int) -> None:
+    """Feedback and warm starts; the anchor too, where it is there."""
+    tensors = load_file(_folder(root, state.stage, round) / OUTER)
     state.feedback.copy_(tensors.pop("feedback"))
+    if "anchor" in tensors:
+        state.anchor.copy_(tensors.pop("anchor"))
     state.warm = {name.removeprefix("warm."): torch.clone(tensor) for name, tensor in tensors.items()}

@@ -65,10 +65,10 @@ class Resume:
         """The private state. Where Θ is newer, the inner optimizer and what was not sent or not counted are all that is kept."""
         metas = self._metas(start.boundary)
         for number, stage in self._trainer.live_stages():
-            self._trainer.load_private(stage, checkpoint.load_private(self._folder, number, start.boundary))
-        self._trainer.anchor_live()
+            self._trainer.load_inner(stage, checkpoint.load_inner(self._folder, number, start.boundary))
         for state in self._trainer.states:
-            checkpoint.load_feedback(self._folder, state, start.boundary)
+            checkpoint.load_outer(self._folder, state, start.boundary)
+        self._trainer.resume_live()
         meta = next(iter(metas.values()))
         self._trainer.optimizer.steps = meta.optimizer_steps
         self._commits.payloads = {stage: bytes.fromhex(item.payload) for stage, item in metas.items()}

@@ -107,8 +107,15 @@ class Trainer:
         """live = anchor = Θ: forget all private work but the feedback."""
         self.rebase(keep_private=False)
 
-    def step(self, inputs: Tensor, targets: Tensor, flags: Sequence[float] = ()) -> StepResult:
-        """One inner step. Gradients are clipped by the norm over all stages of the cluster."""
+    def step(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        flags: Sequence[float] = (),
+        before_update: Callable[[], None] = lambda: None,
+    ) -> StepResult:
+        """One inner step. Gradients are clipped by the norm over all stages of the cluster; with them at hand `before_update` is
+        called, then the inner optimizer changes its tensors and the parameters."""
         loss = self.pipeline.step(self.mesh.share(inputs), self.mesh.share(targets))
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.mesh.average(gradients)
@@ -119,6 +126,7 @@ class Trainer:
         scale = self.manifest.training.gradient_clip / (norm + 1e-6)
         if scale < 1:
             torch._foreach_mul_(gradients, scale)
+        before_update()
         self.optimizer.step()
         return StepResult(loss, norm, sums[2:])
 
@@ -161,32 +169,34 @@ class Trainer:
         """Every copy trains on with the first one's parameters."""
         self.mesh.follow(parameter.data for parameter in self._parameters)
 
-    def private_tensors(self, stage: Stage) -> dict[str, Tensor]:
-        """Live parameters as `live|NAME` and the inner optimizer's tensors as `KIND|NAME`."""
-        tensors: dict[str, Tensor] = {}
-        for spec, parameter in zip(stage.specs, stage.tensors(), strict=True):
-            tensors[f"live|{spec.name}"] = parameter.data
-            for kind, tensor in self.optimizer.tensors(parameter).items():
-                tensors[f"{kind}|{spec.name}"] = tensor
-        return tensors
+    def copy_inner(self) -> dict[int, dict[str, Tensor]]:
+        """The inner optimizer's tensors, on the host, by stage and as `KIND|NAME`. May run beside `step` until that updates."""
+        return {number: self._inner(stage) for number, stage in self.live_stages()}
 
-    def load_private(self, stage: Stage, tensors: dict[str, Tensor]) -> None:
-        """The inverse."""
+    def _inner(self, stage: Stage) -> dict[str, Tensor]:
+        named = zip(stage.specs, stage.tensors(), strict=True)
+        return {
+            f"{kind}|{spec.name}": tensor.to("cpu", copy=True)
+            for spec, parameter in named
+            for kind, tensor in self.optimizer.tensors(parameter).items()
+        }
+
+    def load_inner(self, stage: Stage, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse, for one stage."""
         by_name: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             kind, _, name = key.partition("|")
             by_name.setdefault(name, {})[kind] = tensor
         for spec, parameter in zip(stage.specs, stage.tensors(), strict=True):
-            kinds = by_name[spec.name]
-            parameter.data.copy_(kinds.pop("live"))
-            if kinds:
-                self.optimizer.restore(parameter, kinds)
+            if spec.name in by_name:
+                self.optimizer.restore(parameter, by_name[spec.name])
 
-    def anchor_live(self) -> None:
-        """The anchor becomes the live parameters, as it is at every boundary."""
+    def resume_live(self) -> None:
+        """The live parameters become the anchor, as they are at every boundary."""
         for state, stage in self.pairs():
             for (_, anchor), live in zip(state.views(state.anchor), self.live(stage), strict=True):
-                anchor.copy_(live)
+                live.copy_(anchor)
+        self._follow()
 
     @contextmanager
     def committed_weights(self) -> Iterator[None]:

@@ -11,14 +11,13 @@ import sys
 import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
-from dilocox.node.outer import checkpoint
 from dilocox.node.outer.background import Background
 from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.training.boundaries import Boundaries
 from dilocox.node.training.commits import Commits, Prepared
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.link import DaemonLink
@@ -32,7 +31,6 @@ from dilocox.protocol import phase
 from dilocox.protocol.errors import DilocoxError
 from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import worker_pb2 as pb
 from dilocox.protocol.phase import Apply, Encode, End, Flags, Stop, Train, Turn, Wait
 from dilocox.transport.blobs import BlobStore
@@ -60,6 +58,7 @@ class Worker:
         self.store = BlobStore(settings.blobs)
         self.background = Background(settings.codec_cpus)
         self.commits = Commits(manifest, self.trainer, self.store)
+        self.boundaries = Boundaries(settings.stages, settings.checkpoint_every, self.trainer, self.store)
         self.state = phase.begin(manifest, settings.cluster)
         """Changes between two turns only; background jobs take what they need of it with them."""
         self._arrived: deque[pb.Apply] = deque()
@@ -131,7 +130,9 @@ class Worker:
     def _train(self, action: Train) -> Turn:
         self._pace.rest(self._take_commands)
         started = time.monotonic()
-        result = self.trainer.step(*self.dataset.batch(action.positions), flags=self._flags(trained=True))
+        result = self.trainer.step(
+            *self.dataset.batch(action.positions), self._flags(trained=True), before_update=self.boundaries.wait
+        )
         seconds = max(time.monotonic() - started, self._pace.step_seconds)
         self._fastest_step = min(self._fastest_step, seconds)
         self._seconds += min(seconds, SUSPENDED * self._fastest_step)
@@ -183,8 +184,8 @@ class Worker:
         self._report_ready(prepared.head, steps)
 
     def _start_encoding(self, ended: Encode) -> None:
-        """The boundary: what a restart needs of the live state is written at memory speed, the rest happens in the background. The
-        first copy's is everybody's."""
+        """The boundary: what a restart needs is written in the background, from copies taken while the next step computes its
+        gradients. The first copy's is everybody's."""
         if not self.mesh.leads:
             return
         meta = BoundaryMeta(
@@ -198,30 +199,12 @@ class Worker:
             rank_or_k=ended.rank_or_k,
             head=ended.head.hex(),
         )
-        for state, stage in self.trainer.pairs():
-            tensors = self.trainer.private_tensors(stage)
-            checkpoint.save_private(self.settings.stages, state.stage, ended.round, tensors)
         bases = {item.stage: item.digest for item in self.commits.digests}
-        self.background.submit(lambda: self._encode(meta, bases))
+        write = self.boundaries.begin(meta, bases)
+        self.background.submit(lambda: self._announce(write()))
 
-    def _encode(self, meta: BoundaryMeta, bases: dict[int, bytes]) -> None:
-        """In the background: encode, make durable, announce."""
-        metas = {}
-        for state, encoded in zip(self.trainer.states, self.trainer.encode(meta.rank_or_k), strict=True):
-            digest = self.store.put([encoded.raw])
-            checkpoint.save_feedback(self.settings.stages, state, meta.round)
-            metas[state.stage] = replace(
-                meta,
-                base_state=bases[state.stage].hex(),
-                payload=digest.hex(),
-                payload_size=len(encoded.raw),
-                norm=encoded.norm,
-                effective_rank=encoded.effective_rank,
-                error=encoded.error,
-                norms=bytes(norm_code(norm) for norm in encoded.norms).hex(),
-            )
-            checkpoint.seal_boundary(self.settings.stages, state.stage, metas[state.stage])
-            self.commits.payloads[state.stage] = digest
+    def _announce(self, metas: dict[int, BoundaryMeta]) -> None:
+        self.commits.payloads.update({stage: bytes.fromhex(meta.payload) for stage, meta in metas.items()})
         self.link.send(pb.WorkerEvent(boundary=boundary_event(metas)))
 
     # Reporting

@@ -286,14 +286,14 @@ def test_a_list_that_rotted_names_nothing(tmp_path: Path):
 
 def test_a_checkpoint_s_words_that_rotted_are_set_aside(tmp_path: Path):
     """Else the workers would end over them at every start; and a digit that rotted would be announced."""
-    state, tensors = StageState(RUN, 0), {"live|weight": torch.zeros(2)}
+    state = StageState(RUN, 0)
     metas = [
         BoundaryMeta(round, inner_steps=4, tokens=256, loss=2.5, samples_read=16, joined=1, optimizer_steps=4, rank_or_k=8)
         for round in (3, 4)
     ]
     for meta in metas:
-        checkpoint.save_private(tmp_path, 0, meta.round, tensors)
-        checkpoint.save_feedback(tmp_path, state, meta.round)
+        checkpoint.save_inner(tmp_path, 0, meta.round, {"momentum_buffer|weight": torch.zeros(2)})
+        checkpoint.save_outer(tmp_path, state, meta.round)
         checkpoint.seal_boundary(tmp_path, 0, meta)
     assert list(checkpoint.boundaries(tmp_path, 0).values()) == metas
     path = tmp_path / "0000" / "00000004" / "boundary.json"
@@ -311,14 +311,36 @@ def test_boundaries_of_a_chain_that_was_given_up_do_not_push_out_new_ones(tmp_pa
     """The run's owner went back to round 11: each new boundary was removed as it was sealed, for those were of later rounds."""
 
     def seal(round: int) -> set[int]:
-        checkpoint.save_private(tmp_path, 0, round, {"live|weight": torch.zeros(2)})
-        checkpoint.save_feedback(tmp_path, StageState(RUN, 0), round)
+        checkpoint.save_outer(tmp_path, StageState(RUN, 0), round, complete=False)
         checkpoint.seal_boundary(tmp_path, 0, BoundaryMeta(round, 4, 256, 2.5, 16, 1, 4, 8))
         return set(checkpoint.boundaries(tmp_path, 0))
 
     assert [seal(round) for round in (18, 19, 20)][-1] == {19, 20}
-    checkpoint.save_private(tmp_path, 0, 12, {"live|weight": torch.zeros(2)})
+    checkpoint.save_inner(tmp_path, 0, 12, {})
     assert [seal(round) for round in (11, 12, 13)] == [{11}, {11, 12}, {12, 13}], "12 was being written beside 11"
+
+
+def test_a_boundary_goes_on_with_the_inner_tensors_of_the_last_complete_one(tmp_path: Path):
+    state = StageState(RUN, 0)
+
+    def seal(round: int) -> set[int]:
+        if complete := round % 4 == 0:
+            checkpoint.save_inner(tmp_path, 0, round, {"momentum_buffer|weight": torch.full((2,), float(round))})
+        state.feedback.fill_(round)
+        state.anchor.fill_(-round)
+        checkpoint.save_outer(tmp_path, state, round, complete)
+        checkpoint.seal_boundary(tmp_path, 0, BoundaryMeta(round, 4, 256, 2.5, 16, 1, 4, 8))
+        return set(checkpoint.boundaries(tmp_path, 0))
+
+    assert [seal(round) for round in range(3, 10)] == [{3}, {3, 4}, {4, 5}, {4, 5, 6}, {4, 6, 7}, {4, 7, 8}, {8, 9}]
+    checkpoint.save_inner(tmp_path, 0, 12, {"momentum_buffer|weight": torch.zeros(2)})  # killed before it was sealed
+    for round, inner, anchor in ((8, 8, -8.0), (9, 8, 7.0), (13, 8, None), (7, None, None)):
+        tensors = checkpoint.load_inner(tmp_path, 0, round)
+        assert [float(each[0]) for each in tensors.values()] == ([] if inner is None else [inner])
+        if anchor is not None:
+            state.anchor.fill_(7.0)
+            checkpoint.load_outer(tmp_path, state, round)
+            assert (float(state.feedback[0]), float(state.anchor[0])) == (round, anchor)
 
 
 async def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Path, tmp_path: Path):

@@ -3,9 +3,10 @@
 import pytest
 
 import bench.chaos.__main__ as chaos
-from bench import restart, strangers
+from bench import boundary, codec, restart, strangers
 from bench.texts import stdlib
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import stage_tensors
 from tests.helpers import identity
 
 
@@ -15,3 +16,13 @@ def test_a_bench_s_run_is_one(bench: object):
     text = stdlib().into(bench.RUN)  # type: ignore[attr-defined]
     run = text.replace("{owner}", identity(0).key.hex()).replace("{peers}", "4")
     assert Manifest.from_toml(run).data.digest == stdlib().digest
+
+
+def test_a_bench_s_model_is_one():
+    for shape in codec.SHAPES:
+        assert codec.manifest(shape).rounds.inner_steps == shape.inner_steps
+    for size, millions in zip((*boundary.SHAPES, *boundary.QUICK), (100, 350, 10), strict=True):
+        for compression in boundary.CODECS.values():
+            model = boundary.manifest(size, compression).model
+            parameters = sum(spec.elements for stage in range(model.stages) for spec in stage_tensors(model, stage))
+            assert parameters == pytest.approx(1e6 * millions, rel=0.1), size.name

@@ -1,0 +1,231 @@
+"""What a boundary costs at size: for how long it stalls training, what it holds and writes, how fast encode and apply go.
+
+One worker with all stages of a 100M and of a 350M model (1B widths with a quarter of the layers), on the device there is. A phase
+is ended as the node does it, a step follows beside encoding and writing, and a commit of two payloads is applied. What stalls
+training: the end of the phase, the wait for copies before the next update, the move onto the commit. What a boundary cost when it
+was written on the training thread is measured beside it. A phase is H measured steps. Bandwidth is that of one large copy, in the
+same run; encode reads and writes the feedback once, apply Θ and momentum.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from bench.report import machine, table, write
+from bench.texts import UNREAD
+from dilocox.node import plan
+from dilocox.node.outer import checkpoint
+from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.training.boundaries import Boundaries
+from dilocox.node.training.mesh import Mesh
+from dilocox.node.training.trainer import Commit, Take, Trainer
+from dilocox.protocol.manifest import Manifest
+from dilocox.transport.blobs import BlobStore
+
+__all__ = ["main", "measure", "missed"]
+
+MOST_STALL = 0.01
+"""Of a phase."""
+COPY_BYTES = 1 << 30
+STEPS = 2
+"""Measured, beside the one that follows the boundary; after one that is like no other."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    model: dict[str, int]
+    batch: int
+    length: int
+    inner_steps: int = 100
+
+
+SHAPES = (
+    Shape("100M", {"hidden_size": 768, "intermediate_size": 2048, "layers": 14, "heads": 12, "vocabulary_size": 8192}, 4, 256),
+    Shape("350M", {"hidden_size": 2048, "intermediate_size": 5632, "layers": 5, "heads": 32, "vocabulary_size": 32000}, 2, 256),
+)
+QUICK = (
+    Shape("10M", {"hidden_size": 256, "intermediate_size": 704, "layers": 8, "heads": 4, "vocabulary_size": 8192}, 4, 128),
+)
+CODECS = {
+    "topk-int2": {"codec": "topk-int2", "k": 230, "entropy_coding": True},
+    "lowrank-int4": {"codec": "lowrank-int4", "rank": 128},
+}
+
+
+def manifest(shape: Shape, compression: dict[str, Any]) -> Manifest:
+    model = {"family": "llama", "kv_heads": 4, "sequence_length": shape.length, "stages": 1, **shape.model}
+    return Manifest.model_validate(
+        {
+            "run": {"name": "bench", "owner": "00" * 32},
+            "model": model,
+            "data": UNREAD,
+            "training": {"optimizer": "muon", "learning_rate": 1e-3, "total_steps": 1000, "batch_size": shape.batch},
+            "compression": compression,
+            "rounds": {"count": 10, "inner_steps": shape.inner_steps, "max_inner_steps": shape.inner_steps},
+        }
+    )
+
+
+def timed(action: Callable[[], object], device: torch.device) -> float:
+    start = time.perf_counter()
+    action()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def copy_bytes_per_second() -> float:
+    """Read and written, of a large copy on the host; the fastest of three."""
+    source, target = torch.ones(COPY_BYTES // 4), torch.zeros(COPY_BYTES // 4)
+    return 2 * COPY_BYTES / min(timed(lambda: target.copy_(source), torch.device("cpu")) for _ in range(3))
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def measure(shape: Shape, codec: str, folder: Path, seed: int = 0) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    run = manifest(shape, CODECS[codec])
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    process = psutil.Process()
+    before = process.memory_info().rss
+    trainer, store = Trainer(run, Mesh(device=device)), BlobStore(folder / "blobs")
+    trainer.load_initial()
+    boundaries = Boundaries(folder / "stages", 1, trainer, store)
+    tokens = torch.randint(0, run.model.vocabulary_size, (shape.batch, shape.length))
+
+    def step(before_update: Callable[[], None] = lambda: None) -> None:
+        trainer.step(tokens, tokens, before_update=before_update)
+
+    step()
+    steps = [timed(step, device) for _ in range(STEPS)]
+    held = process.memory_info().rss - before
+
+    ended = timed(lambda: trainer.end_phase(1, restart=False), device)
+    meta = BoundaryMeta(1, 1, 1, 0.0, 1, 1, trainer.optimizer.steps, run.compression.keep)
+    job = boundaries.begin(meta, {0: bytes(32)})
+    written: dict[int, BoundaryMeta] = {}
+    waited: list[float] = []
+    with ThreadPoolExecutor(1) as pool:  # beside training, as the node's background
+        writing = pool.submit(timed, lambda: written.update(job()), device)
+        step(lambda: waited.append(timed(boundaries.wait, device)))
+        background = writing.result()
+    payload = bytes.fromhex(written[0].payload)
+    commit = Commit(1, run.compression.keep, [Take("a", 1, [payload]), Take("b", 1, [payload])])
+    apply = timed(lambda: trainer.prepare(commit, store.view, {}), device)
+    moved = timed(trainer.rebase, device)
+
+    encode = timed(lambda: trainer.encode(run.compression.keep), device)
+    (state,), inner = trainer.states, trainer.copy_inner()[0]
+
+    def on_the_training_thread() -> None:
+        checkpoint.save_inner(folder / "before", 0, 1, inner)
+        checkpoint.save_outer(folder / "before", state, 1)
+
+    saved = timed(on_the_training_thread, device)
+    inside = plan.inside(run, [1])
+    median = statistics.median(steps)
+    return {
+        "shape": asdict(shape),
+        "codec": codec,
+        "parameters": state.size,
+        "step_seconds": median,
+        "stall_seconds": {"end of the phase": ended, "wait for copies": waited[0], "move onto the commit": moved},
+        "stall_share": (ended + waited[0] + moved) / (shape.inner_steps * median),
+        "written_on_the_training_thread": saved,
+        "background_seconds": background,
+        "encode_seconds": encode,
+        "apply_seconds": apply,
+        "encode_bytes_per_second": 2 * 4 * state.size / encode,
+        "apply_bytes_per_second": 4 * 4 * state.size / apply,
+        "device_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else 0,
+        "resident_bytes": held,
+        "planned_bytes": inside.device_bytes + inside.host_bytes,
+        "disk_bytes": size_of(folder / "stages") + size_of(folder / "blobs"),
+        "payload_bytes": written[0].payload_size,
+    }
+
+
+def missed(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Bars that do not hold, as sentences."""
+    return [
+        f"{each['shape']['name']}, {each['codec']}: training stalls for {each['stall_share']:.2%} of a phase; "
+        f"at most {MOST_STALL:.0%}"
+        for each in results
+        if each["stall_share"] > MOST_STALL
+    ]
+
+
+def show(results: Sequence[dict[str, Any]], copied: float) -> None:
+    where = machine()
+    print(
+        f"{where['device']}, {where['cores']} cores, torch {where['torch']}; one copy moves {copied / 1e9:.1f} GB/s, both ways"
+    )
+    rows = [
+        [
+            each["shape"]["name"],
+            each["codec"],
+            f"{each['step_seconds']:.2f}",
+            " + ".join(f"{1000 * part:,.0f}" for part in each["stall_seconds"].values()),
+            f"{each['stall_share']:.3%}",
+            f"{1000 * each['written_on_the_training_thread']:,.0f}",
+            f"{each['background_seconds']:.1f}",
+            f"{each['encode_seconds']:.2f} ({each['encode_bytes_per_second'] / copied:.1%})",
+            f"{each['apply_seconds']:.2f} ({each['apply_bytes_per_second'] / copied:.1%})",
+        ]
+        for each in results
+    ]
+    columns = ["model", "codec", "step s", "stalls ms: end + wait + move", "of a phase", "once, to write ms"]
+    table([*columns, "background s", "encode s (of bandwidth)", "apply s"], rows)
+    sizes = [
+        [
+            each["shape"]["name"],
+            each["codec"],
+            *(f"{each[key] / (1 << 20):,.0f}" for key in ("resident_bytes", "planned_bytes", "device_bytes", "disk_bytes")),
+            f"{each['payload_bytes'] / (1 << 20):,.1f}",
+        ]
+        for each in results
+    ]
+    table(["model", "codec", "MiB resident", "planned", "on CUDA", "on disk", "of payload"], sizes)
+
+
+def main(arguments: Sequence[str] = ()) -> list[str]:
+    parser = argparse.ArgumentParser(prog="python -m bench.boundary", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a model of 10M parameters")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser.add_argument("--folder", type=Path, help="where to write (default: the system's for temporary files)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(os.cpu_count() or 1)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+    copied, results = copy_bytes_per_second(), []
+    for shape in QUICK if options.quick else SHAPES:
+        for codec in CODECS:
+            with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+                results.append(measure(shape, codec, Path(folder)))
+    dist.destroy_process_group()
+    show(results, copied)
+    write("boundary" + ("-quick" if options.quick else ""), {"copy_bytes_per_second": copied, "rows": results})
+    found = missed(results)
+    for sentence in found:
+        print(f"MISSED: {sentence}")
+    if found and options.check:
+        sys.exit(1)
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

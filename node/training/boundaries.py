@@ -1,0 +1,65 @@
+"""A phase has ended: its payloads, and what a restart goes on from, are made beside the next phase."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from dilocox.node.outer import checkpoint
+from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.norms import norm_code
+from dilocox.transport.blobs import BlobStore
+
+__all__ = ["Boundaries"]
+
+
+class Boundaries:
+    def __init__(self, folder: Path, every: int, trainer: Trainer, store: BlobStore) -> None:
+        """`every`: they are written complete in rounds that this divides."""
+        self._folder, self._every, self._trainer, self._store = folder, every, trainer, store
+        self._copied = threading.Event()
+        """The inner optimizer may change its tensors."""
+        self._copied.set()
+
+    def begin(self, meta: BoundaryMeta, bases: Mapping[int, bytes]) -> Callable[[], dict[int, BoundaryMeta]]:
+        """What is left to do in the background, which gives the boundaries by stage as they lie on the disk. The next step calls
+        `wait` before it updates. `bases`: digests of the states that the phase started from, by stage."""
+        complete = meta.round % self._every == 0
+        if complete:
+            self._copied.clear()
+        return partial(self._write, meta, bases, complete)
+
+    def wait(self) -> None:
+        """Until nobody reads the inner optimizer's tensors any more."""
+        self._copied.wait()
+
+    def _copy_inner(self) -> dict[int, dict[str, Tensor]]:
+        try:
+            return self._trainer.copy_inner()
+        finally:
+            self._copied.set()
+
+    def _write(self, meta: BoundaryMeta, bases: Mapping[int, bytes], complete: bool) -> dict[int, BoundaryMeta]:
+        if complete:
+            for stage, tensors in self._copy_inner().items():
+                checkpoint.save_inner(self._folder, stage, meta.round, tensors)
+        metas = {}
+        for state, encoded in zip(self._trainer.states, self._trainer.encode(meta.rank_or_k), strict=True):
+            digest = self._store.put([encoded.raw])
+            checkpoint.save_outer(self._folder, state, meta.round, complete)
+            metas[state.stage] = replace(
+                meta,
+                base_state=bases[state.stage].hex(),
+                payload=digest.hex(),
+                payload_size=len(encoded.raw),
+                norm=encoded.norm,
+                effective_rank=encoded.effective_rank,
+                error=encoded.error,
+                norms=bytes(norm_code(norm) for norm in encoded.norms).hex(),
+            )
+            checkpoint.seal_boundary(self._folder, state.stage, metas[state.stage])
+        return metas
