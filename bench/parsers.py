@@ -397,6 +397,7 @@ def _files(folder: Path) -> list[Target]:
         shutil.rmtree(home, ignore_errors=True)
         sealed = home / "0001" / "00000003"
         sealed.mkdir(parents=True)
+        (sealed / "outer.safetensors").touch()
         (sealed / "boundary.json").write_bytes(raw)
         assert all(found.round == number for number, found in checkpoint.boundaries(home, 1).items())
 

@@ -251,9 +251,10 @@ class Generations:
         self._crew.started = True
         self._team.start(start, replays)
         log.info(
-            "workers start from %s of round %d, replaying %d commits",
+            "workers start from %s of round %d%s, replaying %d commits",
             worker.Start.Origin.Name(start.origin).removeprefix("ORIGIN_").lower(),
             start.round,
+            f" with what {len(start.kept.payloads)} stages had before" if start.HasField("kept") else "",
             len(replays),
         )
         while True:

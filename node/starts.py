@@ -58,7 +58,8 @@ class Starts:
         """Where the workers could start, the best first.
 
         Our newest boundary with the very state it was built on; with an agreed snapshot, where the payloads in between are gone
-        (the inner optimizer and the feedback are kept); a snapshot alone; the beginning. After the snapshots, which peers keep for
+        (the inner optimizer and the feedback are kept; where stages moved between boxes, of those that did not); a snapshot alone;
+        the beginning. After the snapshots, which peers keep for
         long, the newest agreed state, which they do not: where a payload is gone, it is what leads around it.
         """
         snapshots = self._agreed_snapshots()
@@ -72,7 +73,13 @@ class Starts:
         for boundary in boundaries[:1]:
             later = {round: root for round, root in snapshots.items() if round > boundary}
             starts += [Candidate(self._start(worker.Start.ORIGIN_BOUNDARY, r, boundary), root) for r, root in later.items()]
-        starts += [Candidate(self._start(worker.Start.ORIGIN_SNAPSHOT, round), root) for round, root in snapshots.items()]
+        kept = None if avoid_boundaries or boundaries else self._kept(hellos)
+        for keeping in (kept, None) if kept is not None else (None,):
+            for round, root in snapshots.items():
+                start = self._start(worker.Start.ORIGIN_SNAPSHOT, round)
+                if keeping is not None:
+                    start.kept.CopyFrom(keeping)
+                starts.append(Candidate(start, root))
         return [*starts, Candidate(worker.Start(origin=worker.Start.ORIGIN_INITIAL))]
 
     def sound(self, hello: worker.Hello) -> worker.Hello:
@@ -85,7 +92,8 @@ class Starts:
 
     def _resumable(self, hellos: Sequence[worker.Hello]) -> dict[int, list[worker.StageState]]:
         """Boundaries that every worker has, with the state they build on."""
-        phases = set.intersection(*({phase_of(boundary) for boundary in hello.boundaries} for hello in hellos))
+        whole = ({phase_of(b) for b in hello.boundaries if len(b.payloads) == len(hello.stages)} for hello in hellos)
+        phases = set.intersection(*whole)
         rounds = {round for round, *_ in phases}
         found: dict[int, list[worker.StageState]] = {round: [] for round in rounds}
         for hello in sorted((hello for hello in hellos if not hello.copy), key=lambda hello: int(hello.rank)):
@@ -95,6 +103,18 @@ class Starts:
                 elif boundary.round in found:
                     found[boundary.round] += [worker.StageState(stage=p.stage, digest=p.base_state) for p in boundary.payloads]
         return found
+
+    def _kept(self, hellos: Sequence[worker.Hello]) -> worker.Boundary | None:
+        """The boundary, of all stages that have it, of the last phase whose commit is here."""
+        offered = [boundary for hello in hellos if not hello.copy for boundary in hello.boundaries]
+        closed = [b for b in offered if b.round < self._chain.head.round and b.payloads and self.of_our_chain(b)]
+        newest = max(closed, key=lambda boundary: (boundary.round, boundary.samples_read), default=None)
+        if newest is None:
+            return None
+        kept = worker.Boundary.FromString(newest.SerializeToString())
+        del kept.payloads[:]
+        kept.payloads.extend(p for b in closed if phase_of(b) == phase_of(kept) for p in b.payloads)
+        return kept
 
     def of_our_chain(self, boundary: worker.Boundary) -> bool:
         """Not where the run's owner has said since that other commits are the run's."""
@@ -149,8 +169,9 @@ class Starts:
     def with_commits(self, start: worker.Start) -> None:
         """The commits of our own chain that it needs: the one that opens its round, and its boundary's, where that is earlier."""
         start.opening_commit = (self._chain.raw(start.round - 1) if start.round else None) or b""
-        if start.boundary and start.boundary < start.round:
-            start.boundary_commit.CopyFrom(self._counted(start.boundary))
+        boundary = start.kept.round or (start.boundary if start.boundary < start.round else 0)
+        if boundary:
+            start.boundary_commit.CopyFrom(self._counted(boundary))
 
     def _replayed(self, first: int) -> list[Statement[pb.Commit]]:
         commits = (self._chain.commit(number) for number in range(first, self._chain.length))

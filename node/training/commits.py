@@ -1,6 +1,6 @@
 """A worker's side of the chain: commits into Θ, its digests, and what a recheck replays."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dilocox.node.outer.state import StageState
@@ -84,10 +84,11 @@ class Commits:
             digests.append(pb.StageState(stage=item.stage, digest=digest_of([replayed.state_bytes()])))
         return pb.Rechecked(round=round, states=digests, report_agrees=digests == reported)
 
-    def return_payloads(self, payloads: Mapping[int, bytes], rank_or_k: int, share: float) -> None:
-        """So much of them no commit took: owed again."""
+    def return_payload(self, stage: int, payload: bytes, rank_or_k: int, share: float) -> None:
+        """So much of a stage's no commit took: owed again."""
         for state in self._trainer.states:
-            state.return_to_feedback(self._store.view(payloads[state.stage]), rank_or_k, share)
+            if state.stage == stage:
+                state.return_to_feedback(self._store.view(payload), rank_or_k, share)
 
 
 def read_commit(round: int, takes: Sequence[pb.Take], rank_or_k: int) -> Commit:

@@ -1,6 +1,6 @@
 """Where a worker starts from: what it offers, what the daemon chooses, the commits replayed onto that."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from dilocox.node.outer import checkpoint
@@ -26,10 +26,14 @@ class Resume:
         self._trainer, self._commits, self._store = trainer, commits, store
 
     def offers(self) -> list[pb.Boundary]:
-        """Boundaries that all stages of this worker have, the oldest first."""
+        """Boundaries of this worker's stages, the oldest first, each with those that have it: of one phase."""
         found = {stage: checkpoint.boundaries(self._folder, stage) for stage in self._trainer.stages}
-        common = sorted(set.intersection(*(set(rounds) for rounds in found.values())))
-        return [boundary_event({stage: metas[round] for stage, metas in found.items()}) for round in common]
+        offers = []
+        for round in sorted({round for rounds in found.values() for round in rounds}):
+            metas = {stage: rounds[round] for stage, rounds in found.items() if round in rounds}
+            newest = max(metas.values(), key=lambda meta: meta.samples_read)
+            offers.append(boundary_event({stage: meta for stage, meta in metas.items() if _phase(meta) == _phase(newest)}))
+        return offers
 
     def load(self, start: pb.Start, next_command: Callable[[], pb.WorkerCommand]) -> PhaseState | None:
         """What the daemon chose, with the commits since applied, one by one as they come; None when told to stop meanwhile."""
@@ -40,6 +44,8 @@ class Resume:
         state = phase.begin(self._manifest, self._cluster, head)
         if start.origin == pb.Start.ORIGIN_BOUNDARY:
             state = self._load_boundary(start, head)
+        elif start.HasField("kept"):
+            self._load_kept(start)
         for _ in range(start.replays):
             while (command := next_command()).HasField("recheck"):
                 pass  # what is being replayed needs no second look
@@ -63,27 +69,50 @@ class Resume:
 
     def _load_boundary(self, start: pb.Start, head: Head) -> PhaseState:
         """The private state. Where Θ is newer, the inner optimizer and what was not sent or not counted are all that is kept."""
-        metas = self._metas(start.boundary)
-        for number, stage in self._trainer.live_stages():
-            self._trainer.load_inner(stage, checkpoint.load_inner(self._folder, number, start.boundary))
-        for state in self._trainer.states:
-            checkpoint.load_outer(self._folder, state, start.boundary)
-        self._trainer.resume_live()
+        metas = self._metas(start.boundary, self._trainer.stages)
+        self._load_stages(start.boundary, metas)
         meta = next(iter(metas.values()))
         self._trainer.optimizer.steps = meta.optimizer_steps
         self._commits.payloads = {stage: bytes.fromhex(item.payload) for stage, item in metas.items()}
         if start.boundary < start.round:
-            self._trainer.reset_to_committed()
-            closed = read_commit(start.boundary, start.boundary_commit.takes, meta.rank_or_k)
-            self._commits.return_payloads(self._commits.payloads, meta.rank_or_k, closed.leaves(self._cluster))
+            self._put_back(start, metas)
         return phase.resume(self._manifest, self._cluster, head, start.boundary, meta.samples_read, meta.joined)
+
+    def _load_kept(self, start: pb.Start) -> None:
+        """Stages that were here in the cluster's last phase keep what they had but their private lead; those that moved here begin
+        with none. All take the same inner steps."""
+        stages = {payload.stage for payload in start.kept.payloads} & set(self._trainer.stages)
+        metas = self._metas(start.kept.round, stages)
+        self._load_stages(start.kept.round, metas)
+        self._trainer.optimizer.steps = start.kept.optimizer_steps
+        self._put_back(start, metas)
+
+    def _load_stages(self, boundary: int, metas: Mapping[int, BoundaryMeta]) -> None:
+        for number, stage in self._trainer.live_stages():
+            if number in metas:
+                self._trainer.load_inner(stage, checkpoint.load_inner(self._folder, number, boundary))
+        for state in self._trainer.states:
+            if state.stage in metas:
+                checkpoint.load_outer(self._folder, state, boundary)
+        self._trainer.resume_live()
+
+    def _put_back(self, start: pb.Start, metas: Mapping[int, BoundaryMeta]) -> None:
+        """Onto Θ, which is newer than a boundary; what its commit did not take of our payloads is owed again."""
+        self._trainer.reset_to_committed()
+        for stage, meta in metas.items():
+            closed = read_commit(meta.round, start.boundary_commit.takes, meta.rank_or_k)
+            self._commits.return_payload(stage, bytes.fromhex(meta.payload), meta.rank_or_k, closed.leaves(self._cluster))
 
     def announcement(self, boundary: int) -> pb.Boundary:
         """Of a boundary whose payloads are still in flight: the same bytes again."""
-        return boundary_event(self._metas(boundary))
+        return boundary_event(self._metas(boundary, self._trainer.stages))
 
-    def _metas(self, boundary: int) -> dict[int, BoundaryMeta]:
-        return {stage: checkpoint.boundaries(self._folder, stage)[boundary] for stage in self._trainer.stages}
+    def _metas(self, boundary: int, stages: Iterable[int]) -> dict[int, BoundaryMeta]:
+        return {stage: checkpoint.boundaries(self._folder, stage)[boundary] for stage in stages}
+
+
+def _phase(meta: BoundaryMeta) -> tuple[int, str, int, int, float]:
+    return meta.round, meta.head, meta.inner_steps, meta.samples_read, meta.loss
 
 
 def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:
@@ -96,6 +125,7 @@ def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:
         loss=meta.loss,
         samples_read=meta.samples_read,
         head=bytes.fromhex(meta.head),
+        optimizer_steps=meta.optimizer_steps,
         payloads=[
             pb.StagePayload(
                 stage=stage,

@@ -52,7 +52,7 @@ class Hello(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., boundaries: _Optional[_Iterable[_Union[Boundary, _Mapping]]] = ..., device: _Optional[str] = ..., copy: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("origin", "round", "states", "boundary", "replays", "opening_commit", "boundary_commit")
+    __slots__ = ("origin", "round", "states", "boundary", "replays", "opening_commit", "boundary_commit", "kept")
     class Origin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ORIGIN_UNSPECIFIED: _ClassVar[Start.Origin]
@@ -70,6 +70,7 @@ class Start(_message.Message):
     REPLAYS_FIELD_NUMBER: _ClassVar[int]
     OPENING_COMMIT_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_COMMIT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     origin: Start.Origin
     round: int
     states: _containers.RepeatedCompositeFieldContainer[StageState]
@@ -77,7 +78,8 @@ class Start(_message.Message):
     replays: int
     opening_commit: bytes
     boundary_commit: Apply
-    def __init__(self, origin: _Optional[_Union[Start.Origin, str]] = ..., round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., boundary: _Optional[int] = ..., replays: _Optional[int] = ..., opening_commit: _Optional[bytes] = ..., boundary_commit: _Optional[_Union[Apply, _Mapping]] = ...) -> None: ...
+    kept: Boundary
+    def __init__(self, origin: _Optional[_Union[Start.Origin, str]] = ..., round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., boundary: _Optional[int] = ..., replays: _Optional[int] = ..., opening_commit: _Optional[bytes] = ..., boundary_commit: _Optional[_Union[Apply, _Mapping]] = ..., kept: _Optional[_Union[Boundary, _Mapping]] = ...) -> None: ...
 
 class Take(_message.Message):
     __slots__ = ("cluster", "weight", "clip", "payloads")
@@ -162,7 +164,7 @@ class Step(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., waiting: _Optional[bool] = ..., total_steps: _Optional[int] = ..., clock_seconds: _Optional[float] = ..., codec_cpu_seconds: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Boundary(_message.Message):
-    __slots__ = ("round", "inner_steps", "tokens", "loss", "samples_read", "payloads", "head")
+    __slots__ = ("round", "inner_steps", "tokens", "loss", "samples_read", "payloads", "head", "optimizer_steps")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +172,7 @@ class Boundary(_message.Message):
     SAMPLES_READ_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_STEPS_FIELD_NUMBER: _ClassVar[int]
     round: int
     inner_steps: int
     tokens: int
@@ -177,7 +180,8 @@ class Boundary(_message.Message):
     samples_read: int
     payloads: _containers.RepeatedCompositeFieldContainer[StagePayload]
     head: bytes
-    def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ..., head: _Optional[bytes] = ...) -> None: ...
+    optimizer_steps: int
+    def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ..., head: _Optional[bytes] = ..., optimizer_steps: _Optional[int] = ...) -> None: ...
 
 class Rechecked(_message.Message):
     __slots__ = ("round", "states", "report_agrees")

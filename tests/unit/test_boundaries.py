@@ -1,5 +1,6 @@
 """What a restart goes on from is what stood at the boundary, though the next step has begun."""
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -8,9 +9,14 @@ import torch
 
 from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.outer.state import StageState
 from dilocox.node.training.boundaries import Boundaries
+from dilocox.node.training.commits import Commits
+from dilocox.node.training.resume import Resume
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.crypto import sha256
+from dilocox.protocol.norms import clip_factor
+from dilocox.protocol.pb import worker_pb2 as pb
 from dilocox.transport.blobs import BlobStore
 from tests.helpers import manifest
 
@@ -102,3 +108,46 @@ def test_a_copy_that_fails_leaves_nobody_waiting(process_group: None, tmp_path: 
     with pytest.raises(MemoryError):
         write()
     boundaries.wait()
+
+
+def test_a_stage_that_moved_begins_with_nothing_and_one_that_stayed_with_what_it_had(process_group: None, tmp_path: Path):
+    """The cluster's boxes were laid out anew after a round whose commit took half of what was sent."""
+    trainer, store = trained("muon"), BlobStore(tmp_path / "blobs")
+    trainer.end_phase(1, restart=False)
+    written = Boundaries(tmp_path / "stages", 1, trainer, store).begin(meta(1, trainer), BASES)()
+    staying, payload = trainer.states[0], store.view(bytes.fromhex(written[0].payload))
+    expected = StageState(trainer.manifest, 0)
+    expected.feedback.copy_(staying.feedback)
+    clip = 8
+    share = 1 - clip_factor(clip)
+    assert 0 < share < 1
+    expected.return_to_feedback(payload, written[0].rank_or_k, share)
+    assert not torch.equal(expected.feedback, staying.feedback)
+
+    shutil.rmtree(tmp_path / "stages" / "0001")
+    moved = Trainer(trainer.manifest)
+    resume = Resume(moved.manifest, "us", tmp_path / "stages", moved, Commits(moved.manifest, moved, store), store)
+    (offered,) = resume.offers()
+    assert [payload.stage for payload in offered.payloads] == [0]
+    digests = [store.put([state.state_bytes()]) for state in trainer.states]
+    start = pb.Start(
+        origin=pb.Start.ORIGIN_SNAPSHOT,
+        round=0,
+        states=[pb.StageState(stage=stage, digest=digest) for stage, digest in enumerate(digests)],
+        boundary_commit=pb.Apply(takes=[pb.Take(cluster="us", weight=1, clip=clip)]),
+        kept=offered,
+    )
+    assert resume.load(start, lambda: pb.WorkerCommand()) is not None
+    assert torch.equal(moved.states[0].feedback, expected.feedback)
+    assert not moved.states[1].feedback.any()
+    (_, stage_0), (_, stage_1) = moved.live_stages()
+    inner, before = moved.copy_inner(), trainer.copy_inner()
+    assert inner[0]
+    assert inner[0].keys() == before[0].keys()
+    assert all(torch.equal(inner[0][name], before[0][name]) for name in inner[0])
+    assert inner[1] == {}
+    assert moved.optimizer.steps == trainer.optimizer.steps, "one learning rate for all"
+    for state, stage in zip(moved.states, (stage_0, stage_1), strict=True):
+        theta = [tensor for _, tensor in state.views(state.parameters)]
+        assert all(map(torch.equal, theta, moved.live(stage))), "all begin at Θ"
+        assert torch.equal(state.anchor, state.parameters)

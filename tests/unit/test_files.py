@@ -357,12 +357,12 @@ async def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Pa
         store = BlobStore(blobs.folder)  # another process
         alone = Exchange(RUN, range(2), store, Known({}), ChannelPool(), identity(1).peer)
         starts = Starts(RUN, kept, store, alone)
-        hello = starts.sound(worker.Hello(rank=0, boundaries=[boundary]))
+        hello = starts.sound(worker.Hello(rank=0, stages=[0], boundaries=[boundary]))
         found = {candidate.start.origin: candidate.start for candidate in starts.candidates([hello], False)}
         assert (worker.Start.ORIGIN_BOUNDARY in found) == (rotten in (None, "state"))
         assert worker.Start.ORIGIN_INITIAL in found
         other = worker.Boundary(round=4, payloads=payloads, head=boundary.head, inner_steps=7)
-        mixed = starts.candidates([hello, worker.Hello(rank=1, boundaries=[other])], False)
+        mixed = starts.candidates([hello, worker.Hello(rank=1, stages=[0], boundaries=[other])], False)
         assert worker.Start.ORIGIN_BOUNDARY not in {each.start.origin for each in mixed}, "they were not together in that phase"
         if rotten is None:
             assert await starts.have(found[worker.Start.ORIGIN_BOUNDARY], lambda why: None) == []
@@ -392,3 +392,39 @@ def test_a_full_or_read_only_disk_is_a_sentence(error: Exception, monkeypatch: p
     assert "error" in said
     assert "--home" in said
     assert "Traceback" not in said
+
+
+def test_stages_that_did_not_move_keep_what_they_had(chain: Path, tmp_path: Path):
+    """Another box took over stage 1: it has nothing of it. Stage 0 is where it was."""
+    kept, store = ChainFile(chain, RUN), BlobStore(tmp_path / "blobs")
+    newest = kept.head.round
+    opening = {round: kept.commit(round - 1) for round in (newest - 1, newest)}
+
+    def boundary(round: int, *stages: int) -> worker.Boundary:
+        commit = opening[round]
+        assert commit is not None
+        payloads = [worker.StagePayload(stage=stage, digest=bytes((stage,)) * 32) for stage in stages]
+        return worker.Boundary(
+            round=round, head=commit.digest, payloads=payloads, samples_read=round, optimizer_steps=4 * round
+        )
+
+    starts = Starts(RUN, kept, store, Exchange(RUN, range(2), store, Known({}), ChannelPool(), identity(1).peer))
+    before, last = boundary(newest - 1, 0), boundary(newest, 0)
+    hellos = [worker.Hello(rank=0, stages=[0], boundaries=[before, last]), worker.Hello(rank=1, stages=[1])]
+    found = [each.start for each in starts.candidates(hellos, False)]
+    assert worker.Start.ORIGIN_BOUNDARY not in {start.origin for start in found}
+    snapshots = [start for start in found if start.origin == worker.Start.ORIGIN_SNAPSHOT]
+    keeping = [start.kept for start in snapshots if start.HasField("kept")]
+    assert keeping == [before] * (len(snapshots) // 2), "the open round may still count what was contributed to it"
+    assert keeping
+    assert [start.HasField("kept") for start in snapshots] == sorted(
+        (start.HasField("kept") for start in snapshots), reverse=True
+    )
+    starts.with_commits(snapshots[0])
+    closed = kept.commit(before.round)
+    assert closed is not None
+    assert snapshots[0].boundary_commit.commit == closed.envelope.SerializeToString()
+    assert not any(each.start.HasField("kept") for each in starts.candidates(hellos, avoid_boundaries=True))
+    whole = [worker.Hello(rank=0, stages=[0, 1], boundaries=[boundary(newest - 1, 0, 1)])]
+    assert not any(each.start.HasField("kept") for each in starts.candidates(whole, False)), "none moved"
+    kept.close()

@@ -172,7 +172,7 @@ def test_a_boundary_whose_description_rotted_was_never_there(tmp_path: Path, at:
     meta = BoundaryMeta(3, 4, 64, 2.5, 16, 1, 4, 8, "ef" * 32, "ab" * 32, "cd" * 32, 100, 1.0, 4.0, 0.5, "7878")
     folder = tmp_path / "0001" / "00000003"
     folder.mkdir(parents=True)
-    for name in ("private", "feedback"):
+    for name in ("inner", "outer"):
         (folder / f"{name}.safetensors").write_bytes(b"")
     seal_boundary(tmp_path, 1, meta)
     assert boundaries(tmp_path, 1) == {3: meta}
