@@ -1,9 +1,12 @@
-"""One worker's end of the pipeline: 1F1B microbatches over torch.distributed, losses, and the evaluation of the committed model."""
+"""One worker's part of the pipeline: microbatches over torch.distributed, in the order that the run's schedule says; losses, and the
+evaluation of the committed model."""
+
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
 
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import Chain
@@ -31,21 +34,33 @@ class _Autocast(nn.Module):
             return self.chain(hidden).float()
 
 
+LOOPED = {"interleaved": ScheduleInterleaved1F1B, "zero-bubble": ScheduleInterleavedZeroBubble}
+
+
 class Pipeline:
     """`step` trains on this copy's share of a batch; only its first worker needs inputs, only its last targets; all pass both."""
 
-    def __init__(self, manifest: Manifest, chain: Chain, mesh: Mesh) -> None:
+    def __init__(self, manifest: Manifest, chunks: Sequence[Chain], mesh: Mesh) -> None:
+        """`chunks`: of the model, this worker's (node/tiling.py): number `stage_rank`, and every `length`-th after it."""
         self._mesh, self.device = mesh, mesh.device
         self._microbatches = manifest.training.microbatches // mesh.copies
-        self._module = _Autocast(chain, mesh.device)
-        taken, given = self._microbatch(manifest)
-        stage = PipelineStage(
-            self._module, mesh.stage_rank, mesh.length, mesh.device, input_args=taken, output_args=given, group=mesh.pipeline
-        )
-        self._schedule = Schedule1F1B(stage, self._microbatches, loss_fn=cross_entropy)
+        self._modules = [_Autocast(chunk, mesh.device) for chunk in chunks]
+        self._count = mesh.length * len(chunks)
+        """Chunks of all workers of this copy."""
+        stages = [self._stage(manifest, number, module) for number, module in self._numbered()]
+        self._schedule: Schedule1F1B | ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble
+        if len(stages) == 1:
+            self._schedule = Schedule1F1B(stages[0], self._microbatches, loss_fn=cross_entropy)
+        else:
+            self._schedule = LOOPED[manifest.training.schedule](stages, self._microbatches, loss_fn=cross_entropy)
 
-    def _microbatch(self, manifest: Manifest) -> tuple[Tensor, Tensor]:
-        """Examples of what this worker takes and gives; without them torch's stages send each other pickled descriptions."""
+    def _numbered(self) -> Iterator[tuple[int, _Autocast]]:
+        """This worker's chunks, and which of all they are."""
+        return zip(range(self._mesh.stage_rank, self._count, self._mesh.length), self._modules, strict=True)
+
+    def _stage(self, manifest: Manifest, number: int, module: nn.Module) -> PipelineStage:
+        """With examples of what it takes and gives in a microbatch: without them torch's stages send each other pickled
+        descriptions."""
         model, batch = manifest.model, manifest.training.batch_size // manifest.training.microbatches
 
         def passed(width: int) -> Tensor:
@@ -53,7 +68,9 @@ class Pipeline:
 
         tokens = torch.empty(batch, model.sequence_length, dtype=torch.int64, device="meta")
         hidden, logits = passed(model.hidden_size), passed(model.vocabulary_size)
-        return tokens if self.first else hidden, logits if self.last else hidden
+        taken, given = hidden if number else tokens, hidden if number < self._count - 1 else logits
+        mesh = self._mesh
+        return PipelineStage(module, number, self._count, mesh.device, input_args=taken, output_args=given, group=mesh.pipeline)
 
     @property
     def first(self) -> bool:
@@ -67,10 +84,8 @@ class Pipeline:
         """Forward and backward of this copy's share, gradients averaged over it; the mean loss in the last worker, elsewhere 0."""
         losses: list[Tensor] = []
         arguments = (inputs.to(self.device),) if self.first else ()
-        if self.last:
-            self._schedule.step(*arguments, target=targets.to(self.device), losses=losses)
-        else:
-            self._schedule.step(*arguments)
+        target = targets.to(self.device) if self.last else None
+        self._schedule.step(*arguments, target=target, losses=losses if self.last else None, return_outputs=False)
         return float(torch.stack([loss.detach() for loss in losses]).mean()) if losses else 0.0
 
     @torch.no_grad()
@@ -78,19 +93,25 @@ class Pipeline:
         """Mean loss over all sequences with the parameters as they are; in the last worker, elsewhere 0. All of a copy call it."""
         total = 0.0
         for start in range(0, len(inputs), batch):
-            part = inputs[start : start + batch]
-            if self.first:
-                hidden = part.to(self.device)
-            else:
-                hidden = torch.empty(len(part), inputs.shape[1], width, device=self.device, dtype=self._wire_type)
-                dist.recv(hidden, group=self._mesh.pipeline, group_src=self._mesh.stage_rank - 1)
-            hidden = self._module(hidden)
+            hidden = inputs[start : start + batch]
+            shape = (*hidden.shape, width)
+            for number, module in self._numbered():
+                hidden = module(self._receive(shape) if number else hidden.to(self.device))
+                if number < self._count - 1:
+                    self._send(hidden)
             if self.last:
-                total += float(cross_entropy(hidden, targets[start : start + batch].to(self.device))) * len(part)
-            else:
-                passed = hidden.to(self._wire_type).contiguous()
-                dist.send(passed, group=self._mesh.pipeline, group_dst=self._mesh.stage_rank + 1)
+                total += float(cross_entropy(hidden, targets[start : start + batch].to(self.device))) * shape[0]
         return total / len(inputs)
+
+    def _receive(self, shape: tuple[int, ...]) -> Tensor:
+        """From the worker that has the chunk before."""
+        hidden = torch.empty(shape, device=self.device, dtype=self._wire_type)
+        dist.recv(hidden, group=self._mesh.pipeline, group_src=(self._mesh.stage_rank - 1) % self._mesh.length)
+        return hidden
+
+    def _send(self, hidden: Tensor) -> None:
+        passed = hidden.to(self._wire_type).contiguous()
+        dist.send(passed, group=self._mesh.pipeline, group_dst=(self._mesh.stage_rank + 1) % self._mesh.length)
 
     @property
     def _wire_type(self) -> torch.dtype:
