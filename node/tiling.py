@@ -81,8 +81,8 @@ def _turns(workers: int, stages: int, schedule: Schedule) -> int:
 
 
 def chunks(stages: int, workers: int, schedule: Schedule) -> list[list[list[int]]]:
-    """By worker of a pipeline: its chunks, each of stages that follow one another. Worker r of p holds the chunks r, r + p, r + 2p, …;
-    all are as even as possible, the first ones the longer."""
+    """By worker of a pipeline: its chunks, each of stages that follow one another. Worker r of p holds the chunks r, r + p, r + 2p,
+    …; all are as even as possible, the first ones the longer."""
     count = workers * _turns(workers, stages, schedule)
     size, extra = divmod(stages, count)
     cuts = [number * size + min(number, extra) for number in range(count + 1)]

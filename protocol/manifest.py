@@ -111,10 +111,16 @@ class Training(_Section):
     """Sequences per inner step and cluster."""
     microbatches: Positive = 2
     schedule: Schedule = "1f1b"
-    """Of a pipeline. interleaved and zero-bubble give each worker several chunks of the model instead of one stretch: they wait less
-    at the ends of a step, and pass on more activations."""
+    """Of a pipeline. interleaved and zero-bubble give each worker several chunks of the model instead of one stretch: it waits less
+    at the ends of a step, and passes on more activations."""
     checkpoint_activations: bool = False
-    """Hold only the input of each layer until its gradient is due, and compute the rest again: less memory, a third more computing."""
+    """Hold only the input of each layer until its gradient is due, and compute the rest again: less memory, more computing."""
+
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    """Of matrix products, and of what stages pass on; auto: bf16 on GPUs. Parameters, gradients and moments are float32 in any."""
+
+    def in_bfloat16(self, cuda: bool) -> bool:
+        return self.precision == "bf16" or (self.precision == "auto" and cuda)
 
     @model_validator(mode="after")
     def _divides(self) -> "Training":

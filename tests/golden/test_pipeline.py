@@ -88,7 +88,7 @@ def test_workers_together_compute_what_one_computes(tmp_path: Path):
         assert together[0][2:] == [workers, sum(range(workers))]
 
 
-UNCLIPPED = {"gradient_clip": 1e9}
+UNCLIPPED: dict[str, Any] = {"gradient_clip": 1e9}
 """The norm over all stages is a sum, which workers take in another order."""
 
 
@@ -121,7 +121,7 @@ def test_stages_are_shared_out_in_stretches_or_looped():
     assert chunks(5, 2, "interleaved") == [[[0, 1], [3]], [[2], [4]]]
     assert chunks(8, 2, "zero-bubble") == [[[0], [2], [4], [6]], [[1], [3], [5], [7]]]
     assert chunks(8, 1, "interleaved") == [[list(range(8))]], "one worker has nothing to wait for"
-    assert [stretches(sum(share, [])) for share in chunks(5, 2, "interleaved")] == [
+    assert [stretches(stage for chunk in share for stage in chunk) for share in chunks(5, 2, "interleaved")] == [
         [range(2), range(3, 4)],
         [range(2, 3), range(4, 5)],
     ]
