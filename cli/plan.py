@@ -137,15 +137,17 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _assumptions(site: Site, cluster: Inside) -> list[str]:
-    tiling = cluster.tiling
+    tiling, device = cluster.tiling, cluster.device
     limit = "activations" if site.activation_seconds > site.step_seconds else "computing"
     return [
-        f"a cluster: {tiling.workers} workers on {site.boxes} boxes, as {tiling.copies} copies of a pipeline of {tiling.length};"
-        f" each waits {cluster.bubble:.0%} of a step for the pipeline to fill and drain: in --step-seconds, if it was measured so",
+        f"a cluster: {tiling.workers} workers on {site.boxes} boxes, as {tiling.copies} copies of a pipeline of {tiling.length},"
+        f" {tiling.schedule} with {cluster.turns} chunks each; each waits {cluster.bubble:.0%} of a step for the pipeline to fill"
+        " and drain: in --step-seconds, if it was measured so",
         f"a step: {site.real_step_seconds:,.2f} s, for its {limit}; the box with the most activations to pass on sends"
         f" {cluster.activation_bytes:,} B in each, and receives as many: {site.activation_seconds:,.2f} s on its line",
-        f"memory: a worker holds up to {cluster.device_bytes / 1e9:,.1f} GB on its device beside activations, a box up to"
-        f" {cluster.host_bytes / 1e9:,.1f} GB of outer state",
+        f"memory: a worker holds up to {_gigabytes(cluster.device_bytes)} on its device: {_gigabytes(device.weights)} weights,"
+        f" {_gigabytes(device.gradients)} gradients, {_gigabytes(device.moments)} moments,"
+        f" {_gigabytes(device.activations)} activations; a box up to {_gigabytes(cluster.host_bytes)} of outer state",
         f"bytes: the payload layout's own sizes for {site.parameters:,} parameters; Huffman coding, top-k: from entropy",
         f"network: each of {site.boxes} boxes a cluster moves its share of {site.clusters - 1} payloads over a full line, both ways"
         " at once; AllReduce is a ring in 16 bits",
@@ -153,6 +155,10 @@ def _assumptions(site: Site, cluster: Inside) -> list[str]:
         f"overlap: rebase costs {model.DELAY_COST:g} x arrival / H more tokens for the same loss (docs/results.md), waiting costs"
         " its time; the sooner wins",
     ]
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB"
 
 
 def _print_paper(as_json: bool) -> None:

@@ -22,6 +22,7 @@ from dilocox.cli.common import (
     print_table,
     some_daemon,
 )
+from dilocox.node.tiling import listed
 from dilocox.protocol.ids import short
 from dilocox.transport.chain_file import ChainFile
 from dilocox.views import rows as views
@@ -66,7 +67,7 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
             ("round", f"{value['round']} is open: {value['round_why']}" if value["coordinator_connected"] else away),
         ]
     if len(value["boxes"]) > 1 or value["cluster"] != value["peer"]:
-        hosts = "; ".join(f"{short(box['peer'])} {_stages(box['stages'])}" for box in value["boxes"])
+        hosts = "; ".join(f"{short(box['peer'])} {listed(box['stages'])}" for box in value["boxes"])
         lines.append(("cluster", f"led by {short(value['cluster'])}   stages by box: {hosts or 'not on the roster yet'}"))
     lines += [
         ("network", f"{value['address']}   {value['reach']}"),
@@ -149,7 +150,7 @@ def _peer_row(row: dict[str, Any]) -> list[str]:
         row["name"] or "–",
         row["address"] or "–",
         short(row["cluster"]) if row["cluster"] else "–",
-        _stages(row["stages"]),
+        listed(row["stages"]),
         "yes" if row["on_roster"] else "no",
         {True: "yes", False: "no", None: "–"}[row["present"]],
         "–" if row["round"] is None else str(row["round"]),
@@ -158,10 +159,6 @@ def _peer_row(row: dict[str, Any]) -> list[str]:
         number(row["tokens_per_second"], 0),
         _kind(row["attestation"]) if row["attestation"] else "–",
     ]
-
-
-def _stages(stages: list[int]) -> str:
-    return f"{stages[0]}-{stages[-1]}" if stages else "–"
 
 
 def _kind(attestation: dict[str, Any]) -> str:

@@ -10,13 +10,15 @@ Checked against the published 107B rows (arXiv 2506.21263) with two constants fi
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from dilocox.node.tiling import Tiling, split_stages, tile
+from dilocox.node.memory import HALF, WIDE, Device, bubble, fullest_device, host_bytes
+from dilocox.node.tiling import Tiling, chunks, tile
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.payload import Form, StageLayout, stage_layout
-from dilocox.protocol.tensors import stage_tensors
 
 __all__ = [
     "PAPER",
@@ -64,24 +66,25 @@ class Site:
         return max(self.step_seconds, self.activation_seconds)
 
 
-ACTIVATION_BYTES = 2
-"""Of one number that stages pass on: bfloat16, as on GPUs."""
-
-
 @dataclass(frozen=True)
 class Inside:
     """A cluster's pipeline over its boxes."""
 
     tiling: Tiling
+    turns: int
+    """Chunks of the model that each worker holds."""
     activation_bytes: int
-    """That the box with the most of them sends in an inner step, and receives; 0 where no pipeline leaves its box."""
-    device_bytes: int
-    """Of the worker with the most: parameters, gradients and inner moments, in float32. Activations come on top."""
+    """That the box with the most of them sends in an inner step; 0 where no pipeline leaves its box."""
+    device: Device
+    """The worker with the most."""
     host_bytes: int
     """Of the box with the most: the outer state of its stages."""
     bubble: float
-    """Share of a step in which a worker waits for the pipeline to fill and to drain: (p - 1) / (m + p - 1) of 1F1B and GPipe, with
-    p workers and m microbatches of each copy (arXiv 2104.04473)."""
+    """Share of a step in which a worker waits for the pipeline to fill and to drain."""
+
+    @property
+    def device_bytes(self) -> int:
+        return self.device.total
 
     def seconds(self, bits_per_second: float) -> float:
         """Of its activations, over a line of that speed."""
@@ -89,30 +92,30 @@ class Inside:
 
 
 def inside(manifest: Manifest, devices: Sequence[int]) -> Inside:
-    """A cluster of boxes with so many devices each. Between two boxes all tokens of the cluster's batch pass forward, and their
-    gradients back; a box in the middle has a neighbour on either side, and sends one of both to each."""
-    model, microbatches = manifest.model, manifest.training.microbatches
-    tiling = tile(devices, model.stages, microbatches)
-    passed = manifest.tokens_per_step * model.hidden_size * ACTIVATION_BYTES
-    neighbours = min(2, sum(length > 0 for length in tiling.lengths) - 1)
-    each = microbatches // tiling.copies
-    on_device = max(
-        sum(device_bytes(manifest, stage) for stage in share) for share in split_stages(range(model.stages), tiling.length)
+    """A cluster of boxes with so many devices each. Wherever a chunk and the next one lie on two boxes all tokens of the cluster's
+    batch pass forward, and their gradients back."""
+    model, training = manifest.model, manifest.training
+    tiling = tile(devices, model.stages, training.microbatches, training.schedule)
+    turns = len(chunks(model.stages, tiling.length, training.schedule)[0])
+    each = training.microbatches // tiling.copies
+    half = training.in_bfloat16(cuda=True)
+    passed = manifest.tokens_per_step * model.hidden_size * (HALF if half else WIDE)
+    on_host = max(host_bytes(manifest, tiling.stages(box, model.stages)) for box in range(len(devices)))
+    return Inside(
+        tiling,
+        turns,
+        passed * _most_sent(tiling, turns),
+        fullest_device(manifest, tiling.length, each, half),
+        on_host,
+        bubble(training.schedule, turns, tiling.length, each),
     )
-    boxes = (tiling.stages(box, model.stages) for box in range(len(devices)))
-    on_host = max(sum(host_bytes(manifest, stage) for stage in stages) for stages in boxes)
-    return Inside(tiling, neighbours * passed, on_device, on_host, (tiling.length - 1) / (each + tiling.length - 1))
 
 
-def device_bytes(manifest: Manifest, stage: int) -> int:
-    """Of a stage in training: each parameter, its gradient, and the one moment of Muon or the two of AdamW."""
-    muon = manifest.training.optimizer == "muon"
-    return sum(spec.elements * 4 * (3 if muon and spec.hidden else 4) for spec in stage_tensors(manifest.model, stage))
-
-
-def host_bytes(manifest: Manifest, stage: int) -> int:
-    """Of a stage's outer state: Θ, momentum, error feedback and anchor."""
-    return sum(spec.elements * 4 * 4 for spec in stage_tensors(manifest.model, stage))
+def _most_sent(tiling: Tiling, turns: int) -> int:
+    """How often the box with the most neighbours, counted once in each turn, sends a batch forward or back."""
+    box_of = [box for box, length in enumerate(tiling.lengths) for _ in range(length)] * turns
+    sent = Counter(sender for pair in pairwise(box_of) if pair[0] != pair[1] for sender in pair)
+    return max(sent.values(), default=0)
 
 
 @dataclass(frozen=True)

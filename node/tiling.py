@@ -1,10 +1,13 @@
 """How a cluster's workers share out a run: pipelines over its boxes, and copies of such a pipeline. Free of torch."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Tiling", "split_stages", "tile"]
+from dilocox.protocol import limits
+from dilocox.protocol.manifest import Schedule
+
+__all__ = ["Tiling", "chunks", "listed", "stretches", "tile"]
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,7 @@ class Tiling:
     lengths: tuple[int, ...]
     """Of each box's stretch, in workers; 0: the box has nothing to do."""
     copies: int
+    schedule: Schedule
 
     @property
     def length(self) -> int:
@@ -31,22 +35,32 @@ class Tiling:
         return [copy * self.length + number for copy in range(self.copies) for number in stretch]
 
     def stages(self, box: int, stages: int) -> list[int]:
-        """That a box hosts of the run's."""
+        """That a box hosts of the run's, in order."""
         first = sum(self.lengths[:box])
-        shares = split_stages(range(stages), self.length)[first : first + self.lengths[box]]
-        return list(itertools.chain.from_iterable(shares))
+        shares = chunks(stages, self.length, self.schedule)[first : first + self.lengths[box]]
+        return sorted(stage for share in shares for chunk in share for stage in chunk)
 
 
-def tile(devices: Sequence[int], stages: int, microbatches: int) -> Tiling:
-    """Uses the most of so many devices, box by box, and of equals the longest pipeline: it needs the least memory of each. torch's
-    1F1B schedule needs at least one microbatch per worker; copies share them out evenly."""
+def tile(devices: Sequence[int], stages: int, microbatches: int, schedule: Schedule) -> Tiling:
+    """Uses the most of so many devices, box by box, and of equals the longest pipeline: it needs the least memory of each. Copies
+    share out the microbatches evenly."""
     tilings = []
     for copies in range(1, devices[0] + 1):  # the first box, the lead, hosts some of every cluster
         room = [count // copies for count in devices]
-        length = min(sum(room), stages, microbatches // copies)
-        if length and microbatches % copies == 0:
-            tilings.append(Tiling(_poured(room, length), copies))
+        if microbatches % copies == 0:
+            each = microbatches // copies
+            lengths = range(1, min(sum(room), stages, each) + 1)
+            length = max(length for length in lengths if _runs(length, stages, each, schedule))
+            tilings.append(Tiling(_poured(room, length), copies, schedule))
     return max(tilings, key=lambda tiling: (tiling.workers, tiling.length))
+
+
+def _runs(workers: int, stages: int, microbatches: int, schedule: Schedule) -> bool:
+    """Whether a schedule wants a pipeline of so many: torch's need a microbatch for each worker; looped ones also two chunks for
+    each, and as many microbatches in every round of about one per worker."""
+    if workers == 1 or schedule == "1f1b":
+        return microbatches >= workers
+    return _turns(workers, stages, schedule) > 1 and microbatches >= workers and microbatches % (microbatches // workers) == 0
 
 
 def _poured(room: Sequence[int], length: int) -> tuple[int, ...]:
@@ -60,8 +74,33 @@ def _poured(room: Sequence[int], length: int) -> tuple[int, ...]:
     return tuple(lengths)
 
 
-def split_stages(stages: Sequence[int], workers: int) -> list[list[int]]:
-    """Contiguous, as even as possible; the first workers of a pipeline get the longer shares."""
-    size, extra = divmod(len(stages), workers)
-    cuts = [rank * size + min(rank, extra) for rank in range(workers + 1)]
-    return [list(stages[start:end]) for start, end in itertools.pairwise(cuts)]
+def _turns(workers: int, stages: int, schedule: Schedule) -> int:
+    """Chunks of the model that each worker of a pipeline holds: a looped schedule makes as many as the stages allow, and as a
+    cluster's layout may name, which names a box once in each turn."""
+    return 1 if workers == 1 or schedule == "1f1b" else min(stages, limits.HOSTS) // workers
+
+
+def chunks(stages: int, workers: int, schedule: Schedule) -> list[list[list[int]]]:
+    """By worker of a pipeline: its chunks, each of stages that follow one another. Worker r of p holds the chunks r, r + p, r + 2p,
+    …; all are as even as possible, the first ones the longer."""
+    count = workers * _turns(workers, stages, schedule)
+    size, extra = divmod(stages, count)
+    cuts = [number * size + min(number, extra) for number in range(count + 1)]
+    parts = [list(range(start, end)) for start, end in itertools.pairwise(cuts)]
+    return [parts[worker::workers] for worker in range(workers)]
+
+
+def stretches(stages: Iterable[int]) -> list[range]:
+    """Stages in order, by those that follow one another."""
+    found: list[range] = []
+    for stage in stages:
+        if found and found[-1].stop == stage:
+            found[-1] = range(found[-1].start, stage + 1)
+        else:
+            found.append(range(stage, stage + 1))
+    return found
+
+
+def listed(stages: Iterable[int]) -> str:
+    """For people: "0-3, 8-11"; a dash where there are none."""
+    return ", ".join(f"{part.start}-{part.stop - 1}" for part in stretches(stages)) or "–"

@@ -16,7 +16,7 @@ __all__ = ["Cluster", "Head", "HostRange", "Rest", "advance", "alone", "host_ran
 
 
 class HostRange(NamedTuple):
-    """A box's share of a cluster."""
+    """A box's share of a cluster, or one stretch of it: a looped schedule gives a box several."""
 
     peer: str
     first_stage: int
@@ -47,7 +47,7 @@ class Cluster:
 
     @property
     def peers(self) -> tuple[str, ...]:
-        return tuple(host.peer for host in self.hosts)
+        return tuple(dict.fromkeys(host.peer for host in self.hosts))
 
     def hosts_of(self, stage: int) -> list[str]:
         """Peers with a copy of this stage."""

@@ -18,12 +18,13 @@ from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import key_of_peer, peer_id
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["NAME", "Data", "Manifest"]
+__all__ = ["NAME", "Data", "Manifest", "Schedule"]
 
 Positive = Annotated[int, Field(gt=0, le=1 << 40)]
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0, le=100)]
+Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
 
 
 class _Section(BaseModel):
@@ -109,6 +110,17 @@ class Training(_Section):
     batch_size: Positive
     """Sequences per inner step and cluster."""
     microbatches: Positive = 2
+    schedule: Schedule = "1f1b"
+    """Of a pipeline. interleaved and zero-bubble give each worker several chunks of the model instead of one stretch: it waits less
+    at the ends of a step, and passes on more activations."""
+    checkpoint_activations: bool = False
+    """Hold only the input of each layer until its gradient is due, and compute the rest again: less memory, more computing."""
+
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    """Of matrix products, and of what stages pass on; auto: bf16 on GPUs. Parameters, gradients and moments are float32 in any."""
+
+    def in_bfloat16(self, cuda: bool) -> bool:
+        return self.precision == "bf16" or (self.precision == "auto" and cuda)
 
     @model_validator(mode="after")
     def _divides(self) -> "Training":
@@ -261,6 +273,10 @@ class Attestation(_Section):
         return self
 
 
+LOOPED_STAGES, LOOPED_MICROBATCHES = 4, 2
+"""Fewest with which a looped schedule can be run: two workers with two chunks each, and a microbatch for either."""
+
+
 class Manifest(_Section):
     run: Run
     model: Model
@@ -271,6 +287,16 @@ class Manifest(_Section):
     rounds: Rounds
     admission: Admission = Admission()
     attestation: Attestation = Attestation()
+
+    @model_validator(mode="after")
+    def _can_be_looped(self) -> "Manifest":
+        training, stages = self.training, self.model.stages
+        if training.schedule != "1f1b" and (stages < LOOPED_STAGES or training.microbatches < LOOPED_MICROBATCHES):
+            raise ValueError(
+                f"training.schedule {training.schedule} wants two stages and a microbatch for each of two workers at least:"
+                f" {LOOPED_STAGES} stages and {LOOPED_MICROBATCHES} microbatches, not {stages} and {training.microbatches}"
+            )
+        return self
 
     @classmethod
     def from_toml(cls, text: str) -> "Manifest":

@@ -164,8 +164,8 @@ def _check_cluster(body: pb.Cluster) -> None:
         _require(not host.HasField("attestation"), "a layout carries no attestations")
         _require(0 < host.stage_count <= limits.STAGES and host.first_stage < limits.STAGES, "stage range out of bounds")
         _require(host.copy < limits.HOSTS, "copy out of bounds")
-    peers = [host.peer for host in body.hosts]
-    _require(len(set(peers)) == len(peers), "a host is named twice")
+    named = {(host.peer, host.first_stage) for host in body.hosts}
+    _require(len(named) == len(body.hosts), "a host is named twice for a stage")
 
 
 def _check_contribution(body: pb.Contribution) -> None:

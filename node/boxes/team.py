@@ -12,7 +12,7 @@ from typing import Any
 from dilocox.node.boxes.lead import LeadService, RemoteBox
 from dilocox.node.exchange import Exchange
 from dilocox.node.starts import Starts, without_commits
-from dilocox.node.tiling import Tiling, tile
+from dilocox.node.tiling import Tiling, listed, stretches, tile
 from dilocox.node.workers import LOOPBACK, STOP_SECONDS, Launch, WorkerPool
 from dilocox.protocol import member
 from dilocox.protocol.errors import RemoteError
@@ -45,7 +45,8 @@ class Layout:
     def hosts(self, stages: int) -> tuple[HostRange, ...]:
         """Of a run with so many stages: without boxes that have nothing to do."""
         shares = [(peer, self.tiling.stages(box, stages)) for box, peer in enumerate(self.peers)]
-        return tuple(HostRange(peer, share[0], len(share)) for peer, share in shares if share)
+        hosts = [HostRange(peer, part.start, len(part)) for peer, share in shares for part in stretches(share)]
+        return tuple(sorted(hosts, key=lambda host: host.first_stage))
 
 
 class RelaidError(Exception):
@@ -148,7 +149,7 @@ class Team:
             self.whole(self._formed and all(peer in self._lead.followers for peer in self._others_hosting()))
 
     def _others_hosting(self) -> list[str]:
-        return [host.peer for host in self._hosts if host.peer != self._me]
+        return list(dict.fromkeys(host.peer for host in self._hosts if host.peer != self._me))
 
     async def _run(self, followers: list[RemoteBox]) -> None:
         layout, stages = self._lay_out(followers), self._manifest.model.stages
@@ -229,7 +230,7 @@ class Team:
         )
         for box, (peer, count) in enumerate(zip(peers, devices, strict=True)):
             if len(peers) > 1 and (hosted := tiling.stages(box, model.stages)):
-                log.info("box %s hosts stages %d to %d", peer, hosted[0], hosted[-1])
+                log.info("box %s hosts stages %s", peer, listed(hosted))
             if (used := len(tiling.ranks(box))) < count:
                 idle = "box %s: %d stages and %d microbatches use %d of its %d devices; the owner could name more microbatches"
                 log.warning(idle, short(peer), model.stages, microbatches, used, count)
@@ -286,7 +287,8 @@ class Team:
     def _lay_out(self, followers: Sequence[RemoteBox]) -> Layout:
         devices = [self._devices, *(follower.devices for follower in followers)]
         peers = (self._me, *(follower.peer for follower in followers))
-        return Layout(peers, tile(devices, self._manifest.model.stages, self._manifest.training.microbatches))
+        model, training = self._manifest.model, self._manifest.training
+        return Layout(peers, tile(devices, model.stages, training.microbatches, training.schedule))
 
     def processor_ticks(self) -> int | None:
         """Processor time of this generation so far, in clock ticks; None where a system does not say. Blocking."""

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
@@ -40,8 +41,10 @@ def hugging_face_config(model: Model) -> PretrainedConfig:
 class Stage(nn.Module):
     """One stage: maybe the embedding, some layers, maybe the norm and head. Parameters carry transformers' names."""
 
-    def __init__(self, model: Model, stage: int) -> None:
+    def __init__(self, model: Model, stage: int, recompute: bool = False) -> None:
+        """`recompute`: of a layer's activations only the input is held, and the rest computed again in the backward pass."""
         super().__init__()
+        self._recompute = recompute
         config = hugging_face_config(model)
         first, last = stage_units(model)[stage]
         source = {"qwen2": modeling_qwen2, "llama": modeling_llama}[model.family]
@@ -69,8 +72,12 @@ class Stage(nn.Module):
         if len(self.model.layers):
             positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
             rotary = self.rotary(hidden, positions)
+            given = {"position_embeddings": rotary, "position_ids": positions, "attention_mask": None}
             for layer in self.model.layers.values():
-                hidden = layer(hidden, position_embeddings=rotary, position_ids=positions, attention_mask=None)
+                if self._recompute:
+                    hidden = checkpoint(layer, hidden, use_reentrant=False, preserve_rng_state=False, **given)
+                else:
+                    hidden = layer(hidden, **given)
         if hasattr(self, "lm_head"):
             hidden = self.lm_head(self.model.norm(hidden))
         return hidden
@@ -82,7 +89,7 @@ class Stage(nn.Module):
 
 
 class Chain(nn.Module):
-    """A worker's contiguous stages, run one after the other."""
+    """Stages that follow one another, in one worker: all of its, or one of its chunks."""
 
     def __init__(self, stages: list[Stage]) -> None:
         super().__init__()
@@ -97,10 +104,10 @@ class Chain(nn.Module):
         return hidden
 
 
-def build_chain(model: Model, stages: list[int], device: torch.device) -> Chain:
+def build_chain(model: Model, stages: list[int], device: torch.device, recompute: bool = False) -> Chain:
     """The stages with uninitialised parameters on `device`."""
     with torch.device("meta"):
-        chain = Chain([Stage(model, stage) for stage in stages])
+        chain = Chain([Stage(model, stage, recompute) for stage in stages])
     for stage in chain:
         for name, module in stage.named_modules():
             if name.endswith("rotary") or name.startswith("rotary"):

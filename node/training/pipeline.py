@@ -1,9 +1,14 @@
-"""One worker's end of the pipeline: 1F1B microbatches over torch.distributed, losses, and the evaluation of the committed model."""
+"""One worker's part of the pipeline: microbatches over torch.distributed, in the order of the run's schedule; losses, and the
+evaluation of the committed model."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import Chain
@@ -18,42 +23,68 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class _Autocast(nn.Module):
-    """bf16 matrix products on CUDA, plain float32 elsewhere; gives float32."""
+    """A chunk whose matrix products are of the run's precision, and what it takes of another and gives to another; logits are
+    float32."""
 
-    def __init__(self, chain: Chain, device: torch.device) -> None:
+    def __init__(self, chain: Chain, device: torch.device, wire_type: torch.dtype, last: bool) -> None:
         super().__init__()
-        self.chain, self._cuda = chain, device.type == "cuda"
+        self.chain, self._device, self._wire_type, self._last = chain, device.type, wire_type, last
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if not self._cuda:
+        if self._wire_type is torch.float32:
             return self.chain(hidden)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            return self.chain(hidden).float()
+        with torch.autocast(self._device, dtype=self._wire_type):
+            given = self.chain(hidden.float() if hidden.is_floating_point() else hidden)
+        return given.float() if self._last else given.to(self._wire_type)
+
+
+LOOPED = {"interleaved": ScheduleInterleaved1F1B, "zero-bubble": ScheduleInterleavedZeroBubble}
 
 
 class Pipeline:
     """`step` trains on this copy's share of a batch; only its first worker needs inputs, only its last targets; all pass both."""
 
-    def __init__(self, manifest: Manifest, chain: Chain, mesh: Mesh) -> None:
+    def __init__(self, manifest: Manifest, chunks: Sequence[Chain], mesh: Mesh) -> None:
+        """`chunks`: of the model, this worker's (node/tiling.py): number `stage_rank`, and every `length`-th after it."""
         self._mesh, self.device = mesh, mesh.device
         self._microbatches = manifest.training.microbatches // mesh.copies
-        self._module = _Autocast(chain, mesh.device)
-        taken, given = self._microbatch(manifest)
-        stage = PipelineStage(
-            self._module, mesh.stage_rank, mesh.length, mesh.device, input_args=taken, output_args=given, group=mesh.pipeline
-        )
-        self._schedule = Schedule1F1B(stage, self._microbatches, loss_fn=cross_entropy)
+        self._count = mesh.length * len(chunks)
+        """Chunks of all workers of this copy."""
+        half = manifest.training.in_bfloat16(cuda=self.device.type == "cuda")
+        self._wire_type = torch.bfloat16 if half else torch.float32
+        """Of what chunks pass on."""
+        self._modules = [
+            _Autocast(chunk, self.device, self._wire_type, number == self._count - 1)
+            for number, chunk in zip(self._numbers, chunks, strict=True)
+        ]
+        stages: list[Any] = [self._stage(manifest, number, module) for number, module in self._numbered()]
+        self._schedule: PipelineScheduleSingle | PipelineScheduleMulti
+        if len(stages) == 1:
+            self._schedule = Schedule1F1B(stages[0], self._microbatches, loss_fn=cross_entropy)
+        else:
+            self._schedule = LOOPED[manifest.training.schedule](stages, self._microbatches, loss_fn=cross_entropy)
 
-    def _microbatch(self, manifest: Manifest) -> tuple[Tensor, Tensor]:
-        """Examples of what this worker takes and gives; without them torch's stages send each other pickled descriptions."""
+    @property
+    def _numbers(self) -> range:
+        """Which of all chunks are this worker's."""
+        return range(self._mesh.stage_rank, self._count, self._mesh.length)
+
+    def _numbered(self) -> Iterator[tuple[int, _Autocast]]:
+        return zip(self._numbers, self._modules, strict=True)
+
+    def _stage(self, manifest: Manifest, number: int, module: nn.Module) -> PipelineStage:
+        """With examples of what it takes and gives in a microbatch: without them torch's stages send each other pickled
+        descriptions."""
         model, batch = manifest.model, manifest.training.batch_size // manifest.training.microbatches
 
-        def passed(width: int) -> Tensor:
-            return torch.empty(batch, model.sequence_length, width, device="meta", requires_grad=True)
+        def passed(width: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(batch, model.sequence_length, width, dtype=dtype, device="meta", requires_grad=True)
 
         tokens = torch.empty(batch, model.sequence_length, dtype=torch.int64, device="meta")
-        hidden, logits = passed(model.hidden_size), passed(model.vocabulary_size)
-        return tokens if self.first else hidden, logits if self.last else hidden
+        hidden, logits = passed(model.hidden_size, self._wire_type), passed(model.vocabulary_size, torch.float32)
+        taken, given = hidden if number else tokens, hidden if number < self._count - 1 else logits
+        mesh = self._mesh
+        return PipelineStage(module, number, self._count, mesh.device, input_args=taken, output_args=given, group=mesh.pipeline)
 
     @property
     def first(self) -> bool:
@@ -67,10 +98,9 @@ class Pipeline:
         """Forward and backward of this copy's share, gradients averaged over it; the mean loss in the last worker, elsewhere 0."""
         losses: list[Tensor] = []
         arguments = (inputs.to(self.device),) if self.first else ()
-        if self.last:
-            self._schedule.step(*arguments, target=targets.to(self.device), losses=losses)
-        else:
-            self._schedule.step(*arguments)
+        target = targets.to(self.device) if self.last else None
+        with torch.autocast(self.device.type, enabled=False):  # chunks nest theirs in it: weights are cast once a step
+            self._schedule.step(*arguments, target=target, losses=losses if self.last else None, return_outputs=False)
         return float(torch.stack([loss.detach() for loss in losses]).mean()) if losses else 0.0
 
     @torch.no_grad()
@@ -78,20 +108,22 @@ class Pipeline:
         """Mean loss over all sequences with the parameters as they are; in the last worker, elsewhere 0. All of a copy call it."""
         total = 0.0
         for start in range(0, len(inputs), batch):
-            part = inputs[start : start + batch]
-            if self.first:
-                hidden = part.to(self.device)
-            else:
-                hidden = torch.empty(len(part), inputs.shape[1], width, device=self.device, dtype=self._wire_type)
-                dist.recv(hidden, group=self._mesh.pipeline, group_src=self._mesh.stage_rank - 1)
-            hidden = self._module(hidden)
+            hidden = inputs[start : start + batch]
+            shape = (*hidden.shape, width)
+            for number, module in self._numbered():
+                hidden = module(self._receive(shape) if number else hidden.to(self.device))
+                if number < self._count - 1:
+                    self._send(hidden)
             if self.last:
-                total += float(cross_entropy(hidden, targets[start : start + batch].to(self.device))) * len(part)
-            else:
-                passed = hidden.to(self._wire_type).contiguous()
-                dist.send(passed, group=self._mesh.pipeline, group_dst=self._mesh.stage_rank + 1)
+                total += float(cross_entropy(hidden, targets[start : start + batch].to(self.device))) * shape[0]
         return total / len(inputs)
 
-    @property
-    def _wire_type(self) -> torch.dtype:
-        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+    def _receive(self, shape: tuple[int, ...]) -> Tensor:
+        """From the worker that has the chunk before."""
+        hidden = torch.empty(shape, device=self.device, dtype=self._wire_type)
+        dist.recv(hidden, group=self._mesh.pipeline, group_src=(self._mesh.stage_rank - 1) % self._mesh.length)
+        return hidden
+
+    def _send(self, hidden: Tensor) -> None:
+        passed = hidden.to(self._wire_type).contiguous()
+        dist.send(passed, group=self._mesh.pipeline, group_dst=(self._mesh.stage_rank + 1) % self._mesh.length)

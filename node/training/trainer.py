@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dilocox.node.outer.state import EncodedStage, StageState, rebase, start_phase
-from dilocox.node.tiling import split_stages
+from dilocox.node.tiling import chunks
 from dilocox.node.training.data import Dataset
 from dilocox.node.training.inner import InnerOptimizer
 from dilocox.node.training.mesh import Mesh
@@ -80,19 +80,22 @@ class Trainer:
         """`mesh`: where it stands among its cluster's workers; default alone. Live parameters start uninitialised."""
         self.manifest, self.mesh = manifest, mesh or Mesh()
         self.device = self.mesh.device
-        self.stages = split_stages(range(manifest.model.stages), self.mesh.length)[self.mesh.stage_rank]
+        mine = chunks(manifest.model.stages, self.mesh.length, manifest.training.schedule)[self.mesh.stage_rank]
+        self.stages = [stage for chunk in mine for stage in chunk]
         self.states = [StageState(manifest, stage) for stage in self.stages] if self.mesh.leads else []
-        self._chain = build_chain(manifest.model, self.stages, self.device)
-        self.pipeline = Pipeline(manifest, self._chain, self.mesh)
-        self.optimizer = InnerOptimizer(manifest, list(self._chain))
-        self._parameters = [parameter for stage in self._chain for parameter in stage.tensors()]
+        recompute = manifest.training.checkpoint_activations
+        chains = [build_chain(manifest.model, chunk, self.device, recompute) for chunk in mine]
+        self.pipeline = Pipeline(manifest, chains, self.mesh)
+        self._live = [stage for chain in chains for stage in chain]
+        self.optimizer = InnerOptimizer(manifest, self._live)
+        self._parameters = [parameter for stage in self._live for parameter in stage.tensors()]
 
     def pairs(self) -> Iterator[tuple[StageState, Stage]]:
         """Stages whose outer state is here: none in a copy that follows."""
-        yield from zip(self.states, self._chain, strict=self.mesh.leads)
+        yield from zip(self.states, self._live, strict=self.mesh.leads)
 
     def live_stages(self) -> Iterator[tuple[int, Stage]]:
-        yield from zip(self.stages, self._chain, strict=True)
+        yield from zip(self.stages, self._live, strict=True)
 
     def live(self, stage: Stage) -> list[Tensor]:
         return [parameter.data for parameter in stage.tensors()]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dilocox.cli.init import render_preset
-from dilocox.node import plan
+from dilocox.node import memory, plan
 from dilocox.node.outer.state import StageState
 from dilocox.node.plan import PAPER, PUBLISHED, Method, Site
 from dilocox.node.training.trainer import Trainer
@@ -107,11 +107,10 @@ def test_planned_memory_is_what_a_trainer_holds(optimizer: str, process_group: N
         for parameter in stage[1].tensors():
             moments = [tensor for name, tensor in trainer.optimizer.tensors(parameter).items() if name != "step"]
             held += sum(tensor.nbytes for tensor in (parameter, parameter.grad, *moments) if tensor is not None)
-    assert held == sum(plan.device_bytes(run, stage) for stage in range(run.model.stages))
+    stages = range(run.model.stages)
+    assert held == memory.stage_bytes(run, stages, half=False).total
     outer = [tensor for state in trainer.states for tensor in (state.committed, state.feedback, state.anchor)]
-    assert sum(tensor.nbytes for tensor in outer) == sum(plan.host_bytes(run, stage) for stage in range(run.model.stages))
-    alone = plan.inside(run, [1])
-    assert (alone.device_bytes, alone.host_bytes) == (held, sum(tensor.nbytes for tensor in outer))
+    assert sum(tensor.nbytes for tensor in outer) == memory.host_bytes(run, stages) == plan.inside(run, [1]).host_bytes
 
 
 def test_the_command_compares_codecs_and_says_what_it_assumes():

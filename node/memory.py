@@ -1,0 +1,156 @@
+"""What a worker holds on its device in training: weights, gradients, moments, and activations of microbatches on their way.
+
+Arithmetic only, of the layers that node/training/model.py runs; tests hold it against what autograd really keeps, and what torch's
+schedules let pile up. Of a microbatch,
+
+    float32   a layer keeps its input, both norms' (each: what it normed, its scale, what it gave), the turned queries and keys, the
+              values, the attention's result, and four tensors of the MLP
+    bf16      the same; what the matrix products read is kept in half the bytes, but once for each; their weights once a step
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dilocox.node.tiling import chunks
+from dilocox.protocol.manifest import Manifest, Model, Schedule
+from dilocox.protocol.tensors import stage_tensors, stage_units
+
+__all__ = [
+    "HALF",
+    "WIDE",
+    "Device",
+    "bubble",
+    "fullest_device",
+    "held_bytes",
+    "host_bytes",
+    "output_bytes",
+    "peak",
+    "stage_bytes",
+]
+
+WIDE, HALF, INDEX = 4, 2, 8
+"""Bytes of a float32, a bfloat16 and an int64."""
+EMBEDDING = "model.embed_tokens.weight"
+"""A table: no matrix product reads it."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What it holds at most, in bytes."""
+
+    weights: int
+    """With the copies in bf16 that the matrix products of a step read."""
+    gradients: int
+    moments: int
+    activations: int = 0
+    """At the fullest moment of a step, with the buffers for what neighbours send."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.moments + self.activations
+
+
+def stage_bytes(manifest: Manifest, stages: Sequence[int], half: bool) -> Device:
+    """Of some stages, without activations: each parameter, its gradient, and the one moment of Muon or the two of AdamW."""
+    specs = [spec for stage in stages for spec in stage_tensors(manifest.model, stage)]
+    muon = manifest.training.optimizer == "muon"
+    elements = sum(spec.elements for spec in specs)
+    moments = sum(spec.elements * (1 if muon and spec.hidden else 2) for spec in specs)
+    copies = sum(spec.elements for spec in specs if half and spec.name != EMBEDDING and len(spec.shape) == 2)
+    return Device(WIDE * elements + HALF * copies, WIDE * elements, WIDE * moments)
+
+
+def host_bytes(manifest: Manifest, stages: Sequence[int]) -> int:
+    """Of some stages' outer state: Θ, momentum, error feedback and anchor."""
+    return sum(spec.elements * WIDE * 4 for stage in stages for spec in stage_tensors(manifest.model, stage))
+
+
+def fullest_device(manifest: Manifest, workers: int, microbatches: int, half: bool) -> Device:
+    """Of a pipeline of so many workers that passes so many microbatches; `half`: matrix products in bf16, as on GPUs."""
+    return max((_device(manifest, worker, workers, microbatches, half) for worker in range(workers)), key=lambda one: one.total)
+
+
+def _device(manifest: Manifest, worker: int, workers: int, microbatches: int, half: bool) -> Device:
+    training, model = manifest.training, manifest.model
+    mine = chunks(model.stages, workers, training.schedule)[worker]
+    fixed = stage_bytes(manifest, [stage for chunk in mine for stage in chunk], half)
+    held = [
+        sum(held_bytes(manifest, stage, half) for stage in chunk) + output_bytes(manifest, chunk[-1], half) for chunk in mine
+    ]
+    most = peak(training.schedule, worker, workers, microbatches, held)
+    if training.checkpoint_activations:
+        most += _layer_bytes(model, _tokens(manifest), half)
+    ends = 2 * len(mine) - (worker == 0) - (worker == workers - 1)
+    buffers = ends * microbatches * _tokens(manifest) * model.hidden_size * (HALF if half else WIDE) if workers > 1 else 0
+    return Device(fixed.weights, fixed.gradients, fixed.moments, most + buffers)
+
+
+def held_bytes(manifest: Manifest, stage: int, half: bool) -> int:
+    """That autograd keeps of one microbatch in a stage until its gradient is due."""
+    model, tokens = manifest.model, _tokens(manifest)
+    first, last = stage_units(model)[stage]
+    layers = min(model.layers, last - 1) - max(0, first - 1)
+    held = INDEX * tokens if first == 0 else 0
+    if layers:
+        held += 2 * WIDE * model.sequence_length * (model.hidden_size // model.heads)  # the rotary tables
+    if manifest.training.checkpoint_activations:
+        held += layers * WIDE * tokens * model.hidden_size
+    else:
+        held += layers * _layer_bytes(model, tokens, half)
+    if last == model.layers + 2:
+        held += tokens * (_norm_bytes(model, 1, half) + WIDE * model.vocabulary_size + INDEX)  # logarithms of shares, targets
+    return held
+
+
+def output_bytes(manifest: Manifest, stage: int, half: bool) -> int:
+    """Of what a chunk that ends with this stage gives for a microbatch: torch keeps it until its gradient is due."""
+    model = manifest.model
+    last = stage == model.stages - 1
+    return _tokens(manifest) * (WIDE * model.vocabulary_size if last else (HALF if half else WIDE) * model.hidden_size)
+
+
+def _tokens(manifest: Manifest) -> int:
+    """Of a microbatch."""
+    return manifest.tokens_per_step // manifest.training.microbatches
+
+
+def _layer_bytes(model: Model, tokens: int, half: bool) -> int:
+    hidden, keys = model.hidden_size, model.hidden_size // model.heads * model.kv_heads
+    read = 2 * hidden + 2 * keys + 4 * model.intermediate_size
+    norms = _norm_bytes(model, 3, half) + _norm_bytes(model, 2, half)
+    return tokens * (norms + (HALF if half else WIDE) * read + WIDE * model.heads)
+
+
+def _norm_bytes(model: Model, readers: int, half: bool) -> int:
+    """Of a token in a norm: its input, that normed, the scale, and what so many matrix products read."""
+    return WIDE * (2 * model.hidden_size + 1) + model.hidden_size * (HALF * readers if half else WIDE)
+
+
+def peak(schedule: Schedule, worker: int, workers: int, microbatches: int, held: Sequence[int]) -> int:
+    """Bytes at the fullest moment of a step, where each chunk of a worker holds so many for a microbatch, from its forward pass to
+    the end of its backward pass.
+
+    Before its first backward pass a worker is so many forward passes ahead: workers - 1 - worker with 1F1B, one for each worker
+    after it; looped, a round of all its chunks but one more, and twice as many for each worker after it (arXiv 2104.04473), or
+    as many with zero bubble, whose gradients of weights come later by its own number (arXiv 2401.10241).
+    """
+    turns = len(held)
+    each = microbatches // max(1, microbatches // workers)
+    ahead = (turns - 1) * each + (workers - 1 - worker) * (2 if schedule == "interleaved" and turns > 1 else 1)
+    passes = turns * microbatches
+    ahead = min(ahead, passes) + (worker if schedule == "zero-bubble" and turns > 1 else 0)
+    most = now = 0
+    for number in range(passes):
+        now += held[number // each % turns]
+        most = max(most, now)
+        if number >= ahead:
+            now -= held[turns - 1 - (number - ahead) // each % turns]
+    return most
+
+
+def bubble(schedule: Schedule, turns: int, workers: int, microbatches: int) -> float:
+    """Share of a step in which a worker waits for the pipeline to fill and to drain: of p workers, m microbatches, v chunks each
+    (p - 1) / (v m + p - 1) with 1F1B and interleaved (arXiv 2104.04473); zero bubble waits a third as long, where the gradients of
+    inputs and of weights take as long as a forward pass each (arXiv 2401.10241)."""
+    waits = (workers - 1) / (3 if schedule == "zero-bubble" and turns > 1 else 1)
+    return waits / (turns * microbatches + waits)
