@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dilocox.cli.main import app
-from dilocox.node.namespaces import Namespaces, Net, lacking
+from dilocox.node.namespaces import Namespaces, Net, lacking, run
 from dilocox.node.testnet import Testnet
 from dilocox.protocol.errors import ConfigError, LocalError
+from tests.helpers import PATIENCE_SECONDS
 
 here = pytest.mark.skipif(bool(lacking()), reason=lacking() or "it can run here")
 
@@ -33,8 +34,7 @@ while True:
 SEND = """
 import socket, sys, time
 began = time.monotonic()
-with socket.create_connection((sys.argv[1], 7000), timeout=3) as line:
-    line.settimeout(60)
+with socket.create_connection((sys.argv[1], 7000), timeout=300) as line:
     line.sendall(bytes(int(sys.argv[2])))
     line.shutdown(socket.SHUT_WR)
     assert line.recv(1) == b"!"
@@ -98,15 +98,20 @@ def test_a_line_carries_what_was_asked_for_and_its_interface_counts_it(network: 
     after = network.traffic("wan")
     assert took is not None
     assert took > 0.9 * 8 * A_MEGABYTE / SLOW
-    assert A_MEGABYTE < after["a"].since(before["a"]).sent < 1.2 * A_MEGABYTE
-    assert A_MEGABYTE < after[receiver].since(before[receiver]).received < 1.2 * A_MEGABYTE
+    assert A_MEGABYTE < after["a"].since(before["a"]).sent < 2 * A_MEGABYTE
+    assert A_MEGABYTE < after[receiver].since(before[receiver]).received < 2 * A_MEGABYTE
 
 
 @here
-def test_a_line_without_a_speed_is_as_fast_as_the_machine(network: Namespaces):
-    took = seconds(network.prefix("a"), network.address("b", "lan"), A_MEGABYTE)
-    assert took is not None
-    assert took < 8 * A_MEGABYTE / SLOW
+def test_a_line_without_a_speed_is_not_slowed_and_a_slowed_one_is_quickened(network: Namespaces):
+    def slowed(interface: str) -> bool:
+        return "tbf" in run("tc", "-n", network.namespace("a"), "qdisc", "show", "dev", interface)
+
+    assert [slowed(interface) for interface in ("wan", "watch", "lan")] == [True, False, False]
+    network.slow("a", "lan", SLOW)
+    assert slowed("lan")
+    network.quicken("a", "lan")
+    assert not slowed("lan")
 
 
 @here
@@ -144,7 +149,7 @@ def test_the_next_to_come_removes_what_a_dead_maker_left_unless_something_runs_t
     with next_one.present():
         assert orphaned.laid, "its maker lives"
     resident = subprocess.Popen([*orphaned.prefix("a"), "sleep", "600"])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while resident.pid not in orphaned.processes("a") and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(maker.pid, signal.SIGKILL)
