@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import socket
 import sys
 import urllib.error
@@ -34,6 +35,7 @@ __all__ = [
     "PortOption",
     "UploadLimitOption",
     "api_call",
+    "bits_per_second",
     "bytes_per_second",
     "fail",
     "print_json",
@@ -45,6 +47,8 @@ __all__ = [
 
 EXIT_UNEXPECTED, EXIT_USAGE, EXIT_NOT_RUNNING = 1, 2, 3
 API_SECONDS = 10.0
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "": 1.0}
+"""Of a line's speed, in bits per second."""
 
 # Off a terminal a table keeps its width: somebody greps it.
 # No markup: what is printed holds names that strangers chose.
@@ -94,6 +98,14 @@ def fail(message: str, code: int = EXIT_UNEXPECTED, help: str | None = None) -> 
 def bytes_per_second(upload_limit: float | None) -> float | None:
     """Of `--upload-limit`, megabits per second."""
     return None if upload_limit is None else upload_limit * 1e6 / 8
+
+
+def bits_per_second(text: str, option: str) -> float:
+    """Of a line, as an option says it; exits where it says none."""
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(kbit|mbit|gbit|)", text.strip().lower())
+    if found is None or float(found[1]) <= 0:
+        fail(f"{option} {text}", 2, "a number and kbit, mbit or gbit, such as 1gbit")
+    return float(found[1]) * UNITS[found[2]]
 
 
 def read_link(text: str) -> JoinLink:

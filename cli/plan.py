@@ -1,13 +1,12 @@
 """`dilocox plan`: what a link makes of a run, before anybody rents a box."""
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dilocox.cli.common import JsonOption, console, fail, print_json, print_table
+from dilocox.cli.common import JsonOption, bits_per_second, console, fail, print_json, print_table
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node import plan as model
 from dilocox.node.plan import Estimate, Inside, Method, Site
@@ -16,7 +15,6 @@ from dilocox.protocol.tensors import parameter_count, stage_tensors
 
 __all__ = ["plan"]
 
-UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "": 1.0}
 SPARSE_SHARES = (64, 256, 512)
 """Values of every 4,096 that top-k is shown with."""
 
@@ -47,8 +45,8 @@ def plan(
         clusters * manifest.tokens_per_step,
         clusters,
         boxes,
-        _bits_per_second(bandwidth, "--bandwidth"),
-        cluster.seconds(_bits_per_second(lan or bandwidth, "--lan")),
+        bits_per_second(bandwidth, "--bandwidth"),
+        cluster.seconds(bits_per_second(lan or bandwidth, "--lan")),
     )
     rows = [_row(site, method) for method in _methods(manifest, _steps(inner_steps), codec_seconds)]
     rows.append({**_facts(model.allreduce(site)), "parameters": site.parameters, "overlap": "none"})
@@ -69,13 +67,6 @@ def _manifest(run_file: Path | None, preset: str) -> Manifest:
     if preset not in preset_names():
         fail(f"no preset {preset}", 2, f"one of: {', '.join(preset_names())}")
     return Manifest.from_toml(render_preset(preset, preset, "00" * 32))
-
-
-def _bits_per_second(text: str, option: str) -> float:
-    found = re.fullmatch(r"([0-9.]+)\s*(kbit|mbit|gbit|)", text.strip().lower())
-    if found is None or float(found[1]) <= 0:
-        fail(f"{option} {text}", 2, "a number and kbit, mbit or gbit, such as 1gbit")
-    return float(found[1]) * UNITS[found[2]]
 
 
 def _steps(text: str) -> list[int]:

@@ -15,6 +15,7 @@ from rich.progress import Progress
 from dilocox.cli.common import (
     DataOption,
     JsonOption,
+    bits_per_second,
     console,
     errors,
     fail,
@@ -27,7 +28,8 @@ from dilocox.cli.init import preset_names, render_preset
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_corpus
 from dilocox.node.data.sources import STDLIB
-from dilocox.node.testnet import POLL_SECONDS, Member, Testnet
+from dilocox.node.namespaces import Traffic, lacking
+from dilocox.node.testnet import POLL_SECONDS, WAN, Lines, Member, Testnet
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
@@ -42,6 +44,7 @@ FolderOption = Annotated[Path | None, typer.Option("--folder", help="Where it li
 
 LATE_APPLY_SECONDS = 30.0
 """A row is shown after this even if a node has not applied its commit: it may have been killed."""
+LINE_HELP = ", each way, such as 100mbit: every box in a network namespace (root; default: all on loopback)."
 COLUMNS = (
     ("round", 6),
     ("loss", 7),
@@ -59,6 +62,8 @@ def up(
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")] = 3,
     boxes: Annotated[int, typer.Option(min=1, help="Boxes of each node's cluster, every one a daemon of its own.")] = 1,
     devices: Annotated[int, typer.Option(min=1, help="Stage workers per box.")] = 2,
+    lan: Annotated[str | None, typer.Option(help=f"Of the line between a cluster's boxes{LINE_HELP}")] = None,
+    wan: Annotated[str | None, typer.Option(help=f"Of each box's line to everybody else{LINE_HELP}")] = None,
     preset: Annotated[str, typer.Option(help="The run's preset.")] = "tiny",
     run_file: Annotated[Path | None, typer.Option("--run", help="A run file instead of a preset.")] = None,
     upload_limit: Annotated[float | None, typer.Option(help="Megabits per second that each node may send.")] = None,
@@ -79,7 +84,7 @@ def up(
     options = ["--devices", str(devices), "--threads", "1"]
     options += ["--upload-limit", str(upload_limit)] if upload_limit is not None else []
     kills = [_parse_kill(text) for text in kill or []]
-    testnet = Testnet.create(folder, run, key, nodes, options, place, boxes)
+    testnet = Testnet.create(folder, run, key, nodes, options, place, boxes, _lines(lan, wan, boxes))
     if detach:
         testnet.start_all(attached=False)
         errors.print(f"{nodes} nodes and a coordinator run in {folder}; stop them: dilocox testnet down", highlight=False)
@@ -92,6 +97,20 @@ def up(
     finally:
         testnet.stop()
     _final(testnet, manifest, watched, place if baseline else None)
+
+
+def _lines(lan: str | None, wan: str | None, boxes: int) -> Lines | None:
+    """None: on loopback, because nothing else was asked for, or because this machine cannot."""
+    if lan is not None and boxes == 1:
+        fail("--lan is the line between the boxes of a cluster, and each has one", 2, "say --boxes 2, or --wan")
+    lan_speed = bits_per_second(lan, "--lan") if lan is not None else None
+    wan_speed = bits_per_second(wan, "--wan") if wan is not None else None
+    if lan_speed is None and wan_speed is None:
+        return None
+    if why := lacking():
+        errors.print(f"{why}: all run on loopback instead, as fast as this machine is", highlight=False, soft_wrap=True)
+        return None
+    return Lines(lan_speed, wan_speed)
 
 
 def _interrupt(number: int, frame: Any) -> None:
@@ -133,6 +152,8 @@ class Watcher:
         self._seen_at: dict[int, float] = {}
         self._identical = True
         self.phase_steps: dict[str, dict[str, int]] = {}
+        self._traffic: list[tuple[int, dict[str, Traffic]]] = []
+        """In network namespaces: when the first of some rounds was open, and the last."""
 
     def follow(self) -> "Watcher":
         """Until the closing commit. Raises LocalError when a member fails."""
@@ -144,6 +165,7 @@ class Watcher:
             for name, status in statuses.items():
                 self.phase_steps[name] = status["phase_steps"]
             self._scripted_kills(len(rows))
+            self._count_traffic(rows)
             self._show(rows, statuses)
             if rows and rows[-1]["closing"] and self._shown >= len(rows) - 1:
                 return self
@@ -154,6 +176,21 @@ class Watcher:
             self._kills.remove(item)
             errors.print(f"kill -9 {item[0]}", highlight=False)
             self._testnet.kill(self._testnet.member(item[0]))
+
+    def _count_traffic(self, rows: list[dict[str, Any]]) -> None:
+        """When a round opens; the first is left out, in which some still fetch what they begin with."""
+        open_round = len(rows)
+        if self._testnet.network is None or open_round < 2 or rows[-1]["closing"]:
+            return
+        if not self._traffic or self._traffic[-1][0] < open_round:
+            self._traffic = [*self._traffic[:1], (open_round, self._testnet.network.traffic(WAN))]
+
+    def traffic(self) -> tuple[range, dict[str, Traffic]]:
+        """What everybody's line to the WAN carried in these rounds, which may be none."""
+        if not self._traffic:
+            return range(0), {}
+        (first, before), (last, after) = self._traffic[0], self._traffic[-1]
+        return range(first, last), {name: after[name].since(before[name]) for name in after}
 
     def _show(self, rows: list[dict[str, Any]], statuses: dict[str, dict[str, Any]]) -> None:
         if rows and not self._shown:
@@ -230,6 +267,7 @@ def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Pat
         highlight=False,
         soft_wrap=True,
     )
+    _print_traffic(testnet, watched)
     if baseline is not None:
         errors.print("training one node alone for as many inner steps …", highlight=False)
         alone = _train_alone(testnet, watched.inner_steps, baseline)
@@ -237,6 +275,28 @@ def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Pat
             f"held-out loss of one node alone after {watched.inner_steps} inner steps: {number(alone)}", highlight=False
         )
     console.print("every node has the same state hash after every round", highlight=False)
+
+
+def _print_traffic(testnet: Testnet, watched: Watcher) -> None:
+    """A row per box, where each has a line of its own to the WAN."""
+    rounds, traffic = watched.traffic()
+    counted = sum(watched.rows[number]["counted"] > 0 for number in rounds)
+    if not counted:
+        return
+    console.print(
+        f"\nbytes of each box's WAN line per counted round, in rounds {rounds[0]} to {rounds[-1]}, by its interface",
+        highlight=False,
+        soft_wrap=True,
+    )
+    columns = ["box", "sent", "received", "of its cluster's"]
+    rows = []
+    for member in testnet.nodes:
+        box, cluster = traffic[member.name], [traffic[other.name] for other in testnet.nodes if other.lead == member.lead]
+        sent, received = sum(each.sent for each in cluster), sum(each.received for each in cluster)
+        share = f"{box.sent / sent:.0%} sent, {box.received / received:.0%} received"
+        rows.append([member.name, f"{box.sent / counted:,.0f}", f"{box.received / counted:,.0f}", share])
+    print_table(columns, rows)
+    console.print()
 
 
 def _train_alone(testnet: Testnet, steps: int, data: Path) -> float:
@@ -270,10 +330,14 @@ def status(folder: FolderOption = None, as_json: JsonOption = False) -> None:
     """Who runs, in which round."""
     testnet = Testnet.load(folder or testnet_folder())
     rows = [_member_status(member) for member in testnet.members]
+    columns = ["member", "pid", "state", "round", "api", "home"]
+    if testnet.network is not None and testnet.network.laid:
+        columns += ["wan_sent", "wan_received"]
+        for row, line in zip(rows, testnet.network.traffic(WAN).values(), strict=True):
+            row.update({"wan_sent": line.sent, "wan_received": line.received})
     if as_json:
         print_json(rows)
         return
-    columns = ["member", "pid", "state", "round", "api", "home"]
     print_table(columns, [["–" if row[column] is None else str(row[column]) for column in columns] for row in rows])
 
 

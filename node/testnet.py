@@ -1,6 +1,12 @@
 """A swarm on this machine: real daemons, each in its own process and folder, started through the command line.
 
 Attached (the default) every member holds on to this process by a pipe and dies with it, however it dies. Detached members live on.
+
+With `Lines` each member has a network namespace of its own, and in it
+
+    wan      the line to all others
+    lan      of a cluster of several boxes: the line to its own boxes, and to nobody else
+    watch    the line to this machine, for its HTTP API: who looks on does not count as traffic
 """
 
 import contextlib
@@ -13,11 +19,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dilocox.node.boxes.link import CLUSTER_LINK
+from dilocox.node.namespaces import Namespaces, Net
 from dilocox.node.workers import LOOPBACK
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Manifest
@@ -25,7 +32,7 @@ from dilocox.transport.files import write_atomically
 from dilocox.transport.health import running_daemon
 from dilocox.transport.parent_pipe import ParentPipe
 
-__all__ = ["Member", "Testnet"]
+__all__ = ["LAN", "WAN", "Lines", "Member", "Testnet"]
 
 START_SECONDS = 120.0
 """Six stage workers importing torch on two cores take about a minute."""
@@ -35,6 +42,8 @@ MARKER = ".dilocox-testnet"
 """Says that a testnet made this folder, and names its members' folders: what the next one may remove."""
 FILES = ("run.toml", "run.key", "link", "testnet.json")
 """Beside the members' folders and logs."""
+WAN, LAN, WATCH = "wan", "lan", "watch"
+API_PORT = 8080
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,11 @@ class Member:
     """What the command runs under, such as `nsenter --net=…`; it ends in an exec."""
     needs: Path | None = None
     """A file that another member writes first."""
+
+    @property
+    def lead(self) -> str:
+        """The name of its cluster's lead."""
+        return self.needs.parent.name if self.needs is not None else self.name
 
     def facts(self) -> dict[str, Any] | None:
         """What the running daemon announced; None when it does not run."""
@@ -62,6 +76,19 @@ class Member:
                 return json.load(response)
         except (urllib.error.URLError, OSError, ValueError):
             return None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Of members in network namespaces: bits per second, each way; None: as fast as this machine is."""
+
+    lan: float | None = None
+    wan: float | None = None
+
+    def between(self, names: list[str], clusters: list[list[str]]) -> Namespaces:
+        """`names`: of all members; `clusters`: of each one's boxes."""
+        nets = [Net(WAN, names, self.wan), Net(WATCH, names, here=True, apart=True)]
+        return Namespaces([*nets, *(Net(LAN, boxes, self.lan) for boxes in clusters if len(boxes) > 1)])
 
 
 def _clear(folder: Path) -> None:
@@ -83,20 +110,36 @@ def _clear(folder: Path) -> None:
             leftover.unlink()
 
 
+def _placed(member: Member, network: Namespaces) -> Member:
+    """In its namespace."""
+    addresses = ["--host", network.address(member.name, WAN), "--api", f"{network.address(member.name, WATCH)}:{API_PORT}"]
+    return replace(member, arguments=[*member.arguments, *addresses], prefix=network.prefix(member.name))
+
+
 class Testnet:
     __test__ = False  # not a test class, whatever its name
 
-    def __init__(self, folder: Path, members: list[Member]) -> None:
-        self.folder, self.members = folder.absolute(), members
+    def __init__(self, folder: Path, members: list[Member], network: Namespaces | None = None) -> None:
+        """`network`: in which the members run; None: on this machine's loopback."""
+        self.folder, self.members, self.network = folder.absolute(), members, network
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._parent_pipe: ParentPipe | None = None
 
     @classmethod
     def create(
-        cls, folder: Path, run: bytes, key: bytes, nodes: int, options: list[str], data: Path, boxes: int = 1
+        cls,
+        folder: Path,
+        run: bytes,
+        key: bytes,
+        nodes: int,
+        options: list[str],
+        data: Path,
+        boxes: int = 1,
+        lines: Lines | None = None,
     ) -> "Testnet":
         """Lay out a new testnet in `folder`, replacing an old one: `run` is the run file, `key` its owner's, `data` the
-        folder of its corpus, which the coordinator serves; each node is a cluster of so many `boxes`, on loopback.
+        folder of its corpus, which the coordinator serves; each node is a cluster of so many `boxes`. `lines`: in network
+        namespaces, which `start_all` makes; None: on loopback.
 
         Raises ConfigError when the folder holds what no testnet made, LocalError while one runs there.
         """
@@ -104,6 +147,8 @@ class Testnet:
         leads = [f"node-{number}" for number in range(1, nodes + 1)]
         others = {f"{lead}-box-{number}": lead for number in range(2, boxes + 1) for lead in leads}
         names = ["coordinator", *leads, *others]
+        clusters = [[lead, *(name for name in others if others[name] == lead)] for lead in leads]
+        network = lines.between(names, clusters) if lines is not None else None
         _clear(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / MARKER, json.dumps(names).encode())
@@ -114,7 +159,7 @@ class Testnet:
         arguments = ["coordinator", str(folder / "run.toml"), "--home", str(coordinator), "--link-file", str(link)]
         arguments += ["--data", f"{Manifest.from_toml(run.decode()).data.name}={data}"]
         members = [Member("coordinator", coordinator, arguments)]
-        lan = ["--cluster-interface", LOOPBACK] if boxes > 1 else []
+        lan = ["--cluster-interface", LAN if network else LOOPBACK] if boxes > 1 else []
         for name in leads:
             home = folder / name
             arguments = ["node", "--join", f"@{link}", "--home", str(home), "--name", name, *options]
@@ -123,12 +168,19 @@ class Testnet:
             home, needs = folder / name, folder / lead / CLUSTER_LINK
             arguments = ["node", "--cluster", str(needs), "--home", str(home), "--name", name, *options, *lan]
             members.append(Member(name, home, arguments, needs=needs))
-        testnet = cls(folder, members)
-        described = [
-            {"name": m.name, "home": str(m.home), "arguments": m.arguments, "needs": str(m.needs or "")} for m in members
-        ]
-        write_atomically(folder / "testnet.json", json.dumps(described, indent=1).encode())
+        if network is not None:
+            members = [_placed(member, network) for member in members]
+        testnet = cls(folder, members, network)
+        write_atomically(folder / "testnet.json", json.dumps(testnet._described(), indent=1).encode())
         return testnet
+
+    def _described(self) -> dict[str, Any]:
+        network = {"tag": self.network.tag, "nets": [asdict(net) for net in self.network.nets]} if self.network else None
+        members = [
+            {"name": m.name, "home": str(m.home), "arguments": m.arguments, "prefix": m.prefix, "needs": str(m.needs or "")}
+            for m in self.members
+        ]
+        return {"network": network, "members": members}
 
     @classmethod
     def load(cls, folder: Path) -> "Testnet":
@@ -136,11 +188,13 @@ class Testnet:
         path = folder / "testnet.json"
         if not path.exists():
             raise LocalError(f"no testnet in {folder}. Start one: dilocox testnet up")
+        described = json.loads(path.read_text())
         members = [
-            Member(m["name"], Path(m["home"]), m["arguments"], needs=Path(m["needs"]) if m["needs"] else None)
-            for m in json.loads(path.read_text())
+            Member(m["name"], Path(m["home"]), m["arguments"], tuple(m["prefix"]), Path(m["needs"]) if m["needs"] else None)
+            for m in described["members"]
         ]
-        return cls(folder, members)
+        found = described["network"]
+        return cls(folder, members, Namespaces([Net(**net) for net in found["nets"]], found["tag"]) if found else None)
 
     @property
     def coordinator(self) -> Member:
@@ -157,7 +211,9 @@ class Testnet:
         raise LocalError(f"no member {name}; there are: {', '.join(member.name for member in self.members)}")
 
     def start(self, member: Member, attached: bool = True) -> None:
-        """Start a member's daemon; its output goes to `<name>.log`."""
+        """Start a member's daemon; its output goes to `<name>.log`. Raises LocalError where its network is gone."""
+        if self.network is not None and not self.network.laid:
+            raise LocalError("this testnet's network was removed. Start a testnet anew: dilocox testnet up")
         if (earlier := self.processes.pop(member.name, None)) is not None:
             earlier.wait(timeout=STOP_SECONDS)
         environment = dict(os.environ)
@@ -177,6 +233,8 @@ class Testnet:
 
     def start_all(self, attached: bool = True) -> None:
         """The coordinator, then, once its join link is there, the nodes. Raises LocalError when it does not come up."""
+        if self.network is not None:
+            self.network.lay()
         self.start(self.coordinator, attached)
         self._wait_for(self.folder / "link")
         for node in self.nodes:
@@ -213,7 +271,7 @@ class Testnet:
         return [member for member in self.members if member.facts() is not None]
 
     def stop(self) -> None:
-        """SIGTERM to every member, nodes first; SIGKILL to what is left after a while. Leaves no process."""
+        """SIGTERM to every member, nodes first; SIGKILL to what is left after a while. Leaves no process, and no network."""
         for group in (self.nodes, [self.coordinator]):
             for member in group:
                 with contextlib.suppress(LocalError, ProcessLookupError):
@@ -235,3 +293,5 @@ class Testnet:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+        if self.network is not None:
+            self.network.remove()

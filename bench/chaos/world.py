@@ -23,9 +23,11 @@ import psutil
 
 from bench.chaos.clocks import Clocks
 from bench.chaos.loss import Happened, Sample
-from bench.chaos.network import Wire, run
+from bench.chaos.network import LINE, Wire
 from bench.chaos.schedule import COORDINATOR, WORKER, Fault, cut_pairs
 from bench.texts import stdlib
+from dilocox.cli.common import bits_per_second
+from dilocox.node.namespaces import run
 from dilocox.node.testnet import Member, Testnet
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -74,7 +76,7 @@ class World:
         self.stranger_did: dict[str, int] = {}
 
     def _placed(self, member: Member) -> Member:
-        address = self._wire.address(member.name)
+        address = self._wire.address(member.name, LINE)
         arguments = [*member.arguments, "--host", address, "--api", f"{address}:{API_PORT}"]
         return replace(member, arguments=arguments, prefix=(*self._wire.prefix(member.name), *self.clocks.prefix(member.name)))
 
@@ -84,7 +86,7 @@ class World:
     def running(self) -> Iterator["World"]:
         """Everybody is there and was counted; in the end nobody is, and the chains lie on disk until the world ends."""
         with ExitStack() as closing:
-            closing.enter_context(self._wire.laid())
+            closing.enter_context(self._wire.present())
             for member in self._testnet.members:
                 closing.enter_context(self._small_disk(member.home))
             closing.callback(self._reap)
@@ -128,7 +130,7 @@ class World:
     def get(self, name: str, path: str) -> Any:
         """A document of a member's API; None when it does not answer."""
         try:
-            url = f"http://{self._wire.address(name)}:{API_PORT}{path}"
+            url = f"http://{self._wire.address(name, LINE)}:{API_PORT}{path}"
             with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as response:
                 return json.load(response)
         except (OSError, ValueError):
@@ -225,7 +227,7 @@ class World:
     def _stranger(self) -> Iterator[None]:
         """Beside the swarm, as long as it runs."""
         facts = {member.name: member.facts() or {} for member in self._testnet.members}
-        at = [",".join(f"{self._wire.address(n)}:{facts[n][port]}" for n in self.names) for port in ("port", "dht_port")]
+        at = [",".join(f"{self._wire.address(n, LINE)}:{facts[n][port]}" for n in self.names) for port in ("port", "dht_port")]
         link = (self._folder / "link").read_text().strip()
         code = "from bench.chaos.stranger import main; main()"
         log = self._folder / "stranger.log"
@@ -304,9 +306,9 @@ class World:
         self._wire.mend(pairs)
 
     def _slow(self, fault: Fault) -> None:
-        self._wire.slow(fault.targets[0], fault.detail)
+        self._wire.slow(fault.targets[0], LINE, bits_per_second(fault.detail, "slow"))
         self.sleep_until(time.monotonic() + fault.seconds)
-        self._wire.quicken(fault.targets[0])
+        self._wire.quicken(fault.targets[0], LINE)
 
     def _step_clock(self, fault: Fault) -> None:
         self.clocks.step(fault.targets[0], fault.detail)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from bench.texts import stdlib
-from dilocox.node.testnet import Member, Testnet
+from dilocox.node.testnet import Lines, Member, Testnet
 from dilocox.transport.data_directory import load_identity
 
 RUN = """
@@ -173,8 +173,10 @@ def build(
     holders: Collection[str] = (),
     options: Collection[str] = (),
     changes: Mapping[str, str] | None = None,
+    boxes: int = 1,
+    lines: Lines | None = None,
 ) -> Testnet:
-    """`changes`: lines of RUN, and what stands there instead."""
+    """`changes`: lines of RUN, and what stands there instead. `lines`: in network namespaces."""
     owner = load_identity(folder / "e2e.key")
     run = stdlib().into(RUN).replace("{owner}", owner.key.hex()).replace("{count}", str(count))
     for line, instead in (changes or {}).items():
@@ -182,7 +184,8 @@ def build(
         run = run.replace(f"\n{line}\n", f"\n{instead}\n")
     run = run.replace("[model]", f"holders = {list(holders)}\n[model]", 1)
     arguments = ["--devices", "2", "--threads", "1", "--step-seconds", "0.03", *options]  # two cores for many daemons
-    testnet = Testnet.create(folder / "t", run.encode(), (folder / "e2e.key").read_bytes(), nodes, arguments, stdlib().folder)
+    key = (folder / "e2e.key").read_bytes()
+    testnet = Testnet.create(folder / "t", run.encode(), key, nodes, arguments, stdlib().folder, boxes, lines)
     testnet.members[-1].arguments.append("--no-dht")  # it is dialled, and dials, by what the coordinator passes on
     return testnet
 
