@@ -23,6 +23,7 @@ from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.generations import Generations
 from dilocox.node.holding import Holding
+from dilocox.node.machine import count_cuda_devices, this_machine
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant, Workers
 from dilocox.node.place import MANIFEST, PeerSettings, Place, keep_manifest, make_holding, open_chain, run_peer
@@ -32,7 +33,7 @@ from dilocox.node.workers import LOOPBACK, Launch, WorkerPool
 from dilocox.protocol import member, phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
 from dilocox.protocol.crypto import Identity, sha256
-from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.errors import LocalError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
@@ -80,22 +81,6 @@ class NodeSettings(PeerSettings):
     """On which the boxes of a cluster exchange tensors."""
     box_patience: float = 60.0
     """Seconds for which a box of our cluster that is gone is waited for; then the others share out its stages."""
-
-
-def count_cuda_devices() -> int:
-    """CUDA devices, without loading torch: NVIDIA's driver lists one folder per card; CUDA_VISIBLE_DEVICES narrows it."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([item for item in visible.split(",") if item.strip() not in ("", "-1")])
-    cards = Path("/proc/driver/nvidia/gpus")
-    return len(list(cards.iterdir())) if cards.is_dir() else 0
-
-
-def own_devices(wanted: int | None, cuda: int) -> int:
-    """Stage workers that this box holds. Raises ConfigError when `wanted` cannot be had."""
-    if wanted and cuda and wanted > cuda:
-        raise ConfigError(f"--devices {wanted}, but this machine has {cuda} CUDA devices")
-    return wanted or cuda or 1
 
 
 async def run_node(settings: NodeSettings) -> None:
@@ -249,8 +234,7 @@ class Employed:
     tasks: Tasks
 
     def workers(self, participant: Participant) -> Workers:
-        cuda, interface = count_cuda_devices(), self.settings.interface or LOOPBACK
-        devices = own_devices(self.settings.devices, cuda)
+        machine, interface = this_machine(self.settings.devices), self.settings.interface or LOOPBACK
         manifest, me, chain, place = self.manifest, self.identity.peer, self.chain, self.place
         if self.settings.cluster is not None:
             return Follower(
@@ -264,8 +248,7 @@ class Employed:
                 self.exchange,
                 self.starts,
                 self.pool,
-                devices,
-                bool(cuda),
+                machine,
                 interface,
                 self.tasks,
                 participant.feed,
@@ -273,9 +256,9 @@ class Employed:
             )
         others = self.settings.boxes - 1
         if others:
-            place.lead.admission = self._admission(bool(cuda), others)
+            place.lead.admission = self._admission(machine.cuda, others)
         patience = self.settings.box_patience
-        team = Team(manifest, me, devices, self.pool, self.exchange, self.starts, place.lead, others, interface, patience)
+        team = Team(manifest, me, machine, self.pool, self.exchange, self.starts, place.lead, others, interface, patience)
         team.laid = lambda hosts: participant.feed(member.Laid(hosts))
         team.whole = lambda here: participant.feed(member.Whole(here))
         team.tell = participant.tell

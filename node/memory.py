@@ -11,7 +11,8 @@ schedules let pile up. Of a microbatch,
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dilocox.node.tiling import chunks
+from dilocox.node.machine import Machine
+from dilocox.node.tiling import Tiling, chunks
 from dilocox.protocol.manifest import Manifest, Model, Schedule
 from dilocox.protocol.tensors import stage_tensors, stage_units
 
@@ -19,10 +20,12 @@ __all__ = [
     "HALF",
     "WIDE",
     "Device",
+    "Lack",
     "bubble",
     "fullest_device",
     "held_bytes",
     "host_bytes",
+    "lacks",
     "output_bytes",
     "peak",
     "stage_bytes",
@@ -83,6 +86,36 @@ def _device(manifest: Manifest, worker: int, workers: int, microbatches: int, ha
     ends = 2 * len(mine) - (worker == 0) - (worker == workers - 1)
     buffers = ends * microbatches * _tokens(manifest) * model.hidden_size * (HALF if half else WIDE) if workers > 1 else 0
     return Device(fixed.weights, fixed.gradients, fixed.moments, most + buffers)
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Memory that a box does not have."""
+
+    box: int
+    where: str
+    needs: int
+    has: int
+
+    def sentence(self, box: str) -> str:
+        return f"{box} would hold {self.needs / 1e9:,.1f} GB {self.where} and has {self.has / 1e9:,.1f}"
+
+
+def lacks(manifest: Manifest, tiling: Tiling, boxes: Sequence[Machine]) -> list[Lack]:
+    """Where a tiling of a cluster with these boxes does not fit, the worst first. What a box does not know of itself fits."""
+    found = []
+    half = manifest.training.in_bfloat16(boxes[0].cuda)
+    each = manifest.training.microbatches // tiling.copies
+    for number, (box, length) in enumerate(zip(boxes, tiling.lengths, strict=True)):
+        first = sum(tiling.lengths[:number])
+        workers = [_device(manifest, worker, tiling.length, each, half).total for worker in range(first, first + length)]
+        outer = host_bytes(manifest, tiling.stages(number, manifest.model.stages))
+        if box.cuda:
+            found.append(Lack(number, "on a GPU", max(workers, default=0), box.device_bytes))
+            found.append(Lack(number, "in its memory", outer, box.host_bytes))
+        else:
+            found.append(Lack(number, "in its memory", tiling.copies * sum(workers) + outer, box.host_bytes))
+    return sorted((lack for lack in found if 0 < lack.has < lack.needs), key=lambda lack: lack.has / lack.needs)
 
 
 def held_bytes(manifest: Manifest, stage: int, half: bool) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dilocox.protocol import limits
 from dilocox.protocol.manifest import Schedule
 
-__all__ = ["Tiling", "chunks", "listed", "stretches", "tile"]
+__all__ = ["Tiling", "chunks", "listed", "stretches", "tile", "tilings"]
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,22 @@ class Tiling:
 
 
 def tile(devices: Sequence[int], stages: int, microbatches: int, schedule: Schedule) -> Tiling:
-    """Uses the most of so many devices, box by box, and of equals the longest pipeline: it needs the least memory of each. Copies
-    share out the microbatches evenly."""
-    tilings = []
+    """The best of `tilings`."""
+    return tilings(devices, stages, microbatches, schedule)[0]
+
+
+def tilings(devices: Sequence[int], stages: int, microbatches: int, schedule: Schedule) -> list[Tiling]:
+    """First those that use the most of so many devices, box by box, and of equals those of the longest pipeline, which needs the
+    least memory of each. Copies share out the microbatches evenly."""
+    found = []
     for copies in range(1, devices[0] + 1):  # the first box, the lead, hosts some of every cluster
         room = [count // copies for count in devices]
         if microbatches % copies == 0:
             each = microbatches // copies
             lengths = range(1, min(sum(room), stages, each) + 1)
             length = max(length for length in lengths if _runs(length, stages, each, schedule))
-            tilings.append(Tiling(_poured(room, length), copies, schedule))
-    return max(tilings, key=lambda tiling: (tiling.workers, tiling.length))
+            found.append(Tiling(_poured(room, length), copies, schedule))
+    return sorted(found, key=lambda tiling: (tiling.workers, tiling.length), reverse=True)
 
 
 def _runs(workers: int, stages: int, microbatches: int, schedule: Schedule) -> bool:

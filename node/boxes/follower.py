@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from dilocox.node.crew import Crew
 from dilocox.node.exchange import Exchange
 from dilocox.node.holding import Holding
 from dilocox.node.keeping import Keeping, blobs_of
+from dilocox.node.machine import Machine
 from dilocox.node.starts import Starts
 from dilocox.node.workers import Launch, WorkerPool
 from dilocox.protocol import limits, member
@@ -60,8 +62,7 @@ class Follower:
         exchange: Exchange,
         starts: Starts,
         pool: WorkerPool,
-        devices: int,
-        cuda: bool,
+        machine: Machine,
         interface: str,
         tasks: Tasks,
         feed: Callable[[member.Input], None],
@@ -69,7 +70,7 @@ class Follower:
     ) -> None:
         self._manifest, self._me, self._link, self._channels, self._chain = manifest, me, link, channels, chain
         self._store, self._exchange, self._starts, self._pool = store, exchange, starts, pool
-        self._devices, self._cuda, self._interface = devices, cuda, interface
+        self._machine, self._interface = machine, interface
         self._tasks, self._feed, self._tell = tasks, feed, tell
         self._crew = Crew(lambda: 0)
         self.progress = self._crew.progress
@@ -149,7 +150,7 @@ class Follower:
         """Until the stream breaks, or the lead is silent: then nothing of its generation is left here."""
         self._outgoing, self._ended = asyncio.Queue(), 0
         shown = proof(self._link.secret, self._manifest.run_id, self._link.lead.coordinator, self._me)
-        self._say(hello=boxes.BoxHello(proof=shown, devices=self._devices, cuda=self._cuda))
+        self._say(hello=boxes.BoxHello(proof=shown, **asdict(self._machine)))
         silence = Silence()
         call = stub.Follow(self._events())
 

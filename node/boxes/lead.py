@@ -13,6 +13,7 @@ import grpc
 
 from dilocox.node.boxes.link import proof
 from dilocox.node.boxes.stream import ALIVE_SECONDS, Silence, pump
+from dilocox.node.machine import Machine
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import short
@@ -35,7 +36,8 @@ class RemoteBox:
     """Another box of our cluster, as long as its stream lasts."""
 
     def __init__(self, peer: str, hello: boxes.BoxHello, said: Callable[[boxes.WorkerSaid], None]) -> None:
-        self.peer, self.devices, self._said = peer, hello.devices, said
+        self.peer, self._said = peer, said
+        self.machine = Machine(hello.devices, hello.cuda, hello.device_bytes, hello.host_bytes)
         self.commands: asyncio.Queue[boxes.BoxCommand] = asyncio.Queue()
         self.gone = asyncio.Event()
         self.ticks = 0
@@ -209,7 +211,7 @@ class LeadService(rpc.LeadServicer):
             known.leave()  # it came back before we noticed that it had gone
         follower = self.followers[peer] = RemoteBox(peer, first.hello, lambda said: self.said(said))
         self._change()
-        log.info("box %s of our cluster is here, with %d devices", short(peer), follower.devices)
+        log.info("box %s of our cluster is here, with %d devices", short(peer), follower.machine.devices)
         return follower
 
     async def Meet(self, request_iterator: AsyncIterator[boxes.Bytes], context: Context) -> AsyncIterator[boxes.Bytes]:

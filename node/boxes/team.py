@@ -11,11 +11,13 @@ from typing import Any
 
 from dilocox.node.boxes.lead import LeadService, RemoteBox
 from dilocox.node.exchange import Exchange
+from dilocox.node.machine import Machine
+from dilocox.node.memory import Lack, lacks
 from dilocox.node.starts import Starts, without_commits
-from dilocox.node.tiling import Tiling, listed, stretches, tile
+from dilocox.node.tiling import Tiling, listed, stretches, tilings
 from dilocox.node.workers import LOOPBACK, STOP_SECONDS, Launch, WorkerPool
 from dilocox.protocol import member
-from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.facts import Verdict
 from dilocox.protocol.head import HostRange
 from dilocox.protocol.ids import short
@@ -60,7 +62,7 @@ class Team:
         self,
         manifest: Manifest,
         me: str,
-        devices: int,
+        machine: Machine,
         pool: WorkerPool,
         exchange: Exchange,
         starts: Starts,
@@ -69,9 +71,9 @@ class Team:
         interface: str = LOOPBACK,
         patience: float = 0.0,
     ) -> None:
-        """`devices`: of this box; `others`: so many boxes beside it; `interface`: on which they exchange tensors; `patience`: so
+        """`machine`: this box; `others`: so many boxes beside it; `interface`: on which they exchange tensors; `patience`: so
         many seconds a box that was here and is gone is waited for, before the others share out its stages."""
-        self._manifest, self._me, self._devices, self._pool = manifest, me, devices, pool
+        self._manifest, self._me, self._machine, self._pool = manifest, me, machine, pool
         self._exchange, self._starts, self._lead = exchange, starts, lead
         self._others, self._interface, self._patience = others, interface, patience
         self.laid: Callable[[tuple[HostRange, ...]], None] = lambda hosts: None
@@ -127,10 +129,16 @@ class Team:
                 self._formed = True
                 return here
             left = began + self._patience - time.monotonic() if self._formed else None
+            why = f"{len(here) + 1} of {self._others + 1} boxes of our cluster are here"
             if left is not None and left <= 0:
-                log.warning("%d of %d boxes are here: they share out the stages", len(here) + 1, self._others + 1)
-                return here
-            self.tell(Status("forming", f"{len(here) + 1} of {self._others + 1} boxes of our cluster are here"))
+                try:
+                    self._lay_out(here)
+                except LocalError as error:
+                    left, why = None, f"{why}: {error}"
+                else:
+                    log.warning("%d of %d boxes are here: they share out the stages", len(here) + 1, self._others + 1)
+                    return here
+            self.tell(Status("forming", why))
             self._lead.changed.clear()
             await self._first(self._lead.changed.wait(), self._given_up.wait(), seconds=left)
         return None
@@ -161,7 +169,7 @@ class Team:
         self._look()
         self._exchange.stages = frozenset(tiling.stages(0, stages))
         self.laid(self._hosts if followers else ())
-        self._log(layout, [self._devices, *(follower.devices for follower in followers)])
+        self._log(layout, [machine.devices for machine in self._machines(followers)])
         forwarding = asyncio.create_task(self._forward())
         with ExitStack() as store:
             launch = self._launch(tiling, store)
@@ -282,13 +290,28 @@ class Team:
     def regroups(self) -> bool:
         """Whether the boxes that are here now would be laid out in another way, and better."""
         here = sorted(self._lead.followers.values(), key=lambda follower: follower.peer)
-        return len(here) >= self._boxes_here and self._lay_out(here).hosts(self._manifest.model.stages) != self._hosts
+        if len(here) < self._boxes_here:
+            return False
+        with suppress(LocalError):  # it came with less memory than it had
+            return self._lay_out(here).hosts(self._manifest.model.stages) != self._hosts
+        return False
 
     def _lay_out(self, followers: Sequence[RemoteBox]) -> Layout:
-        devices = [self._devices, *(follower.devices for follower in followers)]
+        """Raises LocalError where these boxes have too little memory."""
         peers = (self._me, *(follower.peer for follower in followers))
-        model, training = self._manifest.model, self._manifest.training
-        return Layout(peers, tile(devices, model.stages, training.microbatches, training.schedule))
+        machines, model, training = self._machines(followers), self._manifest.model, self._manifest.training
+        worst: list[Lack] = []
+        for tiling in tilings([each.devices for each in machines], model.stages, training.microbatches, training.schedule):
+            lacking = lacks(self._manifest, tiling, machines)
+            if not lacking:
+                return Layout(peers, tiling)
+            worst.append(lacking[0])
+        least = max(worst, key=lambda lack: lack.has / lack.needs)
+        box = "this box" if peers[least.box] == self._me else f"box {short(peers[least.box])}"
+        raise LocalError(f"the model does not fit: {least.sentence(box)}. More devices or boxes would hold less each.")
+
+    def _machines(self, followers: Sequence[RemoteBox]) -> list[Machine]:
+        return [self._machine, *(follower.machine for follower in followers)]
 
     def processor_ticks(self) -> int | None:
         """Processor time of this generation so far, in clock ticks; None where a system does not say. Blocking."""

@@ -14,7 +14,10 @@ from dilocox.node.boxes.follower import Follower
 from dilocox.node.boxes.lead import BoxAdmission, RemoteBox
 from dilocox.node.boxes.link import ClusterLink, address_on, load_or_create_secret, proof
 from dilocox.node.boxes.team import Team
+from dilocox.node.machine import Machine
+from dilocox.node.memory import fullest_device, host_bytes, lacks, stage_bytes
 from dilocox.node.starts import Starts
+from dilocox.node.tiling import tile
 from dilocox.node.workers import Launch
 from dilocox.protocol import member
 from dilocox.protocol.crypto import sha256
@@ -71,16 +74,19 @@ class Pool:
         self.end_generation()
 
 
+TWO_DEVICES = Machine(2)
+
+
 class Cluster:
     """Peer 0 leads, with two devices; peer 1 is its other box, with two more."""
 
-    def __init__(self, lead: Peer, box: Peer, patience: float = 3600.0) -> None:
+    def __init__(self, lead: Peer, box: Peer, patience: float = 3600.0, machine: Machine = TWO_DEVICES) -> None:
         self.lead, self.peer = lead, box
         self.pools = Pool(), Pool()
         me = identity(0).peer
         lead.lead.admission = BoxAdmission(RUN.run_id, me, SECRET, cuda=False, most=1)
         starts = [Starts(RUN, each.chain, each.store, each.exchange) for each in (lead, box)]
-        self.team = Team(RUN, me, 2, self.pools[0], lead.exchange, starts[0], lead.lead, 1, INTERFACE, patience)  # type: ignore[arg-type]
+        self.team = Team(RUN, me, machine, self.pools[0], lead.exchange, starts[0], lead.lead, 1, INTERFACE, patience)  # type: ignore[arg-type]
         self.told: list[Status] = []
         self.team.tell = self.told.append
         self.laid: list[tuple[HostRange, ...]] = []
@@ -98,8 +104,7 @@ class Cluster:
             box.exchange,
             starts[1],
             self.pools[1],  # type: ignore[arg-type]
-            2,
-            False,
+            Machine(2),
             INTERFACE,
             box.tasks,
             self.fed.append,
@@ -161,16 +166,27 @@ async def test_a_generation_that_ends_on_one_box_ends_on_both(cluster: Cluster, 
         await generation
 
 
-async def test_a_generation_that_is_ended_before_a_box_came_to_start_it_is_not_started(cluster: Cluster):
+async def test_a_generation_that_is_ended_before_a_box_came_to_start_it_is_not_started(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     await until(lambda: cluster.lead.lead.followers)
-    remote = cluster.lead.lead.followers[identity(1).peer]
-    for number in (1, 2):
+    remote, pool = cluster.lead.lead.followers[identity(1).peer], cluster.pools[1]
+
+    def launch(number: int) -> None:
         remote.send(launch=boxes.LaunchBox(generation=number, ranks=[0], workers=1, copies=1, stages=[0]))
-        remote.send(end=number)
+
+    launch(1)
+    await until(lambda: len(pool.launches) == 1)
+    with monkeypatch.context() as workers:
+        workers.setattr(pool, "end_generation", lambda: None)  # they take their time
+        launch(2)
+        remote.send(end=2)
+        await remote.ask(judge=boxes.AskJudge(contribution=pb.Envelope()))  # answered after it: it is refused
+    pool.end_generation()
     await remote.ended(2)
-    assert not cluster.pools[1].launches
-    remote.send(launch=boxes.LaunchBox(generation=3, ranks=[0], workers=1, copies=1, stages=[0]))
-    await until(lambda: cluster.pools[1].launches)
+    assert len(pool.launches) == 1
+    launch(3)
+    await until(lambda: len(pool.launches) == 2)
 
 
 async def test_a_lead_that_closes_ends_its_streams(cluster: Cluster):
@@ -184,7 +200,7 @@ async def test_devices_that_have_nothing_to_do_are_named(two: list[Peer], caplog
     run = manifest(model={"stages": 3}, training={"microbatches": 2})
     pool, peer = Pool(), two[0]
     starts = Starts(run, peer.chain, peer.store, peer.exchange)
-    team = Team(run, identity(0).peer, 3, pool, peer.exchange, starts, peer.lead)  # type: ignore[arg-type]
+    team = Team(run, identity(0).peer, Machine(3), pool, peer.exchange, starts, peer.lead)  # type: ignore[arg-type]
     generation = peer.tasks.start(team.run_generation(), "generation")
     await until(lambda: pool.launches)
     assert "2 workers on 3 devices: 1 copies of a pipeline of 2" in caplog.text
@@ -229,6 +245,61 @@ async def test_who_waits_no_longer_shares_out_the_stages_and_takes_the_box_back(
     await generation
     await cluster.runs()
     assert len(cluster.laid[-1]) == 2
+
+
+def needed(devices: int, boxes: int) -> int:
+    """Bytes of the fullest of so many boxes with CPU workers, for our run."""
+    tiling = tile([devices] * boxes, RUN.model.stages, RUN.training.microbatches, RUN.training.schedule)
+    return max(lack.needs for lack in lacks(RUN, tiling, [Machine(devices, host_bytes=1)] * boxes))
+
+
+async def test_a_box_that_cannot_hold_the_model_says_so_before_anything_starts(two: list[Peer]):
+    lead, pool = two[0], Pool()
+    starts = Starts(RUN, lead.chain, lead.store, lead.exchange)
+    has = needed(1, 1) - 1
+    small = Machine(1, host_bytes=has)
+    team = Team(RUN, identity(0).peer, small, pool, lead.exchange, starts, lead.lead)  # type: ignore[arg-type]
+    generation = lead.tasks.start(team.run_generation(), "generation")
+    await until(lambda: pool.launches or generation.done())
+    team.end_generation()
+    with pytest.raises(LocalError, match=f"this box would hold {(has + 1) / 1e9:,.1f} GB in its memory and has"):
+        await generation
+    assert await team.events.get() is None
+    assert not pool.launches
+
+
+def test_cpus_share_what_their_box_has():
+    tiling = tile([2], RUN.model.stages, RUN.training.microbatches, RUN.training.schedule)
+    each = RUN.training.microbatches // tiling.copies
+    fixed = sum(stage_bytes(RUN, [stage], half=False).total for stage in range(RUN.model.stages))
+    least = tiling.copies * fixed + host_bytes(RUN, range(RUN.model.stages))
+    most = least + tiling.workers * fullest_device(RUN, tiling.length, each, half=False).activations
+    assert least < needed(2, 1) <= most
+
+
+def test_gpus_hold_their_worker_and_their_box_the_outer_state():
+    tiling = tile([2], RUN.model.stages, RUN.training.microbatches, RUN.training.schedule)
+    gpu = fullest_device(RUN, tiling.length, RUN.training.microbatches // tiling.copies, half=True).total
+    box = host_bytes(RUN, range(RUN.model.stages))
+    for device, host, where in ((gpu, box, []), (gpu - 1, box, ["on a GPU"]), (gpu, box - 1, ["in its memory"]), (0, 0, [])):
+        found = lacks(RUN, tiling, [Machine(2, cuda=True, device_bytes=device, host_bytes=host)])
+        assert [lack.where for lack in found] == where
+
+
+async def test_a_box_that_stays_away_is_waited_for_where_the_others_have_no_room(two: list[Peer]):
+    room = needed(2, 1) - 1
+    assert room > needed(2, 2)
+    cluster = Cluster(two[0], two[1], patience=0.0, machine=Machine(2, host_bytes=room))
+    generation = await cluster.runs()
+    cluster.following.cancel()
+    await generation
+    generation = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
+    await until(lambda: any("does not fit" in told.why for told in cluster.told))
+    assert len(cluster.pools[0].launches) == 1
+    cluster.peer.tasks.start(cluster.box.run(), "box")
+    await until(lambda: len(cluster.pools[1].launches) == 2)
+    cluster.team.end_generation()
+    await generation
 
 
 async def test_a_box_that_says_nothing_is_gone(two: list[Peer], monkeypatch: pytest.MonkeyPatch):

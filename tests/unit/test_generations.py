@@ -9,6 +9,7 @@ from dilocox.node import generations
 from dilocox.node.boxes.lead import LeadService
 from dilocox.node.boxes.team import Team
 from dilocox.node.generations import Generations
+from dilocox.node.machine import Machine
 from dilocox.node.starts import Starts
 from dilocox.node.workers import Launch
 from dilocox.protocol import events, member
@@ -96,7 +97,7 @@ class Node:
         state = member.start(RUN, me, self.table.head)
         starts = Starts(RUN, self.chain, self.store, self.peers)  # type: ignore[arg-type]
         lead = LeadService(Callers(RUN.run_id, b""))
-        team = Team(RUN, me, 1, self.pool, self.peers, starts, lead)  # type: ignore[arg-type]
+        team = Team(RUN, me, Machine(1), self.pool, self.peers, starts, lead)  # type: ignore[arg-type]
         self.generations = Generations(
             RUN,
             me,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.node.daemon import own_devices
+from dilocox.node import machine
+from dilocox.node.machine import Machine, this_machine
 from dilocox.node.outer.background import Background
 from dilocox.node.tiling import listed, tile
 from dilocox.node.training.pace import Pace
@@ -25,10 +26,32 @@ from dilocox.views import rows as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 
-def test_a_box_holds_as_many_workers_as_it_has_devices():
-    assert [own_devices(None, 0), own_devices(2, 0), own_devices(None, 8), own_devices(2, 8)] == [1, 2, 8, 2]
+def test_a_box_holds_as_many_workers_as_it_has_devices(monkeypatch: pytest.MonkeyPatch):
+    found = []
+    for cards in ("", "0,1,2,3,4,5,6,7"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", cards)
+        found += [this_machine(None).devices, this_machine(2).devices]
+    assert found == [1, 2, 8, 2]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     with pytest.raises(ConfigError, match="CUDA devices"):
-        own_devices(2, 1)
+        this_machine(2)
+
+
+def test_a_box_knows_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine, "GRANTED", tmp_path / "memory.max")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    whole = this_machine(1).host_bytes
+    assert whole > 1 << 30
+    for granted, bytes_ in (("max\n", whole), (f"{1 << 29}\n", 1 << 29), (f"{1 << 60}\n", whole)):
+        (tmp_path / "memory.max").write_text(granted)
+        assert this_machine(1) == Machine(1, host_bytes=bytes_)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert this_machine(None).device_bytes == 0, "no driver says"
+    command = tmp_path / "nvidia-smi"  # a double of the driver's command
+    command.write_text("#!/bin/sh\necho 81559\necho 40960\n")
+    command.chmod(0o700)
+    assert this_machine(None) == Machine(2, cuda=True, device_bytes=40960 << 20, host_bytes=whole)
 
 
 @pytest.mark.parametrize(
