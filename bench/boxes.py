@@ -18,7 +18,7 @@ from typing import Any
 from bench.report import machine, table, write
 from bench.texts import stdlib
 from dilocox.node.namespaces import Traffic, lacking
-from dilocox.node.plan import layouts_of, payload_bytes
+from dilocox.node.plan import inside, layouts_of, payload_bytes
 from dilocox.node.testnet import LAN, WAN, Lines, Testnet
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors
@@ -220,6 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table(columns, cells)
     print(f"bytes per round, of {parameter_count(run.model):,} parameters; WAN and LAN by the interface, with every header;")
     print("blobs: what the daemons count of payloads and leaves; by plan: the cluster's payloads over its boxes, each way")
+    passed = max(inside(run, [STAGES // boxes] * boxes).activation_bytes for boxes in BOXES) * run.rounds.inner_steps
+    print(f"LAN: activations, {passed:,} bytes a round by plan, in bfloat16; CPUs pass on float32, twice as much")
     write("boxes", {"rounds": rounds, "payload_bytes": payload, "found": [asdict(each) for each in found]})
     for sentence in (sentences := missed(lines, uncounted)):
         print(f"MISSED {sentence}")

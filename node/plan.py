@@ -31,6 +31,7 @@ __all__ = [
     "allreduce",
     "estimate",
     "inside",
+    "layouts_of",
     "paper_rows",
     "payload_bytes",
     "recommend",

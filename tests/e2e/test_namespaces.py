@@ -40,7 +40,7 @@ def network_of(swarm: Swarm) -> Namespaces:
 
 def test_clusters_of_boxes_train_to_one_state_over_lines_of_their_own(swarm: Swarm):
     for name in (LEAD, OTHER):
-        swarm.wait_until_counted(name, 2)
+        swarm.wait_until_counted(name, 1)
     before, number = network_of(swarm).traffic(LAN), swarm.open_round()
     swarm.wait_for_round(number)
     after = network_of(swarm).traffic(LAN)
@@ -70,7 +70,7 @@ def made_by(pid: int) -> list[Path]:
 def test_a_testnet_says_what_crossed_each_line_and_removes_them(tmp_path: Path):
     changes = {"start_clusters = 3": "start_clusters = 2"}
     options = ["--nodes", "2", "--devices", "1", "--wan", "100mbit", "--no-baseline"]
-    process = start(tmp_path, 4, *options, changes=changes)
+    process = start(tmp_path, 3, *options, changes=changes)
     output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, output
     assert "bytes of each box's WAN line per counted round" in output
@@ -78,12 +78,11 @@ def test_a_testnet_says_what_crossed_each_line_and_removes_them(tmp_path: Path):
     assert made_by(process.pid) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_testnet_that_is_ended_removes_its_network(tmp_path: Path, number: signal.Signals):
+def test_ctrl_c_removes_the_network(tmp_path: Path):
     process = start(tmp_path, 1000, "--boxes", "2", "--lan", "1gbit", "--devices", "1")
     wait_for(lambda: (tmp_path / "t" / "link").exists(), "the coordinator runs")
     assert made_by(process.pid)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
     assert made_by(process.pid) == []
