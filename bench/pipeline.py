@@ -4,9 +4,9 @@ Two processes with one thread each. Alone, each of them computes the whole batch
 caches and memory are as busy as in the pipeline; as a pipeline they share the same microbatches. A step is forward and backward,
 without optimizer. Efficiency is seconds alone over 2 x seconds of the pipeline, whose slower worker counts; the bound is what the
 schedule's bubble leaves (node/memory.py). What two busy cores cost each other is shown too, as seconds of the whole batch while the
-other worker waits: a worker in the bubble leaves the other one so much faster, which is how a bound can be passed. Steps of all
-kinds take turns in one run, and medians are compared, so that a drift of the machine falls on all. `--check` exits with 1 where less
-than the bar is reached of a bound.
+other worker waits: who waits in the bubble leaves the other so much faster, which is how a bound can be passed. Steps of all kinds
+take turns in one run, and medians are compared, so that a drift of the machine falls on all. `--check` exits with 1 where less than
+the bar is reached of a bound.
 """
 
 import argparse
@@ -93,7 +93,10 @@ def work(microbatches: int, steps: int) -> dict[str, list[float]]:
     torch.set_num_threads(1)
     rank = dist.get_rank()
     alone = Trainer(run_of(microbatches, "1f1b", WORKERS), Mesh(rank, WORKERS, WORKERS))
-    trainers = {"alone": alone, **{name: Trainer(run_of(microbatches, name), Mesh(rank, WORKERS)) for name in get_args(Schedule)}}
+    trainers = {
+        "alone": alone,
+        **{name: Trainer(run_of(microbatches, name), Mesh(rank, WORKERS)) for name in get_args(Schedule)},
+    }
     for trainer in trainers.values():
         trainer.load_initial()
     tokens = torch.randint(0, WORDS, (microbatches * SEQUENCES, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -125,7 +128,7 @@ def measure(microbatches: int, steps: int) -> list[dict[str, Any]]:
     for schedule in get_args(Schedule):
         together = statistics.median(map(max, *(worker[schedule] for worker in workers)))
         turns = len(chunks(STAGES, WORKERS, schedule)[0])
-        bound = 1 - bubble(schedule, turns, WORKERS, microbatches)
+        bound = 1 - bubble(turns, WORKERS, microbatches)
         efficiency = alone / (WORKERS * together)
         rows.append(
             {
