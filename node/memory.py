@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dilocox.node.machine import Machine
 from dilocox.node.tiling import Tiling, chunks
-from dilocox.protocol.manifest import Manifest, Model, Schedule
+from dilocox.protocol.manifest import Manifest, Model
 from dilocox.protocol.tensors import stage_tensors, stage_units
 
 __all__ = [
@@ -46,7 +46,7 @@ class Device:
     gradients: int
     moments: int
     activations: int = 0
-    """At the fullest moment of a step, with the buffers for what neighbours send."""
+    """At the fullest moment of a step, with a buffer for whatever a neighbour sends in it: torch makes all of them beforehand."""
 
     @property
     def total(self) -> int:
@@ -80,10 +80,11 @@ def _device(manifest: Manifest, worker: int, workers: int, microbatches: int, ha
     held = [
         sum(held_bytes(manifest, stage, half) for stage in chunk) + output_bytes(manifest, chunk[-1], half) for chunk in mine
     ]
-    most = peak(training.schedule, worker, workers, microbatches, held)
+    most = peak(worker, workers, microbatches, held)
     if training.checkpoint_activations:
         most += _layer_bytes(model, _tokens(manifest), half)
     ends = 2 * len(mine) - (worker == 0) - (worker == workers - 1)
+    ends *= 2 if len(mine) > 1 else 1  # torch's looped schedules keep what they sent, too, until the step ends
     buffers = ends * microbatches * _tokens(manifest) * model.hidden_size * (HALF if half else WIDE) if workers > 1 else 0
     return Device(fixed.weights, fixed.gradients, fixed.moments, most + buffers)
 
@@ -159,19 +160,17 @@ def _norm_bytes(model: Model, readers: int, half: bool) -> int:
     return WIDE * (2 * model.hidden_size + 1) + model.hidden_size * (HALF * readers if half else WIDE)
 
 
-def peak(schedule: Schedule, worker: int, workers: int, microbatches: int, held: Sequence[int]) -> int:
+def peak(worker: int, workers: int, microbatches: int, held: Sequence[int]) -> int:
     """Bytes at the fullest moment of a step, where each chunk of a worker holds so many for a microbatch, from its forward pass to
     the end of its backward pass.
 
     Before its first backward pass a worker is so many forward passes ahead: workers - 1 - worker with 1F1B, one for each worker
-    after it; looped, a round of all its chunks but one more, and twice as many for each worker after it (arXiv 2104.04473), or
-    as many with zero bubble, whose gradients of weights come later by its own number (arXiv 2401.10241).
+    after it; looped, a round of all its chunks but one more, and twice as many for each worker after it (arXiv 2104.04473).
     """
     turns = len(held)
     each = microbatches // max(1, microbatches // workers)
-    ahead = (turns - 1) * each + (workers - 1 - worker) * (2 if schedule == "interleaved" and turns > 1 else 1)
+    ahead = (turns - 1) * each + (workers - 1 - worker) * (2 if turns > 1 else 1)
     passes = turns * microbatches
-    ahead = min(ahead, passes) + (worker if schedule == "zero-bubble" and turns > 1 else 0)
     most = now = 0
     for number in range(passes):
         now += held[number // each % turns]
@@ -181,9 +180,7 @@ def peak(schedule: Schedule, worker: int, workers: int, microbatches: int, held:
     return most
 
 
-def bubble(schedule: Schedule, turns: int, workers: int, microbatches: int) -> float:
-    """Share of a step in which a worker waits for the pipeline to fill and to drain: of p workers, m microbatches, v chunks each
-    (p - 1) / (v m + p - 1) with 1F1B and interleaved (arXiv 2104.04473); zero bubble waits a third as long, where the gradients of
-    inputs and of weights take as long as a forward pass each (arXiv 2401.10241)."""
-    waits = (workers - 1) / (3 if schedule == "zero-bubble" and turns > 1 else 1)
-    return waits / (turns * microbatches + waits)
+def bubble(turns: int, workers: int, microbatches: int) -> float:
+    """Share of a step in which a worker waits for the pipeline to fill and to drain: (p - 1) / (v m + p - 1) of p workers with v
+    chunks each and m microbatches (arXiv 2104.04473)."""
+    return (workers - 1) / (turns * microbatches + workers - 1)

@@ -108,7 +108,7 @@ def inside(manifest: Manifest, devices: Sequence[int]) -> Inside:
         passed * _most_sent(tiling, turns),
         fullest_device(manifest, tiling.length, each, half),
         on_host,
-        bubble(training.schedule, turns, tiling.length, each),
+        bubble(turns, tiling.length, each),
     )
 
 

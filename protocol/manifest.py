@@ -24,7 +24,7 @@ Positive = Annotated[int, Field(gt=0, le=1 << 40)]
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0, le=100)]
-Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
+Schedule = Literal["1f1b", "interleaved"]
 
 
 class _Section(BaseModel):
@@ -111,8 +111,8 @@ class Training(_Section):
     """Sequences per inner step and cluster."""
     microbatches: Positive = 2
     schedule: Schedule = "1f1b"
-    """Of a pipeline. interleaved and zero-bubble give each worker several chunks of the model instead of one stretch: it waits less
-    at the ends of a step, and passes on more activations."""
+    """Of a pipeline. interleaved gives each worker several chunks of the model instead of one stretch: it waits less at the ends of
+    a step, and passes on more activations."""
     checkpoint_activations: bool = False
     """Hold only the input of each layer until its gradient is due, and compute the rest again: less memory, more computing."""
 
@@ -274,7 +274,7 @@ class Attestation(_Section):
 
 
 LOOPED_STAGES, LOOPED_MICROBATCHES = 4, 2
-"""Fewest with which a looped schedule can be run: two workers with two chunks each, and a microbatch for either."""
+"""Fewest with which a pipeline can be looped: two workers with two chunks each, and a microbatch for either."""
 
 
 class Manifest(_Section):
@@ -291,9 +291,9 @@ class Manifest(_Section):
     @model_validator(mode="after")
     def _can_be_looped(self) -> "Manifest":
         training, stages = self.training, self.model.stages
-        if training.schedule != "1f1b" and (stages < LOOPED_STAGES or training.microbatches < LOOPED_MICROBATCHES):
+        if training.schedule == "interleaved" and (stages < LOOPED_STAGES or training.microbatches < LOOPED_MICROBATCHES):
             raise ValueError(
-                f"training.schedule {training.schedule} wants two stages and a microbatch for each of two workers at least:"
+                "training.schedule interleaved wants two stages and a microbatch for each of two workers at least:"
                 f" {LOOPED_STAGES} stages and {LOOPED_MICROBATCHES} microbatches, not {stages} and {training.microbatches}"
             )
         return self

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from dilocox.node.training.mesh import Mesh
@@ -38,9 +38,6 @@ class _Autocast(nn.Module):
         return given.float() if self._last else given.to(self._wire_type)
 
 
-LOOPED = {"interleaved": ScheduleInterleaved1F1B, "zero-bubble": ScheduleInterleavedZeroBubble}
-
-
 class Pipeline:
     """`step` trains on this copy's share of a batch; only its first worker needs inputs, only its last targets; all pass both."""
 
@@ -62,7 +59,7 @@ class Pipeline:
         if len(stages) == 1:
             self._schedule = Schedule1F1B(stages[0], self._microbatches, loss_fn=cross_entropy)
         else:
-            self._schedule = LOOPED[manifest.training.schedule](stages, self._microbatches, loss_fn=cross_entropy)
+            self._schedule = ScheduleInterleaved1F1B(stages, self._microbatches, loss_fn=cross_entropy)
 
     @property
     def _numbers(self) -> range:

@@ -125,6 +125,7 @@ PAST: list[tuple[pb.Kind, dict[str, Any], pb.Reason, str]] = [
     (pb.KIND_CLUSTER, {"hosts": hosts(1, first_stage=limits.STAGES)}, BAD, STAGES),
     (pb.KIND_CLUSTER, {"hosts": hosts(1, copy=limits.HOSTS)}, BAD, "copy out of bounds"),
     (pb.KIND_CLUSTER, {"hosts": hosts(2) + hosts(1, copy=1)}, BAD, "a host is named twice for a stage"),
+    (pb.KIND_CLUSTER, {"hosts": hosts(2, first_stage=1) * 2}, BAD, "a host is named twice for a stage"),
     (pb.KIND_CONTRIBUTION, {"norm": 256}, BAD, "the norm code is not 8 bits"),
     (pb.KIND_CONTRIBUTION, {"size": 0}, LARGE, "payload bytes out of bounds"),
     (pb.KIND_CONTRIBUTION, {"size": limits.BLOB_BYTES + 1}, LARGE, "payload bytes out of bounds"),

@@ -24,6 +24,7 @@ from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.head import HostRange, initial_head
 from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import canonical, seal
 from dilocox.protocol.pb import boxes_pb2 as boxes
 from dilocox.protocol.pb import boxes_pb2_grpc as rpc
@@ -80,13 +81,15 @@ TWO_DEVICES = Machine(2)
 class Cluster:
     """Peer 0 leads, with two devices; peer 1 is its other box, with two more."""
 
-    def __init__(self, lead: Peer, box: Peer, patience: float = 3600.0, machine: Machine = TWO_DEVICES) -> None:
+    def __init__(
+        self, lead: Peer, box: Peer, patience: float = 3600.0, machine: Machine = TWO_DEVICES, run: Manifest = RUN
+    ) -> None:
         self.lead, self.peer = lead, box
         self.pools = Pool(), Pool()
         me = identity(0).peer
-        lead.lead.admission = BoxAdmission(RUN.run_id, me, SECRET, cuda=False, most=1)
-        starts = [Starts(RUN, each.chain, each.store, each.exchange) for each in (lead, box)]
-        self.team = Team(RUN, me, machine, self.pools[0], lead.exchange, starts[0], lead.lead, 1, INTERFACE, patience)  # type: ignore[arg-type]
+        lead.lead.admission = BoxAdmission(run.run_id, me, SECRET, cuda=False, most=1)
+        starts = [Starts(run, each.chain, each.store, each.exchange) for each in (lead, box)]
+        self.team = Team(run, me, machine, self.pools[0], lead.exchange, starts[0], lead.lead, 1, INTERFACE, patience)  # type: ignore[arg-type]
         self.told: list[Status] = []
         self.team.tell = self.told.append
         self.laid: list[tuple[HostRange, ...]] = []
@@ -94,9 +97,9 @@ class Cluster:
         self.team.laid, self.team.whole = self.laid.append, self.whole.append
         self.fed: list[member.Input] = []
         self.box = Follower(
-            RUN,
+            run,
             identity(1).peer,
-            link_to(lead),
+            link_to(lead, run=run),
             box.channels,
             box.chain,
             box.store,
@@ -120,8 +123,8 @@ class Cluster:
         return generation
 
 
-def link_to(lead: Peer, secret: bytes = SECRET) -> ClusterLink:
-    to = JoinLink(RUN.run_id, identity(0).peer, lead.record.address, sha256(lead.record.certificate))
+def link_to(lead: Peer, secret: bytes = SECRET, run: Manifest = RUN) -> ClusterLink:
+    to = JoinLink(run.run_id, identity(0).peer, lead.record.address, sha256(lead.record.certificate))
     return ClusterLink(secret, to, to)
 
 
@@ -156,6 +159,23 @@ async def test_a_generation_spans_the_boxes(cluster: Cluster):
     cluster.team.end_generation()
     await generation
     assert await cluster.team.events.get() is None
+
+
+async def test_boxes_of_a_looped_pipeline_host_a_stretch_in_every_turn(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    run = manifest(model={"stages": 5}, training={"microbatches": 4, "schedule": "interleaved"})
+    commits = list(Table(run).genesis().train(2).commits)
+    async with meeting(tmp_path, run, commits, commits) as peers:
+        cluster = Cluster(peers[0], peers[1], run=run)
+        generation = await cluster.runs()
+        ours, theirs = (identity(number).peer for number in range(2))
+        laid = (HostRange(ours, 0, 2), HostRange(theirs, 2, 1), HostRange(ours, 3, 1), HostRange(theirs, 4, 1))
+        assert cluster.laid == [laid], "in stage order"
+        assert [peer.exchange.stages for peer in peers] == [frozenset({0, 1, 3}), frozenset({2, 4})]
+        assert f"box {ours} hosts stages 0-1, 3-3" in caplog.text
+        assert not cluster.team.regroups()
+        cluster.team.end_generation()
+        await generation
 
 
 @pytest.mark.parametrize("who", [0, 1])

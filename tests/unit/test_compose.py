@@ -301,6 +301,18 @@ def test_who_claims_again_keeps_its_seat_and_who_changed_its_boxes_too():
     ]
 
 
+def test_a_cluster_is_seated_with_all_stretches_of_its_boxes():
+    table = Table(manifest(model={"stages": 4})).genesis().train(1)
+    layout = table.layout(5, [(5, 0, 1, 0), (6, 1, 1, 0), (5, 2, 1, 0), (6, 3, 1, 0)])
+    for statement in (layout, *(table.claim(number, cluster=layout.digest) for number in (5, 6))):
+        table.submit(statement)
+    table.train(1)
+    seated = table.head.roster[peer(5)]
+    assert seated.peers == (peer(5), peer(6)), "each once"
+    assert [seated.stages_of(name) for name in seated.peers] == [[0, 2], [1, 3]]
+    assert seated.hosts_of(2) == [peer(5)]
+
+
 def test_who_claims_again_has_missed_what_it_missed():
     table = table_of()
     table.contribute([0, 1]).absent(2)

@@ -83,6 +83,22 @@ def test_bad_values_are_named():
         Manifest.from_toml("[run")
 
 
+def test_a_schedule_that_no_pipeline_of_the_run_could_follow_is_refused():
+    looped = {"schedule": "interleaved"}
+    assert manifest(model={"stages": 4}, training=looped).training.schedule == "interleaved"
+    for model, training in (({"stages": 3}, looped), ({"stages": 4}, {**looped, "microbatches": 1})):
+        with pytest.raises(ValueError, match="wants two stages and a microbatch for each of two workers"):
+            manifest(model=model, training=training)
+
+
+@pytest.mark.parametrize(
+    ("precision", "halves"), [("auto", [False, True]), ("bf16", [True, True]), ("float32", [False, False])]
+)
+def test_precision_is_the_run_s_choice(precision: str, halves: list[bool]):
+    training = manifest(training={"precision": precision}).training
+    assert [training.in_bfloat16(cuda=cuda) for cuda in (False, True)] == halves
+
+
 def test_the_run_id_is_the_meaning_not_the_text():
     text = render_preset("tiny", "a-run", "00" * 32)
     assert Manifest.from_toml(text).run_id == Manifest.from_toml("# a comment\n" + text).run_id

@@ -60,18 +60,14 @@ def test_planned_activations_are_what_autograd_keeps(changes: dict[str, Any], ha
 
 
 def test_in_flight_are_as_many_as_published():
-    ones = [memory.peak("1f1b", worker, 4, 8, [1]) for worker in range(4)]
+    ones = [memory.peak(worker, 4, 8, [1]) for worker in range(4)]
     assert ones == [4, 3, 2, 1], "one for each worker from here on (arXiv 2104.04473)"
-    assert memory.peak("1f1b", 0, 4, 2, [1]) == 2, "not more than there are"
-    looped = [memory.peak("interleaved", worker, 4, 8, [1, 1]) for worker in range(4)]
+    assert memory.peak(0, 4, 2, [1]) == 2, "not more than there are"
+    looped = [memory.peak(worker, 4, 8, [1, 1]) for worker in range(4)]
     assert looped == [(2 - 1) * 4 + 2 * (4 - 1 - worker) + 1 for worker in range(4)]
-    assert memory.peak("interleaved", 0, 4, 4, [1, 1]) == 8, "all of them"
-    zero = [memory.peak("zero-bubble", worker, 4, 8, [1, 1]) for worker in range(4)]
-    assert zero == [8] * 4, "ZB-H1 holds alike in each worker (arXiv 2401.10241)"
-    assert memory.peak("interleaved", 1, 2, 4, [100, 1]) == 300, (
-        "the third of the first chunk, when only the second one's are done"
-    )
-    assert memory.peak("interleaved", 1, 2, 4, [1, 100]) == 102, "two of the first chunk, and one of the second"
+    assert memory.peak(0, 4, 4, [1, 1]) == 8, "all of them"
+    assert memory.peak(1, 2, 4, [100, 1]) == 300, "the third of the first chunk, when only the second one's are done"
+    assert memory.peak(1, 2, 4, [1, 100]) == 102, "two of the first chunk, and one of the second"
 
 
 def test_a_device_is_what_its_parts_are():
@@ -87,7 +83,6 @@ def test_a_device_is_what_its_parts_are():
 
 
 def test_bubbles_are_those_that_were_published():
-    assert memory.bubble("1f1b", 1, 4, 8) == 3 / 11
-    assert memory.bubble("interleaved", 2, 4, 8) == 3 / 19
-    assert memory.bubble("zero-bubble", 2, 4, 8) == pytest.approx(1 / 17)
-    assert memory.bubble("1f1b", 1, 1, 8) == 0
+    assert memory.bubble(1, 4, 8) == 3 / 11
+    assert memory.bubble(2, 4, 8) == 3 / 19
+    assert memory.bubble(1, 1, 8) == 0

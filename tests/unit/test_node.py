@@ -94,7 +94,7 @@ def test_looped_pipelines_are_no_longer_than_their_schedule_wants():
     assert (looped.lengths, looped.copies) == ((2, 2), 1)
     assert [looped.stages(box, 8) for box in range(2)] == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert [listed(looped.stages(box, 8)) for box in range(2)] == ["0-1, 4-5", "2-3, 6-7"]
-    assert tile([4], 7, 8, "zero-bubble").length == 2, (
+    assert tile([4], 7, 8, "interleaved").length == 2, (
         "two chunks for each, of seven stages; three workers want 6 or 9 microbatches"
     )
     assert tile([1, 1, 1], 8, 5, "interleaved").length == 3, "a round of five, where two workers would make rounds of two"
@@ -106,7 +106,7 @@ def test_looped_pipelines_are_no_longer_than_their_schedule_wants():
     st.lists(st.integers(1, 6), min_size=1, max_size=5),
     st.integers(1, 12),
     st.integers(1, 12),
-    st.sampled_from(["1f1b", "interleaved", "zero-bubble"]),
+    st.sampled_from(["1f1b", "interleaved"]),
 )
 def test_every_stage_of_every_copy_has_one_worker(devices: list[int], stages: int, microbatches: int, schedule: Schedule):
     tiled = tile(devices, stages, microbatches, schedule)

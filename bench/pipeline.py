@@ -1,0 +1,198 @@
+"""How near a pipeline comes to what its schedule allows: seconds of a batch in one worker, over those of two workers that share it.
+
+Two processes with one thread each. Alone, each of them computes the whole batch by itself, both at the same time, so that cores,
+caches and memory are as busy as in the pipeline; as a pipeline they share the same microbatches. A step is forward and backward,
+without optimizer. Efficiency is seconds alone over 2 x seconds of the pipeline, whose slower worker counts; the bound is what the
+schedule's bubble leaves (node/memory.py). What two busy cores cost each other is shown too, as seconds of the whole batch while the
+other worker waits: who waits in the bubble leaves the other so much faster, which is how a bound can be passed. Steps of all kinds
+take turns in one run, and medians are compared, so that a drift of the machine falls on all. `--check` exits with 1 where less than
+the bar is reached of a bound.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+
+from bench.report import machine, table, write
+from dilocox.node.memory import bubble
+from dilocox.node.tiling import chunks
+from dilocox.node.training.mesh import Mesh
+from dilocox.node.training.rendezvous import join_generation
+from dilocox.node.training.trainer import Trainer
+from dilocox.node.worker_settings import RENDEZVOUS
+from dilocox.protocol.manifest import Manifest, Schedule
+
+__all__ = ["main", "missed"]
+
+WORKERS = 2
+MICROBATCHES = (4, 8, 16)
+STEPS = 7
+BAR = 0.95
+"""Of a schedule's bound."""
+STAGES, LENGTH, WORDS = 8, 128, 256
+WIDTHS = {"vocabulary_size": WORDS, "hidden_size": 384, "intermediate_size": 1024, "heads": 6, "kv_heads": 6}
+MODEL = {"family": "qwen2", **WIDTHS, "sequence_length": LENGTH, "layers": 8, "stages": STAGES}
+SEQUENCES = 2
+"""Of a microbatch."""
+
+
+def run_of(microbatches: int, schedule: Schedule, copies: int = 1) -> Manifest:
+    sections = {
+        "run": {"name": "bench", "owner": "00" * 32},
+        "model": MODEL,
+        "data": {"name": "none", "digest": "00" * 32},
+        "training": {
+            "learning_rate": 1e-3,
+            "total_steps": 100,
+            "batch_size": copies * microbatches * SEQUENCES,
+            "microbatches": copies * microbatches,
+            "schedule": schedule,
+        },
+        "compression": {"codec": "fp32"},
+        "rounds": {"count": 1, "inner_steps": 1, "max_inner_steps": 1},
+    }
+    return Manifest.model_validate(sections)
+
+
+# In each worker
+
+
+def timed(trainer: Trainer, tokens: torch.Tensor) -> float:
+    """Seconds of a step."""
+    for _, stage in trainer.live_stages():
+        stage.zero_grad(set_to_none=True)
+    began = time.perf_counter()
+    trainer.pipeline.step(tokens, tokens)
+    return time.perf_counter() - began
+
+
+def by_itself(trainer: Trainer, tokens: torch.Tensor) -> float:
+    """Of a step during which the other workers wait."""
+    seconds = 0.0
+    for rank in range(WORKERS):
+        dist.barrier()
+        if rank == dist.get_rank():
+            seconds = timed(trainer, tokens)
+    return seconds
+
+
+def work(microbatches: int, steps: int) -> dict[str, list[float]]:
+    """Seconds of each step, alone, while the others wait, and by schedule."""
+    join_generation("gloo")
+    torch.set_num_threads(1)
+    rank = dist.get_rank()
+    alone = Trainer(run_of(microbatches, "1f1b", WORKERS), Mesh(rank, WORKERS, WORKERS))
+    trainers = {
+        "alone": alone,
+        **{name: Trainer(run_of(microbatches, name), Mesh(rank, WORKERS)) for name in get_args(Schedule)},
+    }
+    for trainer in trainers.values():
+        trainer.load_initial()
+    tokens = torch.randint(0, WORDS, (microbatches * SEQUENCES, LENGTH), generator=torch.Generator().manual_seed(0))
+    found: dict[str, list[float]] = {name: [] for name in (*trainers, "by itself")}
+    for _ in range(steps + 1):
+        found["by itself"].append(by_itself(alone, tokens))
+        for name, trainer in trainers.items():
+            dist.barrier()
+            found[name].append(timed(trainer, tokens))
+    dist.destroy_process_group()
+    return {name: seconds[1:] for name, seconds in found.items()}  # the first one opens connections
+
+
+# Around them
+
+
+def measure(microbatches: int, steps: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "bench.pipeline", "--worker", str(microbatches), str(steps)]
+        environment = {**os.environ, "WORLD_SIZE": str(WORKERS), RENDEZVOUS: str(Path(folder) / "meeting")}
+        processes = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, env={**environment, "RANK": str(rank)}) for rank in range(WORKERS)
+        ]
+        workers = [json.loads(process.communicate()[0]) for process in processes]
+    alone, waiting = (
+        statistics.median(seconds for worker in workers for seconds in worker[kind]) for kind in ("alone", "by itself")
+    )
+    rows = []
+    for schedule in get_args(Schedule):
+        together = statistics.median(map(max, *(worker[schedule] for worker in workers)))
+        turns = len(chunks(STAGES, WORKERS, schedule)[0])
+        bound = 1 - bubble(turns, WORKERS, microbatches)
+        efficiency = alone / (WORKERS * together)
+        rows.append(
+            {
+                "schedule": schedule,
+                "chunks": turns,
+                "microbatches": microbatches,
+                "alone_seconds": alone,
+                "other_waits_seconds": waiting,
+                "step_seconds": together,
+                "efficiency": efficiency,
+                "bound": bound,
+                "of_bound": efficiency / bound,
+                "steps": steps,
+            }
+        )
+    return rows
+
+
+def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Sentences, one for each bar."""
+    return [
+        f"{row['schedule']} with {row['microbatches']} microbatches reaches {row['of_bound']:.1%} of its bound, less than {BAR:.0%}"
+        for row in rows
+        if row["of_bound"] < BAR
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser.add_argument("--quick", action="store_true", help="fewer microbatches and steps")
+    parser.add_argument("--worker", nargs=2, type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.worker:
+        print(json.dumps(work(*options.worker)))
+        return
+    counts, steps = (MICROBATCHES[:1], 3) if options.quick else (MICROBATCHES, STEPS)
+    rows = [row for count in counts for row in measure(count, steps)]
+    facts = machine()
+    print(f"{facts['cores']} cores, {facts['platform']}; {WORKERS} workers of one thread, medians of {steps} steps")
+    columns = ["schedule", "chunks", "microbatches", "alone s", "other waits s", "step s", "efficiency", "bound", "of bound"]
+    table(
+        columns,
+        [
+            [
+                row["schedule"],
+                str(row["chunks"]),
+                str(row["microbatches"]),
+                f"{row['alone_seconds']:.3f}",
+                f"{row['other_waits_seconds']:.3f}",
+                f"{row['step_seconds']:.3f}",
+                f"{row['efficiency']:.1%}",
+                f"{row['bound']:.1%}",
+                f"{row['of_bound']:.1%}",
+            ]
+            for row in rows
+        ],
+    )
+    write("pipeline", rows)
+    for sentence in (sentences := missed(rows)):
+        print(f"MISSED {sentence}")
+    if options.check and sentences:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
