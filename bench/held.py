@@ -1,0 +1,187 @@
+"""What the boxes of a cluster hold in memory, beside what `dilocox plan` says: 350M parameters on two boxes of one CPU worker.
+
+1B widths with a quarter of the layers, in float32. Each box is a process that trains its half of the pipeline for some steps, ends
+a phase as the node does, and applies a commit. What it holds is its anonymous memory, less what it held after the same with a model
+of almost nothing: Python, torch, threads. In training: the most of any moment of the steps. At a boundary: with copies of the
+moments, what an encoder needs, and payloads on their way. `--check` exits with 1 where a bar is missed.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench import boundary
+from bench.boundary import CODECS, Shape
+from bench.report import machine, table, write
+from dilocox.node.machine import Machine
+from dilocox.node.memory import lacks
+from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.tiling import tile
+from dilocox.node.training.boundaries import Boundaries
+from dilocox.node.training.mesh import Mesh
+from dilocox.node.training.rendezvous import join_generation
+from dilocox.node.training.trainer import Commit, Take, Trainer
+from dilocox.node.worker_settings import RENDEZVOUS
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import parameter_count
+from dilocox.transport.blobs import BlobStore
+
+__all__ = ["main", "missed"]
+
+BOXES = 2
+OFF = 0.1
+"""By which what a box holds in training may differ from what is planned."""
+STEPS = 2
+LOOK_SECONDS = 0.01
+SIZES = {size.name: size for size in (*boundary.SHAPES, *boundary.QUICK)}
+BARE = {"hidden_size": 8, "intermediate_size": 8, "heads": 4, "vocabulary_size": 8}
+
+
+def run_of(shape: Shape, codec: str) -> Manifest:
+    run = boundary.manifest(shape, CODECS[codec])
+    training = {**run.training.model_dump(), "microbatches": shape.batch}
+    return Manifest.model_validate(
+        {**run.model_dump(), "model": {**run.model.model_dump(), "stages": BOXES}, "training": training}
+    )
+
+
+def anonymous() -> int:
+    """Bytes of ours that no file stands behind."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+class Most:
+    """Of the memory that was held while it looked."""
+
+    def __init__(self) -> None:
+        self.bytes, self._over = anonymous(), threading.Event()
+        self._looking = threading.Thread(target=self._look)
+
+    def __enter__(self) -> "Most":
+        self._looking.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._looking.join()
+
+    def _look(self) -> None:
+        while not self._over.is_set():
+            self.bytes = max(self.bytes, anonymous())
+            time.sleep(LOOK_SECONDS)
+
+
+def train(run: Manifest, folder: Path) -> tuple[int, int]:
+    """The most held in training, and at a boundary."""
+    trainer, store = Trainer(run, Mesh(dist.get_rank(), BOXES)), BlobStore(folder / "blobs")
+    trainer.load_initial()
+    shape = run.training.batch_size, run.model.sequence_length
+    tokens = torch.randint(0, run.model.vocabulary_size, shape, generator=torch.Generator().manual_seed(0))
+    with Most() as training:
+        for _ in range(STEPS):
+            trainer.step(tokens, tokens)
+    boundaries = Boundaries(folder / "stages", 1, trainer, store)
+    (stage,) = trainer.stages
+    with Most() as ending, ThreadPoolExecutor(1) as background:
+        trainer.end_phase(1, restart=False)
+        meta = BoundaryMeta(1, STEPS, 1, 0.0, 1, 1, trainer.optimizer.steps, run.compression.keep)
+        writing = background.submit(boundaries.begin(meta, {stage: bytes(32)}))
+        trainer.step(tokens, tokens, before_update=boundaries.wait)
+        payload = bytes.fromhex(writing.result()[stage].payload)
+        commit = Commit(1, run.compression.keep, [Take(name, 1, [payload] * BOXES) for name in ("a", "b")])
+        trainer.prepare(commit, store.view, {})
+        trainer.rebase()
+    return training.bytes, ending.bytes
+
+
+def work(size: str, codec: str, folder: Path) -> dict[str, int]:
+    join_generation("gloo")
+    torch.set_num_threads(1)
+    shape = SIZES[size]
+    train(run_of(replace(shape, model={**shape.model, **BARE}), codec), folder / "bare")
+    before = anonymous()
+    training, ending = train(run_of(shape, codec), folder / "run")
+    dist.destroy_process_group()
+    return {"training": training - before, "boundary": ending - before}
+
+
+def measure(size: str, codec: str) -> list[dict[str, Any]]:
+    run = run_of(SIZES[size], codec)
+    tiling = tile([1] * BOXES, BOXES, run.training.microbatches, run.training.schedule)
+    planned = {lack.box: lack.needs for lack in lacks(run, tiling, [Machine(1, host_bytes=1)] * BOXES)}
+    with tempfile.TemporaryDirectory() as name:
+        environment = {**os.environ, "WORLD_SIZE": str(BOXES), RENDEZVOUS: str(Path(name) / "meeting"), "OMP_NUM_THREADS": "1"}
+        processes = []
+        for rank in range(BOXES):
+            command = [sys.executable, "-m", "bench.held", "--worker", size, codec, str(Path(name) / str(rank))]
+            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, env={**environment, "RANK": str(rank)}))
+        held = [json.loads(process.communicate()[0]) for process in processes]
+    facts = {"size": size, "codec": codec, "parameters": parameter_count(run.model)}
+    return [{**facts, "box": box, "planned": planned[box], **held[box]} for box in range(BOXES)]
+
+
+def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Sentences, one for each bar."""
+    return [
+        f"{row['size']}, box {row['box']} holds {row['training'] / row['planned']:.2f} of what is planned, "
+        f"not {1 - OFF:.1f} to {1 + OFF:.1f}"
+        for row in rows
+        if abs(row["training"] / row["planned"] - 1) > OFF
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.held", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser.add_argument("--quick", action="store_true", help="a model of 100M parameters, one codec")
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.worker:
+        size, codec, folder = options.worker
+        print(json.dumps(work(size, codec, Path(folder))))
+        return
+    size, codecs = ("100M", list(CODECS)[:1]) if options.quick else ("350M", list(CODECS))
+    rows = [row for codec in codecs for row in measure(size, codec)]
+    facts = machine()
+    print(f"{facts['cores']} cores, {facts['platform']}, torch {facts['torch']}; {BOXES} boxes of one worker and one thread")
+    columns = ["model", "parameters", "codec", "box", "planned MiB", "in training", "of planned", "at a boundary", "of planned"]
+    cells = [
+        [
+            row["size"],
+            f"{row['parameters']:,}",
+            row["codec"],
+            str(row["box"]),
+            f"{row['planned'] / (1 << 20):,.0f}",
+            f"{row['training'] / (1 << 20):,.0f}",
+            f"{row['training'] / row['planned']:.3f}",
+            f"{row['boundary'] / (1 << 20):,.0f}",
+            f"{row['boundary'] / row['planned']:.3f}",
+        ]
+        for row in rows
+    ]
+    table(columns, cells)
+    write("held" + ("-quick" if options.quick else ""), rows)
+    for sentence in (sentences := missed(rows)):
+        print(f"MISSED {sentence}")
+    if options.check and sentences:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
