@@ -138,7 +138,7 @@ def _assumptions(site: Site, cluster: Inside) -> list[str]:
         f" {cluster.activation_bytes:,} B in each, and receives as many: {site.activation_seconds:,.2f} s on its line",
         f"memory: a worker holds up to {_gigabytes(cluster.device_bytes)} on its device: {_gigabytes(device.weights)} weights,"
         f" {_gigabytes(device.gradients)} gradients, {_gigabytes(device.moments)} moments,"
-        f" {_gigabytes(device.activations)} activations; a box up to {_gigabytes(cluster.host_bytes)} of outer state",
+        f" {_gigabytes(device.activations)} activations; a box up to {_gigabytes(cluster.host_bytes)} of outer state and copies",
         f"bytes: the payload layout's own sizes for {site.parameters:,} parameters; Huffman coding, top-k: from entropy",
         f"network: each of {site.boxes} boxes a cluster moves its share of {site.clusters - 1} payloads over a full line, both ways"
         " at once; AllReduce is a ring in 16 bits",

@@ -64,8 +64,10 @@ def stage_bytes(manifest: Manifest, stages: Sequence[int], half: bool) -> Device
 
 
 def host_bytes(manifest: Manifest, stages: Sequence[int]) -> int:
-    """Of some stages' outer state: Θ, momentum, error feedback and anchor."""
-    return sum(spec.elements * WIDE * 4 for stage in stages for spec in stage_tensors(manifest.model, stage))
+    """Of some stages' outer state: Θ, momentum, error feedback and anchor. And of the copy of their moments that is taken when a
+    phase ends."""
+    outer = sum(spec.elements * WIDE * 4 for stage in stages for spec in stage_tensors(manifest.model, stage))
+    return outer + stage_bytes(manifest, stages, half=False).moments
 
 
 def fullest_device(manifest: Manifest, workers: int, microbatches: int, half: bool) -> Device:

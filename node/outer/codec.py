@@ -11,6 +11,7 @@ Encoding may differ between machines; decoding is bit-exact on all of them.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ from dilocox.protocol.payload import Tensor as PackedTensor
 __all__ = ["Encoded", "StageEncoder", "decode_rows", "quantize"]
 
 ROW_ELEMENTS = 1 << 22
-"""Elements decoded at a time: 32 MiB of float64, far below one tensor of a large model. A multiple of GROUP."""
+"""Elements taken at a time: 32 MiB of float64, far below one tensor of a large model. A multiple of GROUP."""
 LLOYD_STEPS = 3
 """Rounds of Lloyd's algorithm (least squares, 1-D k-means) that place the two magnitudes of a group."""
 SAMPLE = 1 << 16
@@ -63,7 +64,7 @@ class StageEncoder:
 
     def __init__(self, feedback: Tensor, layout: StageLayout, compression: Compression, keep: int) -> None:
         """`feedback`: the stage, flat. Raises LocalError when it is not finite."""
-        if not bool(torch.isfinite(feedback).all()):
+        if not all(bool(torch.isfinite(part).all()) for part in feedback.split(ROW_ELEMENTS)):
             raise LocalError("a pseudo-gradient is not finite: training diverged on this node. Lower training.learning_rate.")
         self._compression = compression
         self._sparse = iter(_encode_sparse(feedback, layout, keep if compression.scope == "chunk" else 0))
@@ -97,19 +98,22 @@ def _encode_sparse(feedback: Tensor, layout: StageLayout, chunk_k: int) -> list[
     if not layout.kept:
         return []
     sizes = [tensor.elements for tensor in layout.tensors]
-    magnitude = feedback.abs()
-    if chunk_k:
-        kept = torch.cat([_largest_of_chunks(part, chunk_k) for part in magnitude.split(sizes)])
-    else:
-        kept = magnitude > stage_threshold(magnitude, layout.kept)
-    positions = kept.nonzero().view(-1)
+    threshold = math.inf if chunk_k else stage_threshold(feedback, layout.kept)
+    found, before = [], 0
+    for tensor in feedback.split(sizes):
+        for part in tensor.split(ROW_ELEMENTS):
+            magnitude = part.abs()
+            kept = _largest_of_chunks(magnitude, chunk_k) if chunk_k else magnitude > threshold
+            found.append(kept.nonzero().view(-1) + before)
+            before += len(part)
+    positions = torch.cat(found)
     starts = torch.tensor([0, *itertools.accumulate(sizes)], device=feedback.device)
+    values = feedback[positions]
     cuts = torch.searchsorted(positions, starts).tolist()
     first_group = [0, *itertools.accumulate(groups(size) for size in sizes)]
     owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(cuts).diff()).to(feedback.device)
     positions -= starts[owner]
     group = positions // GROUP + torch.tensor(first_group, device=feedback.device)[owner]
-    values = feedback[kept]
     magnitudes, levels = _place_levels(values.abs(), group, first_group[-1])
     parts = [tensor.cpu().numpy() for tensor in (positions, values < 0, levels)]
     return [
@@ -132,13 +136,13 @@ def _largest_of_chunks(magnitude: Tensor, k: int) -> Tensor:
     return (mask & (padded > 0)).view(-1)[: len(magnitude)]
 
 
-def stage_threshold(size: Tensor, kept: int) -> float:
+def stage_threshold(values: Tensor, kept: int) -> float:
     """The magnitude that at most `kept` of these values exceed: estimated from a sample, then made sure of."""
-    stride = max(1, size.numel() // SAMPLE)
-    sample = size[::stride].contiguous()
+    stride = max(1, values.numel() // SAMPLE)
+    sample = values[::stride].abs()
     wanted = min(sample.numel() - 1, kept // stride)
     threshold = float(sample.kthvalue(sample.numel() - wanted).values)
-    while int((size > threshold).sum()) > kept:
+    while sum(int((part.abs() > threshold).sum()) for part in values.split(ROW_ELEMENTS)) > kept:
         threshold = threshold * 1.01 + 1e-30
     return threshold
 

@@ -154,7 +154,7 @@ class StageState:
 
 
 def _norm(flat: Tensor) -> float:
-    return float(torch.linalg.vector_norm(flat, dtype=torch.float64))
+    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in flat.split(codec.ROW_ELEMENTS)))
 
 
 Fold = Callable[[Tensor, list[Tensor]], None]

@@ -37,6 +37,10 @@ class Boundaries:
         """Until nobody reads the inner optimizer's tensors any more."""
         self._copied.wait()
 
+    def _save_inner(self, round: int) -> None:
+        for stage, tensors in self._copy_inner().items():
+            checkpoint.save_inner(self._folder, stage, round, tensors)
+
     def _copy_inner(self) -> dict[int, dict[str, Tensor]]:
         try:
             return self._trainer.copy_inner()
@@ -45,8 +49,7 @@ class Boundaries:
 
     def _write(self, meta: BoundaryMeta, bases: Mapping[int, bytes], complete: bool) -> dict[int, BoundaryMeta]:
         if complete:
-            for stage, tensors in self._copy_inner().items():
-                checkpoint.save_inner(self._folder, stage, meta.round, tensors)
+            self._save_inner(meta.round)
         metas = {}
         for state, encoded in zip(self._trainer.states, self._trainer.encode(meta.rank_or_k), strict=True):
             digest = self._store.put([encoded.raw])
