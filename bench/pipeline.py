@@ -10,14 +10,14 @@ the bar is reached of a bound.
 """
 
 import argparse
-import json
+import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
 
@@ -87,11 +87,11 @@ def by_itself(trainer: Trainer, tokens: torch.Tensor) -> float:
     return seconds
 
 
-def work(microbatches: int, steps: int) -> dict[str, list[float]]:
+def work(rank: int, meeting: str, microbatches: int, steps: int) -> dict[str, list[float]]:
     """Seconds of each step, alone, while the others wait, and by schedule."""
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(WORKERS), RENDEZVOUS: meeting})
     join_generation("gloo")
     torch.set_num_threads(1)
-    rank = dist.get_rank()
     alone = Trainer(run_of(microbatches, "1f1b", WORKERS), Mesh(rank, WORKERS, WORKERS))
     trainers = {
         "alone": alone,
@@ -114,13 +114,10 @@ def work(microbatches: int, steps: int) -> dict[str, list[float]]:
 
 
 def measure(microbatches: int, steps: int) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "bench.pipeline", "--worker", str(microbatches), str(steps)]
-        environment = {**os.environ, "WORLD_SIZE": str(WORKERS), RENDEZVOUS: str(Path(folder) / "meeting")}
-        processes = [
-            subprocess.Popen(command, stdout=subprocess.PIPE, env={**environment, "RANK": str(rank)}) for rank in range(WORKERS)
-        ]
-        workers = [json.loads(process.communicate()[0]) for process in processes]
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:
+        meeting = str(Path(folder) / "meeting")
+        working = [pool.submit(work, rank, meeting, microbatches, steps) for rank in range(WORKERS)]
+        workers = [each.result() for each in working]
     alone, waiting = (
         statistics.median(seconds for worker in workers for seconds in worker[kind]) for kind in ("alone", "by itself")
     )
@@ -160,11 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
     parser.add_argument("--quick", action="store_true", help="fewer microbatches and steps")
-    parser.add_argument("--worker", nargs=2, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.worker:
-        print(json.dumps(work(*options.worker)))
-        return
     counts, steps = (MICROBATCHES[:1], 3) if options.quick else (MICROBATCHES, STEPS)
     rows = [row for count in counts for row in measure(count, steps)]
     facts = machine()
