@@ -95,6 +95,16 @@ def test_activations_between_boxes_are_what_a_slow_line_is_full_of():
     assert plan.estimate(replace(site, activation_seconds=0.5), Method("none", 0.0, 10)).utilisation == 1.0
 
 
+def test_a_looped_pipeline_waits_less_and_passes_on_more():
+    stretched, looped = (
+        plan.inside(manifest(model={"layers": 6, "stages": 8}, training={"microbatches": 4, "schedule": schedule}), [1, 1])
+        for schedule in ("1f1b", "interleaved")
+    )
+    assert (stretched.turns, looped.turns) == (1, 4)
+    assert (stretched.bubble, looped.bubble) == (1 / 5, 1 / 17)
+    assert looped.activation_bytes == 7 * stretched.activation_bytes, "of eight chunks, which lie on either box in turn"
+
+
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_planned_memory_is_what_a_trainer_holds(optimizer: str, process_group: None):
     run = manifest(training={"optimizer": optimizer})
