@@ -7,16 +7,15 @@ moments, what an encoder needs, and payloads on their way. `--check` exits with 
 """
 
 import argparse
-import json
+import multiprocessing
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,13 +109,15 @@ def train(run: Manifest, folder: Path) -> tuple[int, int]:
     return training.bytes, ending.bytes
 
 
-def work(size: str, codec: str, folder: Path) -> dict[str, int]:
+def work(rank: int, size: str, codec: str, folder: Path) -> dict[str, int]:
+    """In a process of its own."""
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(BOXES), RENDEZVOUS: str(folder / "meeting")})
     join_generation("gloo")
     torch.set_num_threads(1)
     shape = SIZES[size]
-    train(run_of(replace(shape, model={**shape.model, **BARE}), codec), folder / "bare")
+    train(run_of(replace(shape, model={**shape.model, **BARE}), codec), folder / f"{rank}-bare")
     before = anonymous()
-    training, ending = train(run_of(shape, codec), folder / "run")
+    training, ending = train(run_of(shape, codec), folder / f"{rank}")
     dist.destroy_process_group()
     return {"training": training - before, "boundary": ending - before}
 
@@ -130,13 +131,9 @@ def measure(size: str, codec: str) -> list[dict[str, Any]]:
     run = run_of(SIZES[size], codec)
     tiling = tile([1] * BOXES, BOXES, run.training.microbatches, run.training.schedule)
     planned = {lack.box: lack.needs for lack in lacks(run, tiling, [Machine(1, host_bytes=1)] * BOXES)}
-    with tempfile.TemporaryDirectory() as name:
-        environment = {**os.environ, "WORLD_SIZE": str(BOXES), RENDEZVOUS: str(Path(name) / "meeting"), "OMP_NUM_THREADS": "1"}
-        processes = []
-        for rank in range(BOXES):
-            command = [sys.executable, "-m", "bench.held", "--worker", size, codec, str(Path(name) / str(rank))]
-            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, env={**environment, "RANK": str(rank)}))
-        held = [json.loads(process.communicate()[0]) for process in processes]
+    with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(BOXES, multiprocessing.get_context("spawn")) as pool:
+        working = [pool.submit(work, rank, size, codec, Path(name)) for rank in range(BOXES)]
+        held = [each.result() for each in working]
     facts = {"size": size, "codec": codec, "parameters": parameter_count(run.model)}
     rows = zip(range(BOXES), held, moments(run), strict=True)
     return [
@@ -158,14 +155,9 @@ def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.held", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
-    parser.add_argument("--quick", action="store_true", help="a model of 100M parameters, one codec")
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="one codec")
     options = parser.parse_args(arguments)
-    if options.worker:
-        size, codec, folder = options.worker
-        print(json.dumps(work(size, codec, Path(folder))))
-        return
-    size, codecs = ("100M", list(CODECS)[:1]) if options.quick else ("350M", list(CODECS))
+    size, codecs = "350M", list(CODECS)[:1] if options.quick else list(CODECS)
     rows = [row for codec in codecs for row in measure(size, codec)]
     facts = machine()
     print(f"{facts['cores']} cores, {facts['platform']}, torch {facts['torch']}; {BOXES} boxes of one worker and one thread")
