@@ -33,6 +33,7 @@ from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.status import Status
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.room import probe
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
 
@@ -246,6 +247,8 @@ class Follower:
         finally:
             meeting.close()
             self._say(ended=launch.generation)
+        if launch.generation > self._ended:  # nobody told them to
+            await asyncio.to_thread(probe, self._store.folder)  # a full disk is not the workers' fault
 
     async def _end(self) -> None:
         """Nothing is left of our part."""

@@ -1,6 +1,7 @@
 """A lead and the other boxes of its cluster, over real connections; their workers only say what a test wants."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from dilocox.node.boxes import stream
+from dilocox.node.boxes import follower, stream
 from dilocox.node.boxes.follower import Follower
 from dilocox.node.boxes.lead import BoxAdmission, RemoteBox
 from dilocox.node.boxes.link import ClusterLink, address_on, load_or_create_secret, proof
@@ -265,6 +266,27 @@ async def test_who_waits_no_longer_shares_out_the_stages_and_takes_the_box_back(
     await generation
     await cluster.runs()
     assert len(cluster.laid[-1]) == 2
+
+
+async def test_a_box_whose_workers_ended_for_want_of_room_waits_for_room(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """Else its lead would start them again and again, and each time they would end."""
+    looked: list[Path] = []
+
+    def full(folder: Path) -> None:
+        looked.append(folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(follower, "probe", full)
+    generation = await cluster.runs()
+    cluster.team.end_generation()
+    await generation
+    generation = await cluster.runs()
+    assert not looked, "the lead had ended the one before"
+    cluster.pools[1].end_generation()
+    with pytest.raises(OSError, match="No space left"):
+        await cluster.peer.tasks.wait()
+    assert looked == [cluster.peer.store.folder]
+    await generation
 
 
 def needed(devices: int, boxes: int) -> int:
