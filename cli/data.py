@@ -1,25 +1,30 @@
-"""`dilocox data build | train-tokenizer | show`: text into a corpus, which a run names by its digest."""
+"""`dilocox data build | train-tokenizer | show | free`: text into a corpus, which a run names by its digest."""
 
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from dilocox.cli.common import JsonOption, errors, fail, print_json, print_labelled
+from dilocox.cli.common import HomeOption, JsonOption, console, errors, fail, print_json, print_labelled
 from dilocox.node.data.build import HELD_OUT_EVERY, build
 from dilocox.node.data.check import check_whole
+from dilocox.node.data.freeing import held
 from dilocox.node.data.sources import documents, find_files
 from dilocox.node.data.tokens import open_encoder, train_tokenizer
 from dilocox.protocol.corpus import BYTES, Corpus
 from dilocox.protocol.manifest import NAME
 from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import find_chains
 from dilocox.transport.corpora import DIGEST, last_built, library
+from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import write_new
+from dilocox.transport.health import base_folder
 
 __all__ = ["app"]
 
@@ -99,6 +104,38 @@ def show(
     folder = Path(place) if (Path(place) / DIGEST).is_file() else library(place)
     digest = last_built(folder)
     _tell(folder, digest, check_whole(BlobStore(folder), digest), as_json)
+
+
+@app.command("free")
+def free(
+    home: HomeOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what a node fetched of the data of runs that have finished. Corpora that `data build` made stay."""
+    folder = home or base_folder() / "node"
+    if not find_chains(folder):
+        fail(f"no run under {folder}", 2, "name the --home of a node")
+    with closing(DataDirectory(folder)):  # no daemon runs there meanwhile
+        store = BlobStore(folder / "data")
+        shelves = held(folder, store)
+        gone = [shelf for shelf in shelves if not shelf.needed_by]
+        if not as_json:
+            for shelf in shelves:
+                why = f"stays, for {', '.join(shelf.needed_by)}" if shelf.needed_by else "goes"
+                console.print(
+                    f"{shelf.name or 'of no run here'}: {shelf.size / 1e6:,.1f} MB, {why}", highlight=False, markup=False
+                )
+        freed = sum(shelf.size for shelf in gone)
+        if gone and not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove {freed / 1e6:,.1f} MB?")):
+            fail("nothing was removed", 2, "say --yes")
+        for shelf in gone:
+            for digest in shelf.blobs:
+                store.remove(digest)
+    if as_json:
+        print_json({"folder": str(store.folder), "freed_bytes": freed, "corpora": [shelf.name for shelf in gone]})
+    else:
+        console.print(f"freed {freed / 1e6:,.1f} MB", highlight=False)
 
 
 def _find(sources: list[str]) -> list[Path]:

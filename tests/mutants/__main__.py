@@ -50,7 +50,7 @@ PATCH_SECONDS = 300
 def copy_tree(folder: Path) -> None:
     """The product as `dilocox/…`, the tests beside it."""
     shutil.copytree(ROOT / "typing" / "dilocox", folder / "dilocox", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("tests", "proto"):
+    for name in ("tests", "proto", "bench"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "mutants"))
     shutil.copy(ROOT / "pyproject.toml", folder)
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dilocox.cli.main import app
 from dilocox.node.data import build as builder
@@ -27,10 +28,12 @@ from dilocox.protocol.corpus import Corpus, Order, Shard, check_fits, order_of, 
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.manifest import Data, Manifest
 from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, corpus_in, lacking, last_built, library, named_store, parse_folders
+from dilocox.transport.data_directory import DataDirectory
 from tests.corpora import corpus_of, words
 from tests.e2e.conftest import RUN
-from tests.helpers import manifest, until
+from tests.helpers import Table, manifest, until
 
 RUNNER = CliRunner()
 
@@ -522,3 +525,50 @@ def test_a_folder_with_a_file_called_digest_is_not_a_builds(tmp_path: Path, dige
     if len(digest) < 64:
         with pytest.raises(ConfigError, match="holds no corpus"):
             last_built(folder)
+
+
+def test_data_of_finished_runs_are_freed_and_nothing_else(tmp_path: Path):
+    """Nothing ever removed them."""
+    ended, going, stray = (corpus_of(tmp_path / name, words(40, 20, seed)) for seed, name in enumerate(("e", "g", "s")))
+    home = tmp_path / "node"
+    store = BlobStore(home / "data")
+    blobs: dict[str, set[bytes]] = {}
+    for text in (ended, going, stray):
+        blobs[text.digest] = BlobStore(text.folder).digests()
+        for digest in blobs[text.digest]:
+            store.put([BlobStore(text.folder).view(digest)])
+    mine = home / "data" / "notes.txt"
+    mine.write_text("not a blob")
+    for text, rounds in ((ended, 1), (going, 9)):
+        run = manifest(run={"name": text.name}, data=text.settings | {"evaluation_sequences": 1}, rounds={"count": rounds})
+        folder = home / "runs" / run.run_id.hex()[:16]
+        folder.mkdir(parents=True)
+        kept = ChainFile(folder / "chain.db", run)
+        table = Table(run).genesis().train(1)
+        for number in range(3):
+            table.submit(table.report(number))
+        for commit in table.commits:
+            kept.append(commit.envelope)
+        assert kept.head.finished == (text is ended)
+        kept.close()
+
+    def free(*options: str) -> Result:
+        return RUNNER.invoke(app, ["data", "free", "--home", str(home), *options])
+
+    asked = free()
+    assert asked.exit_code == 2
+    assert "nothing was removed" in asked.stderr
+    assert store.digests() == set.union(*blobs.values())
+    with closing(DataDirectory(home)):
+        assert "another daemon runs" in str(free("--yes").exception or free("--yes").stderr)
+    before = sum(path.stat().st_size for path in (home / "data").iterdir())
+    result = free("--yes", "--json")
+    assert result.exit_code == 0, result.output
+    assert store.digests() == blobs[going.digest]
+    assert mine.exists()
+    after = sum(path.stat().st_size for path in (home / "data").iterdir())
+    assert json.loads(result.stdout)["freed_bytes"] == before - after > 0
+    store.remove(bytes.fromhex(going.digest))
+    some = next(iter(store.digests()))
+    assert free("--yes").exit_code == 0
+    assert some in store.digests(), "a run that goes on lacks its corpus' document: it may need any of it"
