@@ -6,6 +6,7 @@ Facts of the workers become inputs of the member machine; blobs that nobody can 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from dilocox.node.boxes.team import Team
@@ -285,6 +286,7 @@ class Generations:
                 await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 
     async def _choose_start(self) -> tuple[worker.Start, list[worker.Apply]]:
+        await self._decided(list(self._crew.hellos.values()))
         while True:
             hellos = list(self._crew.hellos.values())
             for candidate in await asyncio.to_thread(self._starts.candidates, hellos, self._avoid_boundaries):
@@ -295,6 +297,17 @@ class Generations:
                     log.warning("cannot start from round %d: %s", candidate.start.round, error)
             self._tell(Status("synchronising", "no peer serves the state yet; trying again"))
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
+
+    async def _decided(self, hellos: list[worker.Hello]) -> None:
+        """Where stages moved while the round was open that they trained for: its commit says what they owe. Not for ever."""
+        clock = asyncio.get_running_loop().time
+        ends = clock() + AROUND_SECONDS
+        while not self._avoid_boundaries and clock() < ends and self._starts.undecided(hellos):
+            self._tell(Status("synchronising", "waiting for the round that our stages trained for to be closed"))
+            self._grew.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GENERATION_PAUSE_SECONDS):
+                    await self._grew.wait()
 
     def _contributions(self) -> Iterator[pb.Contribution]:
         """Of the open round, ours too."""

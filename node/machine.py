@@ -46,9 +46,11 @@ def count_cuda_devices() -> int:
 def _device_bytes() -> int:
     try:
         found = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, check=True, timeout=30).stdout
-        return min(int(line) for line in found.split()) << 20
+        cards = {int(line) << 20 for line in found.split()}
     except (OSError, subprocess.SubprocessError, ValueError):
         return 0
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") is not None
+    return 0 if hidden and len(cards) > 1 else min(cards, default=0)  # which of them are ours it does not say
 
 
 def _host_bytes() -> int:

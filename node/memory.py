@@ -174,7 +174,7 @@ def peak(worker: int, workers: int, microbatches: int, held: Sequence[int]) -> i
     ahead = (turns - 1) * each + (workers - 1 - worker) * (2 if turns > 1 else 1)
     passes = turns * microbatches
     most = now = 0
-    for number in range(passes):
+    for number in range(min(passes, ahead + 2 * turns * each)):  # from then on it repeats itself
         now += held[number // each % turns]
         most = max(most, now)
         if number >= ahead:

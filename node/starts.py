@@ -35,6 +35,13 @@ def phase_of(boundary: worker.Boundary) -> tuple[int, bytes, int, int, float]:
     return boundary.round, boundary.head, boundary.inner_steps, boundary.samples_read, boundary.loss
 
 
+def _bare(boundary: worker.Boundary) -> worker.Boundary:
+    """Without payloads."""
+    bare = worker.Boundary.FromString(boundary.SerializeToString())
+    del bare.payloads[:]
+    return bare
+
+
 def without_commits(start: worker.Start) -> worker.Start:
     """As it goes to another box, which has a chain of its own."""
     bare = worker.Start.FromString(start.SerializeToString())
@@ -73,7 +80,7 @@ class Starts:
         for boundary in boundaries[:1]:
             later = {round: root for round, root in snapshots.items() if round > boundary}
             starts += [Candidate(self._start(worker.Start.ORIGIN_BOUNDARY, r, boundary), root) for r, root in later.items()]
-        kept = None if avoid_boundaries or boundaries else self._kept(hellos)
+        kept = None if avoid_boundaries or boundaries or self.undecided(hellos) else self._kept(hellos)
         for keeping in (kept, None) if kept is not None else (None,):
             for round, root in snapshots.items():
                 start = self._start(worker.Start.ORIGIN_SNAPSHOT, round)
@@ -105,16 +112,23 @@ class Starts:
         return found
 
     def _kept(self, hellos: Sequence[worker.Hello]) -> worker.Boundary | None:
-        """The boundary, of all stages that have it, of the last phase whose commit is here."""
-        offered = [boundary for hello in hellos if not hello.copy for boundary in hello.boundaries]
-        closed = [b for b in offered if b.round < self._chain.head.round and b.payloads and self.of_our_chain(b)]
-        newest = max(closed, key=lambda boundary: (boundary.round, boundary.samples_read), default=None)
-        if newest is None:
-            return None
-        kept = worker.Boundary.FromString(newest.SerializeToString())
-        del kept.payloads[:]
-        kept.payloads.extend(p for b in closed if phase_of(b) == phase_of(kept) for p in b.payloads)
-        return kept
+        """The boundary of the phase that most stages have, of those the last whose commit is here: what a box had sealed of a later
+        one was announced by nobody."""
+        phases: dict[tuple[int, bytes, int, int, float], worker.Boundary] = {}
+        for boundary in self._offered(hellos):
+            if boundary.round < self._chain.head.round:
+                phases.setdefault(phase_of(boundary), _bare(boundary)).payloads.extend(boundary.payloads)
+        return max(phases.values(), key=lambda b: (len(b.payloads), b.round, b.samples_read), default=None)
+
+    def undecided(self, hellos: Sequence[worker.Hello]) -> bool:
+        """Whether some stages, and not all, were in the phase of the open round: its commit decides what they owe."""
+        offered = any(boundary.round == self._chain.head.round for boundary in self._offered(hellos))
+        return offered and not any(round <= self._chain.head.round for round in self._resumable(hellos))
+
+    def _offered(self, hellos: Sequence[worker.Hello]) -> list[worker.Boundary]:
+        """Of stages that hold an outer state."""
+        first = [boundary for hello in hellos if not hello.copy for boundary in hello.boundaries]
+        return [boundary for boundary in first if boundary.payloads and self.of_our_chain(boundary)]
 
     def of_our_chain(self, boundary: worker.Boundary) -> bool:
         """Not where the run's owner has said since that other commits are the run's."""

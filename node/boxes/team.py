@@ -51,6 +51,14 @@ class Layout:
         return tuple(sorted(hosts, key=lambda host: host.first_stage))
 
 
+class RoomError(LocalError):
+    """A box has too little memory for its share."""
+
+    def __init__(self, why: str, peer: str) -> None:
+        super().__init__(why)
+        self.peer = peer
+
+
 class RelaidError(Exception):
     """The stages lie on other boxes now."""
 
@@ -92,7 +100,9 @@ class Team:
         self._hosts: tuple[HostRange, ...] = ()
         """Where the stages were last laid out: also while one of these boxes is away."""
         self._boxes_here = 0
-        """That it was laid out for, this one too."""
+        """That it was laid out for, this one too …"""
+        self._laid_out_for: list[Machine] = []
+        """… and what they had."""
         self._formed = False
         """All boxes were here once."""
         self._prepared: dict[str, int] = {}
@@ -126,18 +136,17 @@ class Team:
         while not self._given_up.is_set():
             here = sorted(self._lead.followers.values(), key=lambda follower: follower.peer)
             if len(here) >= self._others:
-                self._formed = True
-                return here
+                first, self._formed = not self._formed, True
+                if first or self._with_room(here) == here:
+                    return here
             left = began + self._patience - time.monotonic() if self._formed else None
             why = f"{len(here) + 1} of {self._others + 1} boxes of our cluster are here"
             if left is not None and left <= 0:
-                try:
-                    self._lay_out(here)
-                except LocalError as error:
-                    left, why = None, f"{why}: {error}"
-                else:
-                    log.warning("%d of %d boxes are here: they share out the stages", len(here) + 1, self._others + 1)
-                    return here
+                fitting = self._with_room(here)
+                if fitting is not None:
+                    log.warning("%d of %d boxes are here: they share out the stages", len(fitting) + 1, self._others + 1)
+                    return fitting
+                left, why = None, f"{why}, and the model does not fit"
             self.tell(Status("forming", why))
             self._lead.changed.clear()
             await self._first(self._lead.changed.wait(), self._given_up.wait(), seconds=left)
@@ -164,7 +173,7 @@ class Team:
         tiling = layout.tiling
         self.workers, self._boxes_here = tiling.workers, len(layout.peers)
         self._hosting = [follower for box, follower in enumerate(followers, 1) if tiling.lengths[box]]
-        self._hosts = layout.hosts(stages)
+        self._hosts, self._laid_out_for = layout.hosts(stages), self._machines(followers)
         self._lead.changed.set()  # who waits for a verdict asks those who host the stages now
         self._look()
         self._exchange.stages = frozenset(tiling.stages(0, stages))
@@ -290,14 +299,27 @@ class Team:
     def regroups(self) -> bool:
         """Whether the boxes that are here now would be laid out in another way, and better."""
         here = sorted(self._lead.followers.values(), key=lambda follower: follower.peer)
-        if len(here) < self._boxes_here:
+        if len(here) < self._boxes_here or self._machines(here) == self._laid_out_for:
             return False
-        with suppress(LocalError):  # it came with less memory than it had
+        with suppress(RoomError):  # it came with less memory than it had
             return self._lay_out(here).hosts(self._manifest.model.stages) != self._hosts
         return False
 
+    def _with_room(self, followers: Sequence[RemoteBox]) -> list[RemoteBox] | None:
+        """These, without those that have no room for their share; None where this box has none either."""
+        left = list(followers)
+        while True:
+            try:
+                self._lay_out(left)
+                return left
+            except RoomError as error:
+                log.warning("%s", error)
+                if error.peer == self._me:
+                    return None
+                left = [follower for follower in left if follower.peer != error.peer]
+
     def _lay_out(self, followers: Sequence[RemoteBox]) -> Layout:
-        """Raises LocalError where these boxes have too little memory."""
+        """Raises RoomError where these boxes have too little memory."""
         peers = (self._me, *(follower.peer for follower in followers))
         machines, model, training = self._machines(followers), self._manifest.model, self._manifest.training
         worst: list[Lack] = []
@@ -308,7 +330,8 @@ class Team:
             worst.append(lacking[0])
         least = max(worst, key=lambda lack: lack.has / lack.needs)
         box = "this box" if peers[least.box] == self._me else f"box {short(peers[least.box])}"
-        raise LocalError(f"the model does not fit: {least.sentence(box)}. More devices or boxes would hold less each.")
+        why = f"the model does not fit: {least.sentence(box)}. More devices or boxes would hold less each."
+        raise RoomError(why, peers[least.box])
 
     def _machines(self, followers: Sequence[RemoteBox]) -> list[Machine]:
         return [self._machine, *(follower.machine for follower in followers)]

@@ -124,9 +124,10 @@ def seal_boundary(root: Path, stage: int, meta: BoundaryMeta) -> None:
     fsync_directory(folder.parent)
     here = sorted(folder.parent.iterdir())
     later = [path for path in here if path > folder and (path / "boundary.json").exists()]  # what has none may be being written
-    ours = [path for path in here if path <= folder]
-    kept = {*ours[-KEEP:], *[path for path in ours[: 1 - KEEP] if (path / INNER).exists()][-1:]}
-    for old in [*later, *(path for path in ours if path not in kept)]:
+    before = [path for path in here if path <= folder]
+    sealed = [path for path in before if (path / "boundary.json").exists()]  # the others were begun by an earlier life
+    kept = {*sealed[-KEEP:], *[path for path in sealed[: 1 - KEEP] if (path / INNER).exists()][-1:]}
+    for old in [*later, *(path for path in before if path not in kept)]:
         shutil.rmtree(old, ignore_errors=True)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,23 @@ async def test_a_box_that_stays_away_is_waited_for_where_the_others_have_no_room
     assert len(cluster.pools[0].launches) == 1
     cluster.peer.tasks.start(cluster.box.run(), "box")
     await until(lambda: len(cluster.pools[1].launches) == 2)
+    cluster.team.end_generation()
+    await generation
+
+
+async def test_a_box_that_comes_back_with_less_memory_is_done_without(two: list[Peer]):
+    """It ended the daemon of its lead, which had room for all of it."""
+    cluster = Cluster(two[0], two[1], patience=0.0, machine=Machine(2, host_bytes=needed(2, 1)))
+    generation = await cluster.runs()
+    remote = cluster.lead.lead.followers[identity(1).peer]
+    remote.machine = replace(remote.machine, host_bytes=1)
+    assert not cluster.team.regroups()
+    cluster.team.end_generation()
+    await generation
+    generation = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
+    await until(lambda: len(cluster.pools[0].launches) == 2)
+    assert cluster.laid[-1] == ()
+    assert len(cluster.pools[1].launches) == 1
     cluster.team.end_generation()
     await generation
 

@@ -343,6 +343,21 @@ def test_a_boundary_goes_on_with_the_inner_tensors_of_the_last_complete_one(tmp_
             assert (float(state.feedback[0]), float(state.anchor[0])) == (round, anchor)
 
 
+def test_a_boundary_that_was_never_sealed_pushes_out_none(tmp_path: Path):
+    """It took the place of a whole one, and its moments that of the last whole ones: two deaths later there were none."""
+    state = StageState(RUN, 0)
+    for round in (4, 6, 7, 10):
+        if round == 4:
+            checkpoint.save_inner(tmp_path, 0, round, {"momentum_buffer|weight": torch.full((2,), 4.0)})
+        if round == 10:
+            checkpoint.save_inner(tmp_path, 0, 8, {"momentum_buffer|weight": torch.zeros(2)})  # killed before it was sealed
+        checkpoint.save_outer(tmp_path, state, round, complete=round == 4)
+        checkpoint.seal_boundary(tmp_path, 0, BoundaryMeta(round, 4, 256, 2.5, 16, 1, 4, 8))
+    assert set(checkpoint.boundaries(tmp_path, 0)) == {4, 7, 10}
+    assert float(checkpoint.load_inner(tmp_path, 0, 10)["momentum_buffer|weight"][0]) == 4.0
+    assert not (tmp_path / "0000" / "00000008").exists()
+
+
 async def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Path, tmp_path: Path):
     kept = ChainFile(chain, RUN)
     for rotten in (None, "payload", "state", "chain"):
@@ -398,7 +413,7 @@ def test_stages_that_did_not_move_keep_what_they_had(chain: Path, tmp_path: Path
     """Another box took over stage 1: it has nothing of it. Stage 0 is where it was."""
     kept, store = ChainFile(chain, RUN), BlobStore(tmp_path / "blobs")
     newest = kept.head.round
-    opening = {round: kept.commit(round - 1) for round in (newest - 1, newest)}
+    opening = {round: kept.commit(round - 1) for round in range(newest - 2, newest + 1)}
 
     def boundary(round: int, *stages: int) -> worker.Boundary:
         commit = opening[round]
@@ -409,17 +424,29 @@ def test_stages_that_did_not_move_keep_what_they_had(chain: Path, tmp_path: Path
         )
 
     starts = Starts(RUN, kept, store, Exchange(RUN, range(2), store, Known({}), ChannelPool(), identity(1).peer))
-    before, last = boundary(newest - 1, 0), boundary(newest, 0)
-    hellos = [worker.Hello(rank=0, stages=[0], boundaries=[before, last]), worker.Hello(rank=1, stages=[1])]
-    found = [each.start for each in starts.candidates(hellos, False)]
-    assert worker.Start.ORIGIN_BOUNDARY not in {start.origin for start in found}
-    snapshots = [start for start in found if start.origin == worker.Start.ORIGIN_SNAPSHOT]
-    keeping = [start.kept for start in snapshots if start.HasField("kept")]
-    assert keeping == [before] * (len(snapshots) // 2), "the open round may still count what was contributed to it"
-    assert keeping
-    assert [start.HasField("kept") for start in snapshots] == sorted(
-        (start.HasField("kept") for start in snapshots), reverse=True
-    )
+    earlier, before, last = boundary(newest - 2, 0, 1), boundary(newest - 1, 0), boundary(newest, 0)
+    both = worker.Hello(rank=0, stages=[0, 2], boundaries=[earlier, before])
+    hellos = [both, worker.Hello(rank=1, stages=[1])]
+
+    def keeping(hellos: list[worker.Hello]) -> list[worker.Boundary]:
+        found = [each.start for each in starts.candidates(hellos, False)]
+        assert worker.Start.ORIGIN_BOUNDARY not in {start.origin for start in found}
+        snapshots = [start for start in found if start.origin == worker.Start.ORIGIN_SNAPSHOT]
+        kept = [start.HasField("kept") for start in snapshots]
+        assert kept == sorted(kept, reverse=True), "who has nothing else begins with nothing"
+        assert kept.count(False) == len(starts.candidates(hellos, avoid_boundaries=True)) - 1
+        return [start.kept for start in snapshots if start.HasField("kept")]
+
+    one = [worker.Hello(rank=0, stages=[0], boundaries=[before]), worker.Hello(rank=1, stages=[1])]
+    assert not starts.undecided(one)
+    assert keeping(one) == [before] * len(keeping(one)) != []
+    assert keeping(hellos)[0] == earlier, "a phase that not all had sealed was never announced"
+    one[0].boundaries.append(last)
+    assert starts.undecided(one)
+    assert keeping(one) == [], "the open round may still count what was contributed to it: it would be owed twice"
+    (first, *_) = (each.start for each in starts.candidates(hellos, False))
+    snapshots = [first]
+    before = earlier
     starts.with_commits(snapshots[0])
     closed = kept.commit(before.round)
     assert closed is not None

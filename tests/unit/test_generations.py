@@ -17,6 +17,7 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.protocol.status import Status
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
@@ -92,6 +93,7 @@ class Node:
         self.pool, self.peers, self.tasks = Pool(), Peers(), Tasks()
         self.store = BlobStore(folder / "blobs")
         self.facts: list[member.Input] = []
+        self.told: list[Status | None] = []
         self.events: list[events.Event] = []
         me = identity(0).peer
         state = member.start(RUN, me, self.table.head)
@@ -110,7 +112,7 @@ class Node:
             lambda: state,
             self.facts.append,
             self.events.append,
-            lambda status: None,
+            self.told.append,
         )
         self.grow(0)
         self.tasks.start(self.generations.run(), "generations")
@@ -204,3 +206,18 @@ async def test_what_a_resumption_needs_stays_beside_boundaries_of_a_chain_that_w
     node.generations.resynchronise()
     await until(lambda: len(node.pool.starts) == 2)
     assert node.store.digests() == {payloads[0]}
+
+
+async def test_where_stages_moved_the_commit_of_the_phase_is_waited_for(node: Node):
+    """What it takes of what was announced must not be owed again."""
+    await until(lambda: node.pool.starts)
+    node.grow(2)
+    opening = node.chain.commit(node.chain.head.round - 1)
+    assert opening is not None
+    payloads = [worker.StagePayload(stage=0, digest=node.store.put([b"payload"]))]
+    node.pool.boundaries = [worker.Boundary(round=node.chain.head.round, head=opening.digest, payloads=payloads)]
+    node.pool.end_generation()
+    await until(lambda: any(told is not None and "to be closed" in told.why for told in node.told))
+    assert len(node.pool.starts) == 1
+    node.grow(1)
+    await until(lambda: len(node.pool.starts) == 2)

@@ -49,9 +49,11 @@ def test_a_box_knows_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert this_machine(None).device_bytes == 0, "no driver says"
     command = tmp_path / "nvidia-smi"  # a double of the driver's command
-    command.write_text("#!/bin/sh\necho 81559\necho 40960\n")
+    command.write_text("#!/bin/sh\necho 81559\necho 81559\n")
     command.chmod(0o700)
-    assert this_machine(None) == Machine(2, cuda=True, device_bytes=40960 << 20, host_bytes=whole)
+    assert this_machine(None) == Machine(2, cuda=True, device_bytes=81559 << 20, host_bytes=whole)
+    command.write_text("#!/bin/sh\necho 81559\necho 2048\n")
+    assert this_machine(None).device_bytes == 0, "which of the cards are ours is not said"
 
 
 @pytest.mark.parametrize(
