@@ -115,7 +115,8 @@ def free(
     """Remove what a node fetched of the data of runs that have finished. Corpora that `data build` made stay."""
     folder = home or base_folder() / "node"
     if not find_chains(folder):
-        fail(f"no run under {folder}", 2, "name the --home of a node")
+        errors.print(f"no run under {folder}: nothing to free", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit
     with closing(DataDirectory(folder)):  # no daemon runs there meanwhile
         store = BlobStore(folder / "data")
         shelves = held(folder, store)

@@ -3,6 +3,7 @@
 import errno
 import os
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -455,3 +456,27 @@ def test_stages_that_did_not_move_keep_what_they_had(chain: Path, tmp_path: Path
     whole = [worker.Hello(rank=0, stages=[0, 1], boundaries=[boundary(newest - 1, 0, 1)])]
     assert not any(each.start.HasField("kept") for each in starts.candidates(whole, False)), "none moved"
     kept.close()
+
+
+def test_a_blob_that_is_cut_short_while_it_is_checked_ends_nobody(tmp_path: Path):
+    """It was mapped: the process died of SIGBUS."""
+    store = BlobStore(tmp_path, ours=False)
+    whole = bytes(16 << 20)
+    digest = store.put([whole])
+    over = threading.Event()
+
+    def spoil() -> None:
+        while not over.is_set():
+            os.truncate(store.path(digest), 0)
+            store.path(digest).write_bytes(whole)
+
+    spoiling = threading.Thread(target=spoil)
+    spoiling.start()
+    try:
+        for _ in range(20):
+            BlobStore(tmp_path, ours=False).sound(digest)
+            store.verify(digest)
+    finally:
+        over.set()
+        spoiling.join()
+    assert BlobStore(tmp_path, ours=False).sound(digest)
