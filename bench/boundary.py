@@ -23,7 +23,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from bench.report import machine, table, write
+from bench.report import judge, machine, table, write
 from bench.texts import UNREAD
 from dilocox.node import plan
 from dilocox.node.outer import checkpoint
@@ -220,10 +220,7 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
     show(results, copied)
     write("boundary" + ("-quick" if options.quick else ""), {"copy_bytes_per_second": copied, "rows": results})
     found = missed(results)
-    for sentence in found:
-        print(f"MISSED: {sentence}")
-    if found and options.check:
-        sys.exit(1)
+    judge(found, options.check)
     return found
 
 

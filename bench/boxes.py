@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.report import machine, table, write
+from bench.report import judge, machine, table, write
 from bench.texts import stdlib
 from dilocox.node.namespaces import Traffic, lacking
 from dilocox.node.plan import inside, layouts_of, payload_bytes
@@ -223,10 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     passed = max(inside(run, [STAGES // boxes] * boxes).activation_bytes for boxes in BOXES) * run.rounds.inner_steps
     print(f"LAN: activations, {passed:,} bytes a round by plan, in bfloat16; CPUs pass on float32, twice as much")
     write("boxes", {"rounds": rounds, "payload_bytes": payload, "found": [asdict(each) for each in found]})
-    for sentence in (sentences := missed(lines, uncounted)):
-        print(f"MISSED {sentence}")
-    if options.check and sentences:
-        sys.exit(1)
+    judge(missed(lines, uncounted), options.check)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from bench import calls
 from bench.calls import merged
 from bench.mutation import Mutator
 from bench.parsers import Target, targets
-from bench.report import RESULTS, table, write
+from bench.report import RESULTS, judge, table, write
 from dilocox.protocol.crypto import sha256
 from dilocox.transport.files import write_atomically
 
@@ -303,10 +303,7 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
     parsed = options.inputs or (QUICK_PARSED if options.quick else PARSED)
     called = options.calls or (QUICK_CALLED if options.quick else CALLED)
     found = fuzz(parsed, called, options.seed, options.jobs, options.folder)
-    for sentence in found:
-        print(f"MISSED: {sentence}")
-    if found and options.check:
-        sys.exit(1)
+    judge(found, options.check)
     return found
 
 

@@ -10,7 +10,6 @@ import argparse
 import multiprocessing
 import os
 import re
-import sys
 import tempfile
 import threading
 import time
@@ -25,7 +24,7 @@ import torch.distributed as dist
 
 from bench import boundary
 from bench.boundary import CODECS, Shape
-from bench.report import machine, table, write
+from bench.report import judge, machine, table, write
 from dilocox.node.machine import Machine
 from dilocox.node.memory import lacks, stage_bytes
 from dilocox.node.outer.checkpoint import BoundaryMeta
@@ -188,10 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     table(columns, cells)
     write("held" + ("-quick" if options.quick else ""), rows)
-    for sentence in (sentences := missed(rows)):
-        print(f"MISSED {sentence}")
-    if options.check and sentences:
-        sys.exit(1)
+    judge(missed(rows), options.check)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import argparse
 import multiprocessing
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from bench.report import machine, table, write
+from bench.report import judge, machine, table, write
 from dilocox.node.memory import bubble
 from dilocox.node.tiling import chunks
 from dilocox.node.training.mesh import Mesh
@@ -217,10 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ],
     )
     write("pipeline", rows)
-    for sentence in (sentences := missed(rows)):
-        print(f"MISSED {sentence}")
-    if options.check and sentences:
-        sys.exit(1)
+    judge(missed(rows), options.check)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from dilocox.cli.init import render_preset
 from dilocox.protocol.manifest import Manifest
 
-__all__ = ["load_preset", "table", "write"]
+__all__ = ["judge", "load_preset", "machine", "table", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -30,6 +32,14 @@ def machine() -> dict[str, Any]:
 def write(name: str, results: Any) -> None:
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+
+
+def judge(missed: Sequence[str], check: bool) -> None:
+    """Say which bars do not hold; with `check` exit with 1 where one does not."""
+    for sentence in missed:
+        print(f"MISSED: {sentence}")
+    if missed and check:
+        sys.exit(1)
 
 
 def load_preset(name: str) -> Manifest:

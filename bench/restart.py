@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.chaos.__main__ import RUN
-from bench.report import machine, table, write
+from bench.report import judge, machine, table, write
 from bench.texts import stdlib
 from dilocox.node.testnet import Member, Testnet
 from dilocox.transport.data_directory import load_identity
@@ -108,10 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [[name, f"{statistics.median(s):.2f}", f"{max(s):.2f}"] for name, s in found.items()]
     table(["", "median s", "worst s"], rows)
     write("restart", found)
-    for sentence in (sentences := missed(found)):
-        print(f"MISSED {sentence}")
-    if options.check and sentences:
-        sys.exit(1)
+    judge(missed(found), options.check)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ missed.
 
 import argparse
 import asyncio
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from bench.report import table, write
+from bench.report import judge, table, write
 from dilocox.coordinator.driver import clock
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest.verify import appraise
@@ -487,6 +486,4 @@ if __name__ == "__main__":
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
     arguments = parser.parse_args()
     sentences = main(arguments.quick)
-    for sentence in sentences:
-        print(f"MISSED: {sentence}")
-    sys.exit(1 if sentences and arguments.check else 0)
+    judge(sentences, arguments.check)

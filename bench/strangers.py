@@ -23,7 +23,7 @@ import psutil
 
 from bench import hostile
 from bench.honest import HonestPeer
-from bench.report import machine, table, write
+from bench.report import judge, machine, table, write
 from bench.texts import stdlib
 from dilocox.node.testnet import Testnet
 from dilocox.protocol.crypto import Identity
@@ -230,10 +230,7 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
     show(result)
     write("strangers" + ("-quick" if options.quick else ""), result)
     found = missed(result)
-    for sentence in found:
-        print(f"MISSED: {sentence}")
-    if found and options.check:
-        sys.exit(1)
+    judge(found, options.check)
     return found
 
 

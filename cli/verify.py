@@ -87,7 +87,7 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
         ]
         fail(f"the state before round {round} is not on this disk", 2, f"it has those of rounds {here}")
     items = taken(commits[round].body)
-    leaves = [read_leaves(chain.manifest, bytes(store.view(item.contribution.leaves))) for item in items]
+    leaves = [read_leaves(chain.manifest, store.read(item.contribution.leaves)) for item in items]
     from dilocox.node.outer.state import StageState  # torch loads only here
 
     digests: dict[str, str] = {}

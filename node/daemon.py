@@ -23,7 +23,7 @@ from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.generations import Generations
 from dilocox.node.holding import Holding
-from dilocox.node.machine import count_cuda_devices, this_machine
+from dilocox.node.machine import Machine, this_machine
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant, Workers
 from dilocox.node.place import MANIFEST, PeerSettings, Place, keep_manifest, make_holding, open_chain, run_peer
@@ -92,6 +92,7 @@ async def _take_part(
     settings: NodeSettings, home: DataDirectory, tasks: Tasks, place: Place, files: AsyncExitStack, closing: AsyncExitStack
 ) -> None:
     """Learn the run from its coordinator, start the workers and the participant's loops. `files` is closed after every task."""
+    machine = await asyncio.to_thread(this_machine, settings.devices)
     link, me, network = settings.join, home.identity, place.network
     coordinator = CoordinatorLink(link, network.directory, place.channels)
     manifest, appointment = await tasks.race(coordinator.run())
@@ -99,7 +100,7 @@ async def _take_part(
     keep_manifest(place, manifest)
     if not settings.data:  # what an operator named is not for others, unless they find it with the coordinator
         place.blobs.shelf = Shelf(data, bytes.fromhex(manifest.data.digest))
-    pool = _worker_pool(settings, home, place, data)
+    pool = _worker_pool(settings, machine, home, place, data)
     closing.push_async_callback(pool.close)
     await pool.open()
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
@@ -120,7 +121,7 @@ async def _take_part(
     place.blobs.keeper = holding
     prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover
-    crew = Employed(settings, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks)
+    crew = Employed(settings, machine, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks)
     lead = settings.cluster.lead.coordinator if settings.cluster else ""
     participant = Participant(
         me, manifest, chain, own, coordinator, network.directory, exchange, tasks, prover, crew.workers, lead
@@ -197,7 +198,7 @@ def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
     return Prover(home.identity, manifest, kind, attester)
 
 
-def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, data: BlobStore) -> WorkerPool:
+def _worker_pool(settings: NodeSettings, machine: Machine, home: DataDirectory, place: Place, data: BlobStore) -> WorkerPool:
     def environment(socket: str, launch: Launch) -> dict[str, str]:
         return WorkerSettings(
             socket=socket,
@@ -205,7 +206,7 @@ def _worker_pool(settings: NodeSettings, home: DataDirectory, place: Place, data
             blobs=place.store.folder,
             stages=place.folder / "stages",
             cluster=settings.cluster.lead.coordinator if settings.cluster else home.identity.peer,
-            devices="cuda" if count_cuda_devices() else "cpu",
+            devices="cuda" if machine.cuda else "cpu",
             copies=launch.copies,
             threads=settings.threads or max(1, (os.cpu_count() or 1) // len(launch.ranks)),
             codec_cpus=settings.codec_cpus,
@@ -222,6 +223,7 @@ class Employed:
     """What workers are made of, for the participant that has them."""
 
     settings: NodeSettings
+    machine: Machine
     home: Path
     identity: Identity
     manifest: Manifest
@@ -234,7 +236,7 @@ class Employed:
     tasks: Tasks
 
     def workers(self, participant: Participant) -> Workers:
-        machine, interface = this_machine(self.settings.devices), self.settings.interface or LOOPBACK
+        machine, interface = self.machine, self.settings.interface or LOOPBACK
         manifest, me, chain, place = self.manifest, self.identity.peer, self.chain, self.place
         if self.settings.cluster is not None:
             return Follower(

@@ -200,7 +200,7 @@ class Exchange:
     async def leaves(self, contribution: pb.Contribution, providers: Iterable[str]) -> list[pb.Leaf]:
         """What a contribution announces, stage by stage. Raises RemoteError when it cannot be had, or is not that."""
         await self.fetch(contribution.leaves, providers, limits.LEAVES_BYTES)
-        return read_leaves(self._manifest, bytes(self._store.view(contribution.leaves)))
+        return read_leaves(self._manifest, self._store.read(contribution.leaves))
 
     async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
         """Have what a commit counts of our stages; what workers need to apply it. Raises RemoteError when it is not to be had."""
@@ -223,7 +223,7 @@ class Exchange:
                 raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
             providers = [contribution.peer, *body.holders]
             await self.fetch_forever(body.leaves, providers, limits.LEAVES_BYTES)
-            leaves = read_leaves(self._manifest, bytes(self._store.view(body.leaves)))
+            leaves = read_leaves(self._manifest, self._store.read(body.leaves))
             if sum(leaf.size for leaf in leaves) != body.size:
                 raise RemoteError(pb.REASON_SIZE_MISMATCH, "its leaves do not add up to the announced bytes")
             check_norm(body.norm, math.hypot(*(norm_of(code) for leaf in leaves for code in leaf.norms)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["Machine", "count_cuda_devices", "this_machine"]
+__all__ = ["Machine", "this_machine"]
 
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 """The driver's own command: MiB of each card, a line each."""
@@ -27,14 +27,15 @@ class Machine:
 
 
 def this_machine(wanted: int | None) -> Machine:
-    """`wanted`: stage workers; None: one for each GPU, or one. Raises ConfigError where it cannot be had."""
-    cuda = count_cuda_devices()
+    """`wanted`: stage workers; None: one for each GPU, or one. Raises ConfigError where it cannot be had.
+    Blocking: asks the driver."""
+    cuda = _cuda_devices()
     if wanted and cuda and wanted > cuda:
         raise ConfigError(f"--devices {wanted}, but this machine has {cuda} CUDA devices")
     return Machine(wanted or cuda or 1, bool(cuda), _device_bytes() if cuda else 0, _host_bytes())
 
 
-def count_cuda_devices() -> int:
+def _cuda_devices() -> int:
     """CUDA devices, without loading torch: NVIDIA's driver lists one folder per card; CUDA_VISIBLE_DEVICES narrows it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

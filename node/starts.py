@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dilocox.node.exchange import Exchange, read_leaves
+from dilocox.node.phases import Phase, phase_of
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
@@ -28,11 +29,6 @@ SNAPSHOTS_KEPT = 2
 def state_blob(digests: Mapping[int, bytes]) -> bytes:
     """The blob whose digest is the state root; `digests` by stage."""
     return canonical(pb.StageStates(digests=[digests[stage] for stage in sorted(digests)]))
-
-
-def phase_of(boundary: worker.Boundary) -> tuple[int, bytes, int, int, float]:
-    """The same for all workers that were together in a phase, and for no others: its mean loss is agreed on to the last bit."""
-    return boundary.round, boundary.head, boundary.inner_steps, boundary.samples_read, boundary.loss
 
 
 def _bare(boundary: worker.Boundary) -> worker.Boundary:
@@ -66,8 +62,8 @@ class Starts:
 
         Our newest boundary with the very state it was built on; with an agreed snapshot, where the payloads in between are gone
         (the inner optimizer and the feedback are kept; where stages moved between boxes, of those that did not); a snapshot alone;
-        the beginning. After the snapshots, which peers keep for
-        long, the newest agreed state, which they do not: where a payload is gone, it is what leads around it.
+        the beginning. After the snapshots, which peers keep for long, the newest agreed state, which they do not: where a payload
+        is gone, it is what leads around it.
         """
         snapshots = self._agreed_snapshots()
         snapshots.update((round, root) for round, root in self._newest_agreed().items() if round not in snapshots)
@@ -114,7 +110,7 @@ class Starts:
     def _kept(self, hellos: Sequence[worker.Hello]) -> worker.Boundary | None:
         """The boundary of the phase that most stages have, of those the last whose commit is here: what a box had sealed of a later
         one was announced by nobody."""
-        phases: dict[tuple[int, bytes, int, int, float], worker.Boundary] = {}
+        phases: dict[Phase, worker.Boundary] = {}
         for boundary in self._offered(hellos):
             if boundary.round < self._chain.head.round:
                 phases.setdefault(phase_of(boundary), _bare(boundary)).payloads.extend(boundary.payloads)
@@ -224,7 +220,7 @@ class Starts:
     async def stages_of(self, round: int, root: bytes) -> list[bytes]:
         """Digests of the stages of an agreed state. Raises RemoteError when they cannot be had."""
         await self._exchange.fetch(root, self._keepers(round), limits.LEAVES_BYTES)
-        digests = list(parse(pb.StageStates, bytes(self._store.view(root))).digests)
+        digests = list(parse(pb.StageStates, self._store.read(root)).digests)
         if len(digests) != self._manifest.model.stages:
             raise RemoteError(pb.REASON_WRONG_STAGES, "the state does not have the run's stages")
         return digests
@@ -267,6 +263,6 @@ class Starts:
     def payloads_of(self, contribution: pb.Contribution) -> list[bytes]:
         """Digests of its payloads, where its leaves are here."""
         try:
-            return [leaf.digest for leaf in read_leaves(self._manifest, bytes(self._store.view(contribution.leaves)))]
+            return [leaf.digest for leaf in read_leaves(self._manifest, self._store.read(contribution.leaves))]
         except (FileNotFoundError, RemoteError):  # not here, damaged, or not what it should be
             return []

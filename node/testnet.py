@@ -189,6 +189,8 @@ class Testnet:
         if not path.exists():
             raise LocalError(f"no testnet in {folder}. Start one: dilocox testnet up")
         described = json.loads(path.read_text())
+        if not isinstance(described, dict):
+            raise LocalError(f"{path} is of another version, which alone can stop what it started")
         members = [
             Member(m["name"], Path(m["home"]), m["arguments"], tuple(m["prefix"]), Path(m["needs"]) if m["needs"] else None)
             for m in described["members"]

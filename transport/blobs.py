@@ -55,11 +55,24 @@ def _chunks(buffers: Iterable[Buffer]) -> Iterator[memoryview]:
 
 def digest_of(buffers: Iterable[Buffer]) -> bytes:
     """The digest a blob of these bytes would have."""
+    return blob_digest(*_hashed(_chunks(buffers)))
+
+
+def _hashed(chunks: Iterable[memoryview]) -> tuple[int, list[bytes]]:
+    """Their size, and the hash of each."""
     size, hashes = 0, []
-    for chunk in _chunks(buffers):
+    for chunk in chunks:
         size += len(chunk)
         hashes.append(sha256(chunk))  # type: ignore[arg-type]
-    return blob_digest(size, hashes)
+    return size, hashes
+
+
+def _chunks_of(path: Path) -> Iterator[memoryview]:
+    """Each until the next one."""
+    buffer = memoryview(bytearray(limits.CHUNK_BYTES))
+    with path.open("rb") as file:  # buffered: a chunk is whole unless the file ends
+        while count := file.readinto(buffer):
+            yield buffer[:count]
 
 
 PART, PUSHED = ".part", ".pushed"
@@ -100,13 +113,19 @@ class BlobStore:
         except FileNotFoundError:
             return size
 
+    def files(self) -> Iterator[tuple[bytes, Path]]:
+        """Of blobs, and of what lies beside them."""
+        for entry in self.folder.iterdir():
+            name = entry.name.partition(".")[0]
+            if _DIGEST.fullmatch(name):
+                yield bytes.fromhex(name), entry
+
     def digests(self) -> set[bytes]:
-        return {bytes.fromhex(entry.name) for entry in self.folder.iterdir() if _DIGEST.fullmatch(entry.name)}
+        return {digest for digest, path in self.files() if not path.suffix}
 
     def partials(self) -> set[bytes]:
         """Of the blobs of which a part is here."""
-        names = (entry.name.partition(".") for entry in self.folder.iterdir())
-        return {bytes.fromhex(name) for name, _, end in names if _DIGEST.fullmatch(name) and f".{end}" in (PART, PUSHED)}
+        return {digest for digest, path in self.files() if path.suffix in (PART, PUSHED)}
 
     def put(self, buffers: Iterable[Buffer]) -> bytes:
         """Store the concatenation of `buffers`; returns its digest. Blocking: fsyncs."""
@@ -128,9 +147,8 @@ class BlobStore:
 
     def adopt(self, complete: Path) -> bytes:
         """Make a file on the store's disk a blob: it is renamed, not copied; returns its digest. Blocking: fsyncs."""
+        size, hashes = _hashed(_chunks_of(complete))
         with complete.open("rb") as file:
-            hashes = [sha256(chunk) for chunk in iter(lambda: file.read(limits.CHUNK_BYTES), b"")]
-            size = file.tell()
             os.fsync(file.fileno())
         digest = blob_digest(size, hashes)
         self._publish(complete, digest, hashes)
@@ -147,8 +165,17 @@ class BlobStore:
         raw = self.path(digest).with_suffix(".index").read_bytes()
         return [raw[at : at + 32] for at in range(0, len(raw), 32)]
 
+    def chunks(self, digest: bytes) -> Iterator[memoryview]:
+        """The bytes, of each chunk until the next one. Raises FileNotFoundError when the blob is not held."""
+        return _chunks_of(self.path(digest))
+
+    def read(self, digest: bytes) -> bytes:
+        """All of a small one. Raises FileNotFoundError when it is not held."""
+        return self.path(digest).read_bytes()
+
     def view(self, digest: bytes) -> memoryview:
-        """The bytes, mapped for reading; unmapped when the last reference goes."""
+        """The bytes, mapped for reading; unmapped when the last reference goes. For processes whose end ends no daemon: a file that
+        somebody cuts short under its map ends the process."""
         with self.path(digest).open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return memoryview(b"")
@@ -157,19 +184,9 @@ class BlobStore:
     def verify(self, digest: bytes) -> bool:
         """Whether the bytes on disk still have this digest. Reads all of them."""
         try:
-            size, hashes = self._hashed(digest)
+            return blob_digest(*_hashed(self.chunks(digest))) == digest
         except FileNotFoundError:
             return False
-        return blob_digest(size, hashes) == digest
-
-    def _hashed(self, digest: bytes) -> tuple[int, list[bytes]]:
-        """Size and chunk hashes of the bytes on disk. Read, not mapped: a file that somebody cuts short would end the process."""
-        size, hashes, buffer = 0, [], memoryview(bytearray(limits.CHUNK_BYTES))
-        with self.path(digest).open("rb") as file:  # buffered: a chunk is whole unless the file ends
-            while count := file.readinto(buffer):
-                size += count
-                hashes.append(sha256(buffer[:count]))  # type: ignore[arg-type]
-        return size, hashes
 
     def sound(self, digest: bytes) -> bool:
         """Whether the blob is here and right, read once in the life of this process. A damaged one is set aside: fetch it again.
@@ -180,7 +197,7 @@ class BlobStore:
         if digest not in self or digest in self._sound:
             return digest in self
         try:
-            size, hashes = self._hashed(digest)
+            size, hashes = _hashed(self.chunks(digest))
         except FileNotFoundError:
             return False
         if blob_digest(size, hashes) != digest:

@@ -70,7 +70,7 @@ def last_built(folder: Path) -> bytes:
 def corpus_in(store: BlobStore, digest: bytes) -> Corpus | None:
     """None where its document is not here. Blocking."""
     try:
-        return Corpus.from_canonical(bytes(store.view(digest))) if store.sound(digest) else None
+        return Corpus.from_canonical(store.read(digest)) if store.sound(digest) else None
     except RemoteError:
         return None
 

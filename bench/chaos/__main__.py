@@ -15,7 +15,7 @@ from bench.chaos.loss import Closed, Happened, Price, Verdict
 from bench.chaos.network import lacking
 from bench.chaos.schedule import COORDINATOR, DEADLINE_SECONDS, plan
 from bench.chaos.world import World, distinct
-from bench.report import table, write
+from bench.report import judge, table, write
 from bench.texts import stdlib
 from dilocox.protocol.chain import taken
 from dilocox.protocol.manifest import Manifest
@@ -231,10 +231,7 @@ def main() -> None:
             "stepped_clocks": report.clocks,
         },
     )
-    for sentence in missed:
-        print(f"MISSED {sentence}")
-    if options.check and missed:
-        sys.exit(1)
+    judge(missed, options.check)
 
 
 if __name__ == "__main__":

@@ -136,8 +136,8 @@ class Team:
         while not self._given_up.is_set():
             here = sorted(self._lead.followers.values(), key=lambda follower: follower.peer)
             if len(here) >= self._others:
-                first, self._formed = not self._formed, True
-                if first or self._with_room(here) == here:
+                self._formed = True
+                if not self._laid_out_for or self._with_room(here) == here:  # the first time it raises
                     return here
             left = began + self._patience - time.monotonic() if self._formed else None
             why = f"{len(here) + 1} of {self._others + 1} boxes of our cluster are here"

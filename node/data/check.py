@@ -15,10 +15,11 @@ __all__ = ["check_corpus", "check_shard", "check_whole"]
 
 def check_shard(store: BlobStore, corpus: Corpus, shard: Shard) -> None:
     """Raises ConfigError where its blob holds other tokens than the corpus says: whoever made it is wrong."""
-    view = store.view(bytes.fromhex(shard.digest))
-    if len(view) != corpus.size(shard):
+    digest = bytes.fromhex(shard.digest)
+    if store.size(digest) != corpus.size(shard):
         raise ConfigError(f"the data are not what they say: shard {shard.digest} does not have {shard.tokens:,} tokens")
-    largest = int(np.frombuffer(view, dtype=f"<u{corpus.token_bytes}").max())
+    kind = np.dtype(f"<u{corpus.token_bytes}")
+    largest = max(int(np.frombuffer(chunk, kind, len(chunk) // kind.itemsize).max()) for chunk in store.chunks(digest))
     if largest >= corpus.vocabulary_size:
         raise ConfigError(
             f"the data are not what they say: shard {shard.digest} holds token {largest:,}, of {corpus.vocabulary_size:,}"

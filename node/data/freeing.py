@@ -1,6 +1,6 @@
 """What a daemon's folder holds of its runs' data, and which of it no run needs any more."""
 
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,7 @@ def held(home: Path, store: BlobStore) -> list[Held]:
             digest = bytes.fromhex(data.digest)
             names[digest] = data.name
             needed.setdefault(digest, []).extend([] if chain.head.finished else [run])
+    sizes = _sizes(store)
     left, found, blind = store.digests() | store.partials(), [], list[str]()
     for digest in sorted(names, key=lambda digest: (not needed[digest], names[digest], digest)):
         corpus = corpus_in(store, digest)
@@ -43,12 +44,15 @@ def held(home: Path, store: BlobStore) -> list[Held]:
         here = left & {digest, *(blob for blob, _ in (corpus.blobs if corpus is not None else []))}
         left -= here
         if here:
-            found.append(Held(names[digest], tuple(needed[digest]), frozenset(here), _size(store, here)))
+            found.append(Held(names[digest], tuple(needed[digest]), frozenset(here), sum(sizes[blob] for blob in here)))
     if left:  # a run whose corpus' own document is not here may need any of it
-        found.append(Held("", tuple(blind), frozenset(left), _size(store, left)))
+        found.append(Held("", tuple(blind), frozenset(left), sum(sizes[blob] for blob in left)))
     return found
 
 
-def _size(store: BlobStore, blobs: Iterable[bytes]) -> int:
-    paths = (path for blob in blobs for path in store.folder.glob(f"{blob.hex()}*"))
-    return sum(path.stat().st_size for path in paths)
+def _sizes(store: BlobStore) -> Counter[bytes]:
+    """Bytes on disk by blob, with what lies beside it."""
+    sizes: Counter[bytes] = Counter()
+    for blob, path in store.files():
+        sizes[blob] += path.stat().st_size
+    return sizes

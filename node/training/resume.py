@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.phases import phase_of
 from dilocox.node.training.commits import Commits, read_commit
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol import phase
@@ -31,8 +32,9 @@ class Resume:
         offers = []
         for round in sorted({round for rounds in found.values() for round in rounds}):
             metas = {stage: rounds[round] for stage, rounds in found.items() if round in rounds}
-            newest = max(metas.values(), key=lambda meta: meta.samples_read)
-            offers.append(boundary_event({stage: meta for stage, meta in metas.items() if _phase(meta) == _phase(newest)}))
+            phases = {stage: phase_of(boundary_event({stage: meta})) for stage, meta in metas.items()}
+            last = max(metas, key=lambda stage: metas[stage].samples_read)
+            offers.append(boundary_event({stage: meta for stage, meta in metas.items() if phases[stage] == phases[last]}))
         return offers
 
     def load(self, start: pb.Start, next_command: Callable[[], pb.WorkerCommand]) -> PhaseState | None:
@@ -109,10 +111,6 @@ class Resume:
 
     def _metas(self, boundary: int, stages: Iterable[int]) -> dict[int, BoundaryMeta]:
         return {stage: checkpoint.boundaries(self._folder, stage)[boundary] for stage in stages}
-
-
-def _phase(meta: BoundaryMeta) -> tuple[int, str, int, int, float]:
-    return meta.round, meta.head, meta.inner_steps, meta.samples_read, meta.loss
 
 
 def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:
