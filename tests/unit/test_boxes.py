@@ -354,9 +354,16 @@ async def test_a_box_that_comes_back_with_less_memory_is_done_without(two: list[
     assert not cluster.team.regroups()
     cluster.team.end_generation()
     await generation
-    for launches in (2, 3):  # also after a generation that came to nothing
+    pools = cluster.pools
+
+    async def begun(launches: int) -> "asyncio.Task[None]":
         generation = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
-        await until(lambda launches=launches: len(cluster.pools[0].launches) == launches)  # type: ignore[misc]
+        await until(lambda: generation.done() or len(pools[0].launches) == launches)
+        assert not generation.done(), "its lead goes on"
+        return generation
+
+    for launches in (2, 3):  # also after a generation that came to nothing
+        generation = await begun(launches)
         assert cluster.laid[-1] == ()
         assert len(cluster.pools[1].launches) == 1
         cluster.team.end_generation()
