@@ -1,4 +1,5 @@
-"""What a boundary costs at size: for how long it stalls training, what it holds and writes, how fast encode and apply go.
+"""What a boundary costs at size: for how long it stalls training, what it writes, how fast encode and apply go (what it holds:
+bench.held).
 
 One worker with all stages of a 100M and of a 350M model (1B widths with a quarter of the layers), on the device there is. A phase
 is ended as the node does it, a step follows beside encoding and writing, and a commit of two payloads is applied. What stalls
@@ -19,13 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 
 from bench.report import judge, machine, table, write
 from bench.texts import UNREAD
-from dilocox.node import plan
 from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
 from dilocox.node.training.boundaries import Boundaries
@@ -101,8 +100,6 @@ def measure(shape: Shape, codec: str, folder: Path, seed: int = 0) -> dict[str, 
     torch.manual_seed(seed)
     run = manifest(shape, CODECS[codec])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    process = psutil.Process()
-    before = process.memory_info().rss
     trainer, store = Trainer(run, Mesh(device=device)), BlobStore(folder / "blobs")
     trainer.load_initial()
     boundaries = Boundaries(folder / "stages", 1, trainer, store)
@@ -113,7 +110,6 @@ def measure(shape: Shape, codec: str, folder: Path, seed: int = 0) -> dict[str, 
 
     step()
     steps = [timed(step, device) for _ in range(STEPS)]
-    held = process.memory_info().rss - before
 
     ended = timed(lambda: trainer.end_phase(1, restart=False), device)
     meta = BoundaryMeta(1, 1, 1, 0.0, 1, 1, trainer.optimizer.steps, run.compression.keep)
@@ -137,7 +133,6 @@ def measure(shape: Shape, codec: str, folder: Path, seed: int = 0) -> dict[str, 
         checkpoint.save_outer(folder / "before", state, 1)
 
     saved = timed(on_the_training_thread, device)
-    inside = plan.inside(run, [1])
     median = statistics.median(steps)
     return {
         "shape": asdict(shape),
@@ -153,8 +148,6 @@ def measure(shape: Shape, codec: str, folder: Path, seed: int = 0) -> dict[str, 
         "encode_bytes_per_second": 2 * 4 * state.size / encode,
         "apply_bytes_per_second": 4 * 4 * state.size / apply,
         "device_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else 0,
-        "resident_bytes": held,
-        "planned_bytes": inside.device_bytes + inside.host_bytes,
         "disk_bytes": size_of(folder / "stages") + size_of(folder / "blobs"),
         "payload_bytes": written[0].payload_size,
     }
@@ -195,12 +188,12 @@ def show(results: Sequence[dict[str, Any]], copied: float) -> None:
         [
             each["shape"]["name"],
             each["codec"],
-            *(f"{each[key] / (1 << 20):,.0f}" for key in ("resident_bytes", "planned_bytes", "device_bytes", "disk_bytes")),
+            *(f"{each[key] / (1 << 20):,.0f}" for key in ("device_bytes", "disk_bytes")),
             f"{each['payload_bytes'] / (1 << 20):,.1f}",
         ]
         for each in results
     ]
-    table(["model", "codec", "MiB resident", "planned", "on CUDA", "on disk", "of payload"], sizes)
+    table(["model", "codec", "MiB on CUDA", "on disk", "of payload"], sizes)
 
 
 def main(arguments: Sequence[str] = ()) -> list[str]:
