@@ -33,6 +33,7 @@ __all__ = [
     "MaybeJoinOption",
     "NameOption",
     "PortOption",
+    "ReadOption",
     "UploadLimitOption",
     "api_call",
     "bits_per_second",
@@ -68,6 +69,9 @@ THIS_MACHINE = socket.gethostname()
 _JOIN = typer.Option("--join", envvar="DILOCOX_NODE__JOIN", help="The join link, or @FILE that holds it.")
 JoinOption = Annotated[str, _JOIN]
 MaybeJoinOption = Annotated[str | None, _JOIN]
+ReadOption = Annotated[
+    str | None, typer.Option("--join", metavar="LINK", help="Read from the run: its join link, or @FILE that holds it.")
+]
 NameOption = Annotated[str, typer.Option(envvar="DILOCOX_NODE__NAME", help="For people.")]
 HostOption = Annotated[str, typer.Option(envvar="DILOCOX_NETWORK__HOST", help="Address by which others reach this machine.")]
 PortOption = Annotated[int, typer.Option(envvar="DILOCOX_NETWORK__PORT", help="gRPC port (0: any, kept).")]

@@ -1,4 +1,4 @@
-"""`dilocox export DIR`: the committed model as a Hugging Face folder."""
+"""`dilocox export DIR`: the committed model as a Hugging Face folder, from this machine's disk or from the run's peers."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from dilocox.cli.common import DataOption, HomeOption, JsonOption, console, errors, fail, find_chain_files, print_json
+from dilocox.cli.common import DataOption, HomeOption, JsonOption, ReadOption, console, errors, fail, print_json
+from dilocox.cli.reading import reading
 from dilocox.node.data.check import check_corpus
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -19,16 +20,24 @@ __all__ = ["export"]
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write config.json and safetensors.")],
     home: HomeOption = None,
+    join: ReadOption = None,
     round: Annotated[int | None, typer.Option(help="The state that this round starts from (default: the newest).")] = None,
     evaluate: Annotated[bool, typer.Option(help="Load it with transformers and measure its held-out loss.")] = False,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the committed model as a Hugging Face folder."""
-    chains = find_chain_files(home)
+    """Write the committed model as a Hugging Face folder. With --join it is read from the run: from any machine, and where this
+    machine's folder has some of its stages only."""
     if folder.exists() and any(folder.iterdir()):
         fail(f"{folder} is not empty", 2, "name a new folder")
     folders = parse_folders(data or ())
+    with reading(join, home, lambda reader: reader.state(round)) as (chains, found):
+        _export(folder, chains, found if join else round, evaluate, folders, as_json)
+
+
+def _export(
+    folder: Path, chains: list[Path], round: int | None, evaluate: bool, folders: dict[str, Path], as_json: bool
+) -> None:
     with ChainFile.for_reading(chains[-1]) as chain:
         if evaluate:  # before minutes of work
             data_store = check_corpus(chain.manifest, folders.get(chain.manifest.data.name, chains[-1].parents[2] / "data"))

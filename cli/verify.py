@@ -1,4 +1,4 @@
-"""`dilocox verify`: recheck the whole commit chain offline; replay a round bit for bit."""
+"""`dilocox verify`: recheck the whole commit chain; replay a round bit for bit."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import HomeOption, JsonOption, console, fail, find_chain_files, print_json, read_link
+from dilocox.cli.common import HomeOption, JsonOption, ReadOption, console, fail, print_json, read_link
+from dilocox.cli.reading import reading
 from dilocox.node.exchange import read_leaves
 from dilocox.node.forks import check_forks
+from dilocox.node.reader import Reader
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import Statement
@@ -24,14 +26,26 @@ def verify(
         typer.Argument(metavar="[LINK|RUN-ID]", help="The run that it must be: its join link, @FILE that holds it, or its id."),
     ] = None,
     home: HomeOption = None,
+    join: ReadOption = None,
     replay: Annotated[int | None, typer.Option(metavar="N", help="Also replay round N from the blobs on disk.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Recompute every commit from the signed statements inside it. The run id is the hash of the manifest, which names who signs
-    commits: whoever knows the id need not trust the file."""
+    commits: whoever knows the id need not trust the file. With --join the chain, and what a replay needs, are read from the run."""
     wanted = None if run is None else _run_id(run)
+    if join is not None and wanted not in (None, read_link(join).run_id):
+        fail("--join is the link of another run than the one named", 2, "leave the name away, or the link")
+
+    async def fetch(reader: Reader) -> int:
+        return 0 if replay is None else await reader.replayable(replay)
+
+    with reading(join, home, fetch) as (chains, _):
+        _verify(chains, wanted, replay, as_json)
+
+
+def _verify(chains: list[Path], wanted: bytes | None, replay: int | None, as_json: bool) -> None:
     reports = []
-    for path in find_chain_files(home):
+    for path in chains:
         if wanted is not None and path.parent.name != wanted.hex()[:16]:
             continue  # of another run, whatever state that is in
         with ChainFile.for_reading(path) as chain:

@@ -133,15 +133,18 @@ class CoordinatorLink:
         self._directory.learn(record)
 
     async def watch(
-        self, next_round: Callable[[], int], hello: Callable[[], Statement[pb.Heartbeat]], away: Callable[[], None]
+        self,
+        next_round: Callable[[], int],
+        hello: Callable[[], Statement[pb.Heartbeat]] | None = None,
+        away: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[services.WatchEvent]:
         """Events for ever; after every reconnect, from the commit that `next_round()` wants. The stream is our sign of life: it
-        begins with `hello()`; `away()` is called when it breaks."""
+        begins with `hello()`, but for a spectator's; `away()` is called when it breaks."""
         backoff = Backoff()
         while True:
             try:
                 async with self._calling() as stub:
-                    request = services.WatchRequest(from_round=next_round(), hello=hello().envelope)
+                    request = services.WatchRequest(from_round=next_round(), hello=hello().envelope if hello else None)
                     async for event in stub.Watch(request):
                         if not self.connected:
                             self.connected = True

@@ -149,6 +149,10 @@ class Starts:
                 return {round: commit.body.state}
         return {}
 
+    def agreed(self) -> dict[int, bytes]:
+        """State roots that the run agreed on and peers keep, by round, the newest first."""
+        return {**self._newest_agreed(), **self._agreed_snapshots()}
+
     def goes_around(self, round: int) -> bool:
         """Whether the run agreed on a state that this commit led to: who cannot have its payloads can start from there."""
         return any(later > round for later in (*self._agreed_snapshots(), *self._newest_agreed()))
@@ -190,7 +194,7 @@ class Starts:
     async def have(self, start: worker.Start, say: Callable[[str], None]) -> list[worker.Apply]:
         """Fetch what a complete start needs of the stages that are hosted here; the commits that it replays. Raises RemoteError
         when it cannot be had."""
-        providers = self._keepers(start.round)
+        providers = self.keepers(start.round)
         for state in start.states:
             if state.stage in self._exchange.stages and not await asyncio.to_thread(self._store.sound, state.digest):
                 say(f"fetching the state before round {start.round}, stage {state.stage + 1} of {len(start.states)}")
@@ -211,7 +215,7 @@ class Starts:
         takes = [worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip) for item in taken(commit.body)]
         return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
 
-    def _keepers(self, round: int) -> list[str]:
+    def keepers(self, round: int) -> list[str]:
         """Who may serve the state before a round: clusters by their leads."""
         commit = self._chain.commit(round)
         members = self._chain.head.roster if commit is None else [member.cluster for member in commit.body.roster]
@@ -219,7 +223,7 @@ class Starts:
 
     async def stages_of(self, round: int, root: bytes) -> list[bytes]:
         """Digests of the stages of an agreed state. Raises RemoteError when they cannot be had."""
-        await self._exchange.fetch(root, self._keepers(round), limits.LEAVES_BYTES)
+        await self._exchange.fetch(root, self.keepers(round), limits.LEAVES_BYTES)
         digests = list(parse(pb.StageStates, self._store.read(root)).digests)
         if len(digests) != self._manifest.model.stages:
             raise RemoteError(pb.REASON_WRONG_STAGES, "the state does not have the run's stages")

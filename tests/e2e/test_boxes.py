@@ -1,9 +1,15 @@
 """A cluster of two boxes, each with two devices, beside a node that is a cluster of its own. The tests run in order."""
 
+import json
+import os
 import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -75,6 +81,32 @@ def test_a_box_fetches_and_keeps_its_own_stages_only(swarm: Swarm):
         assert payload in stores[host]
         assert payload not in stores[elsewhere]
         assert payload in stores[OTHER]
+
+
+def test_who_has_a_part_of_the_model_or_none_reads_it_from_the_run(swarm: Swarm, tmp_path: Path):
+    """The lead has two stages of three, and exports all; a stranger with the link replays a round."""
+    link = swarm.testnet.folder / "link"
+    home = ["--home", str(swarm.testnet.member(LEAD).home)]
+    swarm.wait_for_round(5)
+
+    def dilocox(*arguments: str) -> dict[str, Any]:
+        command = [sys.executable, "-P", "-m", "dilocox.cli.main", *arguments, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "DILOCOX_HOME": str(tmp_path)})
+        return json.loads(done.stdout) if done.returncode == 0 else {"failed": done.stderr}
+
+    assert "on this disk" in dilocox("export", str(tmp_path / "part"), *home)["failed"]
+    exported = dilocox("export", str(tmp_path / "model"), "--join", f"@{link}", *home)
+    assert exported.get("round"), exported
+    weights = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert {"model.embed_tokens.weight", "lm_head.weight"} <= weights.keys()
+
+    def replayed() -> bool:
+        snapshot = 1 + (swarm.open_round() - 3) // 4 * 4  # kept for several rounds: the others' states go while we look
+        found: Any = dilocox("verify", "--join", f"@{link}", "--replay", str(snapshot))
+        return isinstance(found, list) and len(found[0]["replayed"]) == 3
+
+    wait_for(replayed, "a stranger replayed a round bit for bit")
+    assert not BlobStore(next((tmp_path / "reader" / "runs").iterdir()) / "blobs").digests(), "what was of use has gone"
 
 
 def store_of(swarm: Swarm, name: str) -> BlobStore:

@@ -1,0 +1,62 @@
+"""What export and verify read: a daemon's folder, or what `--join` fetches from the run."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from dilocox.cli.common import errors, find_chain_files, read_link
+from dilocox.node.reader import Reader, open_reader
+from dilocox.protocol.ids import JoinLink
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.data_directory import DataDirectory, load_identity
+from dilocox.transport.health import base_folder
+
+__all__ = ["reading"]
+
+READER = "reader"
+"""In a daemon's folder, or beside those of this machine's daemons."""
+LOOK_SECONDS = 0.2
+
+Fetch = Callable[[Reader], Awaitable[int]]
+
+
+@contextmanager
+def reading(join: str | None, home: Path | None, fetch: Fetch) -> Iterator[tuple[list[Path], int]]:
+    """The chain files to read, and what `fetch` said; without `join` those of a daemon's folder, and 0. What was fetched is removed
+    once it was of use: a call that fails goes on where it was.
+
+    `home`: with `join` who asks, where the run is not public."""
+    if join is None:
+        yield find_chain_files(home), 0
+        return
+    link, key = read_link(join), home / "identity.key" if home is not None else None
+    identity = load_identity(key) if key is not None and key.exists() else None
+    with closing(DataDirectory((home or base_folder()) / READER, identity)) as folder:
+        answer = asyncio.run(_read(link, folder, fetch))
+        chain = folder.run_folder(link.run_id) / "chain.db"
+        yield [chain], answer
+        store = BlobStore(chain.parent / "blobs")
+        store.sweep(store.digests())
+
+
+async def _read(link: JoinLink, folder: DataDirectory, fetch: Fetch) -> int:
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=errors, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=None)
+
+        async def watch(reader: Reader) -> None:
+            while True:
+                held, total = reader.progress()
+                bar.update(task, description="asking the run's peers", completed=held, total=total or None)
+                await asyncio.sleep(LOOK_SECONDS)
+
+        async with open_reader(link, folder, lambda text: bar.update(task, description=text)) as reader:
+            watching = asyncio.create_task(watch(reader))
+            try:
+                return await fetch(reader)
+            finally:
+                watching.cancel()

@@ -1,0 +1,147 @@
+"""Who reads a run and takes no part in it: its chain from the coordinator, its states and payloads from whoever serves them.
+
+A cluster's boxes have a part of the model each, and who holds a join link has none: both read what is missing from the run.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.exchange import Exchange
+from dilocox.node.forks import check_forks, follow_owner
+from dilocox.node.starts import Starts
+from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import open_envelope
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.heads import Heads
+from dilocox.transport.presence import Directory
+from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.tasks import Tasks
+from dilocox.views import rows
+
+__all__ = ["Reader", "open_reader"]
+
+ATTEMPTS = 5
+"""Rounds of asking everybody, once the coordinator has said where they are."""
+RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Reader:
+    manifest: Manifest
+    chain: ChainFile
+    store: BlobStore
+    exchange: Exchange
+    starts: Starts
+
+    def progress(self) -> tuple[int, int]:
+        """Bytes that came, and of what is known to be wanted."""
+        statistics = self.exchange.statistics()
+        return statistics.bytes_received + statistics.held, statistics.bytes_received + statistics.wanted
+
+    async def state(self, round: int | None = None) -> int:
+        """Have all stages of the state that this round starts from, by default of the newest that somebody serves; returns that
+        round. Raises LocalError where it cannot be had."""
+        for attempt in range(ATTEMPTS):
+            for number, root in self._agreed(round).items():
+                try:
+                    await self._have_state(number, root)
+                    return number
+                except RemoteError as error:
+                    why = error
+            if attempt + 1 < ATTEMPTS:
+                await asyncio.sleep(RETRY_SECONDS)
+        raise LocalError(f"nobody who can be reached serves {_of(round)}: {why.detail}")
+
+    def _agreed(self, round: int | None) -> Mapping[int, bytes]:
+        """State roots by round: those that are looked for, the first first."""
+        commit = None if round is None else self.chain.commit(round)
+        found = self.starts.agreed() if round is None else {round: commit.body.state} if commit and commit.body.state else {}
+        if not found:
+            raise LocalError(f"the run has not agreed on {_of(round)}; its chain has {self.chain.length} commits")
+        return found
+
+    async def _have_state(self, round: int, root: bytes) -> None:
+        """Raises RemoteError."""
+        digests = await self.starts.stages_of(round, root)
+        keepers = self.starts.keepers(round)
+        await asyncio.gather(*(self.exchange.fetch(digest, keepers, stage=stage) for stage, digest in enumerate(digests)))
+
+    async def replayable(self, round: int) -> int:
+        """Have what replaying a round takes: the state before it, its payloads, and the digests of the state after it; returns
+        the round. Raises LocalError where that cannot be had."""
+        before, after = self._agreed(round)[round], self._agreed(round + 1)[round + 1]
+        commit = self.chain.commit(round)
+        assert commit is not None
+        try:
+            await asyncio.gather(
+                self._have_state(round, before), self.starts.stages_of(round + 1, after), self.exchange.take(commit)
+            )
+        except RemoteError as error:
+            detail = f"{error.detail}. Peers keep the last rounds, and snapshots"
+            raise LocalError(f"round {round} cannot be replayed with what peers serve: {detail}") from error
+        return round
+
+
+def _of(round: int | None) -> str:
+    return "a state" if round is None else f"the state before round {round}"
+
+
+@asynccontextmanager
+async def open_reader(link: JoinLink, home: DataDirectory, say: Callable[[str], None]) -> AsyncIterator[Reader]:
+    """With the chain as long as the coordinator's, which is followed until the end. Raises LocalError where the coordinator does
+    not serve what the link names, or not to us."""
+    tasks, heads = Tasks(), Heads()
+    channels = ChannelPool(home.identity, link.run_id, heads)
+    directory = Directory(None, home.identity, link.run_id, home.start_number())
+    coordinator = CoordinatorLink(link, directory, channels)
+    try:
+        say("asking the coordinator for the run")
+        manifest, appointment = await coordinator.run()
+        if not manifest.may_read(home.identity.peer):
+            raise LocalError("only those whom the run admits may read it: name the folder of a daemon of theirs with --home")
+        path = home.run_folder(link.run_id)
+        chain = await asyncio.to_thread(ChainFile, path / "chain.db", manifest, rows.describe)
+        try:
+            await follow_owner(chain, link.coordinator, appointment, coordinator.commit)
+            check_forks(chain)
+            read_up = asyncio.Event()
+            tasks.start(_follow(coordinator, chain, directory, read_up, say), "follow")
+            await tasks.race(read_up.wait())
+            store, stages = BlobStore(path / "blobs"), range(manifest.model.stages)
+            exchange = Exchange(
+                manifest, stages, store, directory, channels, home.identity.peer, heads, lambda: chain.head.roster
+            )
+            yield Reader(manifest, chain, store, exchange, Starts(manifest, chain, store, exchange))
+        finally:
+            await tasks.close()
+            chain.close()
+    finally:
+        await channels.close()
+
+
+async def _follow(
+    coordinator: CoordinatorLink, chain: ChainFile, directory: Directory, read_up: asyncio.Event, say: Callable[[str], None]
+) -> None:
+    """The chain, commit by commit, and where its peers are. Raises RemoteError where a commit does not hold."""
+    target = 0
+    async for event in coordinator.watch(lambda: chain.length):
+        if event.HasField("standing"):
+            target = event.standing.round
+        elif event.HasField("statement"):
+            kind = event.statement.kind
+            if kind == pb.KIND_PEER_RECORD:
+                directory.learn(open_envelope(event.statement, chain.manifest.run_id, (kind,)))
+            elif kind == pb.KIND_COMMIT:
+                await asyncio.to_thread(chain.append, event.statement)
+                say(f"checking the chain: commit {chain.length} of {max(target, chain.length)}")
+        if chain.length >= target:
+            directory.know(chain.parties)
+            read_up.set()
