@@ -14,7 +14,7 @@ from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.prover import Challenger, Prover
 from dilocox.node.boxes.follower import Follower
 from dilocox.node.boxes.lead import BoxAdmission
-from dilocox.node.boxes.link import CLUSTER_LINK, ClusterLink, address_on, load_or_create_secret
+from dilocox.node.boxes.link import CLUSTER_LINK, ClusterLink, address_on, exposed, load_or_create_secret
 from dilocox.node.boxes.team import Team
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.data.check import check_corpus
@@ -94,6 +94,8 @@ async def _take_part(
     """Learn the run from its coordinator, start the workers and the participant's loops. `files` is closed after every task."""
     machine = await asyncio.to_thread(this_machine, settings.devices)
     link, me, network = settings.join, home.identity, place.network
+    if settings.interface and (warning := exposed(settings.interface, address_on(settings.interface))):
+        log.warning("%s", warning)
     coordinator = CoordinatorLink(link, network.directory, place.channels)
     manifest, appointment = await tasks.race(coordinator.run())
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
@@ -117,12 +119,12 @@ async def _take_part(
         for store in (place.store, data)
     )
     starts = Starts(manifest, chain, place.store, exchange)
-    holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, settings.upload_copies)
+    lead = settings.cluster.lead.coordinator if settings.cluster else ""
+    holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, settings.upload_copies, lead)
     place.blobs.keeper = holding
     prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover
     crew = Employed(settings, machine, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks)
-    lead = settings.cluster.lead.coordinator if settings.cluster else ""
     participant = Participant(
         me, manifest, chain, own, coordinator, network.directory, exchange, tasks, prover, crew.workers, lead
     )
@@ -260,7 +262,9 @@ class Employed:
         if others:
             place.lead.admission = self._admission(machine.cuda, others)
         patience = self.settings.box_patience
-        team = Team(manifest, me, machine, self.pool, self.exchange, self.starts, place.lead, others, interface, patience)
+        team = Team(
+            manifest, me, machine, self.pool, self.exchange, self.starts, self.holding, place.lead, others, interface, patience
+        )
         team.laid = lambda hosts: participant.feed(member.Laid(hosts))
         team.whole = lambda here: participant.feed(member.Whole(here))
         team.tell = participant.tell

@@ -5,7 +5,7 @@ Facts of the workers become inputs of the member machine; blobs that nobody can 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -231,17 +231,19 @@ class Generations:
             effective_rank=phase.effective_rank,
             error=phase.error,
         )
-        if self._holding.serves_its_own():
+        if self._team.serves_its_own():
             self._hear(ended)
             if not self._ending and self._team.regroups():  # what it made is announced
                 self._end_generation("another box of our cluster is here", failed=False)
         else:
-            payloads = [digest, *(payload.digest for payload in phase.payloads)]
-            self._finding = self._tasks.start(self._contribute_by_holders(ended, payloads), "find holders")
+            self._finding = self._tasks.start(self._contribute_by_holders(ended, phase.payloads), "find holders")
 
-    async def _contribute_by_holders(self, ended: member.PhaseEnded, payloads: list[bytes]) -> None:
-        """Nobody can dial us: first others keep the payloads, then they are announced."""
-        self._hear(replace(ended, holders=await self._holding.find(payloads)))
+    async def _contribute_by_holders(self, ended: member.PhaseEnded, payloads: Sequence[worker.StagePayload]) -> None:
+        """Not every box can be dialled: first others keep the payloads, then they are announced."""
+        try:
+            self._hear(replace(ended, holders=await self._team.held(ended.leaves, payloads)))
+        except RemoteError as error:  # the box that went takes its generation along; the next announces the phase again
+            log.warning("round %d: nobody keeps our payloads: %s", ended.round, error)
 
     # Starting a generation and feeding it
 

@@ -2,7 +2,8 @@
 
 Such a peer pushes what it contributes to the holders that the run names, then to members of the roster, in the order of a hash that
 changes with every round, until enough of them have signed that they keep it; its contribution names them, and everybody else
-fetches from them. It gives the run's holders the states that joiners start from, too: nobody else could.
+fetches from them. It gives the run's holders the states that joiners start from, too: nobody else could. Of a cluster of several
+boxes each that cannot be dialled does so with its own stages.
 """
 
 import asyncio
@@ -62,12 +63,14 @@ class Holding:
         dialable: Callable[[], bool],
         spend: Callable[[int], Awaitable[None]],
         copies: int | None = None,
+        cluster: str = "",
     ) -> None:
         """`dialable`: whether others can dial us; `spend` waits until so many bytes may be sent; `copies`: how many are to keep a
-        payload, and nobody is to have it from us; None: where we cannot be dialled some keep it, else everybody asks us."""
+        payload, and nobody is to have it from us; None: where we cannot be dialled some keep it, else everybody asks us; `cluster`:
+        of which we are a box, our own unless said."""
         self._identity, self._manifest, self._chain, self._store = identity, manifest, chain, store
         self._directory, self._channels, self.dialable, self._spend = directory, channels, dialable, spend
-        self._copies = copies
+        self._copies, self._cluster = copies, cluster or identity.peer
         self.agreed: Callable[[bytes], bool] = lambda digest: False
         """Whether a blob is of a state that the run agreed on and joiners start from: kept by the run's holders."""
         stages = [stage_tensors(manifest.model, stage) for stage in range(manifest.model.stages)]
@@ -75,7 +78,7 @@ class Holding:
         self._most = max(self._largest, limits.LEAVES_BYTES)
         """Bytes of what may be a payload, or its leaves."""
         self._kept: dict[str, dict[bytes, int]] = {}
-        """By author: digests, and the round that was open."""
+        """By cluster: digests, and the round that was open."""
         self._forgotten: set[bytes] = set()
 
     def remember(self) -> None:
@@ -96,28 +99,29 @@ class Holding:
     def admit(self, author: str, digest: bytes, size: int) -> None:
         """Raises RemoteError where we do not keep that for this peer."""
         head = self._chain.head
-        if author not in head.roster:
+        if author not in head.cluster_by_peer:
             raise RemoteError(pb.REASON_NOT_ON_ROSTER, "only members of the roster are kept for")
         if size <= STATE_COPIES * self._largest + limits.LEAVES_BYTES and self.agreed(digest):
             return
         if size > self._most:
             raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes are no payload of this run")
-        kept = self._recent(author)
+        cluster = head.cluster_by_peer[author].cluster
+        kept = self._recent(cluster)
         places = ROUNDS_KEPT * (self._manifest.model.stages + 1) + 1  # one for a state's root that our chain does not name yet
         if digest not in kept and len(kept) >= places:
             raise RemoteError(pb.REASON_RATE, f"that is more than the payloads of {ROUNDS_KEPT} rounds")
-        self._kept[author] = {**kept, digest: head.round}
+        self._kept[cluster] = {**kept, digest: head.round}
 
-    def _recent(self, author: str) -> dict[bytes, int]:
+    def _recent(self, cluster: str) -> dict[bytes, int]:
         """Without what no contribution can name any more."""
         oldest = self._chain.head.round - ROUNDS_KEPT
-        return {digest: round for digest, round in self._kept.get(author, {}).items() if round > oldest}
+        return {digest: round for digest, round in self._kept.get(cluster, {}).items() if round > oldest}
 
     def blobs(self) -> set[bytes]:
         """What is worth keeping for others, whether a contribution names it yet or not."""
         before = {digest for kept in self._kept.values() for digest in kept}
-        recent = {author: self._recent(author) for author in self._kept}
-        self._kept = {author: kept for author, kept in recent.items() if kept}
+        recent = {cluster: self._recent(cluster) for cluster in self._kept}
+        self._kept = {cluster: kept for cluster, kept in recent.items() if kept}
         now = {digest for kept in self._kept.values() for digest in kept}
         self._forgotten |= before - now
         return now
@@ -140,7 +144,7 @@ class Holding:
         def turn(name: str) -> tuple[bool, bool, bytes]:
             return name in failed, name not in named, sha256(began.digest, name.encode())
 
-        names = sorted({*named, *began.roster} - {self._identity.peer}, key=turn)
+        names = sorted({*named, *began.roster} - {self._identity.peer, self._cluster}, key=turn)
         held: list[str] = []
         while not held and self._chain.head.round == began.round:
             for name in names:
@@ -153,18 +157,18 @@ class Holding:
     def _failed(self, round: int) -> set[str]:
         """Who kept payloads of ours that nobody could have, in the rounds before this one. Blocking."""
         commits = [self._chain.commit(number) for number in range(max(0, round - ROUNDS_PASSED_OVER), round)]
-        return {name for c in commits if c is not None for name in failing_holders(c.body, self._identity.peer)}
+        return {name for c in commits if c is not None for name in failing_holders(c.body, self._cluster)}
 
     async def supply(self, state: Callable[[], Sequence[bytes]]) -> None:
         """Where we cannot be dialled: see to it that the run's holders have the blobs of its newest agreed state, until cancelled.
-        `state`: its root, then its stages; empty where they are not here. Who has them already is sent none."""
-        done: dict[str, bytes] = {}
+        `state`: its root, then the stages that we host; empty where they are not here. Who has them already is sent none."""
+        done: dict[str, list[bytes]] = {}
         while self._manifest.run.holders:
-            blobs = await asyncio.to_thread(state)
+            blobs = list(await asyncio.to_thread(state))
             for name in self._manifest.run.holders:
-                wanted = blobs and not self.dialable() and done.get(name) != blobs[0] and name != self._identity.peer
+                wanted = blobs and not self.dialable() and done.get(name) != blobs and name != self._identity.peer
                 if wanted and await self._push(name, self._chain.head.round, blobs):
-                    done[name] = blobs[0]
+                    done[name] = blobs
             await asyncio.sleep(SUPPLY_SECONDS)
 
     async def _push(self, name: str, round: int, blobs: Sequence[bytes]) -> bool:

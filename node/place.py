@@ -133,7 +133,9 @@ def open_chain(place: Place, chain: ChainFile, tasks: Tasks) -> None:
     place.blobs.is_member, place.blobs.commit = lambda peer: peer in chain.head.cluster_by_peer, chain.raw
 
 
-def make_holding(place: Place, home: DataDirectory, manifest: Manifest, chain: ChainFile, copies: int | None) -> Holding:
+def make_holding(
+    place: Place, home: DataDirectory, manifest: Manifest, chain: ChainFile, copies: int | None, cluster: str = ""
+) -> Holding:
     """It knows what an earlier life kept. `copies`: how often each payload may leave this machine; None: as often as it is asked
     for, where others can dial us. Blocking."""
     holding = Holding(
@@ -146,6 +148,7 @@ def make_holding(place: Place, home: DataDirectory, manifest: Manifest, chain: C
         lambda: place.network.reach.reachable is not False,
         place.blobs.limit.spend,
         copies,
+        cluster,
     )
     holding.remember()
     return holding

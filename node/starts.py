@@ -230,10 +230,11 @@ class Starts:
         return digests
 
     def newest_snapshot(self) -> list[bytes]:
-        """Root and stages of the newest state that joiners start from, where all of it is here."""
+        """Root of the newest state that joiners start from, and the stages of it that are hosted here, where they are here."""
         root = next(iter(self._agreed_snapshots().values()), b"")
-        blobs = [root, *self._store.stage_digests(root)] if root else []
-        return blobs if all(blob in self._store for blob in blobs) else []
+        stages = self._store.stage_digests(root) if root else []
+        blobs = [root, *(digest for stage, digest in enumerate(stages) if stage in self._exchange.stages)]
+        return blobs if stages and all(blob in self._store for blob in blobs) else []
 
     def agreed_roots(self) -> set[bytes]:
         """Of the states that joiners start from."""

@@ -70,7 +70,7 @@ class Follower:
         tell: Callable[[Status | None], None],
     ) -> None:
         self._manifest, self._me, self._link, self._channels, self._chain = manifest, me, link, channels, chain
-        self._store, self._exchange, self._starts, self._pool = store, exchange, starts, pool
+        self._store, self._holding, self._exchange, self._starts, self._pool = store, holding, exchange, starts, pool
         self._machine, self._interface = machine, interface
         self._tasks, self._feed, self._tell = tasks, feed, tell
         self._crew = Crew(lambda: 0)
@@ -182,7 +182,7 @@ class Follower:
     async def _beat(self) -> None:
         """Waits for no thread: those may all be hashing."""
         while True:
-            self._say(alive=boxes.BoxAlive(ticks=self._ticks))
+            self._say(alive=boxes.BoxAlive(ticks=self._ticks, serves=self._holding.serves_its_own()))
             await asyncio.sleep(ALIVE_SECONDS)
 
     async def _count(self) -> None:
@@ -309,6 +309,8 @@ class Follower:
                     if (commit := self._chain.commit(ask.take)) is None:
                         raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {ask.take} is not here any more")
                     self._taken[ask.take] = await self._exchange.take(commit)
+                case "keep":
+                    answer.holders.extend(await self._holding.find(ask.keep.blobs))
                 case "start":
                     self._starting[ask.number] = await self._prepare(ask.start.start)
         except RemoteError as error:

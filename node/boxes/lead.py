@@ -42,6 +42,8 @@ class RemoteBox:
         self.gone = asyncio.Event()
         self.ticks = 0
         """Processor time of its workers."""
+        self.serves = True
+        """Whether others are to have its payloads from itself."""
         self._asks: dict[int, asyncio.Future[boxes.BoxAnswer]] = {}
         self._asked = 0
         self._ended = -1
@@ -74,7 +76,7 @@ class RemoteBox:
     def hear(self, event: boxes.BoxEvent) -> None:
         match event.WhichOneof("event"):
             case "alive":
-                self.ticks = event.alive.ticks
+                self.ticks, self.serves = event.alive.ticks, event.alive.serves
             case "said":
                 self._said(event.said)
             case "ended":

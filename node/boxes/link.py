@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import hmac
+import ipaddress
 import secrets
 import socket
 import struct
@@ -14,7 +15,7 @@ from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.ids import JoinLink
 from dilocox.transport.files import read_checked, write_atomically
 
-__all__ = ["CLUSTER_LINK", "ClusterLink", "address_on", "load_or_create_secret", "proof"]
+__all__ = ["CLUSTER_LINK", "ClusterLink", "address_on", "exposed", "load_or_create_secret", "proof"]
 
 CLUSTER_LINK = "cluster.link"
 """In a lead's folder: whoever has it may be a box of its cluster."""
@@ -83,3 +84,13 @@ def address_on(interface: str) -> str:
             names = ", ".join(name for _, name in socket.if_nameindex())
             raise LocalError(f"--cluster-interface {interface}: {error.strerror}. This machine has {names}.") from error
     return socket.inet_ntoa(answer[20:24])
+
+
+def exposed(interface: str, address: str) -> str:
+    """A warning where what the boxes' workers listen on can be reached from anywhere; else empty."""
+    if not ipaddress.ip_address(address).is_global:
+        return ""
+    return (
+        f"--cluster-interface {interface} has the public address {address}: on it the workers open ports that ask nobody who he is, and"
+        " tensors cross it in plain. Name a LAN's or a WireGuard interface, or close them to others."
+    )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from typing import Any
 
 from dilocox.node.boxes.lead import LeadService, RemoteBox
 from dilocox.node.exchange import Exchange
+from dilocox.node.holding import Holding
 from dilocox.node.machine import Machine
 from dilocox.node.memory import Lack, lacks
 from dilocox.node.starts import Starts, without_commits
 from dilocox.node.tiling import Tiling, listed, stretches, tilings
 from dilocox.node.workers import LOOPBACK, STOP_SECONDS, Launch, WorkerPool
-from dilocox.protocol import member
+from dilocox.protocol import limits, member
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.facts import Verdict
 from dilocox.protocol.head import HostRange
@@ -74,6 +76,7 @@ class Team:
         pool: WorkerPool,
         exchange: Exchange,
         starts: Starts,
+        holding: Holding,
         lead: LeadService,
         others: int = 0,
         interface: str = LOOPBACK,
@@ -82,7 +85,7 @@ class Team:
         """`machine`: this box; `others`: so many boxes beside it; `interface`: on which they exchange tensors; `patience`: so
         many seconds a box that was here and is gone is waited for, before the others share out its stages."""
         self._manifest, self._me, self._machine, self._pool = manifest, me, machine, pool
-        self._exchange, self._starts, self._lead = exchange, starts, lead
+        self._exchange, self._starts, self._holding, self._lead = exchange, starts, holding, lead
         self._others, self._interface, self._patience = others, interface, patience
         self.laid: Callable[[tuple[HostRange, ...]], None] = lambda hosts: None
         """Told how the run's stages lie on the boxes."""
@@ -393,6 +396,29 @@ class Team:
         )
         self._prepared = {follower.peer: answer.ask for follower, answer in zip(hosting, answers, strict=True)}
         return replays
+
+    def serves_its_own(self) -> bool:
+        """Whether others are to have our payloads from every box itself."""
+        return self._holding.serves_its_own() and all(follower.serves for follower in self._hosting)
+
+    async def held(self, leaves: bytes, payloads: Sequence[worker.StagePayload]) -> tuple[str, ...]:
+        """Have others keep what boxes that cannot be dialled made in a phase; who does. Raises RemoteError where a box goes."""
+        finding: list[Awaitable[Sequence[str]]] = []
+        if not self._holding.serves_its_own():
+            finding.append(self._holding.find([leaves, *self._of_box(self._me, payloads)]))
+        for follower in self._hosting:
+            if not follower.serves:
+                finding.append(self._kept_for(follower, self._of_box(follower.peer, payloads)))
+        named = Counter(name for names in await _together(*finding) for name in names)
+        return tuple(name for name, _ in named.most_common(limits.HOLDERS))
+
+    def _of_box(self, peer: str, payloads: Sequence[worker.StagePayload]) -> list[bytes]:
+        ours = [range(host.first_stage, host.first_stage + host.stage_count) for host in self._hosts if host.peer == peer]
+        return [payload.digest for payload in payloads if any(payload.stage in stages for stages in ours)]
+
+    async def _kept_for(self, follower: RemoteBox, blobs: Sequence[bytes]) -> Sequence[str]:
+        answer = await self._done(follower, keep=boxes.AskKeep(blobs=blobs))
+        return list(answer.holders)
 
     @staticmethod
     async def _done(follower: RemoteBox, **what: Any) -> Any:

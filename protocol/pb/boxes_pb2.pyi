@@ -23,10 +23,12 @@ class BoxHello(_message.Message):
     def __init__(self, proof: _Optional[bytes] = ..., devices: _Optional[int] = ..., cuda: _Optional[bool] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ...) -> None: ...
 
 class BoxAlive(_message.Message):
-    __slots__ = ("ticks",)
+    __slots__ = ("ticks", "serves")
     TICKS_FIELD_NUMBER: _ClassVar[int]
+    SERVES_FIELD_NUMBER: _ClassVar[int]
     ticks: int
-    def __init__(self, ticks: _Optional[int] = ...) -> None: ...
+    serves: bool
+    def __init__(self, ticks: _Optional[int] = ..., serves: _Optional[bool] = ...) -> None: ...
 
 class WorkerSaid(_message.Message):
     __slots__ = ("generation", "rank", "event")
@@ -39,16 +41,18 @@ class WorkerSaid(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., event: _Optional[_Union[_worker_pb2.WorkerEvent, _Mapping]] = ...) -> None: ...
 
 class BoxAnswer(_message.Message):
-    __slots__ = ("ask", "reason", "stage", "detail")
+    __slots__ = ("ask", "reason", "stage", "detail", "holders")
     ASK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     ask: int
     reason: _messages_pb2.Reason
     stage: int
     detail: str
-    def __init__(self, ask: _Optional[int] = ..., reason: _Optional[_Union[_messages_pb2.Reason, str]] = ..., stage: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ask: _Optional[int] = ..., reason: _Optional[_Union[_messages_pb2.Reason, str]] = ..., stage: _Optional[int] = ..., detail: _Optional[str] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BoxEvent(_message.Message):
     __slots__ = ("hello", "alive", "said", "ended", "answer")
@@ -94,17 +98,25 @@ class AskStart(_message.Message):
     start: _worker_pb2.Start
     def __init__(self, start: _Optional[_Union[_worker_pb2.Start, _Mapping]] = ...) -> None: ...
 
+class AskKeep(_message.Message):
+    __slots__ = ("blobs",)
+    BLOBS_FIELD_NUMBER: _ClassVar[int]
+    blobs: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, blobs: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class BoxAsk(_message.Message):
-    __slots__ = ("number", "judge", "take", "start")
+    __slots__ = ("number", "judge", "take", "keep", "start")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     JUDGE_FIELD_NUMBER: _ClassVar[int]
     TAKE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     number: int
     judge: AskJudge
     take: int
+    keep: AskKeep
     start: AskStart
-    def __init__(self, number: _Optional[int] = ..., judge: _Optional[_Union[AskJudge, _Mapping]] = ..., take: _Optional[int] = ..., start: _Optional[_Union[AskStart, _Mapping]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., judge: _Optional[_Union[AskJudge, _Mapping]] = ..., take: _Optional[int] = ..., keep: _Optional[_Union[AskKeep, _Mapping]] = ..., start: _Optional[_Union[AskStart, _Mapping]] = ...) -> None: ...
 
 class ClusterReady(_message.Message):
     __slots__ = ("round", "states")

@@ -14,8 +14,9 @@ import pytest
 from dilocox.node.boxes import follower, stream
 from dilocox.node.boxes.follower import Follower
 from dilocox.node.boxes.lead import BoxAdmission, RemoteBox
-from dilocox.node.boxes.link import ClusterLink, address_on, load_or_create_secret, proof
+from dilocox.node.boxes.link import ClusterLink, address_on, exposed, load_or_create_secret, proof
 from dilocox.node.boxes.team import Team
+from dilocox.node.holding import Holding
 from dilocox.node.machine import Machine
 from dilocox.node.memory import fullest_device, host_bytes, lacks, stage_bytes
 from dilocox.node.starts import Starts
@@ -91,7 +92,8 @@ class Cluster:
         me = identity(0).peer
         lead.lead.admission = BoxAdmission(run.run_id, me, SECRET, cuda=False, most=1)
         starts = [Starts(run, each.chain, each.store, each.exchange) for each in (lead, box)]
-        self.team = Team(run, me, machine, self.pools[0], lead.exchange, starts[0], lead.lead, 1, INTERFACE, patience)  # type: ignore[arg-type]
+        pool: Any = self.pools[0]
+        self.team = Team(run, me, machine, pool, lead.exchange, starts[0], lead.holding, lead.lead, 1, INTERFACE, patience)
         self.told: list[Status] = []
         self.team.tell = self.told.append
         self.laid: list[tuple[HostRange, ...]] = []
@@ -222,13 +224,36 @@ async def test_devices_that_have_nothing_to_do_are_named(two: list[Peer], caplog
     run = manifest(model={"stages": 3}, training={"microbatches": 2})
     pool, peer = Pool(), two[0]
     starts = Starts(run, peer.chain, peer.store, peer.exchange)
-    team = Team(run, identity(0).peer, Machine(3), pool, peer.exchange, starts, peer.lead)  # type: ignore[arg-type]
+    team = Team(run, identity(0).peer, Machine(3), pool, peer.exchange, starts, peer.holding, peer.lead)  # type: ignore[arg-type]
     generation = peer.tasks.start(team.run_generation(), "generation")
     await until(lambda: pool.launches)
     assert "2 workers on 3 devices: 1 copies of a pipeline of 2" in caplog.text
     assert "3 stages and 2 microbatches use 2 of its 3 devices" in caplog.text
     team.end_generation()
     await generation
+
+
+async def test_a_box_that_cannot_be_dialled_has_others_keep_its_stages(tmp_path: Path):
+    async with meeting(tmp_path, RUN, *[list(Table(RUN).genesis().train(2).commits)] * 3) as (lead, box, other):
+        arguments = box.store, box.everybody, box.channels, lambda: False, box.service.limit.spend
+        hidden = replace(box, holding=Holding(identity(1), RUN, box.chain, *arguments, cluster=identity(0).peer))
+        cluster = Cluster(lead, hidden)
+        assert cluster.team.serves_its_own()
+        generation = await cluster.runs()
+        await until(lambda: not lead.lead.followers[identity(1).peer].serves)
+        assert not cluster.team.serves_its_own()
+        leaves, ours = lead.store.put([b"leaves"]), lead.store.put([b"ours"])
+        theirs = box.store.put([b"theirs"])
+        payloads = [worker.StagePayload(stage=0, digest=ours), worker.StagePayload(stage=1, digest=theirs)]
+        assert await cluster.team.held(leaves, payloads) == (identity(2).peer,), (
+            "and not the lead: its cluster's boxes have one line"
+        )
+        assert [blob in other.store for blob in (leaves, ours, theirs)] == [False, False, True]
+        lead.holding.dialable = lambda: False
+        assert set(await cluster.team.held(leaves, payloads)) == {identity(1).peer, identity(2).peer}
+        assert all(blob in other.store for blob in (leaves, ours))
+        cluster.team.end_generation()
+        await generation
 
 
 async def test_a_box_that_goes_ends_the_generation_and_comes_back(cluster: Cluster):
@@ -296,12 +321,19 @@ def needed(devices: int, boxes: int) -> int:
     return max(lack.needs for lack in lacks(RUN, tiling, [Machine(devices, host_bytes=1)] * boxes))
 
 
+@pytest.mark.parametrize(
+    ("address", "warned"), [("192.168.3.4", False), ("127.0.0.1", False), ("100.64.0.7", False), ("8.8.4.4", True)]
+)
+def test_an_interface_that_the_world_reaches_is_warned_of(address: str, warned: bool):
+    assert (f"wg0 has the public address {address}" in exposed("wg0", address)) == warned
+
+
 async def test_a_box_that_cannot_hold_the_model_says_so_before_anything_starts(two: list[Peer]):
     lead, pool = two[0], Pool()
     starts = Starts(RUN, lead.chain, lead.store, lead.exchange)
     has = needed(1, 1) - 1
     small = Machine(1, host_bytes=has)
-    team = Team(RUN, identity(0).peer, small, pool, lead.exchange, starts, lead.lead)  # type: ignore[arg-type]
+    team = Team(RUN, identity(0).peer, small, pool, lead.exchange, starts, lead.holding, lead.lead)  # type: ignore[arg-type]
     generation = lead.tasks.start(team.run_generation(), "generation")
     await until(lambda: pool.launches or generation.done())
     team.end_generation()

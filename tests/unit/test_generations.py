@@ -99,7 +99,7 @@ class Node:
         state = member.start(RUN, me, self.table.head)
         starts = Starts(RUN, self.chain, self.store, self.peers)  # type: ignore[arg-type]
         lead = LeadService(Callers(RUN.run_id, b""))
-        team = Team(RUN, me, Machine(1), self.pool, self.peers, starts, lead)  # type: ignore[arg-type]
+        team = Team(RUN, me, Machine(1), self.pool, self.peers, starts, self.peers, lead)  # type: ignore[arg-type]
         self.generations = Generations(
             RUN,
             me,
