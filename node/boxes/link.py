@@ -91,6 +91,6 @@ def exposed(interface: str, address: str) -> str:
     if not ipaddress.ip_address(address).is_global:
         return ""
     return (
-        f"--cluster-interface {interface} has the public address {address}: on it the workers open ports that ask nobody who he is, and"
-        " tensors cross it in plain. Name a LAN's or a WireGuard interface, or close them to others."
+        f"--cluster-interface {interface} has the public address {address}: on it the workers open ports that ask nobody who he is,"
+        " and tensors cross it in plain. Name a LAN's or a WireGuard interface, or close them to others."
     )
