@@ -1,4 +1,5 @@
-"""How long a swarm is without a daemon that was killed: the coordinator to its first answer, a node until it trains again.
+"""How long a swarm is without a daemon that was killed: the coordinator to its first answer, a node until it trains again, one of
+two boxes of a cluster until the cluster trains again.
 
 Real processes, `kill -9`, nodes that take a step every quarter of a second, so that two cores are mostly idle. What a node cannot
 avoid is the import of torch by its workers, which is measured beside it. `--check` exits with 1 where a bar is missed.
@@ -19,16 +20,21 @@ from typing import Any
 from bench.chaos.__main__ import RUN
 from bench.report import judge, machine, table, write
 from bench.texts import stdlib
+from dilocox.node.boxes.link import CLUSTER_LINK
 from dilocox.node.testnet import Member, Testnet
 from dilocox.transport.data_directory import load_identity
 
 __all__ = ["main", "missed"]
 
 NODES, TRIALS = 3, 3
+"""The last node leads a second box."""
+BOX = "box-2"
 COORDINATOR_SECONDS = 5.0
 """To the first answer."""
 BEYOND_IMPORT_SECONDS = 5.0
 """Of a node's restart: daemon, state, generation, the first step."""
+BOX_SECONDS = 15.0
+"""Of a box's return, torch's import by its workers and the lead's included."""
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 600.0
 
@@ -56,6 +62,20 @@ def trains(member: Member) -> bool:
     return status.get("state") == "training" and status.get("total_steps", 0) > 0
 
 
+def anew(lead: Member) -> Callable[[], bool]:
+    """Whether a generation trains that began after this one."""
+    before = lead.get("/v1/status")["total_steps"]
+    return lambda: trains(lead) and lead.get("/v1/status")["total_steps"] < before
+
+
+def with_a_box(testnet: Testnet, options: list[str]) -> None:
+    lead, home = testnet.nodes[-1], testnet.folder / BOX
+    lead.arguments.extend(["--cluster-boxes", "2", "--cluster-interface", "lo", "--cluster-patience-seconds", "600"])
+    needs = lead.home / CLUSTER_LINK
+    arguments = ["node", "--cluster", str(needs), "--cluster-interface", "lo", "--home", str(home), "--name", BOX, *options]
+    testnet.members.append(Member(BOX, home, arguments, needs=needs))
+
+
 def killed(testnet: Testnet, member: Member, back: Callable[[], Any]) -> float:
     """From its start to `back`."""
     testnet.kill(member, signal.SIGKILL)
@@ -69,15 +89,18 @@ def measure(folder: Path, trials: int) -> dict[str, list[float]]:
     run = stdlib().into(RUN).replace("{owner}", owner.key.hex()).replace("start_clusters = 4", f"start_clusters = {NODES}")
     options = ["--devices", "1", "--threads", "1", "--step-seconds", "0.25", "--no-dht"]
     testnet = Testnet.create(folder / "t", run.encode(), (folder / "owner.key").read_bytes(), NODES, options, stdlib().folder)
-    found: dict[str, list[float]] = {"coordinator": [], "node": [], "import": []}
-    last = testnet.nodes[-1]
+    found: dict[str, list[float]] = {"coordinator": [], "node": [], "box": [], "import": []}
+    with_a_box(testnet, options)
+    single, lead, box = testnet.member("node-1"), testnet.member(f"node-{NODES}"), testnet.member(BOX)
     try:
         testnet.start_all()
         waited(lambda: all(map(trains, testnet.nodes)) and len(testnet.coordinator.get("/v1/rounds") or []) > 2)
         for _ in range(trials):
             found["coordinator"].append(killed(testnet, testnet.coordinator, lambda: testnet.coordinator.get("/v1/status")))
             found["import"].append(import_seconds())
-            found["node"].append(killed(testnet, last, lambda: trains(last)))
+            found["node"].append(killed(testnet, single, lambda: trains(single)))
+            waited(lambda: all(map(trains, testnet.nodes)))
+            found["box"].append(killed(testnet, box, anew(lead)))
             waited(lambda: all(map(trains, testnet.nodes)))
     finally:
         testnet.stop()
@@ -93,6 +116,8 @@ def missed(found: dict[str, list[float]]) -> list[str]:
     beyond = middle["node"] - middle["import"]
     if beyond > BEYOND_IMPORT_SECONDS:
         bars.append(f"a node took {beyond:.1f} s beside torch's import, at most {BEYOND_IMPORT_SECONDS:.0f}")
+    if middle["box"] > BOX_SECONDS:
+        bars.append(f"a cluster trained {middle['box']:.1f} s after its box's return, at most {BOX_SECONDS:.0f}")
     return bars
 
 

@@ -56,6 +56,8 @@ class Resume:
             prepared = self._commits.prepare(state, command.apply)
             self._commits.finish(prepared, keep_private=True)  # where a phase starts there is none
             state = phase.onto(state, prepared.head)
+        if start.origin == pb.Start.ORIGIN_SNAPSHOT and not start.HasField("kept"):  # as old as the run, where it is the first
+            self._trainer.optimizer.steps = self._manifest.nominal_steps(state.head.trained + 1)
         return state
 
     def _load_committed(self, start: pb.Start) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from dilocox.protocol import chain, events, member, norms, round
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.head import Head, initial_head
+from dilocox.protocol.head import Head, HostRange, initial_head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -28,6 +28,10 @@ OFFER_SECONDS = 3.0
 CONNECT_SECONDS = 2.0
 CHECK_SECONDS = 0.3
 """About how long fetching and checking one contribution takes."""
+LAUNCH_SECONDS = 2.0
+"""About how long the workers of a cluster's boxes take to start."""
+PATIENCE_SECONDS = 12.0
+"""So long a lead waits for its other box before it hosts all stages itself."""
 SYNC_SECONDS = 0.05
 """About how long a batch takes to the coordinator's disk."""
 WALL_MS = 1_700_000_000_000
@@ -62,6 +66,8 @@ class SimPeer:
     """When the running local phase is over; phases follow each other without a pause."""
     halted: str = ""
     last_arrival: float = 0.0
+    team: "Boxes | None" = None
+    """Of which we are the lead, or the other box."""
 
     @property
     def name(self) -> str:
@@ -80,7 +86,8 @@ class SimPeer:
     def start(self) -> None:
         self.life += 1
         self.up, self.connected = True, False
-        self.state = member.start(self.run, self.name, initial_head(COORDINATOR.peer), self.disk.serial)
+        lead = self.team.lead.name if self.team is not None and self.team.box is self else ""
+        self.state = member.start(self.run, self.name, initial_head(COORDINATOR.peer), self.disk.serial, lead)
         commits, self.disk.commits = self.disk.commits, []
         self.fold = digest("initial")
         self.ready: dict[int, bytes] = {0: self.fold}
@@ -90,7 +97,9 @@ class SimPeer:
         self.phase_ends = self.swarm.now + self.phase_seconds()
         for statement in self.disk.own.values():
             self.feed(member.Signed(statement))
-        self.feed(member.StateReady(self.head.round, self.fold, None))
+        if self.team is not None:
+            self.team.look()
+        self.train()
         self.after(0.0, self.connect)
         self.after(OFFER_SECONDS, self.offer)
 
@@ -98,6 +107,18 @@ class SimPeer:
         if self.up:
             self.up = False
             self.swarm.stream_broke(self, at_once=True)
+            if self.team is not None:
+                self.team.look()
+
+    @property
+    def works(self) -> bool:
+        """Whether workers train for our own cluster."""
+        return self.team is None or (self.team.lead is self and self.team.running)
+
+    def train(self) -> None:
+        """The workers hold the state that the open round starts from."""
+        if self.works:
+            self.feed(member.StateReady(self.head.round, self.fold, None))
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         life = self.life
@@ -141,7 +162,7 @@ class SimPeer:
             return
         self.keep(commit)
         self.feed(member.Committed(commit, after))
-        self.feed(member.StateReady(after.round, self.fold, None))
+        self.train()
 
     # The machine
 
@@ -162,6 +183,8 @@ class SimPeer:
         due = member.next_deadline(self.state)
         if due is not None:
             self.after(max(0.0, due - self.swarm.now), lambda: self.feed(member.Tick()))
+        if self.team is not None:
+            self.team.consent()
         if isinstance(event, member.Committed | member.StateReady):
             self.after(max(0.0, self.phase_ends - self.swarm.now), self.phase_over)
 
@@ -188,7 +211,13 @@ class SimPeer:
         """The workers have done their steps: contribute where the round is ours, and train on."""
         head = self.head
         lease = head.ledger.leases.get(self.name)
-        if self.swarm.now < self.phase_ends or head.round == 0 or self.name not in head.roster or lease is None:
+        if (
+            not self.works
+            or self.swarm.now < self.phase_ends
+            or head.round == 0
+            or self.name not in head.roster
+            or lease is None
+        ):
             return
         if pb.KIND_CONTRIBUTION in self.state.own or head.closing(self.run):
             return
@@ -215,6 +244,64 @@ class SimPeer:
         if body.leaves == digest("nonsense"):
             reason = pb.REASON_NON_FINITE
         self.feed(member.Judged(contribution.digest, (reason, 0)))
+
+
+@dataclass
+class Boxes:
+    """A cluster of two boxes, as its lead's team and the other's follower move their machines (node/boxes)."""
+
+    lead: SimPeer
+    box: SimPeer
+    cut: bool = False
+    """The line between them."""
+    formed: bool = False
+    """Both were here in this life of the lead."""
+    running: bool = False
+    """Workers train."""
+    alone: bool = False
+    """The lead hosts all stages."""
+    generation: int = 0
+
+    def look(self) -> None:
+        """Whenever one came or went, or the line did."""
+        here = self.box.up and not self.cut
+        if not self.lead.up:
+            self.formed = self.running = False
+        elif here and (not self.running or self.alone):
+            self.launch(alone=False, after=LAUNCH_SECONDS)
+        elif not here and self.running and not self.alone:
+            self.running = False
+            self.lead.feed(member.Whole(False))
+            self.lead.swarm.whole(self.lead)
+            self.launch(alone=True, after=PATIENCE_SECONDS)
+        elif not here and self.formed and not self.running:
+            self.launch(alone=True, after=PATIENCE_SECONDS)
+
+    def launch(self, alone: bool, after: float) -> None:
+        self.generation += 1
+        number = self.generation
+
+        def begin() -> None:
+            here = self.box.up and not self.cut
+            if number != self.generation or not (alone or here):
+                return
+            self.formed = self.running = True
+            self.alone = alone
+            hosts = () if alone else (HostRange(self.lead.name, 0, 1), HostRange(self.box.name, 1, 1))
+            self.lead.feed(member.Laid(hosts))
+            self.lead.feed(member.Whole(True))
+            self.lead.swarm.whole(self.lead)
+            self.lead.phase_ends = self.lead.swarm.now + self.lead.phase_seconds()
+            self.lead.train()
+
+        self.lead.after(after, begin)
+
+    def consent(self) -> None:
+        """The box hears what it is to agree to."""
+        if self.running and not self.alone and self.box.up and not self.cut and self.lead.up:
+            claim = member.consent(self.lead.state)
+            if claim is not None and claim != self.box.state.asked:
+                self.box.after(0.01, lambda: self.box.feed(member.Asked(claim)))
 
 
 class Swarm:
@@ -301,10 +388,20 @@ class Swarm:
             if not peer.connected:
                 return
             self.streams.add(peer.name)
-            if len(peer.disk.commits) <= len(self.commits):
+            if len(peer.disk.commits) <= len(self.commits) and peer.state.whole:
                 self.feed(round.Present(peer.name))
 
         self.send(peer, arrive)
+
+    def whole(self, lead: SimPeer) -> None:
+        """What its heartbeat says: nobody waits for a lead whose box is away."""
+
+        def arrive() -> None:
+            if lead.name in self.streams:
+                self.feed(round.Present(lead.name) if lead.state.whole else round.Absent(lead.name))
+
+        if lead.connected:
+            self.send(lead, arrive)
 
     def stream_broke(self, peer: SimPeer, at_once: bool) -> None:
         """A killed process is noticed at once, a cut line when the liveness window has passed."""
@@ -513,6 +610,23 @@ class Swarm:
 
         self.at(at, peer.crash)
         self.at(until, restore)
+
+    def boxes(self, lead: int, box: int) -> None:
+        """These two are one cluster. Before the beginning."""
+        team = Boxes(self.peers[lead], self.peers[box])
+        team.lead.team = team.box.team = team
+
+    def cut_boxes(self, lead: int, at: float, until: float) -> None:
+        """The line between a lead and its other box."""
+        team = self.peers[lead].team
+        assert team is not None
+
+        def cut(now: bool) -> None:
+            team.cut = now
+            team.look()
+
+        self.at(at, lambda: cut(True))
+        self.at(until, lambda: cut(False))
 
     def leave(self, numbers: Sequence[int], at: float, until: float | None) -> None:
         """Say goodbye, stop a little later, and come back as somebody who claims again."""

@@ -4,6 +4,7 @@ Hypothesis draws schedules of faults and shrinks those that break something. `DI
 looks at more of them.
 """
 
+import itertools
 import os
 from typing import Any
 
@@ -66,6 +67,15 @@ SCHEDULE = st.tuples(
 """Faults; peers that are gone for ever when the faults end, but never so many that too few are left; a seed for delays."""
 
 
+BOX = PEERS - 1
+"""Where a cluster has two boxes: the other one of peer 0's."""
+WITH_BOXES = st.tuples(
+    st.lists(st.one_of(FAULT, st.tuples(st.just("cut boxes"), st.just(0), AT, LONG)), max_size=6),
+    st.lists(NUMBER, max_size=2, unique=True),
+    st.integers(0, 2**16),
+)
+
+
 def inflict(swarm: Swarm, fault: tuple[str, Any, float, float]) -> None:
     kind, what, at, seconds = fault
     until = min(at + seconds, FAULTS_END)
@@ -83,6 +93,8 @@ def inflict(swarm: Swarm, fault: tuple[str, Any, float, float]) -> None:
             swarm.at(at, lambda: setattr(swarm, "fail_writes", True))
         case "backup of a peer":
             swarm.restore_peer(what, at, until, backup_at=at / 2)
+        case "cut boxes":
+            swarm.cut_boxes(what, at, until)
         case "leave":
             swarm.leave(what, at, until + 6)
         case "wall clock":
@@ -168,6 +180,30 @@ def test_whatever_happens_the_run_goes_on_with_one_chain(schedule):
         explore(*schedule)
 
 
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=SCHEDULES // 2, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(WITH_BOXES)
+def test_whatever_happens_to_a_cluster_of_boxes_the_run_goes_on_with_one_chain(schedule):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "CLAIMS", PEERS + 1)
+        patch.setattr(limits, "CLUSTERS", 8)
+        faults, gone, seed = schedule
+        explore(faults, gone, seed, boxes=True)
+
+
+def hosting(swarm: Swarm, round: int) -> int:
+    """How many boxes peer 0's cluster has on this round's roster."""
+    roster = {member.cluster: member for member in swarm.commits[round].body.roster}
+    return len(roster[swarm.peers[0].name].hosts) or 1 if swarm.peers[0].name in roster else 0
+
+
+@pytest.mark.parametrize("fault", [("crash", [BOX], 20.0, 30.0), ("cut boxes", 0, 20.0, 30.0)])
+def test_a_box_that_stays_away_is_gone_around_and_used_again(fault: tuple[str, Any, float, float]):
+    swarm = explore([fault], [], 5, boxes=True)
+    hosted = [hosting(swarm, number) for number in range(len(swarm.commits))]
+    assert [count for count, _ in itertools.groupby(hosted) if count] == [2, 1, 2]
+
+
 def test_who_left_a_run_that_slept_and_is_back_claims_anew(monkeypatch: pytest.MonkeyPatch):
     """Found by explored schedules: all leave a round that nobody closes, come back into it, and their leaves stood for ever."""
     monkeypatch.setattr(limits, "CLAIMS", PEERS + 1)
@@ -182,8 +218,10 @@ def test_the_last_one_who_leaves_does_not_say_what_the_model_is(monkeypatch: pyt
     explore([*faults, ("leave", [0, 1, 3, 4, 2], 80.0, 0.5)], [], 2912)
 
 
-def explore(faults: list[tuple[str, Any, float, float]], gone: list[int], seed: int) -> None:
+def explore(faults: list[tuple[str, Any, float, float]], gone: list[int], seed: int, boxes: bool = False) -> Swarm:
     swarm = Swarm(RUN, PEERS, seed, loss=0.002, delay=0.2)
+    if boxes:
+        swarm.boxes(0, BOX)
     for fault in faults:
         inflict(swarm, fault)
     swarm.at(FAULTS_END + 10, lambda: end_of_faults(swarm, gone))
@@ -201,6 +239,7 @@ def explore(faults: list[tuple[str, Any, float, float]], gone: list[int], seed: 
         if peer.up:
             assert [c.digest for c in peer.disk.commits] == [c.digest for c in swarm.commits]
             assert peer.fold == head_state(swarm)
+    return swarm
 
 
 def head_state(swarm: Swarm) -> bytes:

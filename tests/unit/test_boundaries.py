@@ -18,7 +18,7 @@ from dilocox.protocol.crypto import sha256
 from dilocox.protocol.norms import clip_factor
 from dilocox.protocol.pb import worker_pb2 as pb
 from dilocox.transport.blobs import BlobStore
-from tests.helpers import manifest
+from tests.helpers import Table, manifest
 
 RUNS = {optimizer: manifest(training={"optimizer": optimizer}, rounds={"count": 9}) for optimizer in ("adamw", "muon")}
 TOKENS = torch.arange(4 * 16).view(4, 16)
@@ -151,3 +151,19 @@ def test_a_stage_that_moved_begins_with_nothing_and_one_that_stayed_with_what_it
         theta = [tensor for _, tensor in state.views(state.parameters)]
         assert all(map(torch.equal, theta, moved.live(stage))), "all begin at Θ"
         assert torch.equal(state.anchor, state.parameters)
+
+
+def test_who_comes_late_takes_the_learning_rate_that_the_run_has_come_to(process_group: None, tmp_path: Path):
+    """Else it would warm up beside clusters that are cooling down."""
+    late, store = Trainer(RUNS["muon"]), BlobStore(tmp_path / "blobs")
+    table = Table(late.manifest).genesis().train(3)
+    start = pb.Start(
+        origin=pb.Start.ORIGIN_SNAPSHOT,
+        round=table.head.round,
+        states=[pb.StageState(stage=state.stage, digest=store.put([state.state_bytes()])) for state in late.states],
+        opening_commit=table.commits[-1].envelope.SerializeToString(),
+    )
+    resume = Resume(late.manifest, "us", tmp_path / "stages", late, Commits(late.manifest, late, store), store)
+    assert resume.load(start, lambda: pb.WorkerCommand()) is not None
+    assert table.head.trained == 3
+    assert late.optimizer.steps == 3 * late.manifest.rounds.inner_steps
