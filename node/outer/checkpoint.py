@@ -27,6 +27,7 @@ from dilocox.transport.files import fsync_directory, read_checked, write_atomica
 __all__ = [
     "BoundaryMeta",
     "boundaries",
+    "is_complete",
     "load_inner",
     "load_outer",
     "save_inner",
@@ -131,11 +132,19 @@ def seal_boundary(root: Path, stage: int, meta: BoundaryMeta) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def is_complete(root: Path, stage: int) -> bool:
+    """Whether a boundary of the stage has everything."""
+    return bool(_complete(root / f"{stage:04d}"))
+
+
+def _complete(stage: Path) -> list[Path]:
+    return [path for path in stage.glob(f"*/{INNER}") if (path.parent / "boundary.json").exists()]
+
+
 def load_inner(root: Path, stage: int, round: int) -> dict[str, Tensor]:
     """Of this boundary, or of the last complete one before it; nothing where there is none."""
     last = _folder(root, stage, round)
-    complete = [path for path in last.parent.glob(f"*/{INNER}") if (path.parent / "boundary.json").exists()]
-    path = max((path for path in complete if path.parent <= last), default=None)
+    path = max((path for path in _complete(last.parent) if path.parent <= last), default=None)
     return load_file(path) if path is not None else {}
 
 

@@ -19,7 +19,8 @@ __all__ = ["Boundaries"]
 
 class Boundaries:
     def __init__(self, folder: Path, every: int, trainer: Trainer, store: BlobStore) -> None:
-        """`every`: they are written complete in rounds that this divides."""
+        """`every`: they are written complete in rounds that this divides, and where a stage here has no complete one yet."""
+        self._lacking = not all(checkpoint.is_complete(folder, state.stage) for state in trainer.states)
         self._folder, self._every, self._trainer, self._store = folder, every, trainer, store
         self._copied = threading.Event()
         """The inner optimizer may change its tensors."""
@@ -28,7 +29,7 @@ class Boundaries:
     def begin(self, meta: BoundaryMeta, bases: Mapping[int, bytes]) -> Callable[[], dict[int, BoundaryMeta]]:
         """What is left to do in the background, which gives the boundaries by stage as they lie on the disk. The next step calls
         `wait` before it updates. `bases`: digests of the states that the phase started from, by stage."""
-        complete = meta.round % self._every == 0
+        complete, self._lacking = self._lacking or meta.round % self._every == 0, False
         if complete:
             self._copied.clear()
         return partial(self._write, meta, bases, complete)
