@@ -49,16 +49,17 @@ def test_the_next_step_computes_but_does_not_update_until_the_boundary_is_copied
     inner = trainer.copy_inner()
     boundaries = Boundaries(tmp_path / "stages", 1, trainer, BlobStore(tmp_path / "blobs"))
     write = boundaries.begin(meta(1, trainer), BASES)
-    waiting = threading.Event()
+    waiting, updates = threading.Event(), threading.Event()
 
     def wait() -> None:
         waiting.set()
         boundaries.wait()
+        updates.set()
 
     stepping = threading.Thread(target=trainer.step, args=(TOKENS, TOKENS), kwargs={"before_update": wait})
     stepping.start()
     waiting.wait()  # its gradients are there
-    assert stepping.is_alive()
+    assert not updates.wait(0.3)
     metas = write()
     stepping.join()
     assert [meta.base_state for meta in metas.values()] == [base.hex() for base in BASES.values()]
