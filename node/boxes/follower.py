@@ -322,7 +322,7 @@ class Follower:
     async def _prepare(self, start: worker.Start) -> tuple[worker.Start, list[worker.Apply]]:
         """With what it needs, and what it replays. Its commits come from our own chain."""
         await self._chain_to(start.round + start.replays)
-        self._starts.with_commits(start)
+        await self._starts.with_commits(start)
         return start, await self._starts.have(start, lambda why: self._tell(Status("synchronising", why)))
 
     async def _judge(self, asked: boxes.AskJudge) -> Verdict:

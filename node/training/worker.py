@@ -58,7 +58,7 @@ class Worker:
         self.store = BlobStore(settings.blobs)
         self.background = Background(settings.codec_cpus)
         self.commits = Commits(manifest, self.trainer, self.store)
-        self.boundaries = Boundaries(settings.stages, settings.checkpoint_every, self.trainer, self.store)
+        self.boundaries = Boundaries(settings.stages, settings.checkpoint_every, settings.cluster, self.trainer, self.store)
         self.state = phase.begin(manifest, settings.cluster)
         """Changes between two turns only; background jobs take what they need of it with them."""
         self._arrived: deque[pb.Apply] = deque()

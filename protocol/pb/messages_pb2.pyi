@@ -69,6 +69,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_RESTING: _ClassVar[Reason]
     REASON_CLUSTER: _ClassVar[Reason]
     REASON_SUPERSEDED: _ClassVar[Reason]
+    REASON_COPIED: _ClassVar[Reason]
 KIND_UNSPECIFIED: Kind
 KIND_MANIFEST: Kind
 KIND_PEER_RECORD: Kind
@@ -123,6 +124,7 @@ REASON_DID_NOT_VOTE: Reason
 REASON_RESTING: Reason
 REASON_CLUSTER: Reason
 REASON_SUPERSEDED: Reason
+REASON_COPIED: Reason
 
 class Envelope(_message.Message):
     __slots__ = ("kind", "key", "body", "signature")

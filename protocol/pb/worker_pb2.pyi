@@ -82,16 +82,18 @@ class Start(_message.Message):
     def __init__(self, origin: _Optional[_Union[Start.Origin, str]] = ..., round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., boundary: _Optional[int] = ..., replays: _Optional[int] = ..., opening_commit: _Optional[bytes] = ..., boundary_commit: _Optional[_Union[Apply, _Mapping]] = ..., kept: _Optional[_Union[Boundary, _Mapping]] = ...) -> None: ...
 
 class Take(_message.Message):
-    __slots__ = ("cluster", "weight", "clip", "payloads")
+    __slots__ = ("cluster", "weight", "clip", "payloads", "clips")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     CLIP_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    CLIPS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     weight: int
     clip: int
     payloads: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, cluster: _Optional[str] = ..., weight: _Optional[int] = ..., clip: _Optional[int] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    clips: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, cluster: _Optional[str] = ..., weight: _Optional[int] = ..., clip: _Optional[int] = ..., payloads: _Optional[_Iterable[bytes]] = ..., clips: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Apply(_message.Message):
     __slots__ = ("commit", "takes")

@@ -586,7 +586,7 @@ async def test_every_box_has_what_a_commit_counts_before_it_is_applied(cluster: 
     assert await cluster.team.take(commit) == apply
     start = worker.Start(origin=worker.Start.ORIGIN_BOUNDARY, round=2, boundary=1, replays=1)
     starts = Starts(RUN, cluster.lead.chain, cluster.lead.store, cluster.lead.exchange)
-    starts.with_commits(start)
+    await starts.with_commits(start)
     assert start.opening_commit == cluster.lead.chain.raw(1)
     assert start.boundary_commit.takes
     assert await cluster.team.have(start, lambda why: None) == [apply]

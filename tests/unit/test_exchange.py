@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from dilocox.node.exchange import Exchange, read_leaves
+from dilocox.node.exchange import Exchange
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster, HostRange
+from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.messages import canonical, seal
 from dilocox.protocol.norms import norm_code, norm_of
 from dilocox.protocol.pb import messages_pb2 as pb

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import pytest
 
 from dilocox.protocol import rules
+from dilocox.protocol.counting import clip
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tally import Tally, clip, tally
+from dilocox.protocol.tally import Tally, tally
 from tests.helpers import Table, digest, identity, manifest
 
 
@@ -162,7 +163,7 @@ def test_a_round_that_counts_too_few_counts_nobody():
         name(2): gone,
     }
     excluded = [refused[peer] for peer in sorted(refused)]
-    assert result == Tally(counted={}, excluded=excluded, state=b"", norm=norm_code(1.0), clips={}, loss=0.0)
+    assert result == Tally(counted={}, excluded=excluded, state=b"", norm=norm_code(1.0), weights={}, clips={}, loss=0.0)
 
 
 def test_as_many_as_a_run_needs_are_enough():
@@ -187,8 +188,9 @@ def test_what_a_commit_says_of_the_counted():
         excluded=[],
         state=table.state_root(),
         norm=102,
+        weights={name(0): 64 * 4, name(1): 64 * 6, name(2): 64 * 6},
         clips={name(0): 0, name(1): 0, name(2): 120 - 102 - 8},
-        loss=(0 * 4 + 1 * 6 + 2 * 8) / 18,
+        loss=(0 * 4 + 1 * 6 + 2 * 6) / 16,
     )
     assert list(result.counted) == sorted(said), "the order of the mean"
 
