@@ -118,8 +118,8 @@ class Hostile(Protocol):
     def targets(self, lab: "Lab", targets: Tensor) -> Tensor:
         """What they train on instead."""
 
-    def announce(self, lab: "Lab", honest: Mapping[str, Sent]) -> Mapping[str, Sent]:
-        """What they announce, by cluster, having seen everybody's work; new payloads go to `lab.put`."""
+    def announce(self, lab: "Lab", sent: Mapping[str, Sent]) -> Mapping[str, Sent]:
+        """What they announce, by cluster, having seen everybody's work and their own; new payloads go to `lab.put`."""
 
 
 @dataclass
@@ -208,7 +208,7 @@ class Lab:
             return self._contributions
         names = [member.state.cluster for member in self.members]
         honest = {name: self._contributions[name] for n, name in enumerate(names) if n not in self.hostile.clusters}
-        said = self.hostile.announce(self, honest)
+        said = self.hostile.announce(self, self._contributions)
         return {**honest, **{name: sent for name, sent in said.items() if self._passes(name, sent)}}
 
     def _passes(self, cluster: str, sent: Sent) -> bool:

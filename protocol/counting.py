@@ -63,7 +63,7 @@ class Announced:
 
 def tensor_clips(manifest: Manifest, counted: Sequence[Announced]) -> list[list[bytes]]:
     """For each of the counted, by stage: by how many codes each tensor is clipped, a byte each."""
-    if not manifest.rounds.tensor_clip_ratio:
+    if not manifest.tensor_clip_ratio:
         return [[bytes([each.clip]) * len(codes) for codes in each.tensors] for each in counted]
     median = median_norm([each.norm for each in counted])
     bounds = [
@@ -80,7 +80,7 @@ def _bound(manifest: Manifest, codes: Sequence[int], average: int) -> int:
     weights move alike."""
     silent = 2 * codes.count(0) > len(codes)
     middle = max(0, average) if silent else median_norm(codes)
-    return min(norms.LARGEST_CODE, middle + norms.ratio_codes(manifest.rounds.tensor_clip_ratio))
+    return min(norms.LARGEST_CODE, middle + norms.ratio_codes(manifest.tensor_clip_ratio))
 
 
 def _excess(codes: bytes, bounds: bytes, total: int) -> bytes:

@@ -221,8 +221,9 @@ class Rounds(_Section):
     clip_ratio: Ratio = 2.0
     """A contribution whose norm is above this multiple of the round's median counts by as much less; what is cut off goes back to
     its author's error feedback."""
-    tensor_clip_ratio: Ratio | Literal[0] = 2.0
-    """The same for each tensor, by that tensor's median; 0: tensors are not clipped one by one."""
+    tensor_clip_ratio: Ratio | Literal[0] | None = None
+    """The same for each tensor, by that tensor's median; 0: tensors are not clipped one by one; default: 1.25 in an open run (which
+    costs honest clusters nothing that could be measured: docs/poisoning.md), 2 with an allow-list."""
     weight_cap: Ratio | Literal[0] | None = None
     """A contribution weighs by its tokens, at most this multiple of the counted ones' lower median; 0: no cap; default: 1 in an
     open run, 0 with an allow-list."""
@@ -366,6 +367,12 @@ class Manifest(_Section):
         """0: none."""
         cap = self.rounds.weight_cap
         return cap if cap is not None else float(self.admission.policy == "open")
+
+    @property
+    def tensor_clip_ratio(self) -> float:
+        """0: tensors are not clipped one by one."""
+        ratio = self.rounds.tensor_clip_ratio
+        return ratio if ratio is not None else 1.25 if self.admission.policy == "open" else 2.0
 
     @property
     def largest_rms(self) -> float:

@@ -32,7 +32,7 @@ Combine = Callable[[int, Parts], Tensor]
 
 SORTED_VALUES = 1 << 22
 """Values sorted at a time, of all payloads together: 32 MiB, three times over."""
-LANES = 1 << 14
+LANES = 1 << 12
 
 
 def combined(outer: Outer, tokens: Sequence[int], factors: Sequence[float], decode: Decode) -> Combine:

@@ -22,7 +22,7 @@ from tests.helpers import digest, identity, manifest
 
 RUN = manifest()
 TENSORS = [len(stage_tensors(RUN.model, stage)) for stage in range(RUN.model.stages)]
-CODE = norm_code(1.0)
+CODE = norm_code(0.01)
 
 
 def good() -> pb.Leaves:

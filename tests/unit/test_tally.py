@@ -200,3 +200,25 @@ def test_who_is_clip_ratio_times_the_lower_median_is_not_clipped():
     codes = {"a": 100, "b": 90, "c": 116, "d": 117}
     assert clip(run, codes) == (100, {"a": 0, "b": 0, "c": 0, "d": 1})
     assert clip(run, {}) == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("against", "counted"),
+    [
+        ({0: [3], 3: [0, 1]}, {0, 1, 2}),
+        ({0: [], 3: [0, 1]}, {0, 1, 2}),
+        ({0: [1, 2], 3: []}, {1, 2, 3}),
+        ({0: [3], 3: [0]}, {1, 2}),
+    ],
+)
+def test_of_equal_leaves_those_with_most_votes_count_and_of_equals_none(against: dict[int, list[int]], counted: set[int]):
+    """Number 3 announces what 0 announced; `against`: who does not accept each of them."""
+    table = opened(4).contribute(range(3))
+    table.submit(table.contribution(3, leaves=digest("leaves", 0, table.head.round)))
+    refused = {voter: {of: pb.REASON_COPIED for of, voters in against.items() if voter in voters} for voter in range(4)}
+    result = count(table, *(table.receipt(voter, reject) for voter, reject in refused.items()))
+    assert set(result.counted) == {name(number) for number in counted}
+    assert {peer: reason for peer, (reason, _) in why(result).items()} == {
+        name(number): pb.REASON_COPIED for number in {0, 1, 2, 3} - counted
+    }
+    assert list(result.weights) == list(result.counted), "a copy weighs nothing"
