@@ -56,7 +56,7 @@ NONE = Defence("none", "the mean by announced tokens", {"rounds": OFF})
 CAP = _more(NONE, "cap", "weights at most the median", rounds={"weight_cap": None})
 TOTAL = _more(CAP, "+ clip", "payloads at most two medians, and largest_rms", rounds={"clip_ratio": 2.0, "largest_rms": None})
 TENSORS = _more(
-    TOTAL, "+ tensors", "tensors at most two medians: the defaults of an open run", rounds={"tensor_clip_ratio": 2.0}
+    TOTAL, "+ tensors", "each tensor at most 1.25 medians: the defaults of an open run", rounds={"tensor_clip_ratio": None}
 )
 DEFENCES = [
     NONE,
@@ -168,7 +168,7 @@ class Setting:
         return f"{parts}, {self.layers} layer{'s' * (self.layers > 1)}, {rounds}, {self.seeds} seed{'s' * (self.seeds > 1)}"
 
 
-QUICK = [Setting(4, 1, "sparse", 1, 60, 1)]
+QUICK = Setting(4, 1, "sparse", 1, 50, 1)
 FULL = [
     Setting(clusters, hostile, codec, 2, 200, 3) for codec in CODECS for clusters, hostile in ((4, 1), (8, 1), (8, 2), (16, 5))
 ]
@@ -208,6 +208,9 @@ def missed(setting: Setting, found: Mapping[str, Mapping[str, float]]) -> list[s
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one setting, one seed, short runs")
+    parser.add_argument("--clusters", type=int, default=QUICK.clusters, help="of the quick setting")
+    parser.add_argument("--hostile", type=int, default=QUICK.hostile, help="of the quick setting")
+    parser.add_argument("--codec", choices=CODECS, default=QUICK.codec, help="of the quick setting")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar does not hold")
     parser.add_argument("--afresh", action="store_true", help="forget finished cells")
     parser.add_argument("--processes", type=int, default=2)
@@ -217,7 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from bench.attacks import ATTACKS
 
     names = [attack.name for attack in ATTACKS]
-    settings = QUICK if options.quick else FULL
+    quick = replace(QUICK, clusters=options.clusters, hostile=options.hostile, codec=options.codec)
+    settings = [quick] if options.quick else FULL
     run_all((c for s in settings for attack in names for d in DEFENCES for c in s.cells(attack, d.name)), options.processes)
     results, sentences = [], []
     for setting in settings:
@@ -227,7 +231,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         table(columns, [[attack, *(f"{loss:.3f}" for loss in row.values())] for attack, row in found.items()])
         sentences += missed(setting, found)
         results.append({"setting": asdict(setting), "losses": found})
-    write("poison-quick" if options.quick else "poison", results)
+    short = f"poison-quick-{quick.hostile}-of-{quick.clusters}-{quick.codec.replace(' ', '-')}"
+    write(short if options.quick else "poison", results)
     judge(sentences, options.check)
 
 

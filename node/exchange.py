@@ -210,7 +210,8 @@ class Exchange:
             ours = [leaf for leaf in announced if leaf.stage in self.stages]
             await asyncio.gather(*(self.fetch(leaf.digest, providers, leaf.size, leaf.stage) for leaf in ours))
             leaves.append(announced)
-        return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes_of(self._manifest, items, leaves))
+        takes = await asyncio.to_thread(takes_of, self._manifest, items, leaves)
+        return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
 
     async def counts(self, commit: Statement[pb.Commit]) -> worker.Apply:
         """Whom a commit counts and what it clips of them, without payloads. Where nobody serves the leaves any more, only what it
@@ -222,7 +223,7 @@ class Exchange:
             log.info("commit %d: its clips of single tensors are not known: %s", commit.body.round, error)
             takes = [worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip) for item in items]
         else:
-            takes = takes_of(self._manifest, items, leaves)
+            takes = await asyncio.to_thread(takes_of, self._manifest, items, leaves)
             for take in takes:
                 del take.payloads[:]
         return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)

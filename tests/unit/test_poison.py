@@ -4,7 +4,7 @@ scales it to every bound, announces the most tokens allowed, and is counted in e
 The model is a bowl: the loss is the squared distance of Θ from where it should be, honest work a noisy step towards it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,15 @@ def run_with(**sections: dict[str, Any]) -> Manifest:
     rounds = {"count": ROUNDS, "start_clusters": 4, "max_inner_steps": 32, **sections.pop("rounds", {})}
     model = {"vocabulary_size": 64, "layers": 2}
     return manifest(model=model, compression={"codec": "int4"}, rounds=rounds, **sections)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """A second one mostly waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class Bowl:
