@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dilocox.cli.verify import replay_round
-from dilocox.node.exchange import takes_of
+from dilocox.node.exchange import Exchange, takes_of
 from dilocox.node.outer.state import EncodedStage, StageState
 from dilocox.node.starts import state_blob
 from dilocox.node.training.commits import read_commit
@@ -28,6 +28,7 @@ from dilocox.protocol.payload import owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.rpc import ChannelPool
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 CLUSTERS, HOSTILE = range(4), 3
@@ -66,7 +67,7 @@ class Bowl:
             self.table.submit(self.table.claim(number, state=self.root()))
         self.owed = [[StageState(run, stage) for stage in stages] for _ in CLUSTERS]
         self.random = torch.Generator().manual_seed(0)
-        self.goal = [torch.randn(state.size, generator=self.random) for state in self.theta]
+        self.goal = [0.1 * torch.randn(state.size, generator=self.random) for state in self.theta]
         self.leaves: dict[str, list[pb.Leaf]] = {}
 
     def loss(self) -> float:
@@ -88,7 +89,7 @@ class Bowl:
         else:
             for state, theta, goal in zip(states, self.theta, self.goal, strict=True):
                 noise = torch.randn(state.size, generator=self.random)
-                state.feedback.add_((theta.parameters - goal) * STEP).add_(noise, alpha=0.01)
+                state.feedback.add_((theta.parameters - goal) * STEP).add_(noise, alpha=0.001)
         return [state.encode(owner=owner_of(self.run.run_id, name, round, state.stage)) for state in states]
 
     def say(self, number: int, stages: Sequence[EncodedStage]) -> None:
@@ -148,7 +149,7 @@ def test_the_live_attack_destroys_a_model_without_the_rules_and_costs_a_part_of_
     assert honest < 0.01
     assert Bowl(run_with(rounds=NONE), tmp_path / "b", hostile=True).train() > 1e6
     assert Bowl(run_with(rounds=OLD), tmp_path / "c", hostile=True).train() > 2, "what running code has shown"
-    assert Bowl(run_with(), tmp_path / "d", hostile=True).train() < 0.25, "a third of the speed or more is left"
+    assert Bowl(run_with(), tmp_path / "d", hostile=True).train() < 0.1, "it slows the run, and does not destroy it"
     for rule in ("trimmed", "centered-clip"):
         assert Bowl(run_with(outer={"aggregate": rule}), tmp_path / rule, hostile=True).train() < 0.05
 
@@ -231,3 +232,30 @@ def test_what_is_too_large_for_the_run_is_sent_in_parts_and_refused_where_it_is_
 
 def replace_norms(leaf: pb.Leaf, norms: bytes) -> pb.Leaf:
     return pb.Leaf(stage=leaf.stage, digest=leaf.digest, size=leaf.size, norms=norms)
+
+
+class Nobody:
+    """A directory that knows no peer."""
+
+    async def look_up(self, peer: str) -> None:
+        pass
+
+    async def find(self, peer: str) -> None:
+        return None
+
+
+async def test_what_a_restart_owes_is_known_by_tensor_while_leaves_are_served_and_in_all_after_that(tmp_path: Path):
+    bowl = Bowl(run_with(), tmp_path, hostile=True)
+    bowl.train(1)
+    commit, stages = bowl.table.commits[-1], range(bowl.run.model.stages)
+    items = chain.taken(commit.body)
+    exchange = Exchange(bowl.run, stages, bowl.store, Nobody(), ChannelPool(), identity(9).peer)
+    known = await exchange.counts(commit)
+    expected = takes_of(bowl.run, items, [bowl.leaves[item.cluster] for item in items])
+    assert [list(take.clips) for take in known.takes] == [list(take.clips) for take in expected]
+    assert [list(take.payloads) for take in known.takes] == [[]] * 4
+    loud = next(take for take in known.takes if take.cluster == identity(HOSTILE).peer)
+    assert max(max(codes) for codes in loud.clips) > loud.clip > 0, "a tensor is clipped more than the whole"
+    elsewhere = Exchange(bowl.run, stages, BlobStore(tmp_path / "elsewhere"), Nobody(), ChannelPool(), identity(9).peer)
+    gone = await elsewhere.counts(commit)
+    assert [(take.clip, list(take.clips)) for take in gone.takes] == [(item.clip, []) for item in items]
