@@ -242,6 +242,21 @@ class Rounds(_Section):
         return self
 
 
+class Scoring(_Section):
+    """What a contribution does to the loss decides whether it counts (protocol/scoring.py)."""
+
+    voters: Annotated[int, Field(ge=0, le=limits.CLUSTERS)] = 0
+    """So many clusters, drawn for each contribution, score it: all others where they are fewer. 0: nobody does."""
+    threshold: Annotated[float, Field(gt=0, le=1)] = 2 / 3
+    """Of a committee's members who voted, at least this share must accept."""
+    sequences: Annotated[int, Field(gt=0, le=1024)] = 8
+    """Samples on which a voter measures the loss."""
+    margin: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """A loss that becomes worse by more than this, in nats per token, is harm, where the contribution also points away."""
+    share: Fraction = 0.03
+    """Of a cluster's time that scoring may take; what is not scored in time is accepted as far as its voter is concerned."""
+
+
 class Admission(_Section):
     policy: Literal["open", "allow-list"] = "open"
     allow: tuple[str, ...] = ()
@@ -299,6 +314,7 @@ class Manifest(_Section):
     outer: Outer = Outer()
     compression: Compression
     rounds: Rounds
+    scoring: Scoring = Scoring()
     admission: Admission = Admission()
     attestation: Attestation = Attestation()
 

@@ -106,6 +106,9 @@ class Follower:
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
         raise AssertionError("a box votes through its lead")
 
+    def score(self, asked: member.Score) -> None:
+        raise AssertionError("a box votes through its lead")
+
     def recheck(self, round: int) -> None:
         raise AssertionError("a box reports through its lead")
 

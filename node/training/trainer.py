@@ -215,31 +215,35 @@ class Trainer:
         self._follow()
 
     @contextmanager
-    def committed_weights(self) -> Iterator[None]:
-        """Swap Θ into the model, and back, with one tensor's scratch. Θ must not be touched meanwhile."""
-        self._swap()
+    def weights(self, flat: Sequence[Tensor]) -> Iterator[None]:
+        """Swap parameters, flat by state, into the model, and back, with one tensor's scratch. They must not be touched meanwhile."""
+        self._swap(flat)
         try:
             yield
         finally:
-            self._swap()
+            self._swap(flat)
 
-    def _swap(self) -> None:
-        for state, stage in self.pairs():
-            for (_, theta), live in zip(state.views(state.parameters), self.live(stage), strict=True):
-                scratch = live.to(theta.device, copy=True)
-                live.copy_(theta)
-                theta.copy_(scratch)
+    def _swap(self, flat: Sequence[Tensor]) -> None:
+        for (state, stage), parameters in zip(self.pairs(), flat, strict=True):
+            for (_, other), live in zip(state.views(parameters), self.live(stage), strict=True):
+                scratch = live.to(other.device, copy=True)
+                live.copy_(other)
+                other.copy_(scratch)
+
+    @property
+    def committed(self) -> list[Tensor]:
+        """Θ, flat by state."""
+        return [state.parameters for state in self.states]
 
     def evaluate_committed(self, dataset: Dataset) -> float:
-        """`evaluate` of Θ instead of the live parameters."""
-        with self.committed_weights():
-            return self.evaluate(dataset)
+        """`evaluate` of Θ instead of the live parameters, on what is held out."""
+        with self.weights(self.committed):
+            return self.evaluate(*dataset.evaluation())
 
-    def evaluate(self, dataset: Dataset) -> float:
-        """Held-out loss, nats per token, the same number in every worker. All workers call it at the same step; the first copy
-        evaluates, which alone holds Θ."""
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> float:
+        """Loss, nats per token, the same number in every worker. All workers call it at the same step; the first copy evaluates,
+        which alone holds Θ."""
         loss = 0.0
         if self.mesh.leads:
-            inputs, targets = dataset.evaluation()
             loss = self.pipeline.evaluate(inputs, targets, self.manifest.training.batch_size, self.manifest.model.hidden_size)
         return self.mesh.all_sum([loss])[0]
