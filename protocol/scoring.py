@@ -42,7 +42,7 @@ class Score:
 
 def units(gain: float) -> int:
     """As it stands in a receipt."""
-    return int(max(-LARGEST, min(LARGEST, round(gain * UNITS)))) if gain == gain else -LARGEST  # not a number is no gain
+    return round(max(-LARGEST, min(LARGEST, gain * UNITS))) if gain == gain else -LARGEST  # not a number is no gain
 
 
 def harms(manifest: Manifest, score: Score) -> bool:
