@@ -18,6 +18,7 @@ from dilocox.protocol import events, member
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.facts import Verdict
+from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import Statement, canonical

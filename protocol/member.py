@@ -143,7 +143,7 @@ class MemberState:
     """Contributions of the open round, by digest."""
     judging: frozenset[bytes] = frozenset()
     verdicts: Mapping[bytes, Verdict] = field(default_factory=dict)
-    scoring: frozenset[bytes] = frozenset()
+    to_score: frozenset[bytes] = frozenset()
     """Those that were given to be scored."""
     scores: Mapping[bytes, scoring.Score] = field(default_factory=dict)
     ballot: Statement[pb.Ballot] | None = None
@@ -199,7 +199,7 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
         case StateReady(round, root, loss):
             measured = loss if round == state.head.round else state.loss
             asked = frozenset(state.scores)  # workers that start again were asked for nothing
-            state = replace(state, roots=_newest(state.roots, round, root), loss=measured, scoring=asked)
+            state = replace(state, roots=_newest(state.roots, round, root), loss=measured, to_score=asked)
             state, effects = _compare(state, round)
         case PhaseEnded():
             effects = _contribute(state, event)
@@ -207,7 +207,7 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
             if contribution in state.seen:
                 state = replace(state, verdicts={**state.verdicts, contribution: verdict})
         case Scored(contribution, score):
-            if contribution in state.scoring:
+            if contribution in state.to_score:
                 state = replace(state, scores={**state.scores, contribution: score})
         case Signed(statement):
             state = _signed(state, statement)
@@ -260,7 +260,7 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
         seen={},
         judging=frozenset(),
         verdicts={},
-        scoring=frozenset(),
+        to_score=frozenset(),
         scores={},
         ballot=None,
         vote_by=None,
@@ -299,7 +299,7 @@ def _start_again(state: MemberState, round: int, detail: str) -> tuple[MemberSta
         why = f"before round {round} {detail}, though we started again from a state that the run agreed on"
         return state, [Halt(f"{why}: this machine computes differently from the others, or the run was misled")]
     own = {kind: statement for kind, statement in state.own.items() if kind != pb.KIND_STATE_REPORT}
-    state = replace(state, roots={}, own=own, judging=frozenset(), verdicts={}, scoring=frozenset(), scores={}, anew=True)
+    state = replace(state, roots={}, own=own, judging=frozenset(), verdicts={}, to_score=frozenset(), scores={}, anew=True)
     return state, [Resynchronise(round, detail)]
 
 
@@ -422,7 +422,7 @@ def _speak(state: MemberState, effects: list[Effect], now: float) -> tuple[Membe
     state = replace(state, judging=state.judging | set(unjudged)) if unjudged else state
     if unscored := _to_score(state):
         effects = [*effects, *unscored]
-        state = replace(state, scoring=state.scoring | {each.contribution.digest for each in unscored})
+        state = replace(state, to_score=state.to_score | {each.contribution.digest for each in unscored})
     return _ask(state, effects, _due(state, now))
 
 
@@ -519,9 +519,11 @@ def _committees(state: MemberState) -> list[Statement[pb.Contribution]]:
     return [s for s in listed if s.peer != state.me and state.me in scoring.committee(state.manifest, ballot, s.peer, names)]
 
 
-def _to_score(state: MemberState) -> list[Effect]:
+def _to_score(state: MemberState) -> list[Score]:
     """Of those, who are well made and were not given to be scored yet."""
-    due = [s for s in _committees(state) if s.digest not in state.scoring and state.verdicts.get(s.digest, REFUSED) == ACCEPTED]
+    due = [
+        s for s in _committees(state) if s.digest not in state.to_score and state.verdicts.get(s.digest, REFUSED) == ACCEPTED
+    ]
     own, ballot, lease = state.own.get(pb.KIND_CONTRIBUTION), state.ballot, state.head.ledger.leases.get(state.me)
     if not due or own is None or ballot is None or lease is None:
         return []

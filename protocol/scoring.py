@@ -56,10 +56,17 @@ def seed_of(ballot: Statement[pb.Ballot]) -> bytes:
 
 
 def committee(manifest: Manifest, ballot: Statement[pb.Ballot], cluster: str, listed: Sequence[str]) -> frozenset[str]:
-    """Of the clusters on the ballot, those who score this one; all others where they are few. Empty where the run does not score."""
-    seed, others = seed_of(ballot), [name for name in listed if name != cluster]
-    drawn = sorted(others, key=lambda name: sha256(seed, cluster.encode(), b"\0", name.encode()))
-    return frozenset(drawn[: manifest.scoring.voters])
+    """Of the clusters on the ballot, in its order, those who score this one; all others where they are few. Empty where the run
+    does not score."""
+    wanted, others = manifest.scoring.voters, frozenset(listed) - {cluster}
+    if not wanted or len(others) <= wanted:
+        return others if wanted else frozenset()
+    seed, drawn, number = seed_of(ballot), set[str](), 0
+    while len(drawn) < wanted:
+        name = listed[int.from_bytes(sha256(seed, cluster.encode(), number.to_bytes(4, "big"))[:8], "big") % len(listed)]
+        drawn |= {name} & others
+        number += 1
+    return frozenset(drawn)
 
 
 def positions(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, lease: Lease) -> list[int]:

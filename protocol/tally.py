@@ -3,7 +3,7 @@ can recheck a commit.
 
 Voters are the clusters that contributed and voted: who does not vote does not count (unless it said goodbye in between), and does
 not stand in the others' way. A contribution counts when at least half of the other voters, and at least one, accepted it; a lone
-one counts only where the manifest's min_clusters is 1.
+one counts only where the manifest's min_clusters is 1. Where the run scores, most of its committee must have accepted it too.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dilocox.protocol import counting
+from dilocox.protocol import counting, scoring
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.gathered import Gathered, single
 from dilocox.protocol.head import Head
@@ -105,7 +105,30 @@ def _accepted(
         else:
             reasons[name] = _complaint(complaints.get(index[name]), votes, others)
     _drop_copies(accepted, {name: int(yes[index[name]]) for name in accepted}, reasons)
+    _drop_harmful(manifest, gathered, voters, accepted, reasons)
     return accepted
+
+
+def _drop_harmful(
+    manifest: Manifest,
+    gathered: Gathered,
+    voters: Sequence[str],
+    accepted: dict[str, Statement[pb.Contribution]],
+    reasons: dict[str, Why],
+) -> None:
+    """What too few of those accepted who were drawn to score it."""
+    listed, ballot = gathered.listed(), gathered.ballot
+    if not manifest.scoring.voters or ballot is None:
+        return
+    votes = {name: gathered.receipts[name][0].body.accepted for name in voters}
+    for index, name in enumerate(listed):
+        if name not in accepted:
+            continue
+        drawn = scoring.committee(manifest, ballot, name, listed) & votes.keys()
+        accepts = sum(votes[voter][index // 8] >> index % 8 & 1 for voter in drawn)
+        if not scoring.is_enough(manifest, accepts, len(drawn)):
+            del accepted[name]
+            reasons[name] = pb.REASON_HARMS, f"{accepts} of the {len(drawn)} who were drawn to score it accepted it"
 
 
 def _drop_copies(accepted: dict[str, Statement[pb.Contribution]], votes: Mapping[str, int], reasons: dict[str, Why]) -> None:

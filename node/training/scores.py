@@ -74,7 +74,9 @@ def measure(trainer: Trainer, candidate: Candidate, before: float | None, sample
 class Scores:
     """What is to be scored in the open round, one after the other, in the order in which every worker was asked."""
 
-    def __init__(self, trainer: Trainer, dataset: Dataset, submit: Callable[[Callable[[], Candidate]], Future[Candidate]]) -> None:
+    def __init__(
+        self, trainer: Trainer, dataset: Dataset, submit: Callable[[Callable[[], Candidate]], Future[Candidate]]
+    ) -> None:
         """`submit`: to what runs beside training, and no phase waits for."""
         self._trainer, self._dataset, self._submit = trainer, dataset, submit
         self._asked: deque[pb.Score] = deque()
@@ -99,9 +101,14 @@ class Scores:
             self._making = self._submit(lambda: make_candidate(self._trainer, asked, rank_or_k, read))
 
     @property
+    def samples_here(self) -> bool:
+        """Whether the samples are, on which the next one is measured."""
+        return bool(self._asked) and self._dataset.here(list(self._asked[0].positions))
+
+    @property
     def ready(self) -> bool:
         """Whether the next one can be measured here; the first worker's clock says whether there is time for it."""
-        if self._making is None or not self._making.done() or not self._dataset.here(list(self._asked[0].positions)):
+        if self._making is None or not self._making.done() or not self.samples_here:
             return False
         elapsed = time.monotonic() - self._began
         return self._trainer.mesh.rank > 0 or self._spent <= self._trainer.manifest.scoring.share * elapsed

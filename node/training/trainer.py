@@ -216,7 +216,7 @@ class Trainer:
 
     @contextmanager
     def weights(self, flat: Sequence[Tensor]) -> Iterator[None]:
-        """Swap parameters, flat by state, into the model, and back, with one tensor's scratch. They must not be touched meanwhile."""
+        """Swap parameters, flat by state, into the model, and back, with one tensor's scratch. Nobody may touch them meanwhile."""
         self._swap(flat)
         try:
             yield

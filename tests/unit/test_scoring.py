@@ -88,6 +88,8 @@ def test_a_score_stands_in_a_receipt_in_whole_units():
     assert scoring.units(math.inf) == (1 << 31) - 1
 
 
-@pytest.mark.parametrize(("accepts", "voted", "enough"), [(4, 5, True), (3, 5, False), (2, 3, True), (1, 2, False), (0, 0, True)])
+@pytest.mark.parametrize(
+    ("accepts", "voted", "enough"), [(4, 5, True), (3, 5, False), (2, 3, True), (1, 2, False), (0, 0, True)]
+)
 def test_two_thirds_of_those_who_voted(accepts: int, voted: int, enough: bool):
     assert scoring.is_enough(RUN, accepts, voted) == enough

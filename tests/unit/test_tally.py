@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dilocox.protocol import rules
+from dilocox.protocol import rules, scoring
 from dilocox.protocol.counting import clip
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.norms import norm_code
@@ -17,10 +17,11 @@ def name(number: int) -> str:
     return identity(number).peer
 
 
-def opened(clusters: int, least: int = 2, clip_ratio: float = 2.0) -> Table:
+def opened(clusters: int, least: int = 2, clip_ratio: float = 2.0, voters: int = 0) -> Table:
     """Everybody's second round: no report has said yet which state it starts from."""
     numbers = range(clusters)
-    run = manifest(rounds={"min_clusters": least, "start_clusters": clusters, "clip_ratio": clip_ratio})
+    rounds = {"min_clusters": least, "start_clusters": clusters, "clip_ratio": clip_ratio}
+    run = manifest(rounds=rounds, scoring={"voters": voters})
     return Table(run).genesis(numbers).train(1, numbers)
 
 
@@ -53,6 +54,25 @@ def test_half_of_the_others_and_at_least_one(clusters: int, votes: int, counts: 
     assert set(result.counted) == {name(number) for number in range(clusters) if number or counts}
     excluded = {} if counts else {name(0): (pb.REASON_TOO_FEW_ACCEPTS, f"{votes} of {clusters - 1} accepted it")}
     assert why(result) == excluded
+
+
+@pytest.mark.parametrize(("accepts", "counts"), [(5, True), (4, False)])
+def test_where_all_score_two_thirds_must_accept(accepts: int, counts: bool):
+    table = opened(8, voters=32).contribute(range(8))
+    result = count(table, receipt(table, 0), *(receipt(table, n, silent=[] if n <= accepts else [0]) for n in range(1, 8)))
+    excluded = {} if counts else {name(0): (pb.REASON_HARMS, f"{accepts} of the 7 who were drawn to score it accepted it")}
+    assert why(result) == excluded
+    assert (name(0) in result.counted) == counts
+
+
+@pytest.mark.parametrize("theirs", [True, False])
+def test_what_harms_is_said_by_those_who_were_drawn_to_score_it(theirs: bool):
+    table = opened(9, voters=2).contribute(range(9))
+    assert table.state.gathered.ballot is not None
+    drawn = scoring.committee(table.run, table.state.gathered.ballot, name(0), table.state.gathered.listed())
+    against = [number for number in range(1, 9) if (name(number) in drawn) == theirs][:2]
+    result = count(table, *(receipt(table, number, silent=[0] if number in against else []) for number in range(9)))
+    assert why(result) == ({name(0): (pb.REASON_HARMS, "0 of the 2 who were drawn to score it accepted it")} if theirs else {})
 
 
 @pytest.mark.parametrize(("votes", "counts"), [(1, False), (2, True)])
