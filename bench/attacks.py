@@ -13,6 +13,7 @@ from torch import Tensor
 from bench.lab import Lab, Sent, announcement
 from dilocox.node.outer.state import EncodedStage, StageState
 from dilocox.protocol.payload import owner_of
+from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["ATTACKS", "Adversary", "Attack", "Seen"]
 
@@ -149,8 +150,9 @@ class Adversary:
 
 
 def _with_tokens(sent: Sent, tokens: int) -> Sent:
-    sent.contribution.tokens = tokens
-    return replace(sent)
+    contribution = pb.Contribution.FromString(sent.contribution.SerializeToString())
+    contribution.tokens = tokens
+    return replace(sent, contribution=contribution)
 
 
 def _stages(lab: Lab) -> list[StageState]:
