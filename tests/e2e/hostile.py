@@ -21,6 +21,7 @@ from dilocox.protocol.norms import norm_code, norm_of
 from dilocox.protocol.payload import Layout, owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.protocol.scoring import Score
 from dilocox.transport import tls
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.callers import Callers
@@ -92,6 +93,8 @@ class HostilePeer:
                     self.feed(member.Signed(seal(self.identity, kind, self.run.run_id, body)))
                 case member.Judge(contribution):
                     self.feed(member.Judged(contribution.digest, (pb.REASON_UNSPECIFIED, 0)))  # looks at nothing
+                case member.Score(contribution):
+                    self.feed(member.Scored(contribution.digest, Score(1.0, 0.0, 1.0)))  # nor at what it does
                 case member.Halt(why):
                     raise AssertionError(why)
         self.speak.set()
