@@ -59,7 +59,7 @@ class AllReduce:
         return sum(4 * parameter.numel() for parameter in self.parameters)
 
     def measure(self, step: int, position: int) -> Point:
-        loss = self.trainer.evaluate(self.dataset)
+        loss = self.trainer.evaluate(*self.dataset.evaluation())
         return Point(step, position * self.run.model.sequence_length, self.wire_bytes, loss, 0.0)
 
 

@@ -102,7 +102,7 @@ def measure(shape: Shape, codec: str, folder: Path, seed: int = 0) -> dict[str, 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer, store = Trainer(run, Mesh(device=device)), BlobStore(folder / "blobs")
     trainer.load_initial()
-    boundaries = Boundaries(folder / "stages", 1, trainer, store)
+    boundaries = Boundaries(folder / "stages", 1, "a", trainer, store)
     tokens = torch.randint(0, run.model.vocabulary_size, (shape.batch, shape.length))
 
     def step(before_update: Callable[[], None] = lambda: None) -> None:
@@ -122,10 +122,10 @@ def measure(shape: Shape, codec: str, folder: Path, seed: int = 0) -> dict[str, 
         background = writing.result()
     payload = bytes.fromhex(written[0].payload)
     commit = Commit(1, run.compression.keep, [Take("a", 1, [payload]), Take("b", 1, [payload])])
-    apply = timed(lambda: trainer.prepare(commit, store.view, {}), device)
+    apply = timed(lambda: trainer.prepare(commit, store.view, "a", {}), device)
     moved = timed(trainer.rebase, device)
 
-    encode = timed(lambda: trainer.encode(run.compression.keep), device)
+    encode = timed(lambda: trainer.encode("a", 1, run.compression.keep), device)
     (state,), inner = trainer.states, trainer.copy_inner()[0]
 
     def on_the_training_thread() -> None:

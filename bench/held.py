@@ -94,7 +94,7 @@ def train(run: Manifest, folder: Path) -> tuple[int, int]:
     with Most() as training:
         for _ in range(STEPS):
             trainer.step(tokens, tokens)
-    boundaries = Boundaries(folder / "stages", 1, trainer, store)
+    boundaries = Boundaries(folder / "stages", 1, "a", trainer, store)
     (stage,) = trainer.stages
     with Most() as ending, ThreadPoolExecutor(1) as background:
         trainer.end_phase(1, restart=False)
@@ -103,7 +103,7 @@ def train(run: Manifest, folder: Path) -> tuple[int, int]:
         trainer.step(tokens, tokens, before_update=boundaries.wait)
         payload = bytes.fromhex(writing.result()[stage].payload)
         commit = Commit(1, run.compression.keep, [Take(name, 1, [payload] * BOXES) for name in ("a", "b")])
-        trainer.prepare(commit, store.view, {})
+        trainer.prepare(commit, store.view, "a", {})
         trainer.rebase()
     return training.bytes, ending.bytes
 

@@ -5,25 +5,30 @@ product runs: a golden test holds the two to the same bits. What a network would
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from bench.texts import stdlib
+from dilocox.node.outer.state import EncodedStage
 from dilocox.node.training.data import Dataset, load_dataset
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.trainer import Commit, Take, Trainer
-from dilocox.protocol import adaptive, chain, norms, phase, tally
+from dilocox.protocol import adaptive, chain, counting, norms, phase
+from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster, Head, initial_head
+from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.phase import Apply, Encode, End, PhaseState, Train, Turn
 from dilocox.transport.blobs import digest_of
 
-__all__ = ["Arrival", "Lab", "Point", "process_group_of_one"]
+__all__ = ["Arrival", "Hostile", "Lab", "Point", "Sent", "announcement", "process_group_of_one"]
 
 CPU = torch.device("cpu")
 
@@ -75,8 +80,46 @@ class Sent:
     """What a cluster contributed to a round."""
 
     contribution: pb.Contribution
-    payloads: Sequence[bytes]
-    """Digests, by stage."""
+    leaves: Sequence[pb.Leaf]
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """Digests, by stage."""
+        return [leaf.digest for leaf in self.leaves]
+
+
+def announcement(stages: Sequence[EncodedStage], tokens: int) -> Sent:
+    """What a cluster says of its payloads; of no round yet."""
+    leaves = [
+        pb.Leaf(
+            stage=stage,
+            digest=digest_of([each.raw]),
+            size=len(each.raw),
+            norms=bytes(norms.norm_code(norm) for norm in each.norms),
+        )
+        for stage, each in enumerate(stages)
+    ]
+    contribution = pb.Contribution(
+        tokens=tokens,
+        size=sum(leaf.size for leaf in leaves),
+        norm=norms.norm_code(math.hypot(*(stage.norm for stage in stages))),
+        effective_rank=sum(stage.effective_rank for stage in stages) / len(stages),
+        error=sum(stage.error for stage in stages) / len(stages),
+    )
+    return Sent(contribution, leaves)
+
+
+class Hostile(Protocol):
+    """Clusters that do harm, together."""
+
+    @property
+    def clusters(self) -> Container[int]: ...
+
+    def targets(self, lab: "Lab", targets: Tensor) -> Tensor:
+        """What they train on instead."""
+
+    def announce(self, lab: "Lab", sent: Mapping[str, Sent]) -> Mapping[str, Sent]:
+        """What they announce, by cluster, having seen everybody's work and their own; new payloads go to `lab.put`."""
 
 
 @dataclass
@@ -93,6 +136,7 @@ class Lab:
     evaluate_every: int = 1
     data: Path | None = None
     """Where the run's corpus lies; None: it is the standard library's."""
+    hostile: Hostile | None = None
     points: list[Point] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -100,6 +144,8 @@ class Lab:
         roster = {name: Cluster(name, (), joined=1) for name in names}
         self.counted: dict[str, Sent] = {}
         """In the last commit, by cluster."""
+        self.refused: list[str] = []
+        """What voters said of hostile payloads."""
         self.takes: list[Take] = []
         self.head = self._advance(replace(initial_head(""), roster=roster), {})
         """What it makes of the run."""
@@ -148,12 +194,39 @@ class Lab:
         """Every cluster's phase, and the commit that counts all of them; it is applied in the next round's phases."""
         number = self.head.round
         self._take_turns(lambda member: member.state.round == number)
-        self.counted = dict(sorted(self._contributions.items()))
+        self.counted = dict(sorted(self._sent().items()))
         self.wire_bytes += self.payload_bytes
         self._rank_or_k = self.head.rank_or_k
         self.head = self._advance(self.head, self._samples_read)
         kept = {digest for sent in self.counted.values() for digest in sent.payloads}
+        kept |= {digest for member in self.members for digest in member.payloads.values()}
         self._blobs = {digest: raw for digest, raw in self._blobs.items() if digest in kept}
+
+    def _sent(self) -> dict[str, Sent]:
+        """What counts: everybody's work, and of what hostile clusters announce all that honest voters let pass."""
+        if self.hostile is None:
+            return self._contributions
+        names = [member.state.cluster for member in self.members]
+        honest = {name: self._contributions[name] for n, name in enumerate(names) if n not in self.hostile.clusters}
+        said = self.hostile.announce(self, self._contributions)
+        return {**honest, **{name: sent for name, sent in said.items() if self._passes(name, sent)}}
+
+    def _passes(self, cluster: str, sent: Sent) -> bool:
+        try:
+            check_leaves(sent.contribution, sent.leaves)
+            for leaf in sent.leaves:
+                check_bounds(self.run, leaf)
+                check_payload(self.run, cluster, self.head.round, leaf, self._blobs[leaf.digest], self.head.rank_or_k)
+        except RemoteError as error:
+            self.refused.append(f"round {self.head.round}: {error.detail}")
+            return False
+        return True
+
+    def put(self, raw: bytes) -> bytes:
+        """Keep a payload of the open round; its digest."""
+        digest = digest_of([raw])
+        self._blobs[digest] = raw
+        return digest
 
     def _take_turns(self, unfinished: Callable[[Member], bool]) -> None:
         """One turn of each cluster after the other, until none is unfinished."""
@@ -172,7 +245,7 @@ class Lab:
         member = self.members[index]
         trained = not self._arrives(index, member.state.steps)
         if trained:
-            self._train(member)
+            self._train(index)
         steps = member.state.steps + trained
         if self._arrives(index, steps):
             self._prepare(member)
@@ -197,18 +270,22 @@ class Lab:
         arrival = self.arrive_at if isinstance(self.arrive_at, int) else self.arrive_at(self, index)
         return steps >= arrival or not isinstance(phase.next_action(member.state), Train)
 
-    def _train(self, member: Member) -> None:
+    def _train(self, index: int) -> None:
+        member = self.members[index]
         action = phase.next_action(member.state)
         if not isinstance(action, Train):
             raise RuntimeError(f"a cluster of the lab waits for ever: {action.why}")
-        member.trainer.step(*self.dataset.batch(list(action.positions)))
+        inputs, targets = self.dataset.batch(list(action.positions))
+        if self.hostile is not None and index in self.hostile.clusters:
+            targets = self.hostile.targets(self, targets)
+        member.trainer.step(inputs, targets)
         member.total_steps += 1
         self.tokens += self.run.tokens_per_step
 
     def _prepare(self, member: Member) -> None:
         commit = Commit(self.head.round - 1, self._rank_or_k, self.takes)
-        share = commit.leaves(member.state.cluster) if phase.closes(member.state, commit.round) else 0.0
-        member.trainer.prepare(commit, self.payload, member.payloads if share else {}, share)
+        announced = member.payloads if phase.closes(member.state, commit.round) else {}
+        member.trainer.prepare(commit, self.payload, member.state.cluster, announced)
         member.prepared = self.head
 
     def payload(self, digest: bytes) -> memoryview:
@@ -216,19 +293,11 @@ class Lab:
         return memoryview(self._blobs[digest])
 
     def _encode(self, member: Member, ended: Encode) -> None:
-        stages = member.trainer.encode(ended.rank_or_k)
-        for state, stage in zip(member.trainer.states, stages, strict=True):
-            digest = member.payloads[state.stage] = digest_of([stage.raw])
-            self._blobs[digest] = stage.raw
-        contribution = pb.Contribution(
-            tokens=ended.inner_steps * self.run.tokens_per_step,
-            size=sum(len(stage.raw) for stage in stages),
-            norm=norms.norm_code(math.hypot(*(stage.norm for stage in stages))),
-            effective_rank=sum(stage.effective_rank for stage in stages) / len(stages),
-            error=sum(stage.error for stage in stages) / len(stages),
-        )
         name = member.state.cluster
-        self._contributions[name] = Sent(contribution, [member.payloads[state.stage] for state in member.trainer.states])
+        stages = member.trainer.encode(name, ended.round, ended.rank_or_k)
+        for state, stage in zip(member.trainer.states, stages, strict=True):
+            member.payloads[state.stage] = self.put(stage.raw)
+        self._contributions[name] = announcement(stages, ended.inner_steps * self.run.tokens_per_step)
         self._samples_read[name] = ended.samples_read
 
     def _advance(self, head: Head, samples_read: dict[str, int]) -> Head:
@@ -239,10 +308,16 @@ class Lab:
         ahead = chain.LEASE_PHASES * self.run.rounds.max_inner_steps * self.run.training.batch_size
         first = self.run.compression.keep
         rank_or_k = adaptive.next_rank_or_k(self.run, head.rank_or_k, list(bodies.values())) if head.round else first
-        median, clips = tally.clip(self.run, {name: body.norm for name, body in bodies.items()})
+        median, clips = counting.clip(self.run, {name: body.norm for name, body in bodies.items()})
+        weights = counting.weights(self.run, {name: body.tokens for name, body in bodies.items()})
+        announced = [
+            counting.Announced(sent.contribution.norm, clips[name], [leaf.norms for leaf in sent.leaves])
+            for name, sent in self.counted.items()
+        ]
+        by_tensor = counting.tensor_clips(self.run, announced)
         self.takes = [
-            Take(name, body.tokens, self.counted[name].payloads, norms.clip_factor(clips[name]))
-            for name, body in bodies.items()
+            Take(name, weights[name], sent.payloads, clips[name], tensors)
+            for (name, sent), tensors in zip(self.counted.items(), by_tensor, strict=True)
         ]
         return replace(
             head,

@@ -19,7 +19,6 @@ from google.protobuf.message import DecodeError, Message
 
 from dilocox.node.attest import attesters, certificates, nvidia, simulated, snp, tdx
 from dilocox.node.boxes.link import ClusterLink
-from dilocox.node.exchange import read_leaves
 from dilocox.node.outer import checkpoint
 from dilocox.node.own import OwnStatements
 from dilocox.protocol import chain, payload, round, terms
@@ -28,6 +27,7 @@ from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.ids import JoinLink, key_of_peer, peer_id
+from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Compression, Manifest, open_manifest
 from dilocox.protocol.messages import Statement, canonical, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -212,7 +212,7 @@ def _payloads() -> list[Target]:
 def _decode(layout: payload.StageLayout, raw: bytes) -> None:
     tensors = payload.parse(raw, layout)
     assert math.isfinite(payload.decoded_norm(tensors)), "a payload without a norm"
-    again = payload.pack(tensors, layout.entropy)
+    again = payload.pack(tensors, layout.entropy, raw[payload.OWNER])
     assert layout.entropy or again == raw, "a payload that is not coded has one form"
     assert payload.pack(payload.parse(again, layout), layout.entropy) == again, "what it says is not what it says again"
 

@@ -4,7 +4,7 @@
     fixed H      rebase: the fast ones train on while the slow box finishes its H, up to max_inner_steps
     time-boxed   rebase: a round lasts as long as a fast box needs for H; the slow one takes the steps that fit
 
-The mean is weighted by tokens. Time is counted in steps of a fast box. `python -m bench.unequal`.
+The mean is weighted by tokens, up to their median. Time is counted in steps of a fast box. `python -m bench.unequal`.
 """
 
 import statistics

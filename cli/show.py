@@ -246,6 +246,7 @@ def _print_round(value: dict[str, Any]) -> None:
         [
             item["cluster"],
             f"{item['tokens']:,}",
+            f"{item['weight']:,}",
             f"{item['bytes']:,}",
             f"{item['norm']:.3f}",
             f"{item['clipped']:.2f}",
@@ -255,7 +256,7 @@ def _print_round(value: dict[str, Any]) -> None:
         for item in value["clusters"]
     ]
     console.print()
-    print_table(["counted", "tokens", "bytes", "norm", "clipped to", "effective rank", "leaves"], rows)
+    print_table(["counted", "tokens", "weight", "bytes", "norm", "clipped to", "effective rank", "leaves"], rows)
     attested = [
         [
             item["peer"],

@@ -8,12 +8,15 @@ import typer
 
 from dilocox.cli.common import HomeOption, JsonOption, ReadOption, console, fail, print_json, read_link
 from dilocox.cli.reading import reading
-from dilocox.node.exchange import read_leaves
+from dilocox.node.exchange import takes_of
 from dilocox.node.forks import check_forks
 from dilocox.node.reader import Reader
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload, read_leaves
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
 
@@ -101,21 +104,33 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
         ]
         fail(f"the state before round {round} is not on this disk", 2, f"it has those of rounds {here}")
     items = taken(commits[round].body)
-    leaves = [read_leaves(chain.manifest, store.read(item.contribution.leaves)) for item in items]
+    leaves = [_leaves(chain.manifest, store, item.contribution) for item in items]
     from dilocox.node.outer.state import StageState  # torch loads only here
+    from dilocox.node.training.commits import read_commit
 
+    rank_or_k = commits[round - 1].body.rank_or_k
+    commit = read_commit(round, takes_of(chain.manifest, items, leaves), rank_or_k)
     digests: dict[str, str] = {}
     for stage, wanted in enumerate(after):
-        payloads = [each[stage].digest for each in leaves]
-        for digest in (before[stage], *payloads):
+        for digest in (before[stage], *(each[stage].digest for each in leaves)):
             if not store.verify(digest):
                 fail(f"round {round}, stage {stage}: the blob {digest.hex()[:16]}… is damaged on this disk")
+        for item, each in zip(items, leaves, strict=True):
+            check_payload(chain.manifest, item.cluster, round, each[stage], store.view(each[stage].digest), rank_or_k)
         state = StageState(chain.manifest, stage)
         state.load_state(store.view(before[stage]))
-        weights, factors = [item.weight for item in items], [item.factor for item in items]
-        state.apply([store.view(d) for d in payloads], weights, round, commits[round - 1].body.rank_or_k, factors)
+        commit.apply_to(state, store.view)
         digest = digest_of([state.state_bytes()])
         if digest != wanted:
             fail(f"round {round}, stage {stage}: replay gives {digest.hex()[:16]}…, the chain says {wanted.hex()[:16]}…")
         digests[str(stage)] = digest.hex()
     return digests
+
+
+def _leaves(manifest: Manifest, store: BlobStore, contribution: pb.Contribution) -> list[pb.Leaf]:
+    """What a counted contribution announces, and may. Raises RemoteError."""
+    leaves = read_leaves(manifest, store.read(contribution.leaves))
+    check_leaves(contribution, leaves)
+    for leaf in leaves:
+        check_bounds(manifest, leaf)
+    return leaves

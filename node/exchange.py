@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,24 +10,23 @@ from functools import partial
 from typing import Protocol
 
 from dilocox.protocol import limits
-from dilocox.protocol import payload as wire
+from dilocox.protocol.chain import Taken, taken
 from dilocox.protocol.chain import holders as holders_of
-from dilocox.protocol.chain import taken
+from dilocox.protocol.counting import Announced, tensor_clips
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster
 from dilocox.protocol.ids import short
+from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload, layout_of, read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member import Verdict
-from dilocox.protocol.messages import Statement, parse
-from dilocox.protocol.norms import matches, norm_of
+from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import ChannelPool, fetch_blob
 
-__all__ = ["Exchange", "FetchStatistics", "read_leaves"]
+__all__ = ["Exchange", "FetchStatistics", "takes_of"]
 
 log = logging.getLogger(__name__)
 
@@ -204,15 +202,30 @@ class Exchange:
 
     async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
         """Have what a commit counts of our stages; what workers need to apply it. Raises RemoteError when it is not to be had."""
-        holders = holders_of(commit.body)
-        takes = []
-        for item in taken(commit.body):
+        holders, items = holders_of(commit.body), taken(commit.body)
+        leaves = []
+        for item in items:
             providers = holders[item.cluster]
-            leaves = await self.leaves(item.contribution, providers)
-            ours = [leaf for leaf in leaves if leaf.stage in self.stages]
+            announced = await self.leaves(item.contribution, providers)
+            ours = [leaf for leaf in announced if leaf.stage in self.stages]
             await asyncio.gather(*(self.fetch(leaf.digest, providers, leaf.size, leaf.stage) for leaf in ours))
-            payloads = [leaf.digest for leaf in leaves]
-            takes.append(worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip, payloads=payloads))
+            leaves.append(announced)
+        takes = await asyncio.to_thread(takes_of, self._manifest, items, leaves)
+        return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
+
+    async def counts(self, commit: Statement[pb.Commit]) -> worker.Apply:
+        """Whom a commit counts and what it clips of them, without payloads. Where nobody serves the leaves any more, only what it
+        clips in total is known."""
+        holders, items = holders_of(commit.body), taken(commit.body)
+        try:
+            leaves = [await self.leaves(item.contribution, holders[item.cluster]) for item in items]
+        except RemoteError as error:
+            log.info("commit %d: its clips of single tensors are not known: %s", commit.body.round, error)
+            takes = [worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip) for item in items]
+        else:
+            takes = await asyncio.to_thread(takes_of, self._manifest, items, leaves)
+            for take in takes:
+                del take.payloads[:]
         return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
 
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
@@ -224,44 +237,33 @@ class Exchange:
             providers = [contribution.peer, *body.holders]
             await self.fetch_forever(body.leaves, providers, limits.LEAVES_BYTES)
             leaves = read_leaves(self._manifest, self._store.read(body.leaves))
-            if sum(leaf.size for leaf in leaves) != body.size:
-                raise RemoteError(pb.REASON_SIZE_MISMATCH, "its leaves do not add up to the announced bytes")
-            check_norm(body.norm, math.hypot(*(norm_of(code) for leaf in leaves for code in leaf.norms)))
+            check_leaves(body, leaves)
             for leaf in leaves:
                 stage = leaf.stage
+                check_bounds(self._manifest, leaf)
                 if stage in self.stages:
-                    shapes = [spec.shape for spec in stage_tensors(self._manifest.model, stage)]
-                    layout = wire.stage_layout(shapes, self._manifest.compression, rank_or_k)
-                    layout.check_size(leaf.size)
+                    layout_of(self._manifest, stage, rank_or_k).check_size(leaf.size)
                     await self.fetch_forever(leaf.digest, providers, leaf.size, stage)
-                    await asyncio.to_thread(self._check, leaf, layout)
+                    await asyncio.to_thread(self._check, contribution, leaf, rank_or_k)
         except RemoteError as error:
             log.info("payload of %s, stage %d: %s", short(contribution.peer), stage, error)
             return error.reason, stage
         return pb.REASON_UNSPECIFIED, 0
 
-    def _check(self, leaf: pb.Leaf, layout: wire.StageLayout) -> None:
-        """Digest was checked on arrival; here layout, finiteness and norms. Raises RemoteError."""
-        if self._store.size(leaf.digest) != leaf.size:
-            raise RemoteError(pb.REASON_SIZE_MISMATCH, "not the announced size")
-        tensors = wire.parse(self._store.view(leaf.digest), layout)
-        for code, tensor in zip(leaf.norms, tensors, strict=True):
-            check_norm(code, wire.decoded_norm([tensor]))
+    def _check(self, contribution: Statement[pb.Contribution], leaf: pb.Leaf, rank_or_k: int) -> None:
+        raw = self._store.view(leaf.digest)
+        check_payload(self._manifest, contribution.peer, contribution.body.round, leaf, raw, rank_or_k)
 
 
-def read_leaves(manifest: Manifest, raw: bytes) -> list[pb.Leaf]:
-    """Raises RemoteError unless these are leaves of all stages of this run, every number inside its bounds."""
-    leaves = list(parse(pb.Leaves, raw).leaves)
-    if [leaf.stage for leaf in leaves] != list(range(manifest.model.stages)):
-        raise RemoteError(pb.REASON_WRONG_STAGES, f"it does not announce the run's {manifest.model.stages} stages")
-    for leaf in leaves:
-        if len(leaf.digest) != 32 or len(leaf.norms) != len(stage_tensors(manifest.model, leaf.stage)):
-            raise RemoteError(pb.REASON_MALFORMED, "a leaf has no digest, or not a norm for each tensor")
-        if not 0 < leaf.size <= limits.BLOB_BYTES:
-            raise RemoteError(pb.REASON_OVERSIZE, "payload size out of bounds")
-    return leaves
-
-
-def check_norm(code: int, norm: float) -> None:
-    if not matches(code, norm):
-        raise RemoteError(pb.REASON_NORM_MISMATCH, f"its norm is {norm:.4g}, announced {norm_of(code):.4g}")
+def takes_of(manifest: Manifest, items: Sequence[Taken], leaves: Sequence[Sequence[pb.Leaf]]) -> list[worker.Take]:
+    """What a commit takes of each of the counted, in their order; `leaves`: what each announced."""
+    announced = [
+        Announced(item.contribution.norm, item.clip, [leaf.norms for leaf in each])
+        for item, each in zip(items, leaves, strict=True)
+    ]
+    return [
+        worker.Take(
+            cluster=item.cluster, weight=item.weight, clip=item.clip, payloads=[leaf.digest for leaf in each], clips=clips
+        )
+        for item, each, clips in zip(items, leaves, tensor_clips(manifest, announced), strict=True)
+    ]

@@ -18,12 +18,14 @@ from dilocox.protocol import events, member
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.facts import Verdict
+from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import Statement, canonical
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.protocol.scoring import Score
 from dilocox.protocol.status import Status
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -97,6 +99,27 @@ class Generations:
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
         """Fetch and check its payloads, until cancelled; `base`: our own state root."""
         return await self._team.judge(contribution, base, rank_or_k)
+
+    def score(self, asked: member.Score) -> None:
+        """Have the workers measure what a contribution does to the loss, when they can."""
+        try:
+            payloads, own = (
+                [leaf.digest for leaf in read_leaves(self._manifest, self._store.read(each.body.leaves))]
+                for each in (asked.contribution, asked.own)
+            )
+        except (FileNotFoundError, RemoteError) as error:  # its round is over, or the disk is damaged: no opinion
+            log.warning("a contribution cannot be scored: %s", error)
+            return
+        self._team.score(
+            worker.Score(
+                round=asked.own.body.round,
+                contribution=asked.contribution.digest,
+                clip=asked.clip,
+                payloads=payloads,
+                own=own,
+                positions=asked.positions,
+            )
+        )
 
     def spoken(self, state: MemberState) -> None:
         """What the machine stands for now: our other boxes are to agree."""
@@ -174,6 +197,10 @@ class Generations:
                     if (digests := self._crew.rechecked(rank, event.rechecked)) is not None:
                         root = await asyncio.to_thread(self._store.put, [state_blob(digests)])
                         self._hear(member.Rechecked(event.rechecked.round, root))
+                case "scored":
+                    found = event.scored
+                    score = Score(found.before, found.after, found.cosine)
+                    self._hear(member.Scored(found.contribution, score))
                 case "failed":
                     log.error("a stage worker failed: %s", event.failed)
                     self._end_generation(event.failed)

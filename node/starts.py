@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dilocox.node.exchange import Exchange, read_leaves
+from dilocox.node.exchange import Exchange
 from dilocox.node.phases import Phase, phase_of
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, canonical, parse
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -176,16 +177,18 @@ class Starts:
         if candidate.root:
             digests = await self.stages_of(start.round, candidate.root)
             start.states.extend(worker.StageState(stage=stage, digest=digest) for stage, digest in enumerate(digests))
-        self.with_commits(start)
+        await self.with_commits(start)
         start.replays = len(self._replayed(start.round))
         return start
 
-    def with_commits(self, start: worker.Start) -> None:
+    async def with_commits(self, start: worker.Start) -> None:
         """The commits of our own chain that it needs: the one that opens its round, and its boundary's, where that is earlier."""
         start.opening_commit = (self._chain.raw(start.round - 1) if start.round else None) or b""
         boundary = start.kept.round or (start.boundary if start.boundary < start.round else 0)
         if boundary:
-            start.boundary_commit.CopyFrom(self._counted(boundary))
+            commit = self._chain.commit(boundary)
+            assert commit is not None
+            start.boundary_commit.CopyFrom(await self._exchange.counts(commit))
 
     def _replayed(self, first: int) -> list[Statement[pb.Commit]]:
         commits = (self._chain.commit(number) for number in range(first, self._chain.length))
@@ -207,13 +210,6 @@ class Starts:
                 raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {number} is not here yet")
             replays.append(await self._exchange.take(commit))
         return replays
-
-    def _counted(self, round: int) -> worker.Apply:
-        """Whom a commit counted, without the payloads."""
-        commit = self._chain.commit(round)
-        assert commit is not None
-        takes = [worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip) for item in taken(commit.body)]
-        return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
 
     def keepers(self, round: int) -> list[str]:
         """Who may serve the state before a round: clusters by their leads."""

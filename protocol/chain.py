@@ -152,7 +152,7 @@ def _packed(gathered: Gathered) -> dict[str, Any]:
 def _counted(gathered: Gathered, result: Tally) -> list[pb.Counted]:
     index = {statement.digest: number for number, statement in enumerate(_statements(gathered.contributions))}
     return [
-        pb.Counted(contribution=index[statement.digest], weight=statement.body.tokens, clip=result.clips[name])
+        pb.Counted(contribution=index[statement.digest], weight=result.weights[name], clip=result.clips[name])
         for name, statement in result.counted.items()
     ]
 

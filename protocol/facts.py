@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dilocox.protocol import events
+from dilocox.protocol import events, scoring
 from dilocox.protocol.head import Head, HostRange
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -29,6 +29,8 @@ __all__ = [
     "Recheck",
     "Rechecked",
     "Resynchronise",
+    "Score",
+    "Scored",
     "Seen",
     "Sign",
     "Signed",
@@ -106,6 +108,14 @@ class Judged:
 
     contribution: bytes
     verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a contribution does to the loss was measured."""
+
+    contribution: bytes
+    score: scoring.Score
 
 
 @dataclass(frozen=True)
@@ -195,6 +205,19 @@ class Judge:
 
 
 @dataclass(frozen=True)
+class Score:
+    """Measure what a contribution, which was judged to be well made, does to the loss."""
+
+    contribution: Statement[pb.Contribution]
+    own: Statement[pb.Contribution]
+    """Our own."""
+    clip: int
+    """Norm codes by which it is above the round's bound."""
+    positions: tuple[int, ...]
+    """Samples to measure it on."""
+
+
+@dataclass(frozen=True)
 class Recheck:
     """Replay the last commit from disk."""
 
@@ -229,6 +252,7 @@ Input = (
     | StateReady
     | PhaseEnded
     | Judged
+    | Scored
     | Signed
     | Answered
     | Differs
@@ -240,4 +264,4 @@ Input = (
     | LeaveRun
     | Tick
 )
-Effect = Sign | Judge | Recheck | Resynchronise | Halt | Emit
+Effect = Sign | Judge | Score | Recheck | Resynchronise | Halt | Emit

@@ -24,6 +24,7 @@ Positive = Annotated[int, Field(gt=0, le=1 << 40)]
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0, le=100)]
+Ratio = Annotated[float, Field(ge=1, le=1024)]
 Schedule = Literal["1f1b", "interleaved"]
 
 
@@ -136,6 +137,10 @@ class Outer(_Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     momentum_warmup_rounds: Count = 0
     """Momentum rises evenly to its value over so many rounds."""
+    aggregate: Literal["mean", "trimmed", "centered-clip"] = "mean"
+    """How payloads become one pseudo-gradient (node/outer/aggregate.py says what each costs)."""
+    trim_share: Annotated[float, Field(gt=0, lt=0.5)] = 0.25
+    """Of trimmed: this share of the payloads, rounded up, is left out at either end of every coordinate."""
 
 
 class Compression(_Section):
@@ -213,9 +218,18 @@ class Rounds(_Section):
     """Peers keep the state of every so-manieth round for joiners."""
     evaluate_every: Count = 1
     """Measure the held-out loss of the state after every so-manieth round; 0: never."""
-    clip_ratio: Annotated[float, Field(ge=1, le=1024)] = 2.0
+    clip_ratio: Ratio = 2.0
     """A contribution whose norm is above this multiple of the round's median counts by as much less; what is cut off goes back to
     its author's error feedback."""
+    tensor_clip_ratio: Ratio | Literal[0] | None = None
+    """The same for each tensor, by that tensor's median; 0: tensors are not clipped one by one; default: 1.25 in an open run (which
+    costs honest clusters nothing that could be measured: docs/poisoning.md), 2 with an allow-list."""
+    weight_cap: Ratio | Literal[0] | None = None
+    """A contribution weighs by its tokens, at most this multiple of the counted ones' lower median; 0: no cap; default: 1 in an
+    open run, 0 with an allow-list."""
+    largest_rms: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """A tensor's payload that would move its weights by more than this, in the root mean square, is refused; default: by
+    max_inner_steps steps of the largest learning rate, farther than an honest phase goes."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Rounds":
@@ -226,6 +240,21 @@ class Rounds(_Section):
         if self.start_clusters is not None and self.start_clusters < self.min_clusters:
             raise ValueError("start_clusters must be at least min_clusters")
         return self
+
+
+class Scoring(_Section):
+    """What a contribution does to the loss decides whether it counts (protocol/scoring.py)."""
+
+    voters: Annotated[int, Field(ge=0, le=limits.CLUSTERS)] = 0
+    """So many clusters, drawn for each contribution, score it: all others where they are fewer. 0: nobody does."""
+    threshold: Annotated[float, Field(gt=0, le=1)] = 2 / 3
+    """Of a committee's members who voted, at least this share must accept."""
+    sequences: Annotated[int, Field(gt=0, le=1024)] = 8
+    """Samples on which a voter measures the loss."""
+    margin: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """A loss that becomes worse by more than this, in nats per token, is harm, where the contribution also points away."""
+    share: Fraction = 0.03
+    """Of a cluster's time that scoring may take; what is not scored in time is accepted as far as its voter is concerned."""
 
 
 class Admission(_Section):
@@ -285,6 +314,7 @@ class Manifest(_Section):
     outer: Outer = Outer()
     compression: Compression
     rounds: Rounds
+    scoring: Scoring = Scoring()
     admission: Admission = Admission()
     attestation: Attestation = Attestation()
 
@@ -347,6 +377,23 @@ class Manifest(_Section):
             return True
         named = (self.owner, self.coordinator, *self.run.holders, *self.admission.allow)
         return bool(peer) and (is_open or peer in named)
+
+    @property
+    def weight_cap(self) -> float:
+        """0: none."""
+        cap = self.rounds.weight_cap
+        return cap if cap is not None else float(self.admission.policy == "open")
+
+    @property
+    def tensor_clip_ratio(self) -> float:
+        """0: tensors are not clipped one by one."""
+        ratio = self.rounds.tensor_clip_ratio
+        return ratio if ratio is not None else 1.25 if self.admission.policy == "open" else 2.0
+
+    @property
+    def largest_rms(self) -> float:
+        rates = [self.training.learning_rate, self.training.muon_learning_rate * (self.training.optimizer == "muon")]
+        return self.rounds.largest_rms or self.rounds.max_inner_steps * max(rates)
 
     @property
     def start_clusters(self) -> int:

@@ -8,7 +8,8 @@ what was signed and put on disk comes back (`Signed`). Drivers are the daemon, t
     state before the round is ready     on the roster: report it          else: claim a seat with it
     a phase ended, its payloads stand   on the roster, round still open:  contribute
     a contribution of somebody is seen  own state known:                  have it judged (fetched and checked)
-    ballot, and all on it judged        or three quarters of its time:    vote
+    ballot, and we are to score some    they are well made:               have each scored (what it does to the loss)
+    all on it judged, ours scored       or three quarters of its time:    vote
     "your report differs"               replay from disk
 own state or replay contradicts     start again from an agreed state; who just did that, halts
     the lead laid its boxes out anew    sign the layout, claim a seat with it
@@ -17,11 +18,11 @@ own state or replay contradicts     start again from an agreed state; who just d
     commit                              everything above begins anew
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dilocox.protocol import events, limits, rules
+from dilocox.protocol import counting, events, limits, rules, scoring
 from dilocox.protocol.facts import (
     Answered,
     Asked,
@@ -42,6 +43,8 @@ from dilocox.protocol.facts import (
     Recheck,
     Rechecked,
     Resynchronise,
+    Score,
+    Scored,
     Seen,
     Sign,
     Signed,
@@ -77,6 +80,8 @@ __all__ = [
     "Recheck",
     "Rechecked",
     "Resynchronise",
+    "Score",
+    "Scored",
     "Seen",
     "Sign",
     "Signed",
@@ -93,6 +98,9 @@ __all__ = [
 
 VOTE_SHARE = 0.75
 """Share of a ballot's time after which a voter says what it has."""
+ACCEPTED: Verdict = (pb.REASON_UNSPECIFIED, 0)
+REFUSED: Verdict = (pb.REASON_UNAVAILABLE, 0)
+"""What was not judged when time pressed."""
 STATES_KEPT = 64
 """Own state roots remembered: more than rounds can be in dispute."""
 
@@ -135,6 +143,9 @@ class MemberState:
     """Contributions of the open round, by digest."""
     judging: frozenset[bytes] = frozenset()
     verdicts: Mapping[bytes, Verdict] = field(default_factory=dict)
+    to_score: frozenset[bytes] = frozenset()
+    """Those that were given to be scored."""
+    scores: Mapping[bytes, scoring.Score] = field(default_factory=dict)
     ballot: Statement[pb.Ballot] | None = None
     vote_by: float | None = None
     """When we vote with what we have."""
@@ -187,12 +198,17 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
             state = _seen(state, statement, now)
         case StateReady(round, root, loss):
             measured = loss if round == state.head.round else state.loss
-            state, effects = _compare(replace(state, roots=_newest(state.roots, round, root), loss=measured), round)
+            asked = frozenset(state.scores)  # workers that start again were asked for nothing
+            state = replace(state, roots=_newest(state.roots, round, root), loss=measured, to_score=asked)
+            state, effects = _compare(state, round)
         case PhaseEnded():
             effects = _contribute(state, event)
         case Judged(contribution, verdict):
             if contribution in state.seen:
                 state = replace(state, verdicts={**state.verdicts, contribution: verdict})
+        case Scored(contribution, score):
+            if contribution in state.to_score:
+                state = replace(state, scores={**state.scores, contribution: score})
         case Signed(statement):
             state = _signed(state, statement)
         case Answered(statement, outcome, reason, detail):
@@ -244,6 +260,8 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
         seen={},
         judging=frozenset(),
         verdicts={},
+        to_score=frozenset(),
+        scores={},
         ballot=None,
         vote_by=None,
         rechecking=False,
@@ -281,7 +299,8 @@ def _start_again(state: MemberState, round: int, detail: str) -> tuple[MemberSta
         why = f"before round {round} {detail}, though we started again from a state that the run agreed on"
         return state, [Halt(f"{why}: this machine computes differently from the others, or the run was misled")]
     own = {kind: statement for kind, statement in state.own.items() if kind != pb.KIND_STATE_REPORT}
-    return replace(state, roots={}, own=own, judging=frozenset(), verdicts={}, anew=True), [Resynchronise(round, detail)]
+    state = replace(state, roots={}, own=own, judging=frozenset(), verdicts={}, to_score=frozenset(), scores={}, anew=True)
+    return state, [Resynchronise(round, detail)]
 
 
 def _short(root: bytes) -> str:
@@ -401,6 +420,9 @@ def _speak(state: MemberState, effects: list[Effect], now: float) -> tuple[Membe
     unjudged = [digest for digest in state.seen if digest not in state.judging]
     effects = [*effects, *(Judge(state.seen[digest]) for digest in unjudged)]
     state = replace(state, judging=state.judging | set(unjudged)) if unjudged else state
+    if unscored := _to_score(state):
+        effects = [*effects, *unscored]
+        state = replace(state, to_score=state.to_score | {each.contribution.digest for each in unscored})
     return _ask(state, effects, _due(state, now))
 
 
@@ -478,6 +500,54 @@ def _report(state: MemberState) -> pb.StateReport:
     )
 
 
+def _listed(state: MemberState) -> list[Statement[pb.Contribution]]:
+    """What is on the ballot, in its order; nothing where we do not know all of it."""
+    own = state.own.get(pb.KIND_CONTRIBUTION)
+    if state.ballot is None or own is None:
+        return []
+    known = {**state.seen, own.digest: own}
+    listed = [known.get(digest) for digest in state.ballot.body.contributions]
+    return [] if None in listed else [statement for statement in listed if statement is not None]
+
+
+def _committees(state: MemberState) -> list[Statement[pb.Contribution]]:
+    """The contributions on the ballot that we are drawn to score."""
+    listed, ballot = _listed(state), state.ballot
+    if not state.manifest.scoring.voters or ballot is None:
+        return []
+    names = [statement.peer for statement in listed]
+    return [s for s in listed if s.peer != state.me and state.me in scoring.committee(state.manifest, ballot, s.peer, names)]
+
+
+def _to_score(state: MemberState) -> list[Score]:
+    """Of those, who are well made and were not given to be scored yet."""
+    due = [
+        s for s in _committees(state) if s.digest not in state.to_score and state.verdicts.get(s.digest, REFUSED) == ACCEPTED
+    ]
+    own, ballot, lease = state.own.get(pb.KIND_CONTRIBUTION), state.ballot, state.head.ledger.leases.get(state.me)
+    if not due or own is None or ballot is None or lease is None:
+        return []
+    _, clips = counting.clip(state.manifest, {statement.peer: statement.body.norm for statement in _listed(state)})
+    positions = tuple(scoring.positions(state.manifest, ballot, state.me, lease))
+    return [Score(statement, own, clips[statement.peer], positions) for statement in due]
+
+
+def _verdict(state: MemberState, digest: bytes) -> Verdict:
+    verdict, score = state.verdicts.get(digest, REFUSED), state.scores.get(digest)
+    harmful = verdict == ACCEPTED and score is not None and scoring.harms(state.manifest, score)
+    return (pb.REASON_HARMS, 0) if harmful else verdict
+
+
+def _worst(state: MemberState, listed: Sequence[bytes], accepted: Sequence[bool], room: int) -> list[tuple[int, int]]:
+    """(index, score) of what we accept and scored, the worst that have room, in the ballot's order."""
+    scored = [
+        (scoring.units(state.scores[digest].gain), index)
+        for index, digest in enumerate(listed)
+        if accepted[index] and digest in state.scores
+    ]
+    return sorted((index, gain) for gain, index in sorted(scored)[: max(0, room)])
+
+
 def _vote(state: MemberState, now: float) -> pb.Receipt | None:
     """Our verdicts on the ballot: when all are reached, or when time presses. Who is not on it has no vote; and while a box of ours
     is away, what it could not look at is nobody else's fault."""
@@ -486,17 +556,30 @@ def _vote(state: MemberState, now: float) -> pb.Receipt | None:
         return None
     listed = list(ballot.body.contributions)
     pressing = state.vote_by is not None and now >= state.vote_by
-    if not pressing and not all(digest in state.verdicts for digest in listed if digest != own.digest):
+    judged = all(digest in state.verdicts for digest in listed if digest != own.digest)
+    scored = all(s.digest in state.scores or state.verdicts.get(s.digest) != ACCEPTED for s in _committees(state))
+    if not pressing and not (judged and scored):
         return None
-    unknown: Verdict = (pb.REASON_UNAVAILABLE, 0)
-    verdicts = {digest: state.verdicts.get(digest, unknown) for digest in listed if digest != own.digest}
+    verdicts = {digest: _verdict(state, digest) for digest in listed if digest != own.digest}
     against = [(index, *verdicts[digest]) for index, digest in enumerate(listed) if digest in verdicts and verdicts[digest][0]]
+    accepted = [digest in verdicts and not verdicts[digest][0] for digest in listed]
+    worst = _worst(state, listed, accepted, limits.FINDINGS - len(against))
     return pb.Receipt(
         round=state.head.round,
         ballot=ballot.digest,
-        accepted=rules.bits([digest in verdicts and not verdicts[digest][0] for digest in listed]),
-        findings=[pb.Finding(index=i, reason=reason, stage=stage) for i, reason, stage in against[: limits.FINDINGS]],
+        accepted=rules.bits(accepted),
+        findings=[
+            pb.Finding(index=i, reason=reason, stage=stage, score=_gain(state, listed[i], reason))
+            for i, reason, stage in against[: limits.FINDINGS]
+        ],
+        scored=[index for index, _ in worst],
+        score=[gain for _, gain in worst],
     )
+
+
+def _gain(state: MemberState, digest: bytes, reason: pb.Reason) -> int:
+    """Of what harms, how much."""
+    return scoring.units(state.scores[digest].gain) if reason == pb.REASON_HARMS else 0
 
 
 def _has_vote(state: MemberState) -> bool:

@@ -10,7 +10,17 @@ tolerance, and everything that must be the same everywhere (medians, clip factor
 import math
 from collections.abc import Sequence
 
-__all__ = ["CODES_PER_OCTAVE", "TOLERANCE", "clip_factor", "lower_median", "matches", "norm_code", "norm_of", "ratio_codes"]
+__all__ = [
+    "CODES_PER_OCTAVE",
+    "LARGEST_CODE",
+    "TOLERANCE",
+    "clip_factor",
+    "lower_median",
+    "matches",
+    "norm_code",
+    "norm_of",
+    "ratio_codes",
+]
 
 CODES_PER_OCTAVE = 8
 MIDDLE = 128

@@ -1,6 +1,6 @@
 """The payload: one stage's compressed pseudo-gradient as bytes. Parsed and validated here with numpy, without torch.
 
-    header     magic "DLX2" | u32 tensor count
+    header     magic "DLX3" | u32 tensor count | 32 bytes, whose it is: SHA-256 over run, cluster, round and stage
     tensor     u8 form | u8 reserved, 0 | u16 rank (0 where there is none) | u32 rows | u32 columns, once per tensor
     section    u32 raw bytes | u32 stored bytes | the stored bytes; HEADS, CODES, GAPS, SIGNS, LEVELS, each always there
 
@@ -19,14 +19,31 @@ from typing import NamedTuple
 import numpy as np
 
 from dilocox.protocol.arrays import GROUP, Array, BlockInt4, Floats, Levels, Reader, Section, Sparse, Writer
+from dilocox.protocol.crypto import length_prefixed, sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.manifest import Compression
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["Form", "Layout", "StageLayout", "Tensor", "decoded_norm", "pack", "parse", "stage_layout"]
+__all__ = [
+    "NOBODYS",
+    "OWNER",
+    "Form",
+    "Layout",
+    "StageLayout",
+    "Tensor",
+    "decoded_norm",
+    "owner_of",
+    "pack",
+    "parse",
+    "stage_layout",
+]
 
-MAGIC = b"DLX2"
-_HEADER = struct.Struct("<4sI")
+MAGIC = b"DLX3"
+NOBODYS = bytes(32)
+"""The owner of a payload that is announced to nobody."""
+OWNER = slice(8, 40)
+"""Of a payload's bytes: whose it is."""
+_HEADER = struct.Struct("<4sI32s")
 _TENSOR = struct.Struct("<BBHII")
 _SECTION = struct.Struct("<II")
 _RAW_DEFLATE = -15
@@ -151,13 +168,19 @@ def _tensor_layout(shape: Sequence[int], codec: str, keep: int) -> Layout:
     return low_rank if len(shape) == 2 and keep < min(rows, columns) and smaller else dense
 
 
-def pack(tensors: Sequence[Tensor], entropy: bool) -> bytes:
+def owner_of(run_id: bytes, cluster: str, round: int, stage: int) -> bytes:
+    """What a payload's header says of whose it is: another's, or an older one, does not become ours by announcing its digest."""
+    names = (length_prefixed(part) for part in (run_id, cluster.encode(), round.to_bytes(4, "big"), stage.to_bytes(4, "big")))
+    return sha256(b"dilocox-payload-v1\0", *names)
+
+
+def pack(tensors: Sequence[Tensor], entropy: bool, owner: bytes = NOBODYS) -> bytes:
     """The payload's bytes."""
     writer = Writer()
     for _, arrays in tensors:
         for array in arrays:
             array.write(writer)
-    parts = [_HEADER.pack(MAGIC, len(tensors))]
+    parts = [_HEADER.pack(MAGIC, len(tensors), owner)]
     parts += [_TENSOR.pack(layout.form, 0, layout.rank, layout.rows, layout.columns) for layout, _ in tensors]
     for section in Section:
         raw = writer.bytes_of(section)
@@ -171,15 +194,19 @@ def _deflate(raw: bytes) -> bytes:
     return coder.compress(raw) + coder.flush()
 
 
-def parse(raw: bytes | memoryview, layout: StageLayout) -> list[Tensor]:
-    """Validate a payload against the layout that the manifest demands. Raises RemoteError, whatever the bytes."""
+def parse(raw: bytes | memoryview, layout: StageLayout, owner: bytes | None = None) -> list[Tensor]:
+    """Validate a payload against the layout that the manifest demands; `owner`: whose it must be, None: who counts it was asked
+    already. Raises RemoteError, whatever the bytes."""
     layout.check_size(len(raw))
     view = memoryview(raw)
-    header = _HEADER.pack(MAGIC, len(layout.tensors)) + b"".join(
+    said = bytes(view[OWNER])
+    header = _HEADER.pack(MAGIC, len(layout.tensors), said) + b"".join(
         _TENSOR.pack(tensor.form, 0, tensor.rank, tensor.rows, tensor.columns) for tensor in layout.tensors
     )
     if view[: len(header)] != header:
         raise RemoteError(pb.REASON_MALFORMED, "not a payload, or its tensors differ from the manifest's layout")
+    if owner is not None and said != owner:
+        raise RemoteError(pb.REASON_COPIED, "the payload was made by another cluster, or for another round or stage")
     reader = Reader(_read_sections(view[len(header) :], layout))
     tensors = [(tensor, tensor.read(reader)) for tensor in layout.tensors]
     if not reader.exhausted:

@@ -25,6 +25,8 @@ One turn, in this order (a commit can come and a phase end in one turn):
     Θ(round) is in place, we are on its roster, the phase is long
       enough and every rank's background is idle                       End, Encode: the next phase begins
       `delayed`: Θ(round) is prepared and held back                    End, Apply (private progress dropped), Encode
+    every rank can score the next contribution, and no commit is on
+      its way                                                          Score
     then, always, one (Train only where every rank has the samples)     Train, Wait
 
 A phase is long enough after the H that the commit before it names; a time-boxed one when its time is up, or after max_inner_steps.
@@ -48,6 +50,7 @@ __all__ = [
     "End",
     "Flags",
     "PhaseState",
+    "Score",
     "Stop",
     "Train",
     "Turn",
@@ -83,6 +86,8 @@ class Turn:
     """Some rank was told to stop."""
     lacking: bool = False
     """Some rank has not all samples that were `upcoming`."""
+    scorable: bool = False
+    """Every rank can score the contribution that is the next to be scored."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,8 @@ class Flags:
     """Only the first rank's clock counts."""
     lacking: bool
     """Samples that are `upcoming`."""
+    scorable: bool
+    """It can score the next contribution: Θ is what the head says, no commit is being prepared, and what it takes is here."""
 
     def numbers(self) -> list[float]:
         return [float(getattr(self, each.name)) for each in fields(self)]
@@ -115,6 +122,7 @@ def agree(sums: Sequence[float], ranks: int, trained: bool, prepared: Callable[[
         stop=sums[3] > 0,
         time_is_up=sums[4] > 0,
         lacking=sums[5] > 0,
+        scorable=sums[6] == ranks,
     )
 
 
@@ -164,11 +172,16 @@ class Encode:
 
 
 @dataclass(frozen=True)
+class Score:
+    """Measure what the next contribution does to the loss: all ranks together, at this very inner step."""
+
+
+@dataclass(frozen=True)
 class Stop:
     """Exit."""
 
 
-Action = Train | Wait | Apply | End | Encode | Stop
+Action = Train | Wait | Apply | End | Encode | Score | Stop
 
 
 @dataclass(frozen=True)
@@ -236,6 +249,8 @@ def step(state: PhaseState, turn: Turn) -> tuple[PhaseState, tuple[Action, ...]]
     if turn.idle and _is_over(state, turn):
         state, ending = _end(state, turn)
         actions += ending
+    if turn.scorable:
+        actions.append(Score())
     action = next_action(state)
     if isinstance(action, Train) and (turn.lacking or list(action.positions) != looked_for):
         action = Wait(SAMPLES_COMING)  # or those of a new lease are not looked for yet

@@ -3,7 +3,7 @@ can recheck a commit.
 
 Voters are the clusters that contributed and voted: who does not vote does not count (unless it said goodbye in between), and does
 not stand in the others' way. A contribution counts when at least half of the other voters, and at least one, accepted it; a lone
-one counts only where the manifest's min_clusters is 1.
+one counts only where the manifest's min_clusters is 1. Where the run scores, most of its committee must have accepted it too.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dilocox.protocol import norms
+from dilocox.protocol import counting, scoring
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.gathered import Gathered, single
 from dilocox.protocol.head import Head
@@ -21,14 +21,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["Tally", "clip", "tally"]
-
-
-def clip(manifest: Manifest, codes: Mapping[str, int]) -> tuple[int, dict[str, int]]:
-    """The lower median of these norm codes, and by how many codes each is above clip_ratio times it."""
-    median = norms.lower_median(list(codes.values()))
-    bound = median + norms.ratio_codes(manifest.rounds.clip_ratio)
-    return median, {name: max(0, code - bound) for name, code in codes.items()}
+__all__ = ["Tally", "tally"]
 
 
 Why = tuple[pb.Reason, str]
@@ -43,7 +36,9 @@ class Tally:
     state: bytes
     """The state root that the counted built on; empty where nobody counts."""
     norm: int
-    """Their lower median norm code."""
+    """Their lower median norm code that is not 0."""
+    weights: Mapping[str, int]
+    """In the mean, by cluster."""
     clips: Mapping[str, int]
     """Norm codes above clip_ratio times that median, by cluster."""
     loss: float
@@ -59,8 +54,8 @@ def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[
         too_few = f"{len(accepted)} could be counted; the run needs {manifest.rounds.min_clusters}"
         reasons.update((name, (pb.REASON_TOO_FEW_CLUSTERS, too_few)) for name in accepted)
         accepted = {}
-    median, clips = clip(manifest, {name: statement.body.norm for name, statement in accepted.items()})
-    tokens = sum(statement.body.tokens for statement in accepted.values())
+    median, clips = counting.clip(manifest, {name: statement.body.norm for name, statement in accepted.items()})
+    weights = counting.weights(manifest, {name: statement.body.tokens for name, statement in accepted.items()})
     return Tally(
         accepted,
         [
@@ -70,8 +65,9 @@ def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[
         ],
         next((statement.body.base_state for statement in accepted.values()), b""),
         median if accepted else head.norm,
+        weights,
         clips,
-        sum(statement.body.loss * statement.body.tokens for statement in accepted.values()) / max(1, tokens),
+        sum(statement.body.loss * weights[name] for name, statement in accepted.items()) / max(1, sum(weights.values())),
     )
 
 
@@ -108,7 +104,46 @@ def _accepted(
             accepted[name] = statement
         else:
             reasons[name] = _complaint(complaints.get(index[name]), votes, others)
+    _drop_copies(accepted, {name: int(yes[index[name]]) for name in accepted}, reasons)
+    _drop_harmful(manifest, gathered, voters, accepted, reasons)
     return accepted
+
+
+def _drop_harmful(
+    manifest: Manifest,
+    gathered: Gathered,
+    voters: Sequence[str],
+    accepted: dict[str, Statement[pb.Contribution]],
+    reasons: dict[str, Why],
+) -> None:
+    """What too few of those accepted who were drawn to score it."""
+    listed, ballot = gathered.listed(), gathered.ballot
+    if not manifest.scoring.voters or ballot is None:
+        return
+    votes = {name: gathered.receipts[name][0].body.accepted for name in voters}
+    for index, name in enumerate(listed):
+        if name not in accepted:
+            continue
+        drawn = scoring.committee(manifest, ballot, name, listed) & votes.keys()
+        accepts = sum(votes[voter][index // 8] >> index % 8 & 1 for voter in drawn)
+        if not scoring.is_enough(manifest, accepts, len(drawn)):
+            del accepted[name]
+            reasons[name] = pb.REASON_HARMS, f"{accepts} of the {len(drawn)} who were drawn to score it accepted it"
+
+
+def _drop_copies(accepted: dict[str, Statement[pb.Contribution]], votes: Mapping[str, int], reasons: dict[str, Why]) -> None:
+    """One set of leaves counts once. Whose it is stands in the payloads, which voters have read: the copy has fewer of their votes;
+    where it has not, nobody can tell, and none of them counts."""
+    groups: dict[bytes, list[str]] = {}
+    for name, statement in accepted.items():
+        groups.setdefault(statement.body.leaves, []).append(name)
+    for names in groups.values():
+        most = max(votes[name] for name in names)
+        author = [name for name in names if votes[name] == most]
+        for name in names:
+            if len(names) > 1 and author != [name]:
+                del accepted[name]
+                reasons[name] = pb.REASON_COPIED, "another cluster announced the same leaves"
 
 
 def _yes_votes(gathered: Gathered, voters: Sequence[str], count: int) -> npt.NDArray[np.int64]:

@@ -43,6 +43,7 @@ def describe(head: Head, commit: Statement[pb.Commit]) -> tuple[View, View]:
 
 def round_row(commit: pb.Commit) -> View:
     """One line of `dilocox rounds`."""
+    counted = taken(commit)
     return {
         "round": commit.round,
         "closing": commit.closing,
@@ -51,8 +52,8 @@ def round_row(commit: pb.Commit) -> View:
         "counted": len(commit.counted),
         "roster": len(commit.counted) + len({item.peer for item in commit.excluded}),
         "trained": commit.trained,
-        "tokens": sum(item.weight for item in commit.counted),
-        "payload_bytes": sum(item.contribution.size for item in taken(commit)),
+        "tokens": sum(item.contribution.tokens for item in counted),
+        "payload_bytes": sum(item.contribution.size for item in counted),
         "seconds": commit.open_ms / 1000,
         "collect_seconds": commit.collect_ms / 1000,
         "vote_seconds": commit.vote_ms / 1000,
@@ -95,7 +96,8 @@ def _counted(head: Head, item: Taken, held: list[str]) -> View:
     evidence = [attestation(head.attestations[peer]) for peer in cluster.peers if peer in head.attestations]
     return {
         "cluster": item.cluster,
-        "tokens": item.weight,
+        "tokens": body.tokens,
+        "weight": item.weight,
         "clipped": item.factor,
         "inner_steps": body.inner_steps,
         "bytes": body.size,

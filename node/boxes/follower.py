@@ -106,6 +106,9 @@ class Follower:
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
         raise AssertionError("a box votes through its lead")
 
+    def score(self, asked: member.Score) -> None:
+        raise AssertionError("a box votes through its lead")
+
     def recheck(self, round: int) -> None:
         raise AssertionError("a box reports through its lead")
 
@@ -322,7 +325,7 @@ class Follower:
     async def _prepare(self, start: worker.Start) -> tuple[worker.Start, list[worker.Apply]]:
         """With what it needs, and what it replays. Its commits come from our own chain."""
         await self._chain_to(start.round + start.replays)
-        self._starts.with_commits(start)
+        await self._starts.with_commits(start)
         return start, await self._starts.have(start, lambda why: self._tell(Status("synchronising", why)))
 
     async def _judge(self, asked: boxes.AskJudge) -> Verdict:

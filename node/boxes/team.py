@@ -292,6 +292,13 @@ class Team:
         for follower in self._hosting:
             follower.send(worker=command)
 
+    def score(self, asked: worker.Score) -> None:
+        """Every worker scores this, when all can."""
+        command = worker.WorkerCommand(score=asked)
+        self._pool.command(command)
+        for follower in self._hosting:
+            follower.send(worker=command)
+
     def end_generation(self) -> None:
         """Make every process of this generation exit at once, on every box."""
         self._given_up.set()

@@ -38,6 +38,10 @@ class Background:
         self._pending.append(future)  # type: ignore[arg-type]
         return future
 
+    def aside(self, job: Callable[[], T]) -> "Future[T]":
+        """A job that a phase need not wait for: it changes nothing. What it raises, its result does."""
+        return self._pool.submit(self._timed, job)
+
     def _timed(self, job: Callable[[], T]) -> T:
         start = time.thread_time()
         try:

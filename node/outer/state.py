@@ -8,18 +8,20 @@ Four float32 copies of the stage's parameters, flat, in the order of `protocol.t
                             no commit counts returns, and only the manifest's feedback_decay forgets
     anchor                  where the running local phase is measured from; private
 
-The state blob is the bytes of `committed`, its digest the state hash. The apply uses separate IEEE operations in a fixed order (no
-`alpha=`, no fused or compiled kernels) on exact decoded values, so the bits do not depend on machine, device or thread count.
+The state blob is the bytes of `committed`, its digest the state hash. The apply (node/outer/aggregate.py, then Nesterov) uses
+separate IEEE operations in a fixed order (no `alpha=`, no fused or compiled kernels) on exact decoded values, so the bits do not
+depend on machine, device or thread count.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from dilocox.node.outer import codec
+from dilocox.node.outer import aggregate, codec
 from dilocox.protocol import payload as wire
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import TensorSpec, stage_tensors
@@ -28,6 +30,8 @@ __all__ = ["EncodedStage", "StageState", "rebase", "start_phase"]
 
 SMALLEST_NORMAL = 2.0**-126
 """Results below this become 0: machines differ in whether they keep subnormal numbers."""
+PART_OF_BOUND = 0.5
+"""Of the largest norm that the run allows, in a payload that would be above it."""
 
 
 @dataclass(frozen=True)
@@ -83,21 +87,32 @@ class StageState:
         rank_or_k = compression.keep if rank_or_k is None else rank_or_k
         return wire.stage_layout([spec.shape for spec in self.specs], compression, rank_or_k)
 
-    def encode(self, rank_or_k: int | None = None) -> EncodedStage:
-        """Send from the feedback what one payload holds, and leave everything else in it.
+    def encode(self, rank_or_k: int | None = None, owner: bytes = wire.NOBODYS) -> EncodedStage:
+        """Send from the feedback what one payload holds, and leave everything else in it. `owner`: as the payload's header says it.
 
-        feedback before = feedback after / feedback_decay + what the payload decodes to, up to float32 rounding. Nothing is scaled
-        here: what is too large is clipped where it is applied, and what was cut off comes back (`return_to_feedback`).
+        feedback before = feedback after / feedback_decay + what the payload decodes to, up to float32 rounding. What is too large
+        for the others is clipped where it is applied, and what was cut off comes back (`return_to_feedback`); what is too large for
+        the run (`largest_rms`), which voters would refuse for ever, is sent in parts.
         """
         compression = self.manifest.compression
         rank_or_k = compression.keep if rank_or_k is None else rank_or_k
         wanted = _norm(self.feedback)
-        packed, effective_rank = self._pack(self.feedback, rank_or_k)
-        self._add_decoded([packed], self.feedback, _subtract)
+        packed, effective_rank = self._pack(self._within_bounds(), rank_or_k)
+        self._add_decoded(packed, self.feedback, [_subtract] * len(packed))
         error = _norm(self.feedback) / wanted if wanted else 0.0
         self.feedback.mul_(compression.feedback_decay if compression.error_feedback else 0.0)
         norms = [wire.decoded_norm([tensor]) for tensor in packed]
-        return EncodedStage(wire.pack(packed, compression.entropy_coding), norms, effective_rank, error)
+        return EncodedStage(wire.pack(packed, compression.entropy_coding, owner), norms, effective_rank, error)
+
+    def _within_bounds(self) -> Tensor:
+        """The feedback; of a tensor that is larger than the run allows so much of it that no codec's rounding is in the way."""
+        sent = self.feedback
+        for spec, view in self.views(self.feedback):
+            largest, norm = self.manifest.largest_rms * math.sqrt(spec.elements), _norm(view.reshape(-1))
+            if norm > largest:  # also where it is not finite: the encoder says so
+                sent = sent.clone() if sent is self.feedback else sent
+                next(part for other, part in self.views(sent) if other.name == spec.name).mul_(PART_OF_BOUND * largest / norm)
+        return sent
 
     def _pack(self, sent: Tensor, rank_or_k: int) -> tuple[list[wire.Tensor], float]:
         """`sent`, flat, as the codec writes it, and its effective rank. Moves the warm starts on."""
@@ -112,17 +127,17 @@ class StageState:
                 ranks.append(encoded.effective_rank)
         return packed, sum(ranks) / max(1, len(ranks))
 
-    def return_to_feedback(self, raw: memoryview, rank_or_k: int | None = None, share: float = 1.0) -> None:
-        """A payload of ours that no commit counted, or of which one cut off a share: so much of it is owed again."""
-        if self.manifest.compression.error_feedback and share:
-            self._add_decoded([wire.parse(raw, self.layout(rank_or_k))], self.feedback, _add(share))
+    def return_to_feedback(self, raw: memoryview, rank_or_k: int | None = None, shares: Sequence[float] | None = None) -> None:
+        """A payload of ours of which a commit did not take these shares, by tensor (default: all of it): so much is owed again."""
+        shares = [1.0] * len(self.specs) if shares is None else shares
+        if self.manifest.compression.error_feedback and any(shares):
+            self._add_decoded(wire.parse(raw, self.layout(rank_or_k)), self.feedback, [_add(share) for share in shares])
 
-    def _add_decoded(self, payloads: Sequence[Sequence[wire.Tensor]], flat: Tensor, fold: "Fold") -> None:
+    def _add_decoded(self, payload: Sequence[wire.Tensor], flat: Tensor, folds: Sequence["Fold"]) -> None:
         offset = 0
-        for index, spec in enumerate(self.specs):
+        for spec, packed, fold in zip(self.specs, payload, folds, strict=True):
             target = flat[offset : offset + spec.elements]
-            combine = _into(target, fold)
-            codec.decode_rows([packed[index] for packed in payloads], combine, flat.device)
+            codec.decode_rows([packed], _into(target, fold), flat.device)
             offset += spec.elements
 
     def apply(
@@ -131,25 +146,27 @@ class StageState:
         tokens: Sequence[int],
         round: int = 1,
         rank_or_k: int | None = None,
-        factors: Sequence[float] | None = None,
+        factors: Sequence[Sequence[float]] | None = None,
     ) -> None:
-        """Θ, momentum ← Outer(Θ, momentum, mean of payloads weighted by tokens and clipped by `factors`), in place.
+        """Θ, momentum ← Outer(Θ, momentum, what the run's aggregate makes of the payloads, weighted and clipped), in place.
 
-        `payloads` in the order of their clusters' ids. Raises RemoteError before anything changed when one does not parse.
+        `payloads` in the order of their clusters' ids; `factors`: what the clip leaves of each of them, by tensor; default all.
+        Raises RemoteError before anything changed when one does not parse.
         """
         if not payloads:
             return
         layout = self.layout(rank_or_k)
         parsed = [wire.parse(raw, layout) for raw in payloads]
-        total = sum(tokens)
-        weights = [count / total * factor for count, factor in zip(tokens, factors or [1.0] * len(tokens), strict=True)]
-        rate, decay = self.manifest.outer.learning_rate, self.manifest.momentum(round)
+        factors = factors or [[1.0] * len(self.specs)] * len(payloads)
+        outer, decay = self.manifest.outer, self.manifest.momentum(round)
         offset = 0
         for index, spec in enumerate(self.specs):
             theta = self.committed[0, offset : offset + spec.elements]
             momentum = self.committed[1, offset : offset + spec.elements]
-            combine = _outer_step(theta, momentum, weights, rate, decay)
-            codec.decode_rows([packed[index] for packed in parsed], combine, theta.device)
+            packed = [tensors[index] for tensors in parsed]
+            decode = partial(codec.decode_rows, packed, device=theta.device)
+            combine = aggregate.combined(outer, tokens, [by_tensor[index] for by_tensor in factors], decode)
+            decode(_outer_step(theta, momentum, combine, outer.learning_rate, decay))
             offset += spec.elements
 
 
@@ -166,7 +183,8 @@ def _subtract(target: Tensor, parts: list[Tensor]) -> None:
 
 def _add(share: float) -> "Fold":
     def add(target: Tensor, parts: list[Tensor]) -> None:
-        target.add_(parts[0].mul_(share).float())
+        if share:
+            target.add_(parts[0].mul_(share).float())
 
     return add
 
@@ -183,15 +201,12 @@ def _flush(values: Tensor) -> Tensor:
 
 
 def _outer_step(
-    theta: Tensor, momentum: Tensor, weights: Sequence[float], rate: float, decay: float
+    theta: Tensor, momentum: Tensor, combine: aggregate.Combine, rate: float, decay: float
 ) -> Callable[[int, list[Tensor]], None]:
     """Nesterov: m ← μ·m + g; Θ ← Θ − lr·(g + μ·m). Each line below is one IEEE operation per element."""
 
-    def combine(offset: int, parts: list[Tensor]) -> None:
-        mean = parts[0].mul_(weights[0])
-        for part, weight in zip(parts[1:], weights[1:], strict=True):
-            mean = mean.add_(part.mul_(weight))
-        gradient = _flush(mean.float())
+    def step(offset: int, parts: list[Tensor]) -> None:
+        gradient = _flush(combine(offset, parts).float())
         m = momentum[offset : offset + gradient.numel()]
         m.mul_(decay)
         m.add_(gradient)
@@ -203,7 +218,7 @@ def _outer_step(
         target.sub_(update)
         _flush(target)
 
-    return combine
+    return step
 
 
 def start_phase(state: StageState, live: Sequence[Tensor], private_share: float = 1.0) -> None:

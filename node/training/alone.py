@@ -28,7 +28,7 @@ def train_alone(manifest: Manifest, steps: int, data: Path, follow: Callable[[in
     for step in range(steps):
         trainer.step(*dataset.batch(list(range(step * batch, (step + 1) * batch))))
         follow(step + 1)
-    loss = trainer.evaluate(dataset)
+    loss = trainer.evaluate(*dataset.evaluation())
     dist.destroy_process_group()
     return loss
 

@@ -18,10 +18,12 @@ __all__ = ["Boundaries"]
 
 
 class Boundaries:
-    def __init__(self, folder: Path, every: int, trainer: Trainer, store: BlobStore) -> None:
-        """`every`: they are written complete in rounds that this divides, and where a stage here has no complete one yet."""
+    def __init__(self, folder: Path, every: int, cluster: str, trainer: Trainer, store: BlobStore) -> None:
+        """`cluster`: whose payloads they hold; `every`: they are written complete in rounds that this divides, and where a stage
+        here has no complete one yet."""
         self._lacking = not all(checkpoint.is_complete(folder, state.stage) for state in trainer.states)
-        self._folder, self._every, self._trainer, self._store = folder, every, trainer, store
+        self._folder, self._every, self._cluster = folder, every, cluster
+        self._trainer, self._store = trainer, store
         self._copied = threading.Event()
         """The inner optimizer may change its tensors."""
         self._copied.set()
@@ -52,7 +54,8 @@ class Boundaries:
         if complete:
             self._save_inner(meta.round)
         metas = {}
-        for state, encoded in zip(self._trainer.states, self._trainer.encode(meta.rank_or_k), strict=True):
+        stages = self._trainer.encode(self._cluster, meta.round, meta.rank_or_k)
+        for state, encoded in zip(self._trainer.states, stages, strict=True):
             digest = self._store.put([encoded.raw])
             checkpoint.save_outer(self._folder, state, meta.round, complete)
             metas[state.stage] = replace(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dilocox.node.outer.state import StageState
 from dilocox.node.training.trainer import Commit, Take, Trainer
-from dilocox.protocol import norms, phase
+from dilocox.protocol import phase
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.head import Head, advance
 from dilocox.protocol.manifest import Manifest
@@ -60,8 +60,8 @@ class Commits:
         if body.round != state.head.round:
             raise LocalError(f"commit {body.round} does not follow the state before round {state.head.round}")
         read = read_commit(body.round, arrived.takes, state.head.rank_or_k)
-        share = read.leaves(state.cluster) if phase.closes(state, read.round) else 0.0
-        self._trainer.prepare(read, self._store.view, self.payloads if share else {}, share)
+        announced = self.payloads if phase.closes(state, read.round) else {}
+        self._trainer.prepare(read, self._store.view, state.cluster, announced)
         digests = self.store_states() if body.counted else self.digests
         return Prepared(read, advance(self._manifest, commit), digests)
 
@@ -84,14 +84,15 @@ class Commits:
             digests.append(pb.StageState(stage=item.stage, digest=digest_of([replayed.state_bytes()])))
         return pb.Rechecked(round=round, states=digests, report_agrees=digests == reported)
 
-    def return_payload(self, stage: int, payload: bytes, rank_or_k: int, share: float) -> None:
-        """So much of a stage's no commit took: owed again."""
+    def return_payload(self, stage: int, payload: bytes, closed: Commit, cluster: str) -> None:
+        """What the commit did not take of ours is owed again."""
         for state in self._trainer.states:
             if state.stage == stage:
-                state.return_to_feedback(self._store.view(payload), rank_or_k, share)
+                left = closed.leaves(cluster, stage, len(state.specs))
+                state.return_to_feedback(self._store.view(payload), closed.rank_or_k, left)
 
 
 def read_commit(round: int, takes: Sequence[pb.Take], rank_or_k: int) -> Commit:
     """`rank_or_k`: of the round that it closes."""
-    read = [Take(take.cluster, take.weight, list(take.payloads), norms.clip_factor(take.clip)) for take in takes]
+    read = [Take(take.cluster, take.weight, list(take.payloads), take.clip, list(take.clips)) for take in takes]
     return Commit(round, rank_or_k, read)

@@ -105,7 +105,7 @@ class Resume:
         self._trainer.reset_to_committed()
         for stage, meta in metas.items():
             closed = read_commit(meta.round, start.boundary_commit.takes, meta.rank_or_k)
-            self._commits.return_payload(stage, bytes.fromhex(meta.payload), meta.rank_or_k, closed.leaves(self._cluster))
+            self._commits.return_payload(stage, bytes.fromhex(meta.payload), closed, self._cluster)
 
     def announcement(self, boundary: int) -> pb.Boundary:
         """Of a boundary whose payloads are still in flight: the same bytes again."""

@@ -17,7 +17,9 @@ from dilocox.node.training.inner import InnerOptimizer
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import Stage, build_chain, initial_values
 from dilocox.node.training.pipeline import Pipeline
+from dilocox.protocol import norms
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.payload import owner_of
 
 __all__ = ["Commit", "StepResult", "Take", "Trainer", "initial_state"]
 
@@ -50,8 +52,14 @@ class Take:
     """In the mean."""
     payloads: Sequence[bytes]
     """Digests, by stage of the run."""
-    factor: float = 1.0
-    """By how much its payloads are clipped."""
+    clip: int = 0
+    """Norm codes above the bound in total."""
+    clips: Sequence[bytes] = ()
+    """By stage: norm codes above its bounds of each tensor, that in total included; none: `clip` is all that is known."""
+
+    def factors(self, stage: int, tensors: int) -> list[float]:
+        """What the clip leaves of each tensor of a stage."""
+        return [norms.clip_factor(excess) for excess in (self.clips[stage] if self.clips else [self.clip] * tensors)]
 
 
 @dataclass(frozen=True)
@@ -67,12 +75,15 @@ class Commit:
     def apply_to(self, state: StageState, payload: Callable[[bytes], memoryview]) -> None:
         """Θ and momentum as the commit makes them."""
         payloads = [payload(take.payloads[state.stage]) for take in self.takes]
-        weights, factors = [take.weight for take in self.takes], [take.factor for take in self.takes]
-        state.apply(payloads, weights, self.round, self.rank_or_k, factors)
+        factors = [take.factors(state.stage, len(state.specs)) for take in self.takes]
+        state.apply(payloads, [take.weight for take in self.takes], self.round, self.rank_or_k, factors)
 
-    def leaves(self, cluster: str) -> float:
-        """The share of a cluster's payloads that is not taken: all, or what the clip cuts off."""
-        return next((1.0 - take.factor for take in self.takes if take.cluster == cluster), 1.0)
+    def leaves(self, cluster: str, stage: int, tensors: int) -> list[float]:
+        """The share of each tensor of a cluster's payload of a stage that is not taken: all, or what the clip cuts off."""
+        for take in self.takes:
+            if take.cluster == cluster:
+                return [1.0 - factor for factor in take.factors(stage, tensors)]
+        return [1.0] * tensors
 
 
 class Trainer:
@@ -147,20 +158,22 @@ class Trainer:
         if self.manifest.rounds.round_seconds is not None:  # slow and fast boxes follow one learning rate schedule
             self.optimizer.steps = self.manifest.nominal_steps(round + 1)
 
-    def encode(self, rank_or_k: int) -> list[EncodedStage]:
-        """Of each stage, from its feedback. May run beside `step`."""
-        return [state.encode(rank_or_k) for state in self.states]
+    def encode(self, cluster: str, round: int, rank_or_k: int) -> list[EncodedStage]:
+        """A cluster's payload of each stage for a round, from the feedback. May run beside `step`."""
+        run = self.manifest.run_id
+        return [state.encode(rank_or_k, owner_of(run, cluster, round, state.stage)) for state in self.states]
 
     def prepare(
-        self, commit: Commit, payload: Callable[[bytes], memoryview], returned: Mapping[int, bytes], share: float = 1.0
+        self, commit: Commit, payload: Callable[[bytes], memoryview], cluster: str, announced: Mapping[int, bytes]
     ) -> None:
         """Θ, momentum and feedback as the commit says; live parameters are not touched. May run beside `step`.
 
-        `returned`: digests of our own payloads, by stage, of which the commit does not take `share`.
+        `announced`: digests of our own payloads, by stage, where it is about them; what it does not take of them is owed again.
         """
         for state in self.states:
-            if state.stage in returned:
-                state.return_to_feedback(payload(returned[state.stage]), commit.rank_or_k, share)
+            if state.stage in announced:
+                left = commit.leaves(cluster, state.stage, len(state.specs))
+                state.return_to_feedback(payload(announced[state.stage]), commit.rank_or_k, left)
             commit.apply_to(state, payload)
 
     def rebase(self, keep_private: bool = True) -> None:
@@ -202,31 +215,35 @@ class Trainer:
         self._follow()
 
     @contextmanager
-    def committed_weights(self) -> Iterator[None]:
-        """Swap Θ into the model, and back, with one tensor's scratch. Θ must not be touched meanwhile."""
-        self._swap()
+    def weights(self, flat: Sequence[Tensor]) -> Iterator[None]:
+        """Swap parameters, flat by state, into the model, and back, with one tensor's scratch. Nobody may touch them meanwhile."""
+        self._swap(flat)
         try:
             yield
         finally:
-            self._swap()
+            self._swap(flat)
 
-    def _swap(self) -> None:
-        for state, stage in self.pairs():
-            for (_, theta), live in zip(state.views(state.parameters), self.live(stage), strict=True):
-                scratch = live.to(theta.device, copy=True)
-                live.copy_(theta)
-                theta.copy_(scratch)
+    def _swap(self, flat: Sequence[Tensor]) -> None:
+        for (state, stage), parameters in zip(self.pairs(), flat, strict=True):
+            for (_, other), live in zip(state.views(parameters), self.live(stage), strict=True):
+                scratch = live.to(other.device, copy=True)
+                live.copy_(other)
+                other.copy_(scratch)
+
+    @property
+    def committed(self) -> list[Tensor]:
+        """Θ, flat by state."""
+        return [state.parameters for state in self.states]
 
     def evaluate_committed(self, dataset: Dataset) -> float:
-        """`evaluate` of Θ instead of the live parameters."""
-        with self.committed_weights():
-            return self.evaluate(dataset)
+        """`evaluate` of Θ instead of the live parameters, on what is held out."""
+        with self.weights(self.committed):
+            return self.evaluate(*dataset.evaluation())
 
-    def evaluate(self, dataset: Dataset) -> float:
-        """Held-out loss, nats per token, the same number in every worker. All workers call it at the same step; the first copy
-        evaluates, which alone holds Θ."""
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> float:
+        """Loss, nats per token, the same number in every worker. All workers call it at the same step; the first copy evaluates,
+        which alone holds Θ."""
         loss = 0.0
         if self.mesh.leads:
-            inputs, targets = dataset.evaluation()
             loss = self.pipeline.evaluate(inputs, targets, self.manifest.training.batch_size, self.manifest.model.hidden_size)
         return self.mesh.all_sum([loss])[0]

@@ -25,6 +25,7 @@ from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.pace import Pace
 from dilocox.node.training.rendezvous import join_generation
 from dilocox.node.training.resume import Resume, boundary_event
+from dilocox.node.training.scores import Scores
 from dilocox.node.training.trainer import Trainer
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.protocol import phase
@@ -32,7 +33,7 @@ from dilocox.protocol.errors import DilocoxError
 from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import worker_pb2 as pb
-from dilocox.protocol.phase import Apply, Encode, End, Flags, Stop, Train, Turn, Wait
+from dilocox.protocol.phase import Apply, Encode, End, Flags, Score, Stop, Train, Turn, Wait
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.parent_pipe import exit_with_parent
 
@@ -58,7 +59,8 @@ class Worker:
         self.store = BlobStore(settings.blobs)
         self.background = Background(settings.codec_cpus)
         self.commits = Commits(manifest, self.trainer, self.store)
-        self.boundaries = Boundaries(settings.stages, settings.checkpoint_every, self.trainer, self.store)
+        self.boundaries = Boundaries(settings.stages, settings.checkpoint_every, settings.cluster, self.trainer, self.store)
+        self.scores = Scores(self.trainer, self.dataset, self.background.aside)
         self.state = phase.begin(manifest, settings.cluster)
         """Changes between two turns only; background jobs take what they need of it with them."""
         self._arrived: deque[pb.Apply] = deque()
@@ -110,6 +112,9 @@ class Worker:
             match command.WhichOneof("command"):
                 case "apply":
                     self._arrived.append(command.apply)
+                    self.scores.close()
+                case "score":
+                    self.scores.ask(command.score)
                 case "recheck":
                     self._recheck(command.recheck.round)
                 case "stop":
@@ -117,6 +122,8 @@ class Worker:
         if self._preparing is None and self._arrived:
             commit, state = self._arrived.popleft(), self.state
             self._preparing = self.background.submit(lambda: self.commits.prepare(state, commit))
+        if self._preparing is None:
+            self.scores.prepare(self.state.head.rank_or_k, self.store.view)
         return self._stopping
 
     def _recheck(self, round: int) -> None:
@@ -155,7 +162,8 @@ class Worker:
         time_is_up = self.rank == 0 and box is not None and self._seconds >= box
         lacking = not self.dataset.here(phase.upcoming(self.state, trained))
         busy = not self.background.idle
-        return Flags(self._preparing is not None, prepared, busy, self._stopping, time_is_up, lacking).numbers()
+        scorable = self._preparing is None and self.scores.ready
+        return Flags(self._preparing is not None, prepared, busy, self._stopping, time_is_up, lacking, scorable).numbers()
 
     def _next_head(self) -> Head:
         assert self._preparing is not None
@@ -173,6 +181,8 @@ class Worker:
                     self.trainer.end_phase(action.round, action.restart)
                 case Encode():
                     self._start_encoding(action)
+                case Score():
+                    self._score()
         if self.state.round != before.round:
             self._loss = self._seconds = 0.0
         return actions[-1]
@@ -182,6 +192,11 @@ class Worker:
         prepared, self._preparing = self._preparing.result(), None
         self.commits.finish(prepared, keep_private)
         self._report_ready(prepared.head, steps)
+
+    def _score(self) -> None:
+        scored = self.scores.measure()
+        if not self.rank:
+            self.link.send(pb.WorkerEvent(scored=scored))
 
     def _start_encoding(self, ended: Encode) -> None:
         """The boundary: what a restart needs is written in the background, from copies taken while the next step computes its

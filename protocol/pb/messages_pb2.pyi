@@ -69,6 +69,8 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_RESTING: _ClassVar[Reason]
     REASON_CLUSTER: _ClassVar[Reason]
     REASON_SUPERSEDED: _ClassVar[Reason]
+    REASON_COPIED: _ClassVar[Reason]
+    REASON_HARMS: _ClassVar[Reason]
 KIND_UNSPECIFIED: Kind
 KIND_MANIFEST: Kind
 KIND_PEER_RECORD: Kind
@@ -123,6 +125,8 @@ REASON_DID_NOT_VOTE: Reason
 REASON_RESTING: Reason
 REASON_CLUSTER: Reason
 REASON_SUPERSEDED: Reason
+REASON_COPIED: Reason
+REASON_HARMS: Reason
 
 class Envelope(_message.Message):
     __slots__ = ("kind", "key", "body", "signature")
@@ -317,14 +321,16 @@ class Ballot(_message.Message):
     def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., contributions: _Optional[_Iterable[bytes]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Finding(_message.Message):
-    __slots__ = ("index", "reason", "stage")
+    __slots__ = ("index", "reason", "stage", "score")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     index: int
     reason: Reason
     stage: int
-    def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[Reason, str]] = ..., stage: _Optional[int] = ...) -> None: ...
+    score: int
+    def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[Reason, str]] = ..., stage: _Optional[int] = ..., score: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("round", "ballot", "accepted", "findings", "scores", "scored", "score")

@@ -82,16 +82,18 @@ class Start(_message.Message):
     def __init__(self, origin: _Optional[_Union[Start.Origin, str]] = ..., round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., boundary: _Optional[int] = ..., replays: _Optional[int] = ..., opening_commit: _Optional[bytes] = ..., boundary_commit: _Optional[_Union[Apply, _Mapping]] = ..., kept: _Optional[_Union[Boundary, _Mapping]] = ...) -> None: ...
 
 class Take(_message.Message):
-    __slots__ = ("cluster", "weight", "clip", "payloads")
+    __slots__ = ("cluster", "weight", "clip", "payloads", "clips")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     CLIP_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    CLIPS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     weight: int
     clip: int
     payloads: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, cluster: _Optional[str] = ..., weight: _Optional[int] = ..., clip: _Optional[int] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    clips: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, cluster: _Optional[str] = ..., weight: _Optional[int] = ..., clip: _Optional[int] = ..., payloads: _Optional[_Iterable[bytes]] = ..., clips: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Apply(_message.Message):
     __slots__ = ("commit", "takes")
@@ -107,21 +109,39 @@ class Recheck(_message.Message):
     round: int
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
+class Score(_message.Message):
+    __slots__ = ("round", "contribution", "clip", "payloads", "own", "positions")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    contribution: bytes
+    clip: int
+    payloads: _containers.RepeatedScalarFieldContainer[bytes]
+    own: _containers.RepeatedScalarFieldContainer[bytes]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, round: _Optional[int] = ..., contribution: _Optional[bytes] = ..., clip: _Optional[int] = ..., payloads: _Optional[_Iterable[bytes]] = ..., own: _Optional[_Iterable[bytes]] = ..., positions: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Stop(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("start", "apply", "stop", "recheck")
+    __slots__ = ("start", "apply", "stop", "recheck", "score")
     START_FIELD_NUMBER: _ClassVar[int]
     APPLY_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     RECHECK_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     start: Start
     apply: Apply
     stop: Stop
     recheck: Recheck
-    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., recheck: _Optional[_Union[Recheck, _Mapping]] = ...) -> None: ...
+    score: Score
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., recheck: _Optional[_Union[Recheck, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("round", "states", "evaluated", "evaluation_loss", "applied_at_step", "boundary")
@@ -193,18 +213,34 @@ class Rechecked(_message.Message):
     report_agrees: bool
     def __init__(self, round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., report_agrees: _Optional[bool] = ...) -> None: ...
 
+class Scored(_message.Message):
+    __slots__ = ("round", "contribution", "before", "after", "cosine")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    COSINE_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    contribution: bytes
+    before: float
+    after: float
+    cosine: float
+    def __init__(self, round: _Optional[int] = ..., contribution: _Optional[bytes] = ..., before: _Optional[float] = ..., after: _Optional[float] = ..., cosine: _Optional[float] = ...) -> None: ...
+
 class WorkerEvent(_message.Message):
-    __slots__ = ("hello", "ready", "step", "boundary", "rechecked", "failed")
+    __slots__ = ("hello", "ready", "step", "boundary", "rechecked", "scored", "failed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     RECHECKED_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ready: Ready
     step: Step
     boundary: Boundary
     rechecked: Rechecked
+    scored: Scored
     failed: str
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., rechecked: _Optional[_Union[Rechecked, _Mapping]] = ..., failed: _Optional[str] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., rechecked: _Optional[_Union[Rechecked, _Mapping]] = ..., scored: _Optional[_Union[Scored, _Mapping]] = ..., failed: _Optional[str] = ...) -> None: ...

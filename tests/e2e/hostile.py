@@ -18,9 +18,10 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.messages import Statement, canonical, open_envelope, seal
 from dilocox.protocol.norms import norm_code, norm_of
-from dilocox.protocol.payload import Layout
+from dilocox.protocol.payload import Layout, owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.protocol.scoring import Score
 from dilocox.transport import tls
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.callers import Callers
@@ -92,6 +93,8 @@ class HostilePeer:
                     self.feed(member.Signed(seal(self.identity, kind, self.run.run_id, body)))
                 case member.Judge(contribution):
                     self.feed(member.Judged(contribution.digest, (pb.REASON_UNSPECIFIED, 0)))  # looks at nothing
+                case member.Score(contribution):
+                    self.feed(member.Scored(contribution.digest, Score(1.0, 0.0, 1.0)))  # nor at what it does
                 case member.Halt(why):
                     raise AssertionError(why)
         self.speak.set()
@@ -170,13 +173,16 @@ class HostilePeer:
         body.size = body.size or sum(leaf.size for leaf in leaves.leaves)
         body.norm = body.norm or norm_code(math.hypot(*(norm_of(code) for leaf in leaves.leaves for code in leaf.norms)))
 
+    def payload(self, stage: int, scale: float = 1e-3, of: str = "") -> tuple[bytes, bytes]:
+        """A well-formed payload of this stage for the open round, and its norm codes; `of`: whose, default ours."""
+        return self._payload(owner_of(self.run.run_id, of or self.identity.peer, self.state.head.round, stage), stage, scale)
+
     @cache  # noqa: B019
-    def payload(self, stage: int, scale: float = 1e-3) -> tuple[bytes, bytes]:
-        """A well-formed payload of this stage, and its norm codes."""
+    def _payload(self, owner: bytes, stage: int, scale: float) -> tuple[bytes, bytes]:
         torch.set_num_threads(1)  # beside eight busy workers two threads would mostly wait for each other
         state = StageState(self.run, stage)
         state.feedback.normal_(std=scale)
-        encoded = state.encode()
+        encoded = state.encode(owner=owner)
         return encoded.raw, bytes(norm_code(norm) for norm in encoded.norms)
 
     def layouts(self, stage: int) -> tuple[Layout, ...]:

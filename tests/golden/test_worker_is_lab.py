@@ -14,6 +14,7 @@ import pytest
 
 from bench.lab import Lab
 from bench.texts import stdlib
+from dilocox.node.exchange import takes_of
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import Launch, WorkerPool
 from dilocox.protocol.chain import taken
@@ -158,15 +159,12 @@ def fill(body: wire.Contribution, box: Box) -> None:
 def send(boxes: list[Box], table: Table, round: int) -> None:
     assert table.head.round == round + 1
     commit, by_name = table.commits[-1], {identity(box.number).peer: box for box in boxes}
-    takes = [
-        pb.Take(
-            cluster=item.cluster,
-            weight=item.weight,
-            clip=item.clip,
-            payloads=[payload.digest for payload in by_name[item.cluster].payloads(round)],
-        )
-        for item in taken(commit.body)
+    items = taken(commit.body)
+    leaves = [
+        [wire.Leaf(stage=p.stage, digest=p.digest, size=p.size, norms=p.norms) for p in by_name[item.cluster].payloads(round)]
+        for item in items
     ]
+    takes = takes_of(table.run, items, leaves)
     for index, box in enumerate(boxes):
         box.deliver(round, pb.Apply(commit=commit.envelope.SerializeToString(), takes=takes), late=(round, index) == LATE)
 

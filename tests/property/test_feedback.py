@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from dilocox.node.outer.state import StageState
 from dilocox.protocol import payload as wire
+from dilocox.protocol.counting import clip
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.norms import clip_factor, norm_code, norm_of
-from dilocox.protocol.tally import clip
 from tests.helpers import manifest
 from tests.property.test_codec import CODECS
 
@@ -51,7 +51,7 @@ def test_what_was_owed_is_what_is_sent_plus_what_is_left(seed: int, compression:
     after, said = state.feedback.clone(), decoded(state, encoded.raw)
     rounding = ROUNDING * float(before.abs().max())
     assert float((after + said - before).abs().max()) <= rounding
-    state.return_to_feedback(memoryview(encoded.raw), share=share)  # so much of it no commit took
+    state.return_to_feedback(memoryview(encoded.raw), shares=[share] * len(state.specs))  # so much of it no commit took
     assert float((state.feedback - after - share * said).abs().max()) <= rounding
 
 
@@ -75,7 +75,7 @@ def swarm_round(states: list[StageState], work: list[torch.Tensor], medians: lis
     for name, encoded in sent.items():
         factor = clip_factor(clips[name])
         assert encoded.norm * factor <= 1.1 * run.rounds.clip_ratio * medians[-1], "it counts for too much"
-        states[int(name)].return_to_feedback(memoryview(encoded.raw), share=1 - factor)
+        states[int(name)].return_to_feedback(memoryview(encoded.raw), shares=[1 - factor] * len(states[0].specs))
 
 
 @pytest.mark.parametrize("compression", [CODECS[2], CODECS[5]])

@@ -124,7 +124,7 @@ def test_invalid_codes_and_exponents_are_refused():
     layout = wire.stage_layout([(3,)], Compression(codec="int4"), 0)
     (tensor,) = random_payload(layout, 1)
     raw = wire.pack([tensor], entropy=False)
-    heads = 8 + 12 + 8  # header, one tensor, the first section's sizes
+    heads = 40 + 12 + 8  # header, one tensor, the first section's sizes
     codes = heads + 2 + 8
     assert len(wire.parse(raw, layout)) == 1
     for position, value in ((heads, 127), (codes, 0x88), (codes + 1, 0xF0)):
@@ -147,6 +147,6 @@ def test_a_small_stream_that_inflates_to_much_is_refused_before_it_does():
     compression = Compression(codec="int4", entropy_coding=True)
     layout = wire.stage_layout([(64, 64)], compression, 0)
     raw = bytearray(wire.pack(random_payload(layout, 0), entropy=True))
-    struct.pack_into("<I", raw, 8 + 12, 1 << 31)  # HEADS claims 2 GiB
+    struct.pack_into("<I", raw, 40 + 12, 1 << 31)  # HEADS claims 2 GiB
     with pytest.raises(RemoteError):
         wire.parse(bytes(raw), layout)

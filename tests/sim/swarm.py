@@ -241,8 +241,8 @@ class SimPeer:
     def judge(self, contribution: Statement[pb.Contribution]) -> None:
         body = contribution.body
         reason = pb.REASON_UNSPECIFIED if body.base_state == self.fold else pb.REASON_WRONG_BASE
-        if body.leaves == digest("nonsense"):
-            reason = pb.REASON_NON_FINITE
+        if body.leaves != digest("leaves", contribution.peer, body.head):
+            reason = pb.REASON_NON_FINITE if body.leaves == digest("nonsense") else pb.REASON_COPIED
         self.feed(member.Judged(contribution.digest, (reason, 0)))
 
 

@@ -96,6 +96,10 @@ def diverged(peer: SimPeer, body: pb.Contribution) -> None:
     body.base_state = digest("elsewhere", peer.name)
 
 
+def copying(peer: SimPeer, body: pb.Contribution) -> None:
+    body.leaves = digest("leaves", peer.swarm.peers[0].name, body.head)
+
+
 def greedy(peer: SimPeer, body: pb.Contribution) -> None:
     body.tokens *= 1000
 
@@ -110,14 +114,15 @@ def two_faced(peer: SimPeer, body: pb.Contribution) -> None:
 
 def test_hostile_peers_are_never_counted_and_stop_nobody():
     swarm = build(20, 6)
-    for number, behaviour in ((15, nonsense), (16, diverged), (17, greedy), (18, two_faced), (19, nonsense)):
+    for number, behaviour in ((15, nonsense), (16, diverged), (17, greedy), (18, two_faced), (19, copying)):
         swarm.peers[number].hostile = behaviour
     swarm.run_until_finished(3000)
     check(swarm)
     hostile = {peer.name for peer in swarm.peers if peer.hostile}
     assert not hostile & set().union(*counted(swarm))
+    assert sum(swarm.peers[0].name in names for names in counted(swarm)) > 1, "who is copied counts"
     reasons = {item.reason for commit in swarm.commits for item in (*commit.body.excluded, *commit.body.refusals)}
-    assert {pb.REASON_NON_FINITE, pb.REASON_EQUIVOCATION, pb.REASON_IMPOSSIBLE_TOKENS} <= reasons
+    assert {pb.REASON_NON_FINITE, pb.REASON_COPIED, pb.REASON_EQUIVOCATION, pb.REASON_IMPOSSIBLE_TOKENS} <= reasons
     assert reasons & {pb.REASON_WRONG_BASE}
 
 

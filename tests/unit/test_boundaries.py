@@ -47,7 +47,7 @@ def test_the_next_step_computes_but_does_not_update_until_the_boundary_is_copied
     trainer.end_phase(1, restart=False)
     live = [tensor.clone() for _, stage in trainer.live_stages() for tensor in trainer.live(stage)]
     inner = trainer.copy_inner()
-    boundaries = Boundaries(tmp_path / "stages", 1, trainer, BlobStore(tmp_path / "blobs"))
+    boundaries = Boundaries(tmp_path / "stages", 1, "us", trainer, BlobStore(tmp_path / "blobs"))
     write = boundaries.begin(meta(1, trainer), BASES)
     waiting, updates = threading.Event(), threading.Event()
 
@@ -84,7 +84,7 @@ def test_the_next_step_computes_but_does_not_update_until_the_boundary_is_copied
 
 def test_boundaries_in_between_hold_no_inner_tensors_and_stop_no_step(process_group: None, tmp_path: Path):
     trainer = trained("muon")
-    boundaries = Boundaries(tmp_path / "stages", 3, trainer, BlobStore(tmp_path / "blobs"))
+    boundaries = Boundaries(tmp_path / "stages", 3, "us", trainer, BlobStore(tmp_path / "blobs"))
     for round in (4, 5):  # the first that it makes is complete, whatever its round
         trainer.end_phase(round, restart=False)
         write = boundaries.begin(meta(round, trainer), BASES)
@@ -99,7 +99,7 @@ def test_boundaries_in_between_hold_no_inner_tensors_and_stop_no_step(process_gr
 
 def test_a_copy_that_fails_leaves_nobody_waiting(process_group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trainer = trained("muon")
-    boundaries = Boundaries(tmp_path / "stages", 1, trainer, BlobStore(tmp_path / "blobs"))
+    boundaries = Boundaries(tmp_path / "stages", 1, "us", trainer, BlobStore(tmp_path / "blobs"))
 
     def full() -> None:
         raise MemoryError
@@ -115,14 +115,14 @@ def test_a_stage_that_moved_begins_with_nothing_and_one_that_stayed_with_what_it
     """The cluster's boxes were laid out anew after a round whose commit took half of what was sent."""
     trainer, store = trained("muon"), BlobStore(tmp_path / "blobs")
     trainer.end_phase(1, restart=False)
-    written = Boundaries(tmp_path / "stages", 1, trainer, store).begin(meta(1, trainer), BASES)()
+    written = Boundaries(tmp_path / "stages", 1, "us", trainer, store).begin(meta(1, trainer), BASES)()
     staying, payload = trainer.states[0], store.view(bytes.fromhex(written[0].payload))
     expected = StageState(trainer.manifest, 0)
     expected.feedback.copy_(staying.feedback)
-    clip = 8
-    share = 1 - clip_factor(clip)
-    assert 0 < share < 1
-    expected.return_to_feedback(payload, written[0].rank_or_k, share)
+    clips = bytes([8, 16] + [0] * (len(expected.specs) - 2))
+    shares = [1 - clip_factor(clip) for clip in clips]
+    assert shares[:3] == [0.5, 0.75, 0.0]
+    expected.return_to_feedback(payload, written[0].rank_or_k, shares)
     assert not torch.equal(expected.feedback, staying.feedback)
 
     shutil.rmtree(tmp_path / "stages" / "0001")
@@ -135,7 +135,7 @@ def test_a_stage_that_moved_begins_with_nothing_and_one_that_stayed_with_what_it
         origin=pb.Start.ORIGIN_SNAPSHOT,
         round=0,
         states=[pb.StageState(stage=stage, digest=digest) for stage, digest in enumerate(digests)],
-        boundary_commit=pb.Apply(takes=[pb.Take(cluster="us", weight=1, clip=clip)]),
+        boundary_commit=pb.Apply(takes=[pb.Take(cluster="us", weight=1, clips=[clips, b""])]),
         kept=offered,
     )
     assert resume.load(start, lambda: pb.WorkerCommand()) is not None

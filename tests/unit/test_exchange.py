@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from dilocox.node.exchange import Exchange, read_leaves
+from dilocox.node.exchange import Exchange
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster, HostRange
+from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.messages import canonical, seal
 from dilocox.protocol.norms import norm_code, norm_of
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -21,7 +22,7 @@ from tests.helpers import digest, identity, manifest
 
 RUN = manifest()
 TENSORS = [len(stage_tensors(RUN.model, stage)) for stage in range(RUN.model.stages)]
-CODE = norm_code(1.0)
+CODE = norm_code(0.01)
 
 
 def good() -> pb.Leaves:

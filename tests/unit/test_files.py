@@ -410,7 +410,7 @@ def test_a_full_or_read_only_disk_is_a_sentence(error: Exception, monkeypatch: p
     assert "Traceback" not in said
 
 
-def test_stages_that_did_not_move_keep_what_they_had(chain: Path, tmp_path: Path):
+async def test_stages_that_did_not_move_keep_what_they_had(chain: Path, tmp_path: Path):
     """Another box took over stage 1: it has nothing of it. Stage 0 is where it was."""
     kept, store = ChainFile(chain, RUN), BlobStore(tmp_path / "blobs")
     newest = kept.head.round
@@ -448,7 +448,7 @@ def test_stages_that_did_not_move_keep_what_they_had(chain: Path, tmp_path: Path
     (first, *_) = (each.start for each in starts.candidates(hellos, False))
     snapshots = [first]
     before = earlier
-    starts.with_commits(snapshots[0])
+    await starts.with_commits(snapshots[0])
     closed = kept.commit(before.round)
     assert closed is not None
     assert snapshots[0].boundary_commit.commit == closed.envelope.SerializeToString()

@@ -145,3 +145,40 @@ def test_who_may_read_before_it_is_on_the_roster():
         run = manifest(admission=admission, run={"holders": [holder]})
         assert (run.may_read(stranger), run.may_read("")) == (strangers, nameless), (policy, public)
         assert all(map(run.may_read, (listed, holder, run.coordinator, run.owner)))
+
+
+def test_what_bounds_a_contribution_follows_from_who_may_take_part_unless_the_run_says_it():
+    allowed = {"policy": "allow-list", "allow": (identity(0).peer,)}
+    said = {"weight_cap": 4, "tensor_clip_ratio": 8.0}
+    for admission, rounds, bounds in (
+        ({}, {}, (1.0, 1.25)),
+        (allowed, {}, (0.0, 2.0)),
+        ({}, said, (4.0, 8.0)),
+        (allowed, said, (4.0, 8.0)),
+        ({}, {"weight_cap": 0, "tensor_clip_ratio": 0}, (0.0, 0.0)),
+    ):
+        run = manifest(admission=admission, rounds=rounds)
+        assert (run.weight_cap, run.tensor_clip_ratio) == bounds
+
+
+def test_the_largest_change_of_a_round_is_its_longest_phase_at_the_largest_rate():
+    assert manifest().largest_rms == pytest.approx(12 * 1e-2)
+    muon = {"optimizer": "muon", "muon_learning_rate": 0.05}
+    assert manifest(training=muon).largest_rms == pytest.approx(12 * 0.05)
+    assert manifest(training={"muon_learning_rate": 0.05}).largest_rms == pytest.approx(12 * 1e-2), "it trains nothing"
+    assert manifest(rounds={"largest_rms": 3.0}).largest_rms == 3.0
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("rounds", "weight_cap", 0.5),
+        ("rounds", "tensor_clip_ratio", 0.5),
+        ("rounds", "largest_rms", 0),
+        ("outer", "trim_share", 0.5),
+        ("outer", "aggregate", "median"),
+    ],
+)
+def test_bounds_that_bound_nothing_or_all_are_refused(section: str, key: str, value: object):
+    with pytest.raises(ValueError, match=key):
+        manifest(**{section: {key: value}})

@@ -9,6 +9,7 @@ from dilocox.protocol.head import HostRange, resting_on
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
+from dilocox.protocol.scoring import Score
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 ACCEPTED: member.Verdict = (pb.REASON_UNSPECIFIED, 0)
@@ -17,8 +18,8 @@ ACCEPTED: member.Verdict = (pb.REASON_UNSPECIFIED, 0)
 class Node:
     """Number 0's machine beside the coordinator's, which it hears."""
 
-    def __init__(self, **rounds: float) -> None:
-        self.table = Table(manifest(rounds=rounds)).genesis()
+    def __init__(self, voters: int = 0, **rounds: float) -> None:
+        self.table = Table(manifest(rounds=rounds, scoring={"voters": voters, "sequences": 3})).genesis()
         self.state = member.start(self.table.run, identity(0).peer, self.table.head)
         self.effects: list[member.Effect] = []
         self.feed(member.StateReady(1, self.table.state_root(), None))
@@ -83,6 +84,69 @@ def test_what_was_not_fetched_in_time_is_voted_unavailable():
     assert [(f.index, f.reason) for f in receipt.body.findings] == [(missing, pb.REASON_UNAVAILABLE)]
     assert not int.from_bytes(receipt.body.accepted, "little") >> missing & 1
     assert member.next_deadline(node.state) is None
+
+
+def test_what_is_well_made_is_scored_once_the_ballot_is_here_and_voted_on_then():
+    node = Node(voters=8, vote_seconds=100).vote()
+    assert not [effect for effect in node.effects if isinstance(effect, member.Score)], "nothing is judged yet"
+    (asked,) = [e for e in node.feed(member.Judged(node.digests[0], ACCEPTED)) if isinstance(e, member.Score)]
+    assert asked.contribution.digest == node.digests[0]
+    assert asked.own.peer == identity(0).peer
+    lease = node.table.head.ledger.leases[identity(0).peer]
+    assert len(asked.positions) == 3
+    assert all(any(start <= position < end for start, end in lease.spans) for position in asked.positions)
+    effects = node.feed(member.Judged(node.digests[1], (pb.REASON_NON_FINITE, 1)))
+    assert not [e for e in effects if isinstance(e, member.Score)], "what is refused anyway is not scored, nor anything twice"
+    assert node.said(pb.KIND_RECEIPT) is None, "one is not scored yet"
+    node.feed(member.Scored(node.digests[0], Score(2.0, 2.5, -0.25)))
+    receipt = node.said(pb.KIND_RECEIPT)
+    assert receipt is not None
+    listed = list(node.state.ballot.body.contributions)  # type: ignore[union-attr]
+    found = {(listed[f.index], f.reason, f.score) for f in receipt.body.findings}
+    assert found == {(node.digests[0], pb.REASON_HARMS, -512), (node.digests[1], pb.REASON_NON_FINITE, 0)}
+    assert not int.from_bytes(receipt.body.accepted, "little")
+    assert node.table.submit(receipt) == rules.ACCEPT
+
+
+def test_what_helps_is_accepted_and_its_score_stands_in_the_receipt():
+    node = Node(voters=8, vote_seconds=100).vote()
+    for digest_, gain in zip(node.digests, (0.25, 0.125), strict=True):
+        node.feed(member.Judged(digest_, ACCEPTED))
+        node.feed(member.Scored(digest_, Score(2.0, 2.0 - gain, 0.1)))
+    receipt = node.said(pb.KIND_RECEIPT)
+    assert receipt is not None
+    listed = list(node.state.ballot.body.contributions)  # type: ignore[union-attr]
+    told = {listed[index]: score for index, score in zip(receipt.body.scored, receipt.body.score, strict=True)}
+    assert told == {node.digests[0]: 256, node.digests[1]: 128}
+    assert not receipt.body.findings
+    assert node.table.submit(receipt) == rules.ACCEPT
+
+
+def test_what_was_not_scored_in_time_is_not_held_against_it():
+    node = Node(voters=8, vote_seconds=100).vote()
+    for digest_ in node.digests:
+        node.feed(member.Judged(digest_, ACCEPTED))
+    assert node.said(pb.KIND_RECEIPT) is None
+    node.table.now += 75
+    node.feed(member.Tick())
+    receipt = node.said(pb.KIND_RECEIPT)
+    assert receipt is not None
+    assert not receipt.body.findings
+    assert not receipt.body.scored
+
+
+def test_workers_that_start_again_are_asked_again():
+    node = Node(voters=8, vote_seconds=100).vote()
+    first = [e for e in node.feed(member.Judged(node.digests[0], ACCEPTED)) if isinstance(e, member.Score)]
+    again = [e for e in node.feed(member.StateReady(1, node.table.state_root(), None)) if isinstance(e, member.Score)]
+    assert first
+    assert again == first
+
+
+def test_no_run_scores_that_does_not_ask_for_it():
+    node = Node(vote_seconds=100).vote()
+    effects = node.feed(member.Judged(node.digests[0], ACCEPTED))
+    assert not [e for e in effects if isinstance(e, member.Score)]
 
 
 def test_a_lead_whose_box_is_away_does_not_vote_against_what_that_could_not_look_at():

@@ -307,6 +307,7 @@ def test_a_boundary_older_than_the_state_is_not_in_flight():
 
 def flags(**changes: bool) -> Flags:
     idle = {"preparing": False, "prepared": False, "busy": False, "stop": False, "time_is_up": False, "lacking": False}
+    idle["scorable"] = False
     return Flags(**{**idle, **changes})
 
 
@@ -444,3 +445,13 @@ def test_what_holds_on_any_schedule(turns, overlap, synchronous, seconds):
             assert action.why
     assert applied == list(range(1, len(applied) + 1)), "each commit once, in order"
     assert announced == sorted(set(announced))
+
+
+def test_a_contribution_is_scored_when_every_rank_can():
+    state = trained(at(2), 1)
+    _, actions = step(state, scorable=True)
+    assert actions[0] == phase.Score()
+    assert isinstance(actions[-1], phase.Train | phase.Wait)
+    assert phase.Score() not in step(state)[1]
+    assert agreed(flags(scorable=True), flags(scorable=True)).scorable
+    assert not agreed(flags(scorable=True), flags()).scorable

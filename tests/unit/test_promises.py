@@ -12,7 +12,8 @@ from dilocox.node.training.trainer import Commit, Take
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.manifest import open_manifest
 from dilocox.protocol.messages import canonical, parse, seal
-from dilocox.protocol.norms import clip_factor, norm_code
+from dilocox.protocol.norms import norm_code
+from dilocox.protocol.payload import owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -61,13 +62,14 @@ class Announced:
         for stage in range(RUN.model.stages):
             state = StageState(RUN, stage)
             state.feedback.normal_(generator=torch.Generator().manual_seed(stage))
-            encoded = state.encode()
+            encoded = state.encode(owner=owner_of(RUN.run_id, identity(1).peer, 1, stage))
             norms.append(encoded.norm)
             codes = bytearray(norm_code(norm) for norm in encoded.norms)
             codes[0] += leaf_code if stage == 1 else 0
             leaves.append(pb.Leaf(stage=stage, digest=store.put([encoded.raw]), size=len(encoded.raw), norms=bytes(codes)))
         total = sum(norm**2 for norm in norms) ** 0.5
         body = pb.Contribution(
+            round=1,
             base_state=digest("base"),
             leaves=store.put([canonical(pb.Leaves(leaves=leaves))]),
             size=sum(leaf.size for leaf in leaves),
@@ -95,22 +97,27 @@ def test_an_apply_takes_of_a_payload_what_the_commit_says():
         state.feedback.normal_(generator=torch.Generator().manual_seed(name[0]))
         payloads[name] = memoryview(state.encode().raw)
 
-    def applied(factor: float) -> torch.Tensor:
+    def applied(clip: int, clips: list[bytes]) -> list[torch.Tensor]:
         state = StageState(RUN, 0)
-        takes = [Take("a", 3, [b"a"], 1.0), Take("b", 1, [b"b"], factor)]
+        takes = [Take("a", 3, [b"a"]), Take("b", 1, [b"b"], clip, clips)]
         Commit(1, RUN.compression.keep, takes).apply_to(state, payloads.__getitem__)
-        return state.committed[0].clone()
+        return [tensor.clone() for _, tensor in state.views(state.parameters)]
 
-    whole, half, none = applied(1.0), applied(0.5), applied(0.0)
-    assert not torch.equal(whole, half)
-    assert torch.allclose(half, (whole + none) / 2, atol=1e-6)
+    tensors = len(StageState(RUN, 0).specs)
+    whole, half, none = applied(0, []), applied(8, []), applied(255, [])
+    assert not any(map(torch.equal, whole, half))
+    assert all(torch.allclose(h, (w + n) / 2, atol=1e-6) for h, w, n in zip(half, whole, none, strict=True))
+    first = applied(0, [bytes([8] + [0] * (tensors - 1))])
+    assert torch.equal(first[0], half[0])
+    assert all(map(torch.equal, first[1:], whole[1:])), "only one tensor of it was too large"
 
 
 def test_what_a_commit_takes_is_not_owed_again():
-    commit = Commit(1, 8, [Take("a", 3, [b"a"]), Take("b", 1, [b"b"], clip_factor(8))])
-    assert commit.leaves("a") == 0.0
-    assert commit.leaves("b") == 0.5
-    assert commit.leaves("not counted") == 1.0
+    commit = Commit(1, 8, [Take("a", 3, [b"a"]), Take("b", 1, [b"b"], 8), Take("c", 1, [b"c"], 8, [bytes([8, 16])])])
+    assert commit.leaves("a", 0, 2) == [0.0, 0.0]
+    assert commit.leaves("b", 0, 2) == [0.5, 0.5]
+    assert commit.leaves("c", 0, 2) == [0.5, 0.75]
+    assert commit.leaves("not counted", 0, 2) == [1.0, 1.0]
 
 
 def test_bytes_that_nobody_judges_are_refused():

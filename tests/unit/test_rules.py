@@ -78,8 +78,19 @@ def test_a_deadline_learns_when_most_had_spoken_not_when_the_round_closed():
     assert list(table.head.collect_history) == [7_000] * 8
 
 
-def test_weights_are_the_tokens_that_were_announced():
-    table = Table(manifest()).genesis()
+@pytest.mark.parametrize(
+    ("admission", "rounds", "capped"),
+    [
+        ({}, {}, (4, 6, 6)),
+        ({"policy": "allow-list", "allow": tuple(identity(n).peer for n in range(3))}, {}, (4, 6, 8)),
+        ({}, {"weight_cap": 1.25}, (4, 6, 7.5)),
+        ({}, {"weight_cap": 0}, (4, 6, 8)),
+    ],
+)
+def test_weights_are_the_tokens_up_to_the_cap_of_the_run(
+    admission: dict[str, object], rounds: dict[str, object], capped: tuple[float, ...]
+):
+    table = Table(manifest(admission=admission, rounds=rounds)).genesis()
     per_step = table.run.tokens_per_step
     for number, steps in enumerate((4, 6, 8)):
         read = steps * table.run.training.batch_size
@@ -88,9 +99,10 @@ def test_weights_are_the_tokens_that_were_announced():
         )
     table.vote()
     assert {item.cluster: item.weight for item in chain.taken(table.commits[-1].body)} == {
-        identity(number).peer: steps * per_step for number, steps in enumerate((4, 6, 8))
+        identity(number).peer: steps * per_step for number, steps in enumerate(capped)
     }
-    assert table.commits[-1].body.loss == pytest.approx((0 * 4 + 1 * 6 + 2 * 8) / 18)
+    mean = sum(number * steps for number, steps in enumerate(capped)) / sum(capped)
+    assert table.commits[-1].body.loss == pytest.approx(mean)
     assert {name: table.head.ledger.leases[name].counted for name in table.head.roster} == {
         identity(number).peer: steps * table.run.training.batch_size for number, steps in enumerate((4, 6, 8))
     }

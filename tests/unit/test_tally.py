@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from dilocox.protocol import rules
+from dilocox.protocol import rules, scoring
+from dilocox.protocol.counting import clip
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tally import Tally, clip, tally
+from dilocox.protocol.tally import Tally, tally
 from tests.helpers import Table, digest, identity, manifest
 
 
@@ -16,10 +17,11 @@ def name(number: int) -> str:
     return identity(number).peer
 
 
-def opened(clusters: int, least: int = 2, clip_ratio: float = 2.0) -> Table:
+def opened(clusters: int, least: int = 2, clip_ratio: float = 2.0, voters: int = 0) -> Table:
     """Everybody's second round: no report has said yet which state it starts from."""
     numbers = range(clusters)
-    run = manifest(rounds={"min_clusters": least, "start_clusters": clusters, "clip_ratio": clip_ratio})
+    rounds = {"min_clusters": least, "start_clusters": clusters, "clip_ratio": clip_ratio}
+    run = manifest(rounds=rounds, scoring={"voters": voters})
     return Table(run).genesis(numbers).train(1, numbers)
 
 
@@ -52,6 +54,25 @@ def test_half_of_the_others_and_at_least_one(clusters: int, votes: int, counts: 
     assert set(result.counted) == {name(number) for number in range(clusters) if number or counts}
     excluded = {} if counts else {name(0): (pb.REASON_TOO_FEW_ACCEPTS, f"{votes} of {clusters - 1} accepted it")}
     assert why(result) == excluded
+
+
+@pytest.mark.parametrize(("accepts", "counts"), [(5, True), (4, False)])
+def test_where_all_score_two_thirds_must_accept(accepts: int, counts: bool):
+    table = opened(8, voters=32).contribute(range(8))
+    result = count(table, receipt(table, 0), *(receipt(table, n, silent=[] if n <= accepts else [0]) for n in range(1, 8)))
+    excluded = {} if counts else {name(0): (pb.REASON_HARMS, f"{accepts} of the 7 who were drawn to score it accepted it")}
+    assert why(result) == excluded
+    assert (name(0) in result.counted) == counts
+
+
+@pytest.mark.parametrize("theirs", [True, False])
+def test_what_harms_is_said_by_those_who_were_drawn_to_score_it(theirs: bool):
+    table = opened(9, voters=2).contribute(range(9))
+    assert table.state.gathered.ballot is not None
+    drawn = scoring.committee(table.run, table.state.gathered.ballot, name(0), table.state.gathered.listed())
+    against = [number for number in range(1, 9) if (name(number) in drawn) == theirs][:2]
+    result = count(table, *(receipt(table, number, silent=[0] if number in against else []) for number in range(9)))
+    assert why(result) == ({name(0): (pb.REASON_HARMS, "0 of the 2 who were drawn to score it accepted it")} if theirs else {})
 
 
 @pytest.mark.parametrize(("votes", "counts"), [(1, False), (2, True)])
@@ -162,7 +183,7 @@ def test_a_round_that_counts_too_few_counts_nobody():
         name(2): gone,
     }
     excluded = [refused[peer] for peer in sorted(refused)]
-    assert result == Tally(counted={}, excluded=excluded, state=b"", norm=norm_code(1.0), clips={}, loss=0.0)
+    assert result == Tally(counted={}, excluded=excluded, state=b"", norm=norm_code(1.0), weights={}, clips={}, loss=0.0)
 
 
 def test_as_many_as_a_run_needs_are_enough():
@@ -187,8 +208,9 @@ def test_what_a_commit_says_of_the_counted():
         excluded=[],
         state=table.state_root(),
         norm=102,
+        weights={name(0): 64 * 4, name(1): 64 * 6, name(2): 64 * 6},
         clips={name(0): 0, name(1): 0, name(2): 120 - 102 - 8},
-        loss=(0 * 4 + 1 * 6 + 2 * 8) / 18,
+        loss=(0 * 4 + 1 * 6 + 2 * 6) / 16,
     )
     assert list(result.counted) == sorted(said), "the order of the mean"
 
@@ -198,3 +220,25 @@ def test_who_is_clip_ratio_times_the_lower_median_is_not_clipped():
     codes = {"a": 100, "b": 90, "c": 116, "d": 117}
     assert clip(run, codes) == (100, {"a": 0, "b": 0, "c": 0, "d": 1})
     assert clip(run, {}) == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("against", "counted"),
+    [
+        ({0: [3], 3: [0, 1]}, {0, 1, 2}),
+        ({0: [], 3: [0, 1]}, {0, 1, 2}),
+        ({0: [1, 2], 3: []}, {1, 2, 3}),
+        ({0: [3], 3: [0]}, {1, 2}),
+    ],
+)
+def test_of_equal_leaves_those_with_most_votes_count_and_of_equals_none(against: dict[int, list[int]], counted: set[int]):
+    """Number 3 announces what 0 announced; `against`: who does not accept each of them."""
+    table = opened(4).contribute(range(3))
+    table.submit(table.contribution(3, leaves=digest("leaves", 0, table.head.round)))
+    refused = {voter: {of: pb.REASON_COPIED for of, voters in against.items() if voter in voters} for voter in range(4)}
+    result = count(table, *(table.receipt(voter, reject) for voter, reject in refused.items()))
+    assert set(result.counted) == {name(number) for number in counted}
+    assert {peer: reason for peer, (reason, _) in why(result).items()} == {
+        name(number): pb.REASON_COPIED for number in {0, 1, 2, 3} - counted
+    }
+    assert list(result.weights) == list(result.counted), "a copy weighs nothing"

@@ -1,0 +1,186 @@
+"""What hostile clusters do to a run: each attack makes what they announce in a round from everybody's honest payloads.
+
+They know each other, see all honest work before they speak, keep to every rule that a voter can check, and train as the others do.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bench.lab import Lab, Sent, announcement
+from dilocox.node.outer.state import EncodedStage, StageState
+from dilocox.protocol.payload import owner_of
+from dilocox.protocol.pb import messages_pb2 as pb
+
+__all__ = ["ATTACKS", "Adversary", "Attack", "Seen"]
+
+LOUD = 10.0
+"""Times an honest payload's norm: above every bound, so that each bound cuts it to what it allows."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one hostile cluster knows when it speaks: pseudo-gradients, flat, all stages one after the other."""
+
+    honest: Tensor
+    """(clusters, parameters)."""
+    own: Tensor
+    """What it would have sent."""
+    victim: Tensor
+    """One of the honest ones."""
+    tensors: Mapping[str, slice]
+    random: torch.Generator
+
+    @property
+    def norm(self) -> float:
+        """Of a median honest one."""
+        return float(self.honest.norm(dim=1).median())
+
+    @property
+    def mean(self) -> Tensor:
+        return self.honest.mean(0)
+
+
+@dataclass(frozen=True)
+class Attack:
+    name: str
+    describe: str
+    make: Callable[[Seen], Tensor] = lambda seen: seen.own
+    most_tokens: bool = False
+    """It announces the most that the rules allow."""
+    flips_labels: bool = False
+    after: float = 0.0
+    """It begins at this share of the run."""
+    takes: str = ""
+    """It announces a payload of another's as it is ("as it is"), or under its own name ("renamed")."""
+
+
+def _one_tensor(seen: Seen) -> Tensor:
+    """As large in all as an honest one, and nothing outside the last norm's weights, all of which it lowers."""
+    said = torch.zeros_like(seen.own)
+    part = seen.tensors["model.norm.weight"]
+    said[part] = seen.norm / math.sqrt(part.stop - part.start)
+    return said
+
+
+def _noise(seen: Seen) -> Tensor:
+    drawn = torch.randn(seen.own.shape, generator=seen.random)
+    return drawn * (LOUD * seen.norm / float(drawn.norm()))
+
+
+def _drift(seen: Seen) -> Tensor:
+    """The same direction in each round, from each of them; in size no different from the others."""
+    direction = torch.randn(seen.own.shape, generator=torch.Generator().manual_seed(0))
+    return 0.5 * seen.own + direction * (seen.norm / float(direction.norm()))
+
+
+FLIPPED = "the signs of another's payload turned"
+ATTACKS = [
+    Attack("nobody", "no hostile cluster"),
+    Attack("flip", FLIPPED, lambda seen: -seen.victim),
+    Attack("flip, loud", f"{FLIPPED}, ten times as large: to whatever bound there is", lambda seen: -LOUD * seen.victim),
+    Attack("tokens", f"{FLIPPED}, the most tokens allowed", lambda seen: -seen.victim, most_tokens=True),
+    Attack("live", f"{FLIPPED}, to every bound, the most tokens allowed", lambda seen: -LOUD * seen.victim, most_tokens=True),
+    Attack("late", "honest for half of the run, then as live", lambda seen: -LOUD * seen.victim, most_tokens=True, after=0.5),
+    Attack("one tensor", "the whole norm in the weights of the last norm", _one_tensor),
+    Attack("zeros", "nothing at all", lambda seen: torch.zeros_like(seen.own)),
+    Attack("copy", "another's payload, as it is", takes="as it is"),
+    Attack(
+        "renamed copy", "another's payload under one's own name, the most tokens allowed", most_tokens=True, takes="renamed"
+    ),
+    Attack("noise", "random, to every bound", _noise),
+    Attack("drift", "half its work, and one direction that is the same in each round", _drift),
+    Attack("ALIE", "the mean less 1.5 standard deviations in each coordinate", lambda s: s.mean - 1.5 * s.honest.std(0)),
+    Attack("IPM", "the mean turned and doubled", lambda seen: -2 * seen.mean),
+    Attack("labels", "its own work on wrong labels", flips_labels=True),
+]
+
+
+@dataclass
+class Adversary:
+    """`bench.lab.Hostile`: the last clusters of a lab."""
+
+    clusters: range
+    attack: Attack
+    seed: int
+
+    def __post_init__(self) -> None:
+        self._random = torch.Generator().manual_seed(self.seed)
+
+    def begun(self, lab: Lab) -> bool:
+        return lab.head.round > self.attack.after * lab.run.rounds.count
+
+    def targets(self, lab: Lab, targets: Tensor) -> Tensor:
+        return lab.run.model.vocabulary_size - 1 - targets if self.attack.flips_labels and self.begun(lab) else targets
+
+    def announce(self, lab: Lab, sent: Mapping[str, Sent]) -> Mapping[str, Sent]:
+        names = [member.state.cluster for member in lab.members]
+        hostile = [names[number] for number in self.clusters]
+        if not self.begun(lab):
+            return {name: sent[name] for name in hostile}
+        honest = {name: each for name, each in sent.items() if name not in hostile}
+        said = {name: self._say(lab, name, sent[name], honest) for name in hostile}
+        if not self.attack.most_tokens:
+            return said
+        most = lab.run.rounds.max_inner_steps * lab.run.tokens_per_step
+        return {name: _with_tokens(each, most) for name, each in said.items()}
+
+    def _say(self, lab: Lab, name: str, own: Sent, honest: Mapping[str, Sent]) -> Sent:
+        victim = honest[sorted(honest)[0]]
+        if self.attack.takes == "as it is":
+            return victim
+        said = self.attack.make(
+            Seen(
+                torch.stack([decoded(lab, each) for each in honest.values()]),
+                decoded(lab, own),
+                decoded(lab, victim),
+                places(lab),
+                self._random,
+            )
+        )
+        if self.attack.takes == "renamed":
+            said = decoded(lab, victim)
+        stages = encoded(lab, name, said)
+        for stage in stages:
+            lab.put(stage.raw)
+        return announcement(stages, int(own.contribution.tokens))
+
+
+def _with_tokens(sent: Sent, tokens: int) -> Sent:
+    contribution = pb.Contribution.FromString(sent.contribution.SerializeToString())
+    contribution.tokens = tokens
+    return replace(sent, contribution=contribution)
+
+
+def _stages(lab: Lab) -> list[StageState]:
+    return [StageState(lab.run, stage) for stage in range(lab.run.model.stages)]
+
+
+def decoded(lab: Lab, sent: Sent) -> Tensor:
+    """What its payloads say."""
+    states = _stages(lab)
+    for state, digest in zip(states, sent.payloads, strict=True):
+        state.return_to_feedback(lab.payload(digest), lab.head.rank_or_k)
+    return torch.cat([state.feedback for state in states])
+
+
+def encoded(lab: Lab, cluster: str, said: Tensor) -> Sequence[EncodedStage]:
+    """A pseudo-gradient as the product's codec says it in one payload, from nothing but it."""
+    states = _stages(lab)
+    for state, part in zip(states, said.split([state.size for state in states]), strict=True):
+        state.feedback.copy_(part)
+    owners = [owner_of(lab.run.run_id, cluster, lab.head.round, state.stage) for state in states]
+    return [state.encode(lab.head.rank_or_k, owner) for state, owner in zip(states, owners, strict=True)]
+
+
+def places(lab: Lab) -> dict[str, slice]:
+    """Where each tensor lies."""
+    found, start = {}, 0
+    for state in _stages(lab):
+        for spec in state.specs:
+            found[spec.name] = slice(start, start + spec.elements)
+            start += spec.elements
+    return found

@@ -1,0 +1,240 @@
+"""What hostile clusters do to a model, by attack and defence: `python -m bench.poison [--quick] [--check]`.
+
+Real trainers and codecs in the lab, whose counting and apply are the product's; hostile payloads (bench/attacks.py) pass what
+voters check, or are refused. A defence is what a manifest chooses, each one more than the one before. Finished cells are kept in
+bench/results/poison, so an interrupted bench goes on where it was; `--afresh` forgets them. docs/poisoning.md quotes it.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import shutil
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from bench.arms import ARMS, Settings
+from bench.report import RESULTS, judge, table, write
+from bench.texts import Text, stdlib
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.manifest import Manifest
+from dilocox.transport.files import write_atomically
+
+__all__ = ["DEFENCES", "Cell", "main", "train"]
+
+CELLS = RESULTS / "poison"
+HORIZON = 5
+ARRIVAL = 2
+"""Inner step at which a commit arrives."""
+CODECS = {"sparse": "ours", "low rank": "DiLoCoX"}
+SMALL: Settings = {
+    "model": {"hidden_size": 64, "intermediate_size": 128, "sequence_length": 32},
+    "data": {"evaluation_sequences": 128},
+    "training": {"warmup_steps": 5},
+}
+"""On top of the toy of bench/arms.py."""
+
+
+@dataclass(frozen=True)
+class Defence:
+    name: str
+    describe: str
+    settings: Mapping[str, Mapping[str, Any]]
+
+
+def _more(before: Defence, name: str, describe: str, **settings: Mapping[str, Any]) -> Defence:
+    merged = {section: dict(values) for section, values in before.settings.items()}
+    for section, values in settings.items():
+        merged.setdefault(section, {}).update(values)
+    return Defence(name, describe, merged)
+
+
+OFF = {"weight_cap": 0, "clip_ratio": 1024.0, "tensor_clip_ratio": 0, "largest_rms": 1e6}
+NONE = Defence("none", "the mean by announced tokens", {"rounds": OFF})
+CAP = _more(NONE, "cap", "weights at most the median", rounds={"weight_cap": None})
+TOTAL = _more(CAP, "+ clip", "payloads at most two medians, and largest_rms", rounds={"clip_ratio": 2.0, "largest_rms": None})
+TENSORS = _more(
+    TOTAL, "+ tensors", "each tensor at most 1.25 medians: the defaults of an open run", rounds={"tensor_clip_ratio": None}
+)
+DEFENCES = [
+    NONE,
+    CAP,
+    TOTAL,
+    TENSORS,
+    _more(TENSORS, "trimmed", "outer.aggregate", outer={"aggregate": "trimmed"}),
+    _more(TENSORS, "centered-clip", "outer.aggregate", outer={"aggregate": "centered-clip"}),
+]
+"""A defence that is to come is one more."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run."""
+
+    attack: str
+    defence: str
+    clusters: int
+    hostile: int
+    codec: str
+    layers: int
+    steps: int
+    seed: int
+    text: Text
+
+    def manifest(self) -> Manifest:
+        arm = replace(next(arm for arm in ARMS if arm.name == CODECS[self.codec]), horizon=HORIZON)
+        defence = next(defence for defence in DEFENCES if defence.name == self.defence)
+        choice: dict[str, dict[str, Any]] = {}
+        for settings in (arm.settings, arm.choices[0], SMALL, {"model": {"layers": self.layers}}, defence.settings):
+            for section, values in settings.items():
+                choice.setdefault(section, {}).update(values)
+        choice.setdefault("outer", {}).update({"learning_rate": 1.0, "momentum": 0.0})
+        return arm.manifest(choice, self.steps, self.seed, self.text)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        return {**asdict(self), "text": self.text.settings}
+
+    @property
+    def key(self) -> str:
+        return sha256(json.dumps(self.said).encode(), self.manifest().canonical_bytes()).hex()[:24]
+
+    def result(self) -> dict[str, Any] | None:
+        path = CELLS / f"{self.key}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def train(cell: Cell) -> dict[str, Any]:
+    """Held-out losses round by round, and what voters refused."""
+    from bench.attacks import ATTACKS, Adversary
+    from bench.lab import Lab, process_group_of_one
+
+    process_group_of_one()
+    attack = next(attack for attack in ATTACKS if attack.name == cell.attack)
+    hostile = Adversary(range(cell.clusters - cell.hostile, cell.clusters), attack, cell.seed)
+    run = cell.manifest()
+    lab = Lab(
+        run, cell.clusters, ARRIVAL, evaluate_every=max(1, run.rounds.count // 4), data=cell.text.folder, hostile=hostile
+    ).rounds()
+    losses = [loss if math.isfinite(loss) else math.inf for loss in lab.losses]
+    return {"cell": cell.said, "losses": losses, "refused": lab.refused}
+
+
+def _keep(cell: Cell) -> Cell:
+    CELLS.mkdir(parents=True, exist_ok=True)
+    write_atomically(CELLS / f"{cell.key}.json", json.dumps(train(cell)).encode())
+    return cell
+
+
+def run_all(cells: Iterable[Cell], processes: int) -> None:
+    waiting = [cell for cell in cells if cell.result() is None]
+    if not waiting:
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for done, cell in enumerate(pool.imap_unordered(_keep, waiting), 1):
+            hostile = f"{cell.hostile} of {cell.clusters}, {cell.codec}, seed {cell.seed}"
+            print(f"{done}/{len(waiting)}  {loss_of(cell):8.3f}  {cell.attack} against {cell.defence}: {hostile}", flush=True)
+
+
+def loss_of(cell: Cell) -> float:
+    """At the end of the run."""
+    result = cell.result()
+    assert result is not None
+    return float(result["losses"][-1])
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One table: attacks down, defences across."""
+
+    clusters: int
+    hostile: int
+    codec: str
+    layers: int
+    steps: int
+    seeds: int
+
+    def cells(self, attack: str, defence: str) -> list[Cell]:
+        hostile = self.hostile if attack != "nobody" else 0
+        cell = Cell(attack, defence, self.clusters, hostile, self.codec, self.layers, self.steps, 0, stdlib())
+        return [replace(cell, seed=seed) for seed in range(self.seeds)]
+
+    @property
+    def title(self) -> str:
+        parts = f"{self.hostile} of {self.clusters} hostile, {self.codec} payloads"
+        rounds = f"{self.steps // HORIZON} rounds of {HORIZON} inner steps"
+        return f"{parts}, {self.layers} layer{'s' * (self.layers > 1)}, {rounds}, {self.seeds} seed{'s' * (self.seeds > 1)}"
+
+
+QUICK = Setting(4, 1, "sparse", 1, 50, 1)
+FULL = [
+    Setting(clusters, hostile, codec, 2, 200, 3) for codec in CODECS for clusters, hostile in ((4, 1), (8, 1), (8, 2), (16, 5))
+]
+HELD = ("flip", "flip, loud", "tokens", "live", "late", "one tensor", "zeros", "copy", "renamed copy")
+"""What the defaults are there for."""
+HARM, EXPLODES, COST = 1.25, 2.0, 1.05
+"""Times the loss without hostile clusters: what held attacks may reach with the defaults, what the live one reaches without
+defence, and what the defaults may cost where nobody is hostile."""
+
+
+def losses(setting: Setting, attacks: Sequence[str]) -> dict[str, dict[str, float]]:
+    return {
+        attack: {
+            defence.name: statistics.fmean(loss_of(cell) for cell in setting.cells(attack, defence.name))
+            for defence in DEFENCES
+        }
+        for attack in attacks
+    }
+
+
+def missed(setting: Setting, found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    base, defaults, sentences = found["nobody"]["none"], TENSORS.name, []
+    if found["nobody"][defaults] > COST * base:
+        sentences.append(
+            f"{setting.title}: the defaults cost {found['nobody'][defaults] / base - 1:.1%} where nobody is hostile"
+        )
+    if found["live"]["none"] < EXPLODES * base:
+        sentences.append(f"{setting.title}: the live attack reaches only {found['live']['none']:.3f} without defence")
+    for attack in HELD if 4 * setting.hostile <= setting.clusters else ():
+        if found[attack][defaults] > HARM * base:
+            sentences.append(
+                f"{setting.title}: {attack} reaches {found[attack][defaults]:.3f} with the defaults, {base:.3f} without it"
+            )
+    return sentences
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one setting, one seed, short runs")
+    parser.add_argument("--clusters", type=int, default=QUICK.clusters, help="of the quick setting")
+    parser.add_argument("--hostile", type=int, default=QUICK.hostile, help="of the quick setting")
+    parser.add_argument("--codec", choices=CODECS, default=QUICK.codec, help="of the quick setting")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar does not hold")
+    parser.add_argument("--afresh", action="store_true", help="forget finished cells")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args(arguments)
+    if options.afresh:
+        shutil.rmtree(CELLS, ignore_errors=True)
+    from bench.attacks import ATTACKS
+
+    names = [attack.name for attack in ATTACKS]
+    quick = replace(QUICK, clusters=options.clusters, hostile=options.hostile, codec=options.codec)
+    settings = [quick] if options.quick else FULL
+    run_all((c for s in settings for attack in names for d in DEFENCES for c in s.cells(attack, d.name)), options.processes)
+    results, sentences = [], []
+    for setting in settings:
+        found = losses(setting, names)
+        print(f"\nheld-out loss at the end; {setting.title}")
+        columns = ["attack", *(defence.name for defence in DEFENCES)]
+        table(columns, [[attack, *(f"{loss:.3f}" for loss in row.values())] for attack, row in found.items()])
+        sentences += missed(setting, found)
+        results.append({"setting": asdict(setting), "losses": found})
+    short = f"poison-quick-{quick.hostile}-of-{quick.clusters}-{quick.codec.replace(' ', '-')}"
+    write(short if options.quick else "poison", results)
+    judge(sentences, options.check)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""How the payloads of a round become one pseudo-gradient: defined on decoded float64 values, in the order of the mean.
+
+    mean           Σ wᵢ fᵢ xᵢ: weights wᵢ (they add up to 1) and clip factors fᵢ. Its bound is the clip's
+    trimmed        in each coordinate the share `trim_share` of the payloads, rounded up and at most all but one or two, is left out
+                   at either end; the others' mean by weight. A weight says how much a value that stays counts, not whether it stays
+    centered-clip  c + Σ wᵢ min(1, τ / ‖yᵢ − c‖) (yᵢ − c) for each tensor, yᵢ = fᵢ xᵢ: c is the coordinate-wise median, τ the lower
+                   median of the distances: each payload moves the result by at most wᵢ τ (Karimireddy et al. 2021, one step)
+
+What `trimmed` leaves out counts as taken: nothing returns to the feedback but what the clip cut off. A coordinate that at most that
+share of the clusters sends is lost to it: with sparse payloads that is most of them.
+
+Every line is one IEEE operation per element, and sums run in one order, so the bits depend neither on machine, device and thread
+count nor on where a tensor is cut into chunks (`SquareSum` says how, for the one sum that runs over a whole tensor).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from dilocox.protocol.manifest import Outer
+
+__all__ = ["Combine", "Decode", "SquareSum", "combined", "trimmed_mean"]
+
+Parts = list[Tensor]
+"""Each payload's float64 values of the same stretch of a tensor, flat. They may be overwritten."""
+Decode = Callable[[Callable[[int, Parts], None]], None]
+"""Calls back with (offset, parts) for a tensor, stretch after stretch."""
+Combine = Callable[[int, Parts], Tensor]
+"""The pseudo-gradient of a stretch, float64."""
+
+SORTED_VALUES = 1 << 22
+"""Values sorted at a time, of all payloads together: 32 MiB, three times over."""
+LANES = 1 << 12
+
+
+def combined(outer: Outer, tokens: Sequence[int], factors: Sequence[float], decode: Decode) -> Combine:
+    """Of one tensor; `tokens` and `factors`: weight and clip factor of each payload."""
+    total = sum(tokens)
+    shares = [count / total for count in tokens]
+    match outer.aggregate:
+        case "mean":
+            scales = [share * factor for share, factor in zip(shares, factors, strict=True)]
+            return lambda _, parts: _mean(parts, scales)
+        case "trimmed":
+            cut = _cut(outer.trim_share, len(tokens))
+            return lambda _, parts: trimmed_mean(_scaled(parts, factors), shares, cut)
+        case "centered-clip":
+            return _centered(shares, factors, decode)
+
+
+def _mean(parts: Parts, scales: Sequence[float]) -> Tensor:
+    mean = parts[0].mul_(scales[0])
+    for part, scale in zip(parts[1:], scales[1:], strict=True):
+        mean = mean.add_(part.mul_(scale))
+    return mean
+
+
+def _scaled(parts: Parts, factors: Sequence[float]) -> Parts:
+    return [part.mul_(factor) for part, factor in zip(parts, factors, strict=True)]
+
+
+def _cut(share: float, count: int) -> int:
+    """How many are left out at either end; one or two stay."""
+    return min(math.ceil(share * count), _most(count))
+
+
+def _most(count: int) -> int:
+    return (count - 1) // 2
+
+
+def trimmed_mean(parts: Parts, weights: Sequence[float], cut: int) -> Tensor:
+    """In each coordinate, without the `cut` smallest and largest; of equal values those of later payloads are the larger ones."""
+    step = max(1, SORTED_VALUES // len(parts))
+    return torch.cat([_trimmed([part[o : o + step] for part in parts], weights, cut) for o in range(0, parts[0].numel(), step)])
+
+
+def _trimmed(parts: Parts, weights: Sequence[float], cut: int) -> Tensor:
+    ordered = torch.sort(torch.stack(parts), dim=0, stable=True)
+    weighed = torch.tensor(weights, dtype=torch.float64, device=parts[0].device)[ordered.indices]
+    values = ordered.values.mul_(weighed)
+    total, weight = values[cut], weighed[cut]
+    for index in range(cut + 1, len(parts) - cut):
+        total = total.add_(values[index])
+        weight = weight.add_(weighed[index])
+    return total.div_(weight)
+
+
+def _centered(shares: Sequence[float], factors: Sequence[float], decode: Decode) -> Combine:
+    """Decodes the tensor once to measure how far each payload lies from the centre."""
+    most = _most(len(shares))
+    sums = [SquareSum() for _ in shares]
+
+    def differences(parts: Parts) -> tuple[Tensor, Parts]:
+        scaled = _scaled(parts, factors)
+        centre = trimmed_mean(scaled, shares, most)
+        return centre, [part.sub_(centre) for part in scaled]
+
+    def measure(offset: int, parts: Parts) -> None:
+        for total, difference in zip(sums, differences(parts)[1], strict=True):
+            total.add(offset, difference)
+
+    decode(measure)
+    distances = [math.sqrt(total.value()) for total in sums]
+    radius = sorted(distances)[most]
+    scales = [
+        share * (radius / distance if distance > radius else 1.0) for share, distance in zip(shares, distances, strict=True)
+    ]
+
+    def combine(_: int, parts: Parts) -> Tensor:
+        centre, apart = differences(parts)
+        for difference, scale in zip(apart, scales, strict=True):
+            centre = centre.add_(difference.mul_(scale))
+        return centre
+
+    return combine
+
+
+class SquareSum:
+    """Σ x² of a tensor that comes in stretches. Element j is added to lane j mod LANES, in the order of j, wherever a stretch
+    begins; the lanes are summed exactly, then rounded once."""
+
+    def __init__(self) -> None:
+        self._lanes: Tensor | None = None
+
+    def add(self, offset: int, values: Tensor) -> None:
+        """`values`: float64, from flat `offset` on; stretches follow each other."""
+        before = offset % LANES
+        padded = torch.nn.functional.pad(values * values, (before, -(before + values.numel()) % LANES)).view(-1, LANES)
+        if self._lanes is None:
+            self._lanes = torch.zeros(LANES, dtype=torch.float64, device=values.device)
+        for row in padded:
+            self._lanes.add_(row)
+
+    def value(self) -> float:
+        return 0.0 if self._lanes is None else math.fsum(self._lanes.tolist())

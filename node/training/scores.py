@@ -1,0 +1,125 @@
+"""A worker's part in scoring: candidates are made beside training, the loss is measured by all workers at one inner step.
+
+A candidate is Θ with one contribution alone applied to it, without momentum. Of our own contribution only the direction is kept, to
+see whether another's points away from it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dilocox.node.outer.state import StageState
+from dilocox.node.training.data import Dataset
+from dilocox.node.training.trainer import Commit, Take, Trainer
+from dilocox.protocol.pb import worker_pb2 as pb
+from dilocox.protocol.scoring import Score
+
+__all__ = ["Candidate", "Scores", "make_candidate", "measure"]
+
+Payload = Callable[[bytes], memoryview]
+DOT_ELEMENTS = 1 << 22
+"""At a time, in float64."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    parameters: list[Tensor]
+    """Flat, by state of this worker."""
+    products: tuple[float, float, float]
+    """Over this worker's stages: of its step and ours, of its with itself, of ours with itself."""
+
+
+def step_of(trainer: Trainer, round: int, rank_or_k: int, payloads: Sequence[bytes], clip: int, read: Payload) -> list[Tensor]:
+    """Θ with this contribution alone applied to it, flat by state."""
+    commit = Commit(round, rank_or_k, [Take("", 1, payloads, clip)])
+    alone = []
+    for state in trainer.states:
+        copy = StageState(trainer.manifest, state.stage)
+        copy.parameters.copy_(state.parameters)
+        commit.apply_to(copy, read)
+        alone.append(copy.parameters)
+    return alone
+
+
+def make_candidate(trainer: Trainer, asked: pb.Score, rank_or_k: int, read: Payload) -> Candidate:
+    """In the background. `rank_or_k`: of the round's codec."""
+    own = step_of(trainer, asked.round, rank_or_k, asked.own, 0, read)
+    theirs = step_of(trainer, asked.round, rank_or_k, asked.payloads, asked.clip, read)
+    products = [0.0, 0.0, 0.0]
+    for state, mine, other in zip(trainer.states, own, theirs, strict=True):
+        mine.sub_(state.parameters)
+        for theta, m, o in zip(*(flat.split(DOT_ELEMENTS) for flat in (state.parameters, mine, other)), strict=True):
+            ours, step = m.double(), o.double() - theta.double()
+            for index, (left, right) in enumerate(((step, ours), (step, step), (ours, ours))):
+                products[index] += float(torch.dot(left, right))
+    return Candidate(theirs, (products[0], products[1], products[2]))
+
+
+def measure(trainer: Trainer, candidate: Candidate, before: float | None, samples: tuple[Tensor, Tensor]) -> Score:
+    """All workers call it at the same step. `before`: the loss of Θ on these samples, where it is known."""
+    if before is None:
+        with trainer.weights(trainer.committed):
+            before = trainer.evaluate(*samples)
+    with trainer.weights(candidate.parameters):
+        after = trainer.evaluate(*samples)
+    product, theirs, ours = trainer.mesh.all_sum(list(candidate.products))
+    return Score(before, after, product / (theirs * ours) ** 0.5 if theirs and ours else 0.0)
+
+
+class Scores:
+    """What is to be scored in the open round, one after the other, in the order in which every worker was asked."""
+
+    def __init__(
+        self, trainer: Trainer, dataset: Dataset, submit: Callable[[Callable[[], Candidate]], Future[Candidate]]
+    ) -> None:
+        """`submit`: to what runs beside training, and no phase waits for."""
+        self._trainer, self._dataset, self._submit = trainer, dataset, submit
+        self._asked: deque[pb.Score] = deque()
+        self._making: Future[Candidate] | None = None
+        self._before: float | None = None
+        """Loss of Θ on the round's samples, once it was measured."""
+        self._began, self._spent = time.monotonic(), 0.0
+
+    def ask(self, asked: pb.Score) -> None:
+        self._asked.append(asked)
+
+    def close(self) -> None:
+        """The round is closed: what was not scored is not needed any more."""
+        self._asked.clear()
+        self._making, self._before = None, None
+        self._began, self._spent = time.monotonic(), 0.0
+
+    def prepare(self, rank_or_k: int, read: Payload) -> None:
+        """Have the next candidate made."""
+        if self._asked and self._making is None:
+            asked = self._asked[0]
+            self._making = self._submit(lambda: make_candidate(self._trainer, asked, rank_or_k, read))
+
+    @property
+    def samples_here(self) -> bool:
+        """Whether the samples are, on which the next one is measured."""
+        return bool(self._asked) and self._dataset.here(list(self._asked[0].positions))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next one can be measured here; the first worker's clock says whether there is time for it."""
+        if self._making is None or not self._making.done() or not self.samples_here:
+            return False
+        elapsed = time.monotonic() - self._began
+        return self._trainer.mesh.rank > 0 or self._spent <= self._trainer.manifest.scoring.share * elapsed
+
+    def measure(self) -> pb.Scored:
+        """The next one, with all workers."""
+        assert self._making is not None
+        began, asked = time.monotonic(), self._asked.popleft()
+        score = measure(self._trainer, self._making.result(), self._before, self._dataset.batch(list(asked.positions)))
+        self._making, self._before = None, score.before
+        self._spent += time.monotonic() - began
+        return pb.Scored(
+            round=asked.round, contribution=asked.contribution, before=score.before, after=score.after, cosine=score.cosine
+        )

@@ -1,0 +1,66 @@
+"""What is asked of a contribution's leaves and payloads: the same for a voter and for `dilocox verify --replay`."""
+
+import math
+from collections.abc import Sequence
+
+from dilocox.protocol import limits
+from dilocox.protocol import payload as wire
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import parse
+from dilocox.protocol.norms import TOLERANCE, matches, norm_code, norm_of
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.tensors import stage_tensors
+
+__all__ = ["check_bounds", "check_leaves", "check_payload", "layout_of", "read_leaves"]
+
+
+def read_leaves(manifest: Manifest, raw: bytes) -> list[pb.Leaf]:
+    """Raises RemoteError unless these are leaves of all stages of this run, every number inside its bounds."""
+    leaves = list(parse(pb.Leaves, raw).leaves)
+    if [leaf.stage for leaf in leaves] != list(range(manifest.model.stages)):
+        raise RemoteError(pb.REASON_WRONG_STAGES, f"it does not announce the run's {manifest.model.stages} stages")
+    for leaf in leaves:
+        if len(leaf.digest) != 32 or len(leaf.norms) != len(stage_tensors(manifest.model, leaf.stage)):
+            raise RemoteError(pb.REASON_MALFORMED, "a leaf has no digest, or not a norm for each tensor")
+        if not 0 < leaf.size <= limits.BLOB_BYTES:
+            raise RemoteError(pb.REASON_OVERSIZE, "payload size out of bounds")
+    return leaves
+
+
+def check_leaves(body: pb.Contribution, leaves: Sequence[pb.Leaf]) -> None:
+    """Whether a contribution says what its leaves say. Raises RemoteError."""
+    if sum(leaf.size for leaf in leaves) != body.size:
+        raise RemoteError(pb.REASON_SIZE_MISMATCH, "its leaves do not add up to the announced bytes")
+    _check_norm(body.norm, math.hypot(*(norm_of(code) for leaf in leaves for code in leaf.norms)))
+
+
+def check_bounds(manifest: Manifest, leaf: pb.Leaf) -> None:
+    """The bound that holds where no median does: in a round of two, or of many that lie. Raises RemoteError."""
+    for spec, code in zip(stage_tensors(manifest.model, leaf.stage), leaf.norms, strict=True):
+        bound = manifest.largest_rms * math.sqrt(spec.elements)
+        if code > norm_code(bound) + TOLERANCE:
+            what = f"the norm of {spec.name} is {norm_of(code):.4g}"
+            raise RemoteError(pb.REASON_NORM_TOO_LARGE, f"{what}; {bound:.4g} is the most that the run allows")
+
+
+def layout_of(manifest: Manifest, stage: int, rank_or_k: int) -> wire.StageLayout:
+    """Of a stage's payload in a round whose codec has this rank or k."""
+    shapes = [spec.shape for spec in stage_tensors(manifest.model, stage)]
+    return wire.stage_layout(shapes, manifest.compression, rank_or_k)
+
+
+def check_payload(manifest: Manifest, cluster: str, round: int, leaf: pb.Leaf, raw: bytes | memoryview, rank_or_k: int) -> None:
+    """Whether these bytes are what a cluster's leaf of a round announces: its own, of the run's layout, finite, as large as it
+    says. Their digest was checked by who read them. Raises RemoteError."""
+    if len(raw) != leaf.size:
+        raise RemoteError(pb.REASON_SIZE_MISMATCH, "not the announced size")
+    owner = wire.owner_of(manifest.run_id, cluster, round, leaf.stage)
+    tensors = wire.parse(raw, layout_of(manifest, leaf.stage, rank_or_k), owner)
+    for code, tensor in zip(leaf.norms, tensors, strict=True):
+        _check_norm(code, wire.decoded_norm([tensor]))
+
+
+def _check_norm(code: int, norm: float) -> None:
+    if not matches(code, norm):
+        raise RemoteError(pb.REASON_NORM_MISMATCH, f"its norm is {norm:.4g}, announced {norm_of(code):.4g}")

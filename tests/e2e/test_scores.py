@@ -1,0 +1,78 @@
+"""The attack that running code has shown, on a swarm that scores: three honest nodes, and one that turns another's payload."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dilocox.node.exchange import Exchange
+from dilocox.node.outer.state import StageState
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.norms import norm_code
+from dilocox.protocol.payload import owner_of
+from dilocox.protocol.pb import messages_pb2 as pb
+from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, build, late_member, running, wait_for
+from tests.e2e.hostile import HostilePeer
+
+pytestmark = pytest.mark.e2e
+
+ATTACKS = 3
+CHANGES = {"[rounds]": "[scoring]\nvoters = 32\n[rounds]"}
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    testnet = build(tmp_path_factory.mktemp("scores"), count=100_000, nodes=4, changes=CHANGES)
+    with running(testnet, rounds=2) as swarm:
+        yield swarm
+
+
+async def turned(mallory: HostilePeer) -> list[tuple[bytes, bytes]]:
+    """Payloads of the open round with the signs of somebody else's, four times as large, and their norm codes; by stage."""
+    await mallory.until(lambda: mallory.state.on_roster and mallory.state.root is not None and bool(mallory.state.seen))
+    theirs, head, me = next(iter(mallory.state.seen.values())), mallory.state.head, mallory.identity.peer
+    exchange = Exchange(mallory.run, range(3), mallory.store, mallory.directory, mallory.channels, me)
+    await exchange.fetch_forever(theirs.body.leaves, [theirs.peer])
+    payloads = []
+    for leaf in await exchange.leaves(theirs.body, [theirs.peer]):
+        await exchange.fetch_forever(leaf.digest, [theirs.peer], stage=leaf.stage)
+        state = StageState(mallory.run, leaf.stage)
+        state.return_to_feedback(mallory.store.view(leaf.digest), head.rank_or_k)
+        state.feedback.mul_(-4)
+        encoded = state.encode(head.rank_or_k, owner_of(mallory.run.run_id, me, head.round, leaf.stage))
+        payloads.append((encoded.raw, bytes(norm_code(norm) for norm in encoded.norms)))
+    return payloads
+
+
+async def attack(mallory: HostilePeer) -> int:
+    """Once; returns the round, when it is closed."""
+    payloads = await turned(mallory)
+
+    def spoil(peer: HostilePeer, body: pb.Contribution, leaves: pb.Leaves) -> None:
+        for stage, (raw, norms) in enumerate(payloads):
+            peer.serve(leaves, stage, raw, norms)
+
+    number = await mallory.misbehave(spoil)
+    await mallory.until(lambda: mallory.chain.length > number)
+    return number
+
+
+def test_who_turns_another_s_payload_is_refused_by_what_it_does(swarm: Swarm, tmp_path: Path):
+    link = JoinLink.parse((swarm.testnet.folder / "link").read_text())
+
+    async def story() -> tuple[list[int], str]:
+        async with HostilePeer(link, tmp_path / "mallory") as mallory:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                return [await attack(mallory) for _ in range(ATTACKS)], mallory.identity.peer
+
+    rounds, evil = asyncio.run(story())
+    honest = {swarm.peer(member.name) for member in swarm.testnet.nodes if member is not late_member(swarm)}
+    for number in rounds:
+        detail = swarm.round(number)
+        refused = {item["peer"]: item["reason"] for item in detail["excluded"]}
+        assert refused.get(evil) == "harms", detail["excluded"]
+        assert honest & refused.keys() == set(), detail["excluded"]
+    wait_for(lambda: swarm.same_states(swarm.open_round()), "all hold one state")
+    losses = [row["evaluation_loss"] for row in swarm.rounds() if row["evaluation_loss"]]
+    assert losses[-1] < losses[0], "it learns all the same"

@@ -1,0 +1,261 @@
+"""The attack that running code has shown, through the real tally and apply: one of four turns the signs of another's payload,
+scales it to every bound, announces the most tokens allowed, and is counted in each round.
+
+The model is a bowl: the loss is the squared distance of Θ from where it should be, honest work a noisy step towards it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dilocox.cli.verify import replay_round
+from dilocox.node.exchange import Exchange, takes_of
+from dilocox.node.outer.state import EncodedStage, StageState
+from dilocox.node.starts import state_blob
+from dilocox.node.training.commits import read_commit
+from dilocox.protocol import chain
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.head import initial_head
+from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import canonical
+from dilocox.protocol.norms import norm_code, norm_of
+from dilocox.protocol.payload import owner_of
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.blobs import BlobStore, digest_of
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.rpc import ChannelPool
+from tests.helpers import COORDINATOR, Table, identity, manifest
+
+CLUSTERS, HOSTILE = range(4), 3
+ROUNDS = 10
+STEP = 0.3
+"""Of the way that is left, in one round."""
+OLD = {"weight_cap": 0, "tensor_clip_ratio": 0, "largest_rms": 1e6}
+"""The rules before: payloads clipped at two medians, and weighed by what they announce."""
+NONE = {**OLD, "clip_ratio": 1024.0}
+
+
+def run_with(**sections: dict[str, Any]) -> Manifest:
+    rounds = {"count": ROUNDS, "start_clusters": 4, "max_inner_steps": 32, **sections.pop("rounds", {})}
+    model = {"vocabulary_size": 64, "layers": 2}
+    return manifest(model=model, compression={"codec": "int4"}, rounds=rounds, **sections)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """A second one mostly waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Bowl:
+    """Four clusters, the last of which may be hostile; all hold the same Θ."""
+
+    def __init__(self, run: Manifest, folder: Path, hostile: bool) -> None:
+        self.run, self.hostile, self.store = run, hostile, BlobStore(folder / "blobs")
+        stages = range(run.model.stages)
+        self.theta = [StageState(run, stage) for stage in stages]
+        self.table = Table(run)
+        for number in CLUSTERS:
+            self.table.submit(self.table.claim(number, state=self.root()))
+        self.owed = [[StageState(run, stage) for stage in stages] for _ in CLUSTERS]
+        self.random = torch.Generator().manual_seed(0)
+        self.goal = [0.1 * torch.randn(state.size, generator=self.random) for state in self.theta]
+        self.leaves: dict[str, list[pb.Leaf]] = {}
+
+    def loss(self) -> float:
+        """1 at the beginning."""
+        distance = sum(
+            float((goal - state.parameters).square().sum()) for goal, state in zip(self.goal, self.theta, strict=True)
+        )
+        return distance / sum(float(goal.square().sum()) for goal in self.goal)
+
+    def encode(self, number: int) -> list[EncodedStage]:
+        name, round = identity(number).peer, self.table.head.round
+        states = self.owed[number]
+        if self.hostile and number == HOSTILE:
+            for state, victim in zip(states, self.owed[0], strict=True):
+                state.feedback.zero_()
+                for digest in [leaf.digest for leaf in self.leaves[identity(0).peer] if leaf.stage == victim.stage]:
+                    state.return_to_feedback(self.store.view(digest))
+                state.feedback.mul_(-1000.0)
+        else:
+            for state, theta, goal in zip(states, self.theta, self.goal, strict=True):
+                noise = torch.randn(state.size, generator=self.random)
+                state.feedback.add_((theta.parameters - goal) * STEP).add_(noise, alpha=0.001)
+        return [state.encode(owner=owner_of(self.run.run_id, name, round, state.stage)) for state in states]
+
+    def say(self, number: int, stages: Sequence[EncodedStage]) -> None:
+        """Announce what was encoded, all of which voters let pass."""
+        name, head = identity(number).peer, self.table.head
+        leaves = [
+            pb.Leaf(stage=n, digest=self.store.put([s.raw]), size=len(s.raw), norms=bytes(norm_code(norm) for norm in s.norms))
+            for n, s in enumerate(stages)
+        ]
+        steps = self.run.rounds.max_inner_steps if self.hostile and number == HOSTILE else self.run.rounds.inner_steps
+        statement = self.table.contribution(
+            number,
+            inner_steps=steps,
+            tokens=steps * self.run.tokens_per_step,
+            samples_read=head.ledger.leases[name].counted + steps * self.run.training.batch_size,
+            norm=norm_code(sum(stage.norm**2 for stage in stages) ** 0.5),
+            size=sum(leaf.size for leaf in leaves),
+            leaves=self.store.put([canonical(pb.Leaves(leaves=leaves))]),
+            base_state=self.root(),
+        )
+        check_leaves(statement.body, leaves)
+        for leaf in leaves:
+            check_bounds(self.run, leaf)
+            check_payload(self.run, name, head.round, leaf, self.store.view(leaf.digest), head.rank_or_k)
+        self.leaves[name] = leaves
+        self.table.submit(statement)
+
+    def root(self) -> bytes:
+        digests = [self.store.put([state.state_bytes()]) for state in self.theta]
+        return self.store.put([state_blob(dict(enumerate(digests)))])
+
+    def round(self) -> None:
+        before = self.table.head
+        for number in CLUSTERS:
+            self.say(number, self.encode(number))
+        self.table.vote(CLUSTERS)
+        items = chain.taken(self.table.commits[-1].body)
+        takes = takes_of(self.run, items, [self.leaves[item.cluster] for item in items])
+        commit = read_commit(before.round, takes, before.rank_or_k)
+        for stage, state in enumerate(self.theta):
+            for number in CLUSTERS:
+                name, owed = identity(number).peer, self.owed[number][stage]
+                left = commit.leaves(name, stage, len(owed.specs))
+                owed.return_to_feedback(self.store.view(self.leaves[name][stage].digest), shares=left)
+            commit.apply_to(state, self.store.view)
+
+    def train(self, rounds: int = ROUNDS) -> float:
+        for _ in range(rounds):
+            self.round()
+        assert len(chain.taken(self.table.commits[-1].body)) == 4, "all were counted"
+        self.table.verify()
+        return self.loss()
+
+
+def test_the_live_attack_destroys_a_model_without_the_rules_and_costs_a_part_of_it_with_them(tmp_path: Path):
+    honest = Bowl(run_with(), tmp_path / "a", hostile=False).train()
+    assert honest < 0.01
+    assert Bowl(run_with(rounds=NONE), tmp_path / "b", hostile=True).train() > 1e6
+    assert Bowl(run_with(rounds=OLD), tmp_path / "c", hostile=True).train() > 2, "what running code has shown"
+    assert Bowl(run_with(), tmp_path / "d", hostile=True).train() < 0.1, "it slows the run, and does not destroy it"
+    for rule in ("trimmed", "centered-clip"):
+        assert Bowl(run_with(outer={"aggregate": rule}), tmp_path / rule, hostile=True).train() < 0.05
+
+
+@pytest.mark.parametrize("rounds", [{}, {"tensor_clip_ratio": 0, "clip_ratio": 1.0}])
+def test_without_hostile_clusters_the_rules_cost_nothing(rounds: dict[str, Any], tmp_path: Path):
+    base = Bowl(run_with(rounds=NONE), tmp_path / "none", hostile=False).train()
+    assert Bowl(run_with(rounds=rounds), tmp_path / "rules", hostile=False).train() < 1.5 * base + 1e-3
+
+
+def kept(bowl: Bowl, folder: Path) -> ChainFile:
+    found = ChainFile(folder / "chain.db", bowl.run)
+    for commit in bowl.table.commits:
+        found.write(initial_head(COORDINATOR.peer), commit)
+    return found
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "trimmed", "centered-clip"])
+def test_a_replay_finds_the_state_that_clips_of_tensors_made(aggregate: str, tmp_path: Path):
+    bowl = Bowl(run_with(outer={"aggregate": aggregate}), tmp_path, hostile=True)
+    bowl.train(3)
+    file = kept(bowl, tmp_path)
+    made = replay_round(file, tmp_path, bowl.table.commits, 1)
+    assert set(made) == {"0", "1"}
+    file.close()
+
+
+@pytest.mark.parametrize("colluding", [False, True])
+def test_a_copy_is_refused_and_its_author_counts(colluding: bool, tmp_path: Path):
+    """Where half of the voters let it pass the commit stands, and who replays the round sees what they did."""
+    author, copier, others = 0, 2, (1, 3)
+    bowl = Bowl(run_with(), tmp_path, hostile=False)
+    for number in (author, *others):
+        bowl.say(number, bowl.encode(number))
+    said = bowl.table.state.gathered.contributions[identity(author).peer][0].body
+    first, second = (pb.Leaf.FromString(leaf.SerializeToString()) for leaf in bowl.leaves[identity(author).peer])
+    with pytest.raises(RemoteError) as refused:
+        check_payload(bowl.run, identity(copier).peer, 1, first, bowl.store.view(first.digest), bowl.table.head.rank_or_k)
+    assert refused.value.reason == pb.REASON_COPIED
+    root = said.leaves
+    if colluding:  # other leaves, so that no statement shows it: they name a copied payload beside one of its own
+        own = bowl.encode(copier)[1]
+        second = pb.Leaf(
+            stage=1, digest=bowl.store.put([own.raw]), size=len(own.raw), norms=bytes(norm_code(norm) for norm in own.norms)
+        )
+        root = bowl.store.put([canonical(pb.Leaves(leaves=[first, second]))])
+    norm = norm_code(sum(norm_of(code) ** 2 for leaf in (first, second) for code in leaf.norms) ** 0.5)
+    stolen = {"leaves": root, "norm": norm, "size": first.size + second.size, "base_state": said.base_state}
+    bowl.table.submit(bowl.table.contribution(copier, **stolen))
+    for number in CLUSTERS:
+        complains = number != copier and not (colluding and number in others)
+        bowl.table.submit(bowl.table.receipt(number, {copier: pb.REASON_COPIED} if complains else {}))
+    body = bowl.table.commits[-1].body
+    assert len(chain.taken(body)) == 3 + colluding
+    assert [(item.peer, item.reason) for item in body.excluded] == [(identity(copier).peer, pb.REASON_COPIED)] * (not colluding)
+    if not colluding:
+        return
+    for number in CLUSTERS:
+        bowl.table.submit(bowl.table.contribution(number, base_state=bowl.root()))
+    bowl.table.vote(CLUSTERS)
+    with closing(kept(bowl, tmp_path)) as file, pytest.raises(RemoteError, match="made by another cluster"):
+        replay_round(file, tmp_path, bowl.table.commits, 1)
+
+
+def test_what_is_too_large_for_the_run_is_sent_in_parts_and_refused_where_it_is_not(tmp_path: Path):
+    run = run_with(rounds={"largest_rms": 0.1})
+    state = StageState(run, 0)
+    state.feedback.fill_(5.0)
+    said = state.encode()
+    leaf = pb.Leaf(stage=0, digest=digest_of([said.raw]), size=len(said.raw), norms=bytes(norm_code(n) for n in said.norms))
+    check_bounds(run, leaf)
+    assert float(state.feedback.min()) == pytest.approx(5.0 - 0.05, rel=0.01), "the rest is owed"
+    loud = StageState(run_with(), 0)
+    loud.feedback.fill_(0.3)
+    norms = bytes(norm_code(norm) for norm in loud.encode().norms)
+    with pytest.raises(RemoteError) as refused:
+        check_bounds(run, replace_norms(leaf, norms))
+    assert refused.value.reason == pb.REASON_NORM_TOO_LARGE
+
+
+def replace_norms(leaf: pb.Leaf, norms: bytes) -> pb.Leaf:
+    return pb.Leaf(stage=leaf.stage, digest=leaf.digest, size=leaf.size, norms=norms)
+
+
+class Nobody:
+    """A directory that knows no peer."""
+
+    async def look_up(self, peer: str) -> None:
+        pass
+
+    async def find(self, peer: str) -> None:
+        return None
+
+
+async def test_what_a_restart_owes_is_known_by_tensor_while_leaves_are_served_and_in_all_after_that(tmp_path: Path):
+    bowl = Bowl(run_with(), tmp_path, hostile=True)
+    bowl.train(1)
+    commit, stages = bowl.table.commits[-1], range(bowl.run.model.stages)
+    items = chain.taken(commit.body)
+    exchange = Exchange(bowl.run, stages, bowl.store, Nobody(), ChannelPool(), identity(9).peer)
+    known = await exchange.counts(commit)
+    expected = takes_of(bowl.run, items, [bowl.leaves[item.cluster] for item in items])
+    assert [list(take.clips) for take in known.takes] == [list(take.clips) for take in expected]
+    assert [list(take.payloads) for take in known.takes] == [[]] * 4
+    loud = next(take for take in known.takes if take.cluster == identity(HOSTILE).peer)
+    assert max(max(codes) for codes in loud.clips) > loud.clip > 0, "a tensor is clipped more than the whole"
+    elsewhere = Exchange(bowl.run, stages, BlobStore(tmp_path / "elsewhere"), Nobody(), ChannelPool(), identity(9).peer)
+    gone = await elsewhere.counts(commit)
+    assert [(take.clip, list(take.clips)) for take in gone.takes] == [(item.clip, []) for item in items]
