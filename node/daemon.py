@@ -101,7 +101,7 @@ async def _take_part(
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
     keep_manifest(place, manifest)
     if not settings.data:  # what an operator named is not for others, unless they find it with the coordinator
-        place.blobs.shelf = Shelf(data, bytes.fromhex(manifest.data.digest))
+        place.blobs.shelves = (Shelf(data, bytes.fromhex(manifest.data.digest)),)
     pool = _worker_pool(settings, machine, home, place, data)
     closing.push_async_callback(pool.close)
     await pool.open()
