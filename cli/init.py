@@ -150,6 +150,8 @@ def _with_model(text: str, folder: Path, fields: Mapping[str, Any]) -> str:
     lines = "".join(f"{key} = {_toml(value)}\n" for key, value in fields.items())
     says = re.sub(r"[^\x20-\x7e]", "?", folder.resolve().name)
     section = f"[model]                   # of {says}; its shape, stages and initial belong together\n{lines}\n"
+    heading = f"# {says}, trained further. Its learning rates are those of the preset: look at them.\n"
+    text = heading + text.partition("\n")[2]
     return re.sub(r"^\[model\]\n.*?(?=^\[)", lambda found: section, text, count=1, flags=re.MULTILINE | re.DOTALL)
 
 

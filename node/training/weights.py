@@ -102,6 +102,7 @@ def read_model(folder: Path) -> tuple[dict[str, Any], bool]:
         model["sliding_window"] = config.sliding_window
     if model.get("head_dim") == model["hidden_size"] / model["heads"]:
         del model["head_dim"]
+    model = {key: value for key, value in model.items() if value is not False}
     rope = {key: value for key, value in config.rope_parameters.items() if value is not None and key != "type"}
     model["rope_theta"] = float(rope.pop("rope_theta"))
     if rope.pop("partial_rotary_factor", 1.0) != 1.0:
