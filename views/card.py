@@ -13,6 +13,10 @@ __all__ = ["model_card"]
 
 LOSSES_SHOWN = 5
 CONTRIBUTORS_SHOWN = 100
+QWEN2 = (
+    "Load it with `PreTrainedTokenizerFast.from_pretrained`. For this family `AutoTokenizer` of transformers 5 normalizes and",
+    "splits text as Qwen2's own tokenizer does, whatever `tokenizer.json` says.",
+)
 
 
 def model_card(manifest: Manifest, commits: Iterable[Statement[pb.Commit]], round: int) -> str:
@@ -63,6 +67,8 @@ def model_card(manifest: Manifest, commits: Iterable[Statement[pb.Commit]], roun
         if len(tokens) > len(shown):
             rest = tokens.total() - sum(count for _, count in shown)
             lines += ["", f"And {len(tokens) - len(shown):,} more, with {rest:,} tokens."]
+    if manifest.model.family == "qwen2":
+        lines += ["", "## Its tokenizer", "", *QWEN2]
     return "\n".join(lines) + "\n"
 
 

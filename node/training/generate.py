@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 from transformers.utils import logging
 
 from dilocox.protocol.errors import ConfigError
@@ -18,7 +18,7 @@ def generate_text(folder: Path, prompt: str, tokens: int, temperature: float, se
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be loaded by transformers: {error}") from error
