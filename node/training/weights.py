@@ -47,6 +47,8 @@ FIXED: dict[str, Any] = {
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
     "chunk_size_feed_forward": 0,
+    "rope_interleaved": False,
+    "use_mrope": False,
 }
 """What the layers compute, whatever is said: nothing else may be."""
 WITHOUT_MEANING = {
@@ -70,6 +72,12 @@ WITHOUT_MEANING = {
     "problem_type",
     "return_dict",
     "_name_or_path",
+    "_attn_implementation",
+    "tokenizer_class",
+    "is_llama_config",
+    "transformers.js_config",
+    "unsloth_fixed",
+    "unsloth_version",
     "_attn_implementation_autoset",
 }
 """Says nothing of what is computed in training; special tokens are the data's to say."""

@@ -158,6 +158,34 @@ def test_what_would_be_lost_is_refused_by_name(changes: dict[str, Any], sentence
     assert sentence in str(refused.value)
 
 
+def test_what_says_nothing_of_the_mathematics_is_no_reason_to_refuse(tmp_path: Path):
+    made(tmp_path, "llama", {})
+    path = tmp_path / "config.json"
+    said = json.loads(path.read_text())
+    more = {
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "transformers.js_config": {},
+        "eos_token_id": [1, 2],
+        "new": None,
+    }
+    path.write_text(json.dumps({**said, **more}))
+    assert run_of(tmp_path)[0].model.family == "llama"
+
+
+def test_an_old_config_says_the_same(tmp_path: Path):
+    """Before transformers 5: rope_theta beside rope_scaling, whose type is called `type`."""
+    made(tmp_path, "llama", {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 16, "rope_theta": 5e5}})
+    fields, _ = read_model(tmp_path)
+    path = tmp_path / "config.json"
+    said = json.loads(path.read_text())
+    rope = said.pop("rope_parameters")
+    said["rope_theta"] = rope.pop("rope_theta")
+    said["rope_scaling"] = {**rope, "type": rope.pop("rope_type")}
+    path.write_text(json.dumps(said))
+    assert read_model(tmp_path)[0] == fields
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "sentence"),
     [
