@@ -96,7 +96,9 @@ def _newest_state(chain: ChainFile, store: BlobStore, round: int | None) -> tupl
     """(round, stage digests) of the newest agreed state that is here, or of that one. Exits where there is none."""
     found = {commit.body.round: store.stage_digests(commit.body.state) for commit in chain.commits() if commit.body.round}
     stages = chain.manifest.model.stages
-    found = {number: digests for number, digests in found.items() if len(digests) == stages and all(d in store for d in digests)}
+    found = {
+        number: digests for number, digests in found.items() if len(digests) == stages and all(d in store for d in digests)
+    }
     held = [number for number in found if round in (None, number)]
     if not held:
         wanted = "" if round is None else f" before round {round}"

@@ -16,7 +16,8 @@ __all__ = ["generate"]
 def generate(
     prompt: Annotated[str, typer.Option(help="What the text begins with.")],
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="An exported folder (default: the newest agreed state of a node, or of --join).")
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="An exported folder (default: the newest agreed state of a node, or of --join)."),
     ] = None,
     home: HomeOption = None,
     join: ReadOption = None,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dilocox.cli.main import app
 from dilocox.node.starts import Starts
