@@ -66,7 +66,7 @@ def write_model(
 
     with reading(join, home, fetch) as (chains, found), ChainFile.for_reading(chains[-1]) as chain:
         manifest = chain.manifest
-        place = _corpus_folder(manifest, folders, chains[-1].parent / "blobs", chains[-1].parents[2] / "data")
+        place = _corpus_folder(manifest, folders, chains[-1].parents[2] / "data", chains[-1].parent / "blobs")
         if evaluate:  # before minutes of work
             check_corpus(manifest, place)
         number = _write(folder, chain, BlobStore(chains[-1].parent / "blobs"), found if join else round, place)
@@ -109,11 +109,12 @@ def _newest_state(chain: ChainFile, store: BlobStore, round: int | None) -> tupl
 
 
 def _corpus_folder(manifest: Manifest, folders: Folders, *here: Path) -> Path:
-    """Where the run's corpus lies, or what it says of itself: as named, else `here`, else where it was built. Raises ConfigError."""
+    """Where the run's corpus lies, or its document and tokenizer alone: as named, else `here`, else where it was built. Raises
+    ConfigError."""
     name, digest = manifest.data.name, bytes.fromhex(manifest.data.digest)
     if folders and name not in folders:
         raise ConfigError(f"the run's data are called {name}, not {', '.join(folders)}: write --data {name}=DIR")
-    places = [folders[name]] if folders else [*reversed(here), library(name)]
+    places = [folders[name]] if folders else [*here, library(name)]
     for place in places:
         if place.is_dir() and corpus_in(BlobStore(place, ours=False), digest) is not None:
             return place
