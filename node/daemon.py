@@ -23,6 +23,7 @@ from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.generations import Generations
 from dilocox.node.holding import Holding
+from dilocox.node.imported import import_state
 from dilocox.node.machine import Machine, this_machine
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant, Workers
@@ -69,6 +70,8 @@ class NodeSettings(PeerSettings):
     """How often each payload may leave this machine; None: as often as it is asked for."""
     data: dict[str, Path]
     """Where corpora lie on this machine, by name."""
+    begin: Path | None
+    """A Hugging Face folder with the model that the run begins with; None: it is fetched."""
     step_seconds: float
     """An inner step takes at least this long."""
     checkpoint_every: int
@@ -109,6 +112,8 @@ async def _take_part(
     files.callback(chain.close)
     await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
+    if settings.begin is not None and not chain.length:
+        await tasks.race(import_state(manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder))
     open_chain(place, chain, tasks)
     network.directory.know(chain.parties)
     own = OwnStatements(place.folder / "own.db", manifest.run_id)

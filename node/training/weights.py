@@ -5,6 +5,7 @@ embeddings become two tensors of the same values, for stages share none.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from torch import Tensor
 from dilocox.node.outer.state import SMALLEST_NORMAL
 from dilocox.node.training.model import FAMILIES
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.manifest import Model
+from dilocox.protocol.manifest import Manifest, Model
 from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import TensorSpec, stage_tensors
 from dilocox.transport.blobs import BlobStore
+from dilocox.transport.parent_pipe import exit_with_parent
 
 __all__ = ["Weights", "read_model"]
 
@@ -212,5 +214,23 @@ def _files(folder: Path) -> dict[str, Path]:
         raise ConfigError(f"{folder} holds neither {whole.name} nor a good {index.name}: {error}") from error
 
 
+def main() -> None:
+    """`python -m dilocox.node.training.weights MANIFEST FOLDER STORE`: the folder's weights as a run's initial state; prints its
+    root, or why there is none, as JSON."""
+    exit_with_parent()
+    manifest, folder, store = map(Path, sys.argv[1:])
+    try:
+        model = Manifest.from_canonical(manifest.read_bytes()).model
+        _, tied = read_model(folder)
+        told = {"root": Weights(folder, model, tied).put_into(BlobStore(store)).hex()}
+    except ConfigError as error:
+        told = {"refused": str(error)}
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
 def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,8 +9,11 @@ import torch
 from typer.testing import CliRunner, Result
 
 from dilocox.cli.main import app
+from dilocox.node.data.tokens import byte_tokenizer
+from dilocox.node.imported import import_state
+from dilocox.node.outer.export import export_model
 from dilocox.node.starts import Starts
-from dilocox.node.training.trainer import Trainer
+from dilocox.node.training.trainer import Trainer, initial_state
 from dilocox.protocol import chain, round
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.head import initial_head
@@ -125,6 +128,35 @@ def test_a_trainer_begins_with_it_or_not_at_all(tmp_path: Path):
     for lacking in (None, BlobStore(tmp_path / "empty")):
         with pytest.raises(LocalError, match=f"begins with the state {run.model.initial}, which is not here"):
             trainer.load_initial(lacking)
+
+
+def copy_of_a_model(folder: Path) -> bytes:
+    """A run's model as a Hugging Face folder; the root of its state."""
+    run = manifest(model={"family": "llama"})
+    store = BlobStore(folder / "elsewhere")
+    digests = [store.put([initial_state(run, stage).state_bytes()]) for stage in range(run.model.stages)]
+    export_model(run, digests, store, folder / "hub", byte_tokenizer().encode(), 0, "", lambda stage: None)
+    return store.put([canonical(pb.StageStates(digests=digests))])
+
+
+async def test_a_node_with_a_copy_of_the_model_takes_the_state_from_it(tmp_path: Path):
+    root = copy_of_a_model(tmp_path)
+    store, path = BlobStore(tmp_path / "blobs"), tmp_path / "manifest.json"
+
+    async def begin(initial: bytes | None, source: str = "hub") -> None:
+        changed = manifest(model={"family": "llama", "initial": initial and initial.hex()})
+        path.write_bytes(changed.canonical_bytes())
+        await import_state(changed.model, path, tmp_path / source, store, tmp_path)
+
+    with pytest.raises(ConfigError, match=f"make the state {root.hex()}, and the run begins with {ELSEWHERE.hex()}"):
+        await begin(ELSEWHERE)
+    assert store.digests() == set(), "nothing of it stays"
+    with pytest.raises(ConfigError, match="begins with its seed"):
+        await begin(None)
+    await begin(root)
+    assert store.digests() == {root, *store.stage_digests(root)}
+    await begin(root, "nowhere")  # a restart has it
+    assert not list(tmp_path.glob("parent-*"))
 
 
 def coordinator(tmp_path: Path, run_file: Path, *options: str) -> Result:
