@@ -1,6 +1,7 @@
 """`dilocox coordinator RUN.toml`: serve a run."""
 
 import asyncio
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +12,12 @@ from dilocox.cli.common import DataOption, DhtOption, HomeOption, UploadLimitOpt
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol.corpus import check_fits
+from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.corpora import Folders, corpus_in, library, named_store, parse_folders
+from dilocox.transport.corpora import Folders, corpus_in, library, named_store, parse_folders, weights_library
 from dilocox.transport.data_directory import load_identity
 from dilocox.transport.handover import read_handover
 from dilocox.transport.health import base_folder
@@ -22,6 +25,8 @@ from dilocox.transport.network import Listen
 from dilocox.transport.parent_pipe import exit_with_parent
 
 __all__ = ["coordinator", "read_run"]
+
+log = logging.getLogger(__name__)
 
 
 def coordinator(
@@ -35,6 +40,10 @@ def coordinator(
     dht: DhtOption = True,
     api: Annotated[str, typer.Option(help="host:port of the HTTP API.")] = "127.0.0.1:0",
     data: DataOption = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The initial state that the run names lies in DIR (default: ~/.dilocox/weights)."),
+    ] = None,
     upload_limit: UploadLimitOption = None,
     link_file: Annotated[Path | None, typer.Option(help="Also write the join link here.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
@@ -67,6 +76,7 @@ def coordinator(
         listen=Listen(host, port, dht_port, dht),
         api=api,
         data=_data_to_serve(manifest, parse_folders(data or ())),
+        weights=_weights_to_serve(manifest, weights),
         upload_bytes_per_second=bytes_per_second(upload_limit),
     )
     asyncio.run(run_coordinator(settings, announce, appraise))
@@ -81,6 +91,31 @@ def _data_to_serve(manifest: Manifest, folders: Folders) -> BlobStore | None:
     if corpus is None:
         return None
     check_fits(manifest, corpus)
+    return store
+
+
+def _weights_to_serve(manifest: Manifest, named: Path | None) -> BlobStore | None:
+    """Where the run's initial state lies, by `--weights` or where `dilocox init --from` put it; None: not here, or the run begins
+    with its seed. Raises ConfigError where it is not in the folder that was named, or does not fit the model."""
+    model, folder = manifest.model, named or weights_library()
+    if not model.root:
+        if named is not None:
+            raise ConfigError(f"--weights {named}: the run begins with its seed, not with a state that somebody imported")
+        return None
+    store = BlobStore(folder, ours=named is None)
+    stages = store.stage_digests(model.root)
+    if not stages:
+        lacking = f"the run's initial state {model.initial} does not lie in {folder}"
+        if named is not None:
+            raise ConfigError(f"{lacking}: name the folder that `dilocox init --from` filled, or a copy of it")
+        log.warning("%s: nodes begin when some peer serves it; --weights DIR names a copy", lacking)
+        return None
+    sizes = [2 * 4 * sum(spec.elements for spec in stage_tensors(model, stage)) for stage in range(model.stages)]
+    if [store.size(digest) if digest in store else 0 for digest in stages] != sizes:
+        raise ConfigError(
+            f"the initial state {model.initial} in {folder} is not whole, or not of this model in {model.stages} stages: those and"
+            " the shapes stay as `dilocox init --from` wrote them. Import again for others."
+        )
     return store
 
 

@@ -1,6 +1,7 @@
 """`dilocox export DIR`: the committed model as a Hugging Face folder, from this machine's disk or from the run's peers."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,15 +11,28 @@ from rich.progress import Progress
 from dilocox.cli.common import DataOption, HomeOption, JsonOption, ReadOption, console, errors, fail, print_json
 from dilocox.cli.reading import reading
 from dilocox.node.data.check import check_corpus
+from dilocox.node.data.tokens import byte_tokenizer
+from dilocox.node.reader import Reader
+from dilocox.protocol.corpus import BYTES, Corpus
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.corpora import parse_folders
+from dilocox.transport.corpora import Folders, corpus_in, library, parse_folders
+from dilocox.views.card import model_card
 
-__all__ = ["export"]
+__all__ = ["Exported", "export", "write_model"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    round: int
+    """Whose starting state it is."""
+    evaluation_loss: float | None
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write config.json and safetensors.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder to write.")],
     home: HomeOption = None,
     join: ReadOption = None,
     round: Annotated[int | None, typer.Option(help="The state that this round starts from (default: the newest).")] = None,
@@ -26,47 +40,98 @@ def export(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the committed model as a Hugging Face folder. With --join it is read from the run: from any machine, and where this
-    machine's folder has some of its stages only."""
-    if folder.exists() and any(folder.iterdir()):
+    """Write the committed model as a Hugging Face folder: weights, config, tokenizer, and a card that says who trained it. With
+    --join it is read from the run: from any machine, and where this machine's folder has some of its stages only."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         fail(f"{folder} is not empty", 2, "name a new folder")
-    folders = parse_folders(data or ())
-    with reading(join, home, lambda reader: reader.state(round)) as (chains, found):
-        _export(folder, chains, found if join else round, evaluate, folders, as_json)
+    exported = write_model(folder, home, join, round, parse_folders(data or ()), evaluate)
+    if as_json:
+        print_json({"folder": str(folder), "round": exported.round, "evaluation_loss": exported.evaluation_loss})
+        return
+    console.print(f"wrote {folder}: the state before round {exported.round}", highlight=False)
+    if evaluate:
+        console.print(f"held-out loss with transformers: {exported.evaluation_loss:.4f}", highlight=False)
 
 
-def _export(
-    folder: Path, chains: list[Path], round: int | None, evaluate: bool, folders: dict[str, Path], as_json: bool
-) -> None:
-    with ChainFile.for_reading(chains[-1]) as chain:
+def write_model(
+    folder: Path, home: Path | None, join: str | None, round: int | None, folders: Folders, evaluate: bool = False
+) -> Exported:
+    """Into a new folder. `round`: whose starting state; None: the newest that is agreed and to be had. Exits, or raises
+    ConfigError or LocalError, where something for it is not."""
+
+    async def fetch(reader: Reader) -> int:
+        if not folders:
+            await reader.tokenizer()
+        return await reader.state(round)
+
+    with reading(join, home, fetch) as (chains, found), ChainFile.for_reading(chains[-1]) as chain:
+        manifest = chain.manifest
+        place = _corpus_folder(manifest, folders, chains[-1].parents[2] / "data", chains[-1].parent / "blobs")
         if evaluate:  # before minutes of work
-            data_store = check_corpus(chain.manifest, folders.get(chain.manifest.data.name, chains[-1].parents[2] / "data"))
-        store = BlobStore(chains[-1].parent / "blobs")
-        stages = chain.manifest.model.stages
-        found = {commit.body.round: store.stage_digests(commit.body.state) for commit in chain.commits() if commit.body.round}
-        found = {round: digests for round, digests in found.items() if all(digest in store for digest in digests)}
-        held = [number for number, digests in found.items() if len(digests) == stages and round in (None, number)]
-        if not held:
-            fail(
-                f"no agreed state{'' if round is None else f' before round {round}'} on this disk",
-                2,
-                "try another node's --home",
-            )
-        if not all(store.verify(digest) for digest in found[held[-1]]):
-            fail(f"the state before round {held[-1]} is damaged on this disk", help="start its node, which fetches it again")
-        from dilocox.node.outer.export import export_model  # torch loads only here
-
-        with Progress(console=errors, disable=not sys.stderr.isatty()) as bar:
-            task = bar.add_task("stages", total=stages)
-            export_model(chain.manifest, found[held[-1]], store, folder, lambda stage: bar.update(task, completed=stage + 1))
-        report = {"folder": str(folder), "round": held[-1], "evaluation_loss": None}
+            check_corpus(manifest, place)
+        number = _write(folder, chain, BlobStore(chains[-1].parent / "blobs"), found if join else round, place)
+        loss = None
         if evaluate:
             from dilocox.node.training.evaluate import evaluate_folder
 
-            report["evaluation_loss"] = evaluate_folder(chain.manifest, folder, data_store.folder)
-    if as_json:
-        print_json(report)
-        return
-    console.print(f"wrote {folder}: the state before round {report['round']}", highlight=False)
-    if evaluate:
-        console.print(f"held-out loss with transformers: {report['evaluation_loss']:.4f}", highlight=False)
+            loss = evaluate_folder(manifest, folder, place)
+    return Exported(number, loss)
+
+
+def _write(folder: Path, chain: ChainFile, store: BlobStore, round: int | None, place: Path) -> int:
+    """The round whose starting state it is."""
+    corpus, tokenizer = _tokenizer_of(chain.manifest, place)
+    number, digests = _newest_state(chain, store, round)
+    card = model_card(chain.manifest, chain.commits(), number)
+    from dilocox.node.outer.export import export_model  # torch loads only here
+
+    with Progress(console=errors, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("stages", total=len(digests))
+        wrote = lambda stage: bar.update(task, completed=stage + 1)  # noqa: E731
+        export_model(chain.manifest, digests, store, folder, tokenizer, corpus.end_token, card, wrote)
+    return number
+
+
+def _newest_state(chain: ChainFile, store: BlobStore, round: int | None) -> tuple[int, list[bytes]]:
+    """(round, stage digests) of the newest agreed state that is here, or of that one. Exits where there is none."""
+    found = {commit.body.round: store.stage_digests(commit.body.state) for commit in chain.commits() if commit.body.round}
+    stages = chain.manifest.model.stages
+    found = {
+        number: digests for number, digests in found.items() if len(digests) == stages and all(d in store for d in digests)
+    }
+    held = [number for number in found if round in (None, number)]
+    if not held:
+        wanted = "" if round is None else f" before round {round}"
+        fail(f"no agreed state{wanted} on this disk", 2, "try another node's --home, or --join LINK")
+    if not all(store.verify(digest) for digest in found[held[-1]]):
+        fail(f"the state before round {held[-1]} is damaged on this disk", help="start its node, which fetches it again")
+    return held[-1], found[held[-1]]
+
+
+def _corpus_folder(manifest: Manifest, folders: Folders, *here: Path) -> Path:
+    """Where the run's corpus lies, or its document and tokenizer alone: as named, else `here`, else where it was built. Raises
+    ConfigError."""
+    name, digest = manifest.data.name, bytes.fromhex(manifest.data.digest)
+    if folders and name not in folders:
+        raise ConfigError(f"the run's data are called {name}, not {', '.join(folders)}: write --data {name}=DIR")
+    places = [folders[name]] if folders else [*here, library(name)]
+    for place in places:
+        if place.is_dir() and corpus_in(BlobStore(place, ours=False), digest) is not None:
+            return place
+    raise ConfigError(
+        f"the run's data {name}, corpus {digest.hex()}, which say its tokenizer, do not lie in {places[0]}: name their folder with"
+        f" --data {name}=DIR"
+    )
+
+
+def _tokenizer_of(manifest: Manifest, place: Path) -> tuple[Corpus, bytes]:
+    """The run's corpus, and its tokenizer as JSON. Raises ConfigError where that is not there."""
+    store = BlobStore(place, ours=False)
+    corpus = corpus_in(store, bytes.fromhex(manifest.data.digest))
+    assert corpus is not None, "it was found there"
+    if corpus.tokenizer == BYTES:
+        return corpus, byte_tokenizer().encode()
+    digest = bytes.fromhex(corpus.tokenizer)
+    if not store.sound(digest):
+        raise ConfigError(f"the tokenizer of the run's data {digest.hex()} is missing or damaged in {place}")
+    return corpus, store.read(digest)

@@ -1,22 +1,27 @@
 """`dilocox init RUN.toml`: the owner's key and a commented run file from a preset."""
 
+import json
 import os
 import re
+import sys
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.progress import Progress
 
 from dilocox.cli.common import errors, fail
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_whole
 from dilocox.node.data.sources import STDLIB
-from dilocox.protocol.corpus import check_fits
+from dilocox.protocol.corpus import BYTES, Corpus, check_fits
 from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.corpora import last_built, library, parse_folders
+from dilocox.transport.blobs import BlobStore, digest_of
+from dilocox.transport.corpora import last_built, library, parse_folders, weights_library
 from dilocox.transport.data_directory import format_identity, load_identity
 from dilocox.transport.files import write_new
 
@@ -59,6 +64,18 @@ def init(
             metavar="NAME|NAME=DIR", help="A corpus that `dilocox data build` made (default: the standard library's text)."
         ),
     ] = None,
+    begin: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="DIR", help="Begin with the model in this Hugging Face folder: config.json and safetensors."
+        ),
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="With --from: into how many to split it (default: the preset's).")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, help="With --from: of training (default: the preset's).")
+    ] = None,
 ) -> None:
     """Make the owner's key and a commented run file; by default on the text of Python's standard library."""
     if preset not in preset_names():
@@ -74,9 +91,14 @@ def init(
     digest = last_built(folder)
     corpus = check_whole(BlobStore(folder), digest)
     text = render_preset(preset, name or run_file.stem, owner.key.hex(), coordinator, source, digest)
-    text = _with_vocabulary(text, corpus.vocabulary_size)
-    manifest = Manifest.from_toml(text)  # before anything is written: a refused init leaves nothing behind
-    check_fits(manifest, corpus)
+    if begin is None:
+        if stages or sequence_length:
+            fail("--stages and --sequence-length go with --from", 2, f"else edit {run_file}")
+        text = _with_vocabulary(text, corpus.vocabulary_size)
+        manifest = Manifest.from_toml(text)  # before anything is written: a refused init leaves nothing behind
+        check_fits(manifest, corpus)
+    else:
+        text, manifest = _imported(begin, text, corpus, stages, sequence_length)
     made = False
     try:
         if secret is not None:
@@ -91,6 +113,53 @@ def init(
     errors.print(f"run id {manifest.run_id.hex()} (changes with every edit)", highlight=False)
     at = "" if folder == library(source) else f" --data {source}={folder}"
     errors.print(f"next: dilocox coordinator {run_file}{at}", highlight=False, soft_wrap=True)
+
+
+def _imported(folder: Path, text: str, corpus: Corpus, stages: int | None, sequence_length: int | None) -> tuple[str, Manifest]:
+    """The run file with the model of a Hugging Face folder instead of the preset's, whose weights become the run's initial state.
+    Raises ConfigError, before anything is written, where folder, data and run do not fit each other."""
+    from dilocox.node.training.weights import Weights, read_model  # torch loads only here
+
+    preset = Manifest.from_toml(text).model
+    fields, tied = read_model(folder)
+    fields["sequence_length"] = sequence_length or min(preset.sequence_length, fields["max_positions"])
+    fields["stages"] = stages or min(preset.stages, fields["layers"] + 2)
+    manifest = Manifest.from_toml(_with_model(text, folder, fields))
+    _check_tokenizer(folder, corpus)
+    check_fits(manifest, corpus)
+    weights = Weights(folder, manifest.model, tied)
+    with Progress(console=errors, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("stages", total=manifest.model.stages)
+        root = weights.put_into(BlobStore(weights_library()), lambda stage: bar.update(task, completed=stage + 1))
+    text = _with_model(text, folder, {**fields, "initial": root.hex()})
+    return text, Manifest.from_toml(text)
+
+
+def _check_tokenizer(folder: Path, corpus: Corpus) -> None:
+    """Raises ConfigError where the folder has a tokenizer, and the data were made with another."""
+    path = folder / "tokenizer.json"
+    if path.exists() and corpus.tokenizer != digest_of([path.read_bytes()]).hex():
+        raise ConfigError(
+            f"the data's tokens are {'bytes' if corpus.tokenizer == BYTES else 'of another tokenizer'}, and the model's are of"
+            f" {path}: make data with `dilocox data build NAME SOURCE --tokenizer {path}`, and name them with --data NAME"
+        )
+
+
+def _with_model(text: str, folder: Path, fields: Mapping[str, Any]) -> str:
+    """A preset's text with another [model]."""
+    lines = "".join(f"{key} = {_toml(value)}\n" for key, value in fields.items())
+    says = re.sub(r"[^\x20-\x7e]", "?", folder.resolve().name)
+    section = f"[model]                   # of {says}; its shape, stages and initial belong together\n{lines}\n"
+    heading = f"# {says}, trained further. Its learning rates are those of the preset: look at them.\n"
+    text = heading + text.partition("\n")[2]
+    return re.sub(r"^\[model\]\n.*?(?=^\[)", lambda found: section, text, count=1, flags=re.MULTILINE | re.DOTALL)
+
+
+def _toml(value: Any) -> str:
+    """Of a string, a number, or a table of them."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value)
 
 
 def _with_vocabulary(text: str, needed: int) -> str:

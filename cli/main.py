@@ -6,7 +6,22 @@ import sys
 
 import typer
 
-from dilocox.cli import appoint, attest, coordinator, data, export, hold, identity, init, node, plan, show, testnet, verify
+from dilocox.cli import (
+    appoint,
+    attest,
+    coordinator,
+    data,
+    export,
+    generate,
+    hold,
+    identity,
+    init,
+    node,
+    plan,
+    show,
+    testnet,
+    verify,
+)
 from dilocox.cli.common import fail
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.transport.memory import few_arenas
@@ -41,6 +56,7 @@ app.command("rounds")(show.rounds)
 app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
+app.command("generate")(generate.generate)
 app.add_typer(data.app, name="data")
 app.add_typer(testnet.app, name="testnet")
 app.add_typer(attest.app, name="attest")

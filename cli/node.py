@@ -92,6 +92,14 @@ def node(
         Path | None, typer.Option(help="File with this machine's TDX collateral, kept fresh by the operator.")
     ] = None,
     data: DataOption = None,
+    begin: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="Take what the run begins with from this copy of that Hugging Face folder (default: fetch it).",
+        ),
+    ] = None,
     cluster_boxes: Annotated[
         int,
         typer.Option(min=1, max=limits.HOSTS, help="Lead a cluster of so many boxes: the log says how the others join it."),
@@ -147,6 +155,7 @@ def node(
         upload_bytes_per_second=bytes_per_second(upload_limit),
         upload_copies=upload_copies,
         data=parse_folders(data or ()),
+        begin=begin,
         step_seconds=step_seconds,
         checkpoint_every=checkpoint_every,
         boxes=cluster_boxes,

@@ -34,7 +34,7 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
-from dilocox.transport.corpora import library, parse_folders
+from dilocox.transport.corpora import library, parse_folders, weights_library
 from dilocox.transport.data_directory import format_identity
 
 __all__ = ["app"]
@@ -308,6 +308,7 @@ def _train_alone(testnet: Testnet, steps: int, data: Path) -> float:
         str(testnet.folder / "run.toml"),
         str(steps),
         str(data),
+        str(weights_library()),
     ]
     told: dict[str, Any] = {}
     with (

@@ -22,7 +22,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.corpora import Shelf, corpus_in
+from dilocox.transport.corpora import Shelf, corpus_in, initial_shelf
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.handover import take_over
 from dilocox.transport.network import Listen, Network, open_network
@@ -53,6 +53,8 @@ class CoordinatorSettings:
     """host:port of the HTTP API."""
     data: BlobStore | None
     """Where the run's corpus lies, for those who have none; None: not here."""
+    weights: BlobStore | None
+    """Where its initial state lies; None: not here, or it follows from the run's seed."""
     upload_bytes_per_second: float | None
     """At most so much of it is served."""
 
@@ -108,22 +110,26 @@ async def _live(
 
 
 def _serve_data(settings: CoordinatorSettings, home: DataDirectory, network: Network, chain: ChainFile) -> None:
+    digest = bytes.fromhex(settings.manifest.data.digest)
+    # Its own store stays empty: nobody pushes to a coordinator.
+    service = PeerService(BlobStore(home.folder / "blobs"), network.callers, settings.upload_bytes_per_second)
+    if settings.weights is not None:
+        service.shelves += (initial_shelf(settings.weights, settings.manifest.model.root),)
     if settings.data is None:
         log.warning(
             "the run's data %s do not lie here: nodes get them from each other, or name a copy of their own",
             settings.manifest.data.name,
         )
-        return
-    digest = bytes.fromhex(settings.manifest.data.digest)
-    # Its own store stays empty: nobody pushes to a coordinator.
-    data = PeerService(BlobStore(home.folder / "blobs"), network.callers, settings.upload_bytes_per_second)
-    data.shelf = Shelf(settings.data, digest)
-    corpus = corpus_in(settings.data, digest)
-    missing = [blob for blob, _ in corpus.blobs if blob not in settings.data] if corpus is not None else [digest]
-    if missing:
-        log.warning("%d files of the run's data are missing in %s: nobody gets them here", len(missing), settings.data.folder)
-    data.is_member, data.may_read = lambda peer: peer in chain.head.cluster_by_peer, settings.manifest.may_read
-    rpc.add_PeerServicer_to_server(data, network.server)
+    else:
+        service.shelves += (Shelf(settings.data, digest),)
+        corpus = corpus_in(settings.data, digest)
+        missing = [blob for blob, _ in corpus.blobs if blob not in settings.data] if corpus is not None else [digest]
+        if missing:
+            log.warning(
+                "%d files of the run's data are missing in %s: nobody gets them here", len(missing), settings.data.folder
+            )
+    service.is_member, service.may_read = lambda peer: peer in chain.head.cluster_by_peer, settings.manifest.may_read
+    rpc.add_PeerServicer_to_server(service, network.server)
 
 
 def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: ChainFile) -> pb.Envelope:

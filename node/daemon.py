@@ -23,6 +23,7 @@ from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.generations import Generations
 from dilocox.node.holding import Holding
+from dilocox.node.imported import import_state
 from dilocox.node.machine import Machine, this_machine
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant, Workers
@@ -69,6 +70,8 @@ class NodeSettings(PeerSettings):
     """How often each payload may leave this machine; None: as often as it is asked for."""
     data: dict[str, Path]
     """Where corpora lie on this machine, by name."""
+    begin: Path | None
+    """A Hugging Face folder with the model that the run begins with; None: it is fetched."""
     step_seconds: float
     """An inner step takes at least this long."""
     checkpoint_every: int
@@ -101,7 +104,7 @@ async def _take_part(
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
     keep_manifest(place, manifest)
     if not settings.data:  # what an operator named is not for others, unless they find it with the coordinator
-        place.blobs.shelf = Shelf(data, bytes.fromhex(manifest.data.digest))
+        place.blobs.shelves = (Shelf(data, bytes.fromhex(manifest.data.digest)),)
     pool = _worker_pool(settings, machine, home, place, data)
     closing.push_async_callback(pool.close)
     await pool.open()
@@ -109,6 +112,8 @@ async def _take_part(
     files.callback(chain.close)
     await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
+    if settings.begin is not None and not chain.length:
+        await tasks.race(import_state(manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder))
     open_chain(place, chain, tasks)
     network.directory.know(chain.parties)
     own = OwnStatements(place.folder / "own.db", manifest.run_id)

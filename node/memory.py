@@ -4,7 +4,7 @@ Arithmetic only, of the layers that node/training/model.py runs; tests hold it a
 schedules let pile up. Of a microbatch,
 
     float32   a layer keeps its input, both norms' (each: what it normed, its scale, what it gave), the turned queries and keys, the
-              values, the attention's result, and four tensors of the MLP
+              values, the attention's result, and four tensors of the MLP; Qwen3's norms of queries and keys theirs
     bf16      the same; what the matrix products read is kept in half the bytes, but once for each; their weights once a step
 """
 
@@ -128,7 +128,7 @@ def held_bytes(manifest: Manifest, stage: int, half: bool) -> int:
     layers = min(model.layers, last - 1) - max(0, first - 1)
     held = INDEX * tokens if first == 0 else 0
     if layers:
-        held += 2 * WIDE * model.sequence_length * (model.hidden_size // model.heads)  # the rotary tables
+        held += 2 * WIDE * model.sequence_length * model.head_size  # the rotary tables
     if manifest.training.checkpoint_activations:
         held += layers * WIDE * tokens * model.hidden_size
     else:
@@ -151,9 +151,11 @@ def _tokens(manifest: Manifest) -> int:
 
 
 def _layer_bytes(model: Model, tokens: int, half: bool) -> int:
-    hidden, keys = model.hidden_size, model.hidden_size // model.heads * model.kv_heads
-    read = 2 * hidden + 2 * keys + 4 * model.intermediate_size
+    queries, keys = model.head_size * model.heads, model.head_size * model.kv_heads
+    read = 2 * queries + 2 * keys + 4 * model.intermediate_size
     norms = _norm_bytes(model, 3, half) + _norm_bytes(model, 2, half)
+    if model.family == "qwen3":  # of queries and keys: what is normed, that normed, a scale for each head
+        norms += WIDE * (2 * (queries + keys) + model.heads + model.kv_heads)
     return tokens * (norms + (HALF if half else WIDE) * read + WIDE * model.heads)
 
 

@@ -12,6 +12,8 @@ from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.starts import Starts
+from dilocox.protocol import limits
+from dilocox.protocol.corpus import BYTES
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
@@ -19,6 +21,7 @@ from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.corpora import corpus_in
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.heads import Heads
 from dilocox.transport.presence import Directory
@@ -59,6 +62,20 @@ class Reader:
             if attempt + 1 < ATTEMPTS:
                 await asyncio.sleep(RETRY_SECONDS)
         raise LocalError(f"nobody who can be reached serves {_of(round)}: {why.detail}")
+
+    async def tokenizer(self) -> None:
+        """Have the document of the run's data, and the tokenizer that it names. Raises LocalError where nobody serves them."""
+        document = bytes.fromhex(self.manifest.data.digest)
+        try:
+            await self.exchange.fetch(document, self.chain.parties, limits.CORPUS_BYTES)
+            corpus = await asyncio.to_thread(corpus_in, self.store, document)
+            if corpus is not None and corpus.tokenizer != BYTES:
+                await self.exchange.fetch(bytes.fromhex(corpus.tokenizer), self.chain.parties, limits.TOKENIZER_BYTES)
+        except RemoteError as error:
+            raise LocalError(
+                f"nobody who can be reached serves what the run's data say of their tokenizer: {error.detail}. Name a copy with"
+                f" --data {self.manifest.data.name}=DIR"
+            ) from error
 
     def _agreed(self, round: int | None) -> Mapping[int, bytes]:
         """State roots by round: those that are looked for, the first first."""

@@ -84,6 +84,8 @@ class Starts:
                 if keeping is not None:
                     start.kept.CopyFrom(keeping)
                 starts.append(Candidate(start, root))
+        if root := self._manifest.model.root:
+            return [*starts, Candidate(self._start(worker.Start.ORIGIN_SNAPSHOT, 0), root)]
         return [*starts, Candidate(worker.Start(origin=worker.Start.ORIGIN_INITIAL))]
 
     def sound(self, hello: worker.Hello) -> worker.Hello:
@@ -215,7 +217,8 @@ class Starts:
         """Who may serve the state before a round: clusters by their leads."""
         commit = self._chain.commit(round)
         members = self._chain.head.roster if commit is None else [member.cluster for member in commit.body.roster]
-        return [*self._manifest.run.holders, *members]
+        begins = [self._chain.head.coordinator] if not round else []  # it serves what the run begins with, and no later state
+        return [*begins, *self._manifest.run.holders, *members]
 
     async def stages_of(self, round: int, root: bytes) -> list[bytes]:
         """Digests of the stages of an agreed state. Raises RemoteError when they cannot be had."""
@@ -242,6 +245,8 @@ class Starts:
         newest = self._manifest.snapshot_round(max(1, head.round))
         oldest = max(1, newest - SNAPSHOTS_KEPT * self._manifest.rounds.snapshot_every)
         keep: set[bytes] = set()
+        if oldest == 1 and (root := self._manifest.model.root):
+            keep |= {root, *self._store.stage_digests(root)}
 
         def wanted(round: int) -> bool:
             return round >= head.round - RECENT_STATES or round == self._manifest.snapshot_round(round) >= oldest

@@ -122,8 +122,10 @@ class Head:
         return bool((body.round, body.head) == (max(1, self.round), self.digest))
 
 
-def initial_head(coordinator: str) -> Head:
-    return Head(round=0, digest=b"", coordinator=coordinator)
+def initial_head(coordinator: str, state: bytes = b"") -> Head:
+    """Before the genesis commit. `state`: the root that the manifest names; empty where it follows from the seed, and the chain
+    says it first in its genesis commit."""
+    return Head(round=0, digest=b"", coordinator=coordinator, state=state)
 
 
 def advance(manifest: Manifest, commit: Statement[pb.Commit]) -> Head:

@@ -1,7 +1,7 @@
 """The tensors of each stage: names, shapes and initial distribution, as the manifest implies them.
 
 Part of the protocol because payload layouts, state blobs and their digests follow this order. Names are those of transformers'
-Qwen2ForCausalLM and LlamaForCausalLM; a test compares them with the real modules. Output embeddings are never tied to input
+…ForCausalLM of the family; a test compares them with the real modules. Output embeddings are never tied to input
 embeddings: stages do not share parameters.
 """
 
@@ -47,22 +47,32 @@ def units(model: Model) -> tuple[tuple[TensorSpec, ...], ...]:
 
 def _layer(model: Model, index: int) -> tuple[TensorSpec, ...]:
     hidden, middle = model.hidden_size, model.intermediate_size
-    keys = hidden // model.heads * model.kv_heads
+    queries, keys = model.head_size * model.heads, model.head_size * model.kv_heads
     # 1/sqrt(fan-in) keeps activations at unit scale whatever the width; what writes into the residual stream is
     # scaled down by the number of such writes (GPT-2's rule).
     std, residual = 1 / math.sqrt(hidden), 1 / math.sqrt(2 * model.layers)
-    shapes = [("self_attn.q_proj", hidden, hidden, std), ("self_attn.k_proj", keys, hidden, std)]
-    shapes += [("self_attn.v_proj", keys, hidden, std), ("self_attn.o_proj", hidden, hidden, std * residual)]
+    outward = 1 / math.sqrt(queries) * residual
+    shapes = [("self_attn.q_proj", queries, hidden, std), ("self_attn.k_proj", keys, hidden, std)]
+    shapes += [("self_attn.v_proj", keys, hidden, std), ("self_attn.o_proj", hidden, queries, outward)]
     shapes += [("mlp.gate_proj", middle, hidden, std), ("mlp.up_proj", middle, hidden, std)]
     shapes += [("mlp.down_proj", hidden, middle, residual / math.sqrt(middle))]
-    biased = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"} if model.family == "qwen2" else set()
+    biased = _biased(model)
     prefix, specs = f"model.layers.{index}.", []
     for name, rows, columns, deviation in shapes:
         specs.append(TensorSpec(f"{prefix}{name}.weight", (rows, columns), deviation))
         if name in biased:
             specs.append(TensorSpec(f"{prefix}{name}.bias", (rows,), 0.0))
+    if model.family == "qwen3":
+        specs += [TensorSpec(f"{prefix}self_attn.{name}.weight", (model.head_size,), 1.0) for name in ("q_norm", "k_norm")]
     specs += [TensorSpec(f"{prefix}{name}.weight", (hidden,), 1.0) for name in ("input_layernorm", "post_attention_layernorm")]
     return tuple(specs)
+
+
+def _biased(model: Model) -> set[str]:
+    """Matrices of a layer with a bias."""
+    names = "qkv" if model.family == "qwen2" else "qkvo" if model.attention_bias else ""
+    mlp = ("gate", "up", "down") if model.mlp_bias else ()
+    return {*(f"self_attn.{name}_proj" for name in names), *(f"mlp.{name}_proj" for name in mlp)}
 
 
 @lru_cache

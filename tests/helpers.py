@@ -55,7 +55,7 @@ class Table:
     def __init__(self, run: Manifest, clock: float = 1000.0, pen: Identity = COORDINATOR) -> None:
         self.run, self.now, self.pen = run, clock, pen
         self.wall_ms = 1_700_000_000_000
-        self.state = round.start(run, initial_head(pen.peer), clock)
+        self.state = round.start(run, initial_head(pen.peer, run.model.root), clock)
         self.commits: list[Statement] = []
         self.ballots: list[Statement] = []
         self.effects: list[round.Effect] = []
@@ -107,7 +107,7 @@ class Table:
 
     def verify(self) -> Head:
         """Recheck the whole chain from outside; the machine must stand where the chain ends."""
-        head = initial_head(COORDINATOR.peer)
+        head = initial_head(COORDINATOR.peer, self.run.model.root)
         for commit in self.commits:
             head, _ = chain.extend(self.run, head, commit.envelope)
         assert head == self.head
@@ -156,7 +156,8 @@ class Table:
 
     def state_root(self) -> bytes:
         """The state every honest peer holds before the open round: a fold over what the commits counted."""
-        return digest("state", [c.body.round for c in self.commits if c.body.counted])
+        counted = [c.body.round for c in self.commits if c.body.counted]
+        return digest("state", counted) if counted or not self.run.model.root else self.run.model.root
 
     def contribution(self, number: int, spoil: Any = None, **changes: Any) -> Statement:
         name = identity(number).peer

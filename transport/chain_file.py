@@ -108,13 +108,16 @@ class ChainFile:
             newest = None
             for newest in self._holding(self.database):  # noqa: B007
                 pass
-            self._stand_at(initial_head(self.manifest.coordinator) if newest is None else self._head_after(newest))
+            self._stand_at(self._first_head() if newest is None else self._head_after(newest))
             if self.head.term > self.term:
                 raise DamagedError(f"{self.path} is damaged: the appointment of term {self.head.term} is not in it.")
         except LocalError:
             self._reader.close()
             self.database.close()
             raise
+
+    def _first_head(self) -> Head:
+        return initial_head(self.manifest.coordinator, self.manifest.model.root)
 
     def _lay_out(self) -> None:
         mine = (self.manifest.canonical_bytes(),)
@@ -162,7 +165,7 @@ class ChainFile:
         aside = quarantine(self.path, why, ("-wal", "-shm"))
         with closing(open_database(self.path)) as self.database, closing(sqlite3.connect(aside)) as old:
             self._lay_out()
-            self.head = initial_head(self.manifest.coordinator)
+            self.head = self._first_head()
             for table, take in (("appointments", self.appoint), ("signed_manifest", self.keep_signed_manifest)):
                 with suppress(LocalError, RemoteError, DecodeError, TypeError), sentences(aside):
                     for (raw,) in old.execute(f"SELECT envelope FROM {table} ORDER BY rowid"):
@@ -317,7 +320,7 @@ class ChainFile:
                 self.appointment = before
                 raise
         newest = self.raw(stand - 1) if stand else None
-        self._stand_at(initial_head(self.manifest.coordinator) if newest is None else self._head_after(newest))
+        self._stand_at(self._first_head() if newest is None else self._head_after(newest))
 
     def _keep_appointment(self, appointment: Statement[pb.Appointment]) -> None:
         raw = appointment.envelope.SerializeToString(deterministic=True)
@@ -365,7 +368,7 @@ class ChainFile:
 
     def verify(self) -> Iterator[Statement[pb.Commit]]:
         """Recheck everything from the first commit on. Raises RemoteError at the first that does not hold."""
-        head = initial_head(self.manifest.coordinator)
+        head = self._first_head()
         for (raw,) in self._reader.execute("SELECT envelope FROM commits ORDER BY round"):
             head, commit = chain.extend(self.manifest, head, bytes(raw))
             yield commit

@@ -5,7 +5,7 @@ manifest reaches nothing else, however its author spells it.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from dilocox.protocol.corpus import Corpus
@@ -20,12 +20,14 @@ __all__ = [
     "Folders",
     "Shelf",
     "corpus_in",
+    "initial_shelf",
     "lacking",
     "last_built",
     "library",
     "named_store",
     "parse_folders",
     "remember_built",
+    "weights_library",
 ]
 
 Folders = Mapping[str, Path]
@@ -52,6 +54,11 @@ def library(name: str) -> Path:
     return base_folder() / "data" / name
 
 
+def weights_library() -> Path:
+    """Where `dilocox init --from` puts the initial states of runs."""
+    return base_folder() / "weights"
+
+
 def remember_built(folder: Path, digest: bytes) -> None:
     write_atomically(folder / DIGEST, digest.hex().encode() + b"\n")
 
@@ -75,18 +82,33 @@ def corpus_in(store: BlobStore, digest: bytes) -> Corpus | None:
         return None
 
 
-class Shelf:
-    """What a run's corpus names, and nothing else of the folder in which it lies: others may be for other runs' eyes."""
+def blobs_of(store: BlobStore, digest: bytes) -> list[bytes]:
+    """What the corpus names; nothing where its document is not here. Blocking."""
+    corpus = corpus_in(store, digest)
+    return [] if corpus is None else [blob for blob, _ in corpus.blobs]
 
-    def __init__(self, store: BlobStore, digest: bytes) -> None:
-        self.store, self.digest = store, digest
+
+class Shelf:
+    """What a run's corpus names, or its initial state, and nothing else of the folder in which it lies: others may be for other
+    runs' eyes."""
+
+    def __init__(
+        self, store: BlobStore, digest: bytes, named: Callable[[BlobStore, bytes], Iterable[bytes]] = blobs_of
+    ) -> None:
+        """`named`: what the document with that digest names, as soon as it is here."""
+        self.store, self.digest, self._named = store, digest, named
         self._names: set[bytes] = {digest}
 
     def holds(self, digest: bytes) -> bool:
-        """Whether the blob is of the corpus, here, and right. Blocking."""
-        if digest not in self._names and len(self._names) == 1 and (corpus := corpus_in(self.store, self.digest)) is not None:
-            self._names |= {blob for blob, _ in corpus.blobs}
+        """Whether the blob is of it, here, and right. Blocking."""
+        if digest not in self._names and len(self._names) == 1:
+            self._names |= set(self._named(self.store, self.digest))
         return digest in self._names and self.store.sound(digest)
+
+
+def initial_shelf(store: BlobStore, root: bytes) -> Shelf:
+    """What an initial state consists of."""
+    return Shelf(store, root, BlobStore.stage_digests)
 
 
 def lacking(store: BlobStore, corpus: Corpus) -> list[bytes]:

@@ -139,8 +139,8 @@ class PeerService(rpc.PeerServicer):
         self, store: BlobStore, callers: Callers, bytes_per_second: float | None = None, heads: Heads | None = None
     ) -> None:
         self._store, self.callers, self._heads = store, callers, heads or Heads()
-        self.shelf: Shelf | None = None
-        """Served too: the run's data, which nobody pushes here."""
+        self.shelves: tuple[Shelf, ...] = ()
+        """Served too: the run's data and initial state, which nobody pushes here."""
         self.commit: Callable[[int], bytes | None] = lambda round: None
         """The chain's commits, as soon as the run is known here. Blocking."""
         self.is_member: Callable[[str], bool] = lambda peer: False
@@ -243,8 +243,9 @@ class PeerService(rpc.PeerServicer):
         if len(digest) == 32:
             if self._store.sound(digest):
                 return self._store
-            if self.shelf is not None and self.shelf.holds(digest):
-                return self.shelf.store
+            for shelf in self.shelves:
+                if shelf.holds(digest):
+                    return shelf.store
         raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that blob")
 
     async def _serve(self, request: services.FetchRequest, context: Context) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dilocox.protocol.corpus import BYTES
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["Encoder", "open_encoder", "train_tokenizer"]
+__all__ = ["Encoder", "byte_tokenizer", "open_encoder", "train_tokenizer"]
 
 Tokens = npt.NDArray[np.integer[Any]]
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
@@ -71,6 +71,23 @@ def open_encoder(tokenizer: str, end_token: str | None = None) -> Encoder:
         return ByteEncoder()
     path = Path(tokenizer)
     return FileEncoder(path / "tokenizer.json" if path.is_dir() else path, end_token)
+
+
+def byte_tokenizer() -> str:
+    """ByteEncoder as the JSON of a `tokenizers` file: ids are the bytes of the text. What ends a document stands in place of the
+    byte 0, which no text holds."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # as themselves; the others follow U+0100 in their order
+    hidden = [byte for byte in range(256) if byte not in shown]
+    vocabulary = {chr(byte): byte for byte in shown} | {chr(256 + number): byte for number, byte in enumerate(hidden)}
+    vocabulary = {name: byte for name, byte in vocabulary.items() if byte} | {END_TOKENS[0]: ByteEncoder.end_token}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_TOKENS[0]])
+    json: str = tokenizer.to_str(pretty=True)
+    return json
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> str:

@@ -1,7 +1,7 @@
 """One node alone, exchanging nothing: the baseline a swarm must beat.
 
-`python -m dilocox.node.training.alone RUN.toml STEPS DATA` prints a JSON line per step, and one with the loss; DATA is
-the folder of the run's corpus.
+`python -m dilocox.node.training.alone RUN.toml STEPS DATA WEIGHTS` prints a JSON line per step, and one with the loss; DATA is
+the folder of the run's corpus, WEIGHTS that of its initial state, where the run names one.
 """
 
 import argparse
@@ -16,14 +16,15 @@ from dilocox.node.training.data import load_dataset
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Manifest
+from dilocox.transport.blobs import BlobStore
 
 
-def train_alone(manifest: Manifest, steps: int, data: Path, follow: Callable[[int], None]) -> float:
+def train_alone(manifest: Manifest, steps: int, data: Path, weights: Path, follow: Callable[[int], None]) -> float:
     """Held-out loss after `steps` inner steps of the run's own training settings, nats per token. `follow`: after each step."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(manifest, Mesh(device=device))
-    trainer.load_initial()
+    trainer.load_initial(BlobStore(weights, ours=False) if manifest.model.root else None)
     dataset, batch = load_dataset(manifest, data), manifest.training.batch_size
     for step in range(steps):
         trainer.step(*dataset.batch(list(range(step * batch, (step + 1) * batch))))
@@ -38,9 +39,10 @@ if __name__ == "__main__":
     parser.add_argument("run", type=Path)
     parser.add_argument("steps", type=int)
     parser.add_argument("data", type=Path)
+    parser.add_argument("weights", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)  # as a testnet's nodes; where others compute too, two threads mostly wait for each other
     manifest = Manifest.from_toml(options.run.read_text())
     follow = lambda step: print(json.dumps({"step": step}), flush=True)  # noqa: E731
-    loss = train_alone(manifest, options.steps, options.data, follow)
+    loss = train_alone(manifest, options.steps, options.data, options.weights, follow)
     print(json.dumps({"step": options.steps, "evaluation_loss": loss}), flush=True)

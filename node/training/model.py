@@ -1,40 +1,80 @@
 """Model stages: transformers' own layers, split as `protocol.tensors` says; initial weights are the same bits anywhere."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
 
 from dilocox.protocol.crypto import length_prefixed, sha256
 from dilocox.protocol.manifest import Model
 from dilocox.protocol.tensors import TensorSpec, stage_tensors, stage_units
 
-__all__ = ["Chain", "Stage", "build_chain", "hugging_face_config", "initial_values"]
+__all__ = ["FAMILIES", "Chain", "Stage", "build_chain", "hugging_face_config", "initial_values"]
 
 GENERATOR_CHUNK = 1 << 22
 """Values drawn at a time: 32 MiB of counters."""
 
 
+@dataclass(frozen=True)
+class Family:
+    """Where transformers keeps it."""
+
+    config: type[PretrainedConfig]
+    layers: ModuleType
+    prefix: str
+    """Of its classes."""
+
+    def part(self, name: str) -> Any:
+        return getattr(self.layers, self.prefix + name)
+
+
+FAMILIES = {
+    "llama": Family(LlamaConfig, modeling_llama, "Llama"),
+    "mistral": Family(MistralConfig, modeling_mistral, "Mistral"),
+    "qwen2": Family(Qwen2Config, modeling_qwen2, "Qwen2"),
+    "qwen3": Family(Qwen3Config, modeling_qwen3, "Qwen3"),
+}
+"""By what manifests and config.json's model_type call it."""
+
+
 def hugging_face_config(model: Model) -> PretrainedConfig:
-    kind = {"qwen2": Qwen2Config, "llama": LlamaConfig}[model.family]
-    return kind(
+    """As an export says it, and as the stages are built."""
+    scaling = {"rope_type": "default"} if model.rope_scaling is None else model.rope_scaling.model_dump(exclude_none=True)
+    # Qwen3 has a default of its own, Qwen2 no such key of its own.
+    given: dict[str, Any] = {} if model.family == "qwen2" and model.head_dim is None else {"head_dim": model.head_size}
+    if model.family == "mistral":
+        given["sliding_window"] = model.sliding_window
+    if model.family in ("llama", "qwen3"):
+        given["attention_bias"] = model.attention_bias
+    if model.family == "llama":
+        given["mlp_bias"] = model.mlp_bias
+    return FAMILIES[model.family].config(
         vocab_size=model.vocabulary_size,
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
         num_hidden_layers=model.layers,
         num_attention_heads=model.heads,
         num_key_value_heads=model.kv_heads,
-        max_position_embeddings=model.sequence_length,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        max_position_embeddings=model.positions,
+        rope_parameters={**scaling, "rope_theta": model.rope_theta},
+        rms_norm_eps=model.rms_norm_eps,
         tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
         attn_implementation="sdpa",
-        use_cache=False,
+        architectures=[f"{FAMILIES[model.family].prefix}ForCausalLM"],
+        **given,
     )
 
 
@@ -47,11 +87,8 @@ class Stage(nn.Module):
         self._recompute = recompute
         config = hugging_face_config(model)
         first, last = stage_units(model)[stage]
-        source = {"qwen2": modeling_qwen2, "llama": modeling_llama}[model.family]
-        prefix = {"qwen2": "Qwen2", "llama": "Llama"}[model.family]
-        layer_type, norm_type, rotary_type = (
-            getattr(source, prefix + name) for name in ("DecoderLayer", "RMSNorm", "RotaryEmbedding")
-        )
+        family = FAMILIES[model.family]
+        layer_type, norm_type, rotary_type = (family.part(name) for name in ("DecoderLayer", "RMSNorm", "RotaryEmbedding"))
         self.specs = stage_tensors(model, stage)
         self.model: Any = nn.Module()
         layers = range(max(0, first - 1), min(model.layers, last - 1))

@@ -18,8 +18,10 @@ from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import Stage, build_chain, initial_values
 from dilocox.node.training.pipeline import Pipeline
 from dilocox.protocol import norms
+from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.payload import owner_of
+from dilocox.transport.blobs import BlobStore
 
 __all__ = ["Commit", "StepResult", "Take", "Trainer", "initial_state"]
 
@@ -111,10 +113,18 @@ class Trainer:
     def live(self, stage: Stage) -> list[Tensor]:
         return [parameter.data for parameter in stage.tensors()]
 
-    def load_initial(self) -> None:
-        for index, state in enumerate(self.states):
-            fresh = initial_state(self.manifest, state.stage)
-            self.states[index].committed.copy_(fresh.committed)
+    def load_initial(self, imported: BlobStore | None = None) -> None:
+        """`imported`: where the state lies that the manifest names; it names none where the run begins with its seed. Raises
+        LocalError where it is not there."""
+        root = self.manifest.model.root
+        digests = imported.stage_digests(root) if imported is not None else []
+        if root and not all(imported is not None and digest in imported for digest in digests or [root]):
+            raise LocalError(f"the run begins with the state {root.hex()}, which is not here")
+        for state in self.states:
+            if imported is not None and root:
+                state.load_state(imported.view(digests[state.stage]))
+            else:
+                state.committed.copy_(initial_state(self.manifest, state.stage).committed)
         self.reset_to_committed()
 
     def reset_to_committed(self) -> None:

@@ -13,6 +13,8 @@ from tests.helpers import manifest
 
 SHAPE = {"stages": 3, "layers": 2, "hidden_size": 96, "intermediate_size": 160, "heads": 6, "sequence_length": 64}
 
+OTHERS = [{"family": "qwen3", "head_dim": 24}, {"family": "qwen3", "kv_heads": 6}, {"family": "mistral", "head_dim": 32}]
+
 
 def filled(run: Manifest, stage: int) -> Chain:
     chain = build_chain(run.model, [stage], torch.device("cpu"), run.training.checkpoint_activations)
@@ -50,7 +52,7 @@ def kept(run: Manifest, stage: int, half: bool) -> int:
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("changes", [{}, {"family": "llama"}, {"kv_heads": 6}, {"layers": 4}])
+@pytest.mark.parametrize("changes", [{}, {"family": "llama"}, {"kv_heads": 6}, {"layers": 4}, *OTHERS])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_planned_activations_are_what_autograd_keeps(changes: dict[str, Any], half: bool, recompute: bool):
     model = {**SHAPE, "kv_heads": 2, **changes}

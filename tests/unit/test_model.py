@@ -4,15 +4,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dilocox.cli.init import render_preset
+from dilocox.cli.init import preset_names, render_preset
 from dilocox.node.training.inner import InnerOptimizer, learning_rate_factor
-from dilocox.node.training.model import Stage, build_chain, hugging_face_config, initial_values
+from dilocox.node.training.model import FAMILIES, Stage, build_chain, hugging_face_config, initial_values
+from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors
 from tests.helpers import manifest
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_tensors_are_those_of_transformers(family: str):
     model = manifest(model={"family": family, "stages": 3}).model
     with torch.device("meta"):
@@ -26,7 +27,7 @@ def test_tensors_are_those_of_transformers(family: str):
         assert [tuple(t.shape) for t in built.tensors()] == [spec.shape for spec in stage_tensors(model, stage)]
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_chained_stages_compute_what_transformers_computes(family: str):
     model = manifest(model={"family": family, "stages": 3}).model
     chain = build_chain(model, [0, 1, 2], torch.device("cpu"))
@@ -41,6 +42,27 @@ def test_chained_stages_compute_what_transformers_computes(family: str):
     tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.allclose(chain(tokens), theirs(tokens).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(set(preset_names()) - {"qwen1.5-107b"}))
+def test_every_preset_builds_on_the_meta_device_and_counts(name: str):
+    model = Manifest.from_toml(render_preset(name, name, "00" * 32)).model
+    with torch.device("meta"):
+        built = [sum(parameter.numel() for parameter in Stage(model, stage).parameters()) for stage in range(model.stages)]
+    assert built == [sum(spec.elements for spec in stage_tensors(model, stage)) for stage in range(model.stages)]
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("name", ["tiny", "llama-10m"])
+def test_small_presets_learn(name: str):
+    run = Manifest.from_toml(render_preset(name, name, "00" * 32))
+    run = run.model_copy(update={"model": run.model.model_copy(update={"sequence_length": 16})})
+    run = run.model_copy(update={"training": run.training.model_copy(update={"batch_size": 4, "warmup_steps": 0})})
+    trainer = Trainer(run)
+    trainer.load_initial()
+    inputs = torch.arange(4 * 16).reshape(4, 16)
+    losses = [trainer.step(inputs, inputs).loss for _ in range(4)]
+    assert losses[-1] < losses[0] - 0.5
 
 
 def test_every_stage_of_the_107b_preset_builds_and_counts():

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dilocox.cli.init import render_preset
+from dilocox.cli.init import preset_names, render_preset
 from dilocox.node import memory, plan
 from dilocox.node.outer.state import StageState
 from dilocox.node.plan import PAPER, PUBLISHED, Method, Site
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Compression, Manifest
-from dilocox.protocol.tensors import stage_tensors
+from dilocox.protocol.tensors import parameter_count, stage_tensors
 from tests.helpers import manifest
 
 SITE = Site(parameters=10**9, step_seconds=1.0, tokens_per_step=1000, clusters=3, boxes=2, bits_per_second=1e8)
@@ -125,6 +125,16 @@ def test_planned_memory_is_what_a_trainer_holds(optimizer: str, process_group: N
     ]
     beside = sum(tensor.nbytes for tensor in (*outer, *copies))
     assert beside == memory.host_bytes(run, stages) == plan.inside(run, [1]).host_bytes
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_preset_has_a_plan_of_its_memory(preset: str):
+    run = Manifest.from_toml(render_preset(preset, "x", "00" * 32))
+    inside = plan.inside(run, [run.model.stages])
+    largest = max(sum(spec.elements for spec in stage_tensors(run.model, stage)) for stage in range(run.model.stages))
+    assert inside.device.weights >= 4 * largest
+    assert inside.host_bytes >= 16 * parameter_count(run.model)
+    assert inside.device_bytes < (80e9 if preset == "qwen1.5-107b" else 24e9), "of the devices that its first line is about"
 
 
 def test_the_command_compares_codecs_and_says_what_it_assumes():

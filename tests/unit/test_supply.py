@@ -228,7 +228,8 @@ async def test_what_workers_wait_for_though_it_is_here_is_looked_at_again(tmp_pa
     reader.spans = [(0, 1)]
     await until(lambda: reader.path(0).exists())
     right = reader.path(0).read_bytes()
-    reader.path(0).write_bytes(right[::-1])  # rotted after the daemon had read it
+    (tmp_path / "rotten").write_bytes(right[::-1])
+    (tmp_path / "rotten").replace(reader.path(0))  # at once: its first check may still read it
     reader.waiting = True
     await until(lambda: read_if_there(reader.path(0)) == right)
     following.cancel()

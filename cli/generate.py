@@ -1,0 +1,45 @@
+"""`dilocox generate`: a quick look at what was trained."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dilocox.cli.common import DataOption, HomeOption, JsonOption, ReadOption, console, fail, print_json
+from dilocox.cli.export import write_model
+from dilocox.transport.corpora import parse_folders
+
+__all__ = ["generate"]
+
+
+def generate(
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="An exported folder (default: the newest agreed state of a node, or of --join)."),
+    ] = None,
+    home: HomeOption = None,
+    join: ReadOption = None,
+    tokens: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 0.8,
+    seed: Annotated[int, typer.Option(min=0, help="The same text for the same seed, on one machine.")] = 0,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a text with the committed model, by transformers."""
+    if folder is not None and (home is not None or join is not None or data):
+        fail("a folder and --home, --join or --data", 2, "an exported folder needs neither")
+    with tempfile.TemporaryDirectory(prefix="dilocox-generate-") as scratch:
+        if folder is None:
+            folder = Path(scratch) / "model"
+            write_model(folder, home, join, None, parse_folders(data or ()))
+        elif not (folder / "config.json").is_file():
+            fail(f"{folder} holds no model", 2, "`dilocox export DIR` writes one")
+        from dilocox.node.training.generate import generate_text  # torch loads only here
+
+        text = generate_text(folder, prompt, tokens, temperature, seed)
+    if as_json:
+        print_json({"prompt": prompt, "text": text})
+    else:
+        console.print(prompt + text, highlight=False, soft_wrap=True)

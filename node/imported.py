@@ -1,0 +1,60 @@
+"""The model that a run begins with, from a copy on this machine: `dilocox node --from`. Whoever has none fetches the state."""
+
+import asyncio
+import json
+import logging
+import sys
+from pathlib import Path
+
+from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.manifest import Model
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.parent_pipe import ParentPipe
+
+__all__ = ["import_state"]
+
+log = logging.getLogger(__name__)
+
+
+async def import_state(model: Model, manifest: Path, source: Path, store: BlobStore, home: Path) -> None:
+    """Have the run's initial state in `store`, made of the Hugging Face folder `source` by a process of its own; `manifest`: the
+    run's, as a file. Raises ConfigError where the folder makes another state."""
+    if not model.root:
+        raise ConfigError(f"--from {source}: the run begins with its seed, and nobody needs a copy of that")
+    if await asyncio.to_thread(_here, model.root, store):
+        return
+    log.info("taking the run's initial state from %s", source)
+    pipe = ParentPipe(home)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "dilocox.node.training.weights",
+            *map(str, (manifest, source, store.folder)),
+            env=pipe.environment(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await process.communicate()
+    finally:
+        pipe.close()
+    if process.returncode:
+        raise LocalError(f"{source} could not be read; why stands above")
+    told = json.loads(output)
+    if "refused" in told:
+        raise ConfigError(told["refused"])
+    made = bytes.fromhex(told["root"])
+    if made != model.root:
+        for digest in [*store.stage_digests(made), made]:
+            await asyncio.to_thread(store.remove, digest)
+        raise ConfigError(
+            f"the weights in {source} make the state {made.hex()}, and the run begins with {model.initial}: they are of another"
+            " model, or of another revision of it. Take the one that the run's owner took, or leave --from out to fetch them."
+        )
+
+
+def _here(root: bytes, store: BlobStore) -> bool:
+    """Blocking."""
+    stages = store.stage_digests(root)
+    return bool(stages) and all(store.sound(digest) for digest in (root, *stages))

@@ -1,0 +1,33 @@
+"""Text from an exported folder, by transformers' own classes: a quick look at what was trained."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
+from transformers.utils import logging
+
+from dilocox.protocol.errors import ConfigError
+
+__all__ = ["generate_text"]
+
+
+@torch.no_grad()
+def generate_text(folder: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+    """What follows the prompt: at most so many tokens, fewer where the model ends its document. `temperature` 0: always the
+    likeliest token. Raises ConfigError where the folder is not a model with its tokenizer."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} cannot be loaded by transformers: {error}") from error
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    given = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
+    if not given["input_ids"].numel():
+        raise ConfigError("the prompt makes no tokens: give one that says something")
+    choice = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    set_seed(seed)
+    made = model.generate(**given, max_new_tokens=tokens, pad_token_id=tokenizer.eos_token_id, **choice)
+    text: str = tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+    return text

@@ -1,0 +1,236 @@
+"""A Hugging Face folder as a run begins with it: its config.json as the manifest's model, its weights as the state of round 1.
+
+What config.json says and a manifest cannot is refused by name: a model that computes something else is another model. Tied
+embeddings become two tensors of the same values, for stages share none.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dilocox.node.outer.state import SMALLEST_NORMAL
+from dilocox.node.training.model import FAMILIES
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.manifest import Manifest, Model
+from dilocox.protocol.messages import canonical
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.tensors import TensorSpec, stage_tensors
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.parent_pipe import exit_with_parent
+
+__all__ = ["Weights", "read_model"]
+
+CARRIED = {
+    "vocab_size": "vocabulary_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "max_position_embeddings": "max_positions",
+    "rms_norm_eps": "rms_norm_eps",
+    "attention_bias": "attention_bias",
+    "mlp_bias": "mlp_bias",
+}
+"""config.json's name of what the manifest's model says by another."""
+ROPE = {"rope_parameters", "rope_scaling", "rope_theta"}
+FIXED: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_dropout": 0.0,
+    "pretraining_tp": 1,
+    "is_encoder_decoder": False,
+    "use_sliding_window": False,
+    "partial_rotary_factor": 1.0,
+    "chunk_size_feed_forward": 0,
+    "rope_interleaved": False,
+    "use_mrope": False,
+}
+"""What the layers compute, whatever is said: nothing else may be."""
+WITHOUT_MEANING = {
+    "model_type",
+    "tie_word_embeddings",  # looked at where the tensors are
+    "layer_types",  # and this below
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "initializer_range",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "max_window_layers",  # of a window that is not used
+    "id2label",
+    "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "problem_type",
+    "return_dict",
+    "_name_or_path",
+    "_attn_implementation",
+    "tokenizer_class",
+    "is_llama_config",
+    "transformers.js_config",
+    "unsloth_fixed",
+    "unsloth_version",
+    "_attn_implementation_autoset",
+}
+"""Says nothing of what is computed in training; special tokens are the data's to say."""
+BUFFERS = ".rotary_emb.inv_freq"
+"""Old files hold the table of frequencies, which follows from the config."""
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+KINDS = ("F32", "F16", "BF16")
+"""Every value of these is one of float32."""
+ZEROS = 1 << 20
+
+
+def read_model(folder: Path) -> tuple[dict[str, Any], bool]:
+    """The manifest's model as config.json says it, but how it is trained: stages, sequence_length; and whether its embeddings are
+    tied. Raises ConfigError naming what a manifest does not carry."""
+    path = folder / "config.json"
+    try:
+        said = json.loads(path.read_text())
+        family = FAMILIES[said["model_type"]]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; --from wants a folder as transformers saves it") from error
+    except (KeyError, TypeError) as error:
+        known = ", ".join(FAMILIES)
+        kind = said.get("model_type") if isinstance(said, dict) else None
+        raise ConfigError(f"{path} is of a model of type {kind}; what can be trained here: {known}") from error
+    _refuse_foreign(path, said)
+    config = family.config.from_dict(said)
+    model: dict[str, Any] = {"family": said["model_type"]}
+    model |= {ours: getattr(config, theirs) for theirs, ours in CARRIED.items() if getattr(config, theirs, None) is not None}
+    if said["model_type"] == "mistral" and config.sliding_window is not None:
+        model["sliding_window"] = config.sliding_window
+    if model.get("head_dim") == model["hidden_size"] / model["heads"]:
+        del model["head_dim"]
+    model = {key: value for key, value in model.items() if value is not False}
+    rope = {key: value for key, value in config.rope_parameters.items() if value is not None and key != "type"}
+    model["rope_theta"] = float(rope.pop("rope_theta"))
+    if rope.pop("partial_rotary_factor", 1.0) != 1.0:
+        raise ConfigError(f"{path} turns only a part of each head (partial_rotary_factor), which is not supported here")
+    if rope["rope_type"] != "default":
+        model["rope_scaling"] = rope
+    return model, bool(config.tie_word_embeddings)
+
+
+def _refuse_foreign(path: Path, said: dict[str, Any]) -> None:
+    """Raises ConfigError where a key means something that would be lost."""
+    known = {*CARRIED, *ROPE, *FIXED, *WITHOUT_MEANING, "sliding_window"}
+    for key, value in said.items():
+        if value is not None and key not in known:
+            raise ConfigError(
+                f"{path} says {key} = {json.dumps(value)[:80]}, and a run's manifest cannot: remove it if nothing follows"
+            )
+        if value is not None and key in FIXED and value != FIXED[key]:
+            raise ConfigError(f"{path} says {key} = {value}; the layers here compute {FIXED[key]}")
+    if others := set(said.get("layer_types") or ()) - {
+        "full_attention",
+        "sliding_attention" if said["model_type"] == "mistral" else "",
+    }:
+        raise ConfigError(f"{path} has layers of {', '.join(sorted(map(str, others)))}; only full attention is computed here")
+
+
+class Weights:
+    """The tensors of a folder, one file or shards with an index."""
+
+    def __init__(self, folder: Path, model: Model, tied: bool) -> None:
+        """Raises ConfigError where the folder does not hold exactly the model's tensors, in their shapes."""
+        self._model, self._tied = model, tied
+        self._files = _files(folder)
+        wanted = {spec.name: spec for stage in range(model.stages) for spec in stage_tensors(model, stage)}
+        if tied:
+            del wanted[HEAD]
+        held = {name for name in self._files if not name.endswith(BUFFERS)} - ({HEAD} if tied else set())
+        if missing := sorted(wanted.keys() - held):
+            raise ConfigError(f"{folder} lacks {_some(missing)}")
+        if surplus := sorted(held - wanted.keys()):
+            raise ConfigError(f"{folder} holds {_some(surplus)}, and a {model.family} as its config.json says has none")
+        for name, spec in wanted.items():
+            with _open(self._files[name]) as file:
+                part = file.get_slice(name)
+                shape, kind = tuple(part.get_shape()), part.get_dtype()
+            if shape != spec.shape or kind not in KINDS:
+                has, needs = ("×".join(map(str, each)) for each in (shape, spec.shape))
+                raise ConfigError(f"{self._files[name]}: {name} is {kind} of {has}; wanted: {needs} of {', '.join(KINDS)}")
+
+    def put_into(self, store: BlobStore, progress: Callable[[int], None] = lambda stage: None) -> bytes:
+        """The state of round 1 as blobs; its root. `progress(stage)` is called after each. Raises ConfigError for a number that is
+        not finite."""
+        states = pb.StageStates()
+        for stage in range(self._model.stages):
+            states.digests.append(store.put(self._stage(stage)))
+            progress(stage)
+        return store.put([canonical(states)])
+
+    def _stage(self, stage: int) -> Iterator[memoryview]:
+        """The bytes of its state blob: parameters, then momentum, which is zero."""
+        specs = stage_tensors(self._model, stage)
+        for spec in specs:
+            yield self.tensor(spec).numpy().data.cast("B")
+        left, zeros = 4 * sum(spec.elements for spec in specs), memoryview(bytes(ZEROS))
+        while left:
+            yield zeros[:left]
+            left -= min(left, ZEROS)
+
+    def tensor(self, spec: TensorSpec) -> Tensor:
+        """Its values, exactly, but what is smaller than any normal number, which machines treat differently: 0. float32, flat."""
+        name = EMBEDDING if self._tied and spec.name == HEAD else spec.name
+        with _open(self._files[name]) as file:
+            values: Tensor = file.get_tensor(name).float().flatten()
+        if not bool(torch.isfinite(values).all()):
+            raise ConfigError(f"{self._files[name]}: {name} holds numbers that are not finite")
+        return values.masked_fill(values.abs() < SMALLEST_NORMAL, 0.0)
+
+
+def _open(path: Path) -> Any:
+    """Raises ConfigError."""
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """By tensor. Raises ConfigError."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.exists():
+        with _open(whole) as file:
+            return dict.fromkeys(file.keys(), whole)
+    try:
+        names = json.loads(index.read_text())["weight_map"]
+        if any(Path(name).name != name for name in names.values()):
+            raise ValueError("it names files elsewhere")
+        return {tensor: folder / name for tensor, name in names.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{folder} holds neither {whole.name} nor a good {index.name}: {error}") from error
+
+
+def main() -> None:
+    """`python -m dilocox.node.training.weights MANIFEST FOLDER STORE`: the folder's weights as a run's initial state; prints its
+    root, or why there is none, as JSON."""
+    exit_with_parent()
+    manifest, folder, store = map(Path, sys.argv[1:])
+    try:
+        model = Manifest.from_canonical(manifest.read_bytes()).model
+        _, tied = read_model(folder)
+        told = {"root": Weights(folder, model, tied).put_into(BlobStore(store)).hex()}
+    except ConfigError as error:
+        told = {"refused": str(error)}
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+if __name__ == "__main__":
+    main()

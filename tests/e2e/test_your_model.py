@@ -1,0 +1,89 @@
+"""docs/your-model.md, command by command: a small Llama goes in, three nodes train it, and text of it comes out."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
+from dilocox.node.data.tokens import train_tokenizer
+from dilocox.protocol.manifest import Manifest
+from tests.corpora import words
+from tests.e2e.conftest import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.e2e
+PAGE = Path(__file__).parents[2] / "docs" / "your-model.md"
+SMALLER = {
+    r"^count = .*$": "count = 3",
+    r"^inner_steps = .*$": "inner_steps = 3",
+    r"^synchronous_rounds = .*$": "synchronous_rounds = 1",
+    r"^learning_rate = 6e-3$": "learning_rate = 1e-3",
+}
+
+
+def make_hub(folder: Path) -> None:
+    """What the page downloads, smaller."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=320, num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, **shape)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(train_tokenizer(words(50, 20), 300))
+
+
+def test_the_page_s_commands_train_a_model_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
+    make_hub(tmp_path / "HUB")
+    (tmp_path / "TEXTS").mkdir()
+    for number in range(400):
+        (tmp_path / "TEXTS" / f"{number}.txt").write_text("\n".join(words(3, 60, number)))
+    commands = re.findall(r"^dilocox .*$", "\n".join(re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)), re.MULTILINE)
+    assert [command.split()[1] for command in commands] == ["data", "init", "testnet", "export", "generate"]
+    said = {}
+    for command in commands:
+        verb = command.split()[1]
+        more = ["--no-baseline"] if verb == "testnet" else []
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "dilocox.cli.main", *shlex.split(command)[1:], *more],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+        )
+        assert done.returncode == 0, (command, done.stdout)
+        said[verb] = done.stdout
+        if verb == "init":
+            _make_smaller(tmp_path / "my-run.toml")
+    assert "every node has the same state hash after every round" in said["testnet"]
+    [committed] = re.findall(r"committed model after \d+ inner steps: ([0-9.]+)", said["testnet"])
+    [measured] = re.findall(r"held-out loss with transformers: ([0-9.]+)", said["export"])
+    assert float(measured) == pytest.approx(float(committed), abs=2e-3)
+    assert said["generate"].startswith("Once upon a time")
+    assert len(said["generate"].strip()) > len("Once upon a time")
+    _began_there_and_moved(tmp_path)
+
+
+def _make_smaller(run_file: Path) -> None:
+    text = run_file.read_text()
+    for pattern, smaller in SMALLER.items():
+        text, found = re.subn(pattern, smaller, text, count=1, flags=re.MULTILINE)
+        assert found, pattern
+    run_file.write_text(text)
+
+
+@torch.no_grad()
+def _began_there_and_moved(folder: Path) -> None:
+    """Three rounds at a small rate: near where it began, and not there; untied."""
+    run = Manifest.from_toml((folder / "my-run.toml").read_text())
+    before, after = (AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32) for name in ("HUB", "my-model"))
+    assert str(run.model.initial) in (folder / "my-model/README.md").read_text()
+    moved = [(a - b).norm() / b.norm() for a, b in zip(after.model.parameters(), before.model.parameters(), strict=True)]
+    assert 1e-4 < float(max(moved)) < 0.5
+    assert before.lm_head.weight is before.model.embed_tokens.weight
+    assert after.lm_head.weight is not after.model.embed_tokens.weight
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "my-model")
+    assert tokenizer.decode(tokenizer("two words")["input_ids"]) == "two words"

@@ -1,0 +1,87 @@
+"""`dilocox init --from`: a folder, data and a run file that fit each other, or a sentence and nothing written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner, Result
+
+from dilocox.cli.main import app
+from dilocox.node.data.tokens import open_encoder, train_tokenizer
+from dilocox.node.training.model import FAMILIES
+from dilocox.protocol.manifest import Manifest
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.corpora import weights_library
+from tests.corpora import corpus_of, words
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5}
+
+
+@pytest.fixture(autouse=True)
+def library_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
+
+
+def hub(folder: Path, family: str = "llama", vocabulary: int = 320, **changes: Any) -> Path:
+    config = FAMILIES[family].config(vocab_size=vocabulary, max_position_embeddings=96, **{**SHAPE, **changes})
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def tokenized(folder: Path, tokenizer: Path | None) -> str:
+    """A corpus; as `--data` names it."""
+    encoder = open_encoder(str(tokenizer)) if tokenizer else None
+    text = corpus_of(folder, words(600, 60), encoder)
+    return f"text={text.folder}"
+
+
+def init(folder: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, ["init", str(folder / "run.toml"), *options])
+
+
+def test_a_run_file_of_a_folder_says_all_of_it(tmp_path: Path):
+    rope = {**LLAMA3, "original_max_position_embeddings": 32}
+    model = hub(tmp_path / 'a "model" #1', "qwen3", head_dim=16, rope_parameters=rope, tie_word_embeddings=True)
+    (model / "tokenizer.json").write_text(train_tokenizer(words(50, 20), 300))
+    data = tokenized(tmp_path / "text", model / "tokenizer.json")
+    done = init(tmp_path, "--data", data, "--from", str(model), "--stages", "4")
+    assert done.exit_code == 0, (done.output, done.exception)
+    text = (tmp_path / "run.toml").read_text()
+    run = Manifest.from_toml(text)
+    assert (run.model.family, run.model.head_dim, run.model.stages, run.model.positions) == ("qwen3", 16, 4, 96)
+    assert run.model.rope_scaling is not None
+    assert run.model.rope_scaling.model_dump(exclude_none=True) == {k: v for k, v in rope.items() if k != "rope_theta"}
+    assert (run.model.rope_theta, run.model.sequence_length) == (5e5, 96), "the preset's 128 are more than it can"
+    store = BlobStore(weights_library())
+    assert all(store.verify(digest) for digest in (run.model.root, *store.stage_digests(run.model.root)))
+    assert len(store.stage_digests(run.model.root)) == 4
+    assert "[training]" in text
+    assert "A byte-level model" not in text
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "own_tokenizer", "options", "sentence"),
+    [
+        (320, True, [], "the data's tokens are bytes, and the model's are of"),
+        (200, False, [], "the data's tokenizer has 256 tokens, and model.vocabulary_size is 200"),
+        (320, False, ["--sequence-length", "97"], "sequence_length 97 is above max_positions 96"),
+        (320, False, ["--stages", "6"], "6 stages, but 3 layers"),
+        (320, False, ["--from", "nowhere"], "config.json cannot be read"),
+    ],
+)
+def test_what_does_not_fit_is_a_sentence_and_nothing_is_written(
+    vocabulary: int, own_tokenizer: bool, options: list[str], sentence: str, tmp_path: Path
+):
+    model = hub(tmp_path / "model", vocabulary=vocabulary)
+    if own_tokenizer:
+        (model / "tokenizer.json").write_text(train_tokenizer(words(50, 20), 300))
+    data = tokenized(tmp_path / "text", None)
+    refused = init(tmp_path, "--data", data, "--from", str(model), *options)
+    assert sentence in str(refused.exception)
+    assert not (tmp_path / "run.toml").exists()
+    assert not (tmp_path / "run.key").exists()
+    assert not weights_library().exists()

@@ -1,0 +1,195 @@
+"""A run that begins with imported weights: its manifest says the state of round 1, nobody begins with another, and who lacks it is
+given it."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from dilocox.cli.main import app
+from dilocox.node.data.tokens import byte_tokenizer
+from dilocox.node.imported import import_state
+from dilocox.node.outer.export import export_model
+from dilocox.node.starts import Starts
+from dilocox.node.training.trainer import Trainer, initial_state
+from dilocox.protocol import chain, round
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.head import initial_head
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import canonical
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.protocol.rules import Outcome
+from dilocox.protocol.tensors import stage_tensors
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.corpora import initial_shelf, weights_library
+from tests.corpora import corpus_of, words
+from tests.helpers import COORDINATOR, Table, digest, manifest
+
+ELSEWHERE = digest("another model")
+
+
+def put_state(store: BlobStore, run: Manifest) -> bytes:
+    """A state that no seed makes; its root."""
+    states = pb.StageStates()
+    for stage in range(run.model.stages):
+        size = sum(spec.elements for spec in stage_tensors(run.model, stage))
+        state = torch.stack([torch.full((size,), 0.25 + stage), torch.zeros(size)])
+        states.digests.append(store.put([state.numpy().data.cast("B")]))
+    return store.put([canonical(states)])
+
+
+def run_with(root: bytes) -> Manifest:
+    return manifest(model={"initial": root.hex()})
+
+
+def test_nobody_founds_the_run_on_another_state():
+    run = run_with(digest("imported"))
+    table = Table(run)
+    for number in (3, 4, 5):
+        judged = table.submit(table.claim(number, state=ELSEWHERE))
+        assert (judged.outcome, judged.reason) == (Outcome.REJECT, pb.REASON_WRONG_BASE)
+    table.genesis().train(2)
+    assert table.commits[0].body.state == run.model.root
+    assert sorted(table.roster()) == [0, 1, 2]
+    table.verify()
+
+
+def test_a_coordinator_that_founds_it_on_another_state_is_caught():
+    run = run_with(digest("imported"))
+    table = Table(run)
+    table.state = round.start(run, initial_head(COORDINATOR.peer), table.now)  # its machine looks the other way
+    for number in range(3):
+        table.submit(table.claim(number, state=ELSEWHERE))
+    [genesis] = table.commits
+    assert genesis.body.state == ELSEWHERE
+    with pytest.raises(RemoteError):
+        chain.extend(run, initial_head(COORDINATOR.peer, run.model.root), genesis.envelope)
+    chain.extend(run, initial_head(COORDINATOR.peer), genesis.envelope)  # that alone was wrong
+
+
+def test_a_chain_file_begins_with_what_the_manifest_says(tmp_path: Path):
+    run = run_with(digest("imported"))
+    for _ in range(2):
+        file = ChainFile(tmp_path / "chain.db", run)
+        assert file.head.state == run.model.root
+        file.close()
+
+
+class Served:
+    """An exchange with one peer who has it all."""
+
+    def __init__(self, store: BlobStore, into: BlobStore) -> None:
+        self.stages, self._store, self._into = frozenset(range(2)), store, into
+        self.asked: set[str] = set()
+
+    async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int = 0, stage: int | None = None) -> None:
+        self.asked |= set(providers)
+        self._into.put([self._store.view(digest)])
+
+
+async def test_who_lacks_the_state_is_given_it_and_keeps_it_for_others(tmp_path: Path):
+    theirs, ours = BlobStore(tmp_path / "theirs"), BlobStore(tmp_path / "ours")
+    root = put_state(theirs, manifest())
+    run = run_with(root)
+    kept, peers = ChainFile(tmp_path / "chain.db", run), Served(theirs, ours)
+    starts = Starts(run, kept, ours, peers)  # type: ignore[arg-type]
+    [candidate] = starts.candidates([worker.Hello(rank=0, stages=[0, 1])], False)
+    start = await starts.complete(candidate)
+    assert await starts.have(start, lambda why: None) == []
+    assert peers.asked == {run.coordinator}
+    assert [state.digest for state in start.states] == theirs.stage_digests(root)
+    assert (start.origin, start.round) == (worker.Start.ORIGIN_SNAPSHOT, 0)
+    assert starts.worth_keeping({}, {}) == {root, *theirs.stage_digests(root)}
+    assert ours.digests() == starts.worth_keeping({}, {})
+    kept.close()
+
+
+def test_a_folder_of_many_states_is_served_only_in_part(tmp_path: Path):
+    store = BlobStore(tmp_path)
+    run = manifest()
+    root, private = put_state(store, run), store.put([b"of another run"])
+    shelf = initial_shelf(store, root)
+    assert all(shelf.holds(digest) for digest in (root, *store.stage_digests(root)))
+    assert not shelf.holds(private)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_trainer_begins_with_it_or_not_at_all(tmp_path: Path):
+    store = BlobStore(tmp_path)
+    run = run_with(put_state(store, manifest()))
+    trainer = Trainer(run)
+    trainer.load_initial(store)
+    for state, stage in trainer.pairs():
+        assert all(bool((tensor == 0.25 + state.stage).all()) for tensor in trainer.live(stage))
+    for lacking in (None, BlobStore(tmp_path / "empty")):
+        with pytest.raises(LocalError, match=f"begins with the state {run.model.initial}, which is not here"):
+            trainer.load_initial(lacking)
+
+
+def copy_of_a_model(folder: Path) -> bytes:
+    """A run's model as a Hugging Face folder; the root of its state."""
+    run = manifest(model={"family": "llama"})
+    store = BlobStore(folder / "elsewhere")
+    digests = [store.put([initial_state(run, stage).state_bytes()]) for stage in range(run.model.stages)]
+    export_model(run, digests, store, folder / "hub", byte_tokenizer().encode(), 0, "", lambda stage: None)
+    return store.put([canonical(pb.StageStates(digests=digests))])
+
+
+async def test_a_node_with_a_copy_of_the_model_takes_the_state_from_it(tmp_path: Path):
+    root = copy_of_a_model(tmp_path)
+    store, path = BlobStore(tmp_path / "blobs"), tmp_path / "manifest.json"
+
+    async def begin(initial: bytes | None, source: str = "hub") -> None:
+        changed = manifest(model={"family": "llama", "initial": initial and initial.hex()})
+        path.write_bytes(changed.canonical_bytes())
+        await import_state(changed.model, path, tmp_path / source, store, tmp_path)
+
+    with pytest.raises(ConfigError, match=f"make the state {root.hex()}, and the run begins with {ELSEWHERE.hex()}"):
+        await begin(ELSEWHERE)
+    assert store.digests() == set(), "nothing of it stays"
+    with pytest.raises(ConfigError, match="begins with its seed"):
+        await begin(None)
+    await begin(root)
+    assert store.digests() == {root, *store.stage_digests(root)}
+    await begin(root, "nowhere")  # a restart has it
+    assert not list(tmp_path.glob("parent-*"))
+
+
+def coordinator(tmp_path: Path, run_file: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, ["coordinator", str(run_file), "--home", str(tmp_path / "c"), "--no-dht", *options])
+
+
+@pytest.mark.parametrize(
+    ("stages", "weights", "sentence"),
+    [
+        (2, "empty", "does not lie in .*: name the folder that `dilocox init --from` filled"),
+        (3, "weights", "is not whole, or not of this model in 3 stages"),
+    ],
+)
+def test_a_coordinator_serves_no_state_that_is_not_the_run_s(
+    stages: int, weights: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    text = corpus_of(tmp_path / "text", words(200, 20))
+    run = manifest(
+        model={"stages": stages, "initial": put_state(BlobStore(weights_library()), manifest()).hex()}, data=text.settings
+    )
+    path = tmp_path / "run.toml"
+    path.write_text(_toml(run))
+    result = coordinator(tmp_path, path, "--data", f"text={text.folder}", "--weights", str(tmp_path / weights))
+    with pytest.raises(ConfigError, match=sentence):
+        raise result.exception  # type: ignore[misc]
+
+
+def _toml(run: Manifest) -> str:
+    """As a run file."""
+    lines = []
+    for name, section in run.model_dump(mode="json", exclude_defaults=True).items():
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for key, value in section.items()]
+    return "\n".join(lines)
