@@ -34,30 +34,26 @@ class Candidate:
     """Over this worker's stages: of its step and ours, of its with itself, of ours with itself."""
 
 
-def step_of(trainer: Trainer, round: int, rank_or_k: int, payloads: Sequence[bytes], clip: int, read: Payload) -> list[Tensor]:
-    """Θ with this contribution alone applied to it, flat by state."""
-    commit = Commit(round, rank_or_k, [Take("", 1, payloads, clip)])
-    alone = []
-    for state in trainer.states:
-        copy = StageState(trainer.manifest, state.stage)
-        copy.parameters.copy_(state.parameters)
-        commit.apply_to(copy, read)
-        alone.append(copy.parameters)
-    return alone
+def alone(state: StageState, asked: pb.Score, payloads: Sequence[bytes], clip: int, rank_or_k: int, read: Payload) -> Tensor:
+    """Θ of a stage, flat, with this contribution alone applied to it."""
+    copy = StageState(state.manifest, state.stage, state.specs)
+    copy.parameters.copy_(state.parameters)
+    Commit(asked.round, rank_or_k, [Take("", 1, payloads, clip)]).apply_to(copy, read)
+    return copy.parameters.clone()  # without the momentum that lies beside it
 
 
 def make_candidate(trainer: Trainer, asked: pb.Score, rank_or_k: int, read: Payload) -> Candidate:
     """In the background. `rank_or_k`: of the round's codec."""
-    own = step_of(trainer, asked.round, rank_or_k, asked.own, 0, read)
-    theirs = step_of(trainer, asked.round, rank_or_k, asked.payloads, asked.clip, read)
-    products = [0.0, 0.0, 0.0]
-    for state, mine, other in zip(trainer.states, own, theirs, strict=True):
-        mine.sub_(state.parameters)
-        for theta, m, o in zip(*(flat.split(DOT_ELEMENTS) for flat in (state.parameters, mine, other)), strict=True):
-            ours, step = m.double(), o.double() - theta.double()
-            for index, (left, right) in enumerate(((step, ours), (step, step), (ours, ours))):
+    parameters, products = [], [0.0, 0.0, 0.0]
+    for state in trainer.states:
+        ours = alone(state, asked, asked.own, 0, rank_or_k, read).sub_(state.parameters)
+        theirs = alone(state, asked, asked.payloads, asked.clip, rank_or_k, read)
+        for theta, mine, other in zip(*(flat.split(DOT_ELEMENTS) for flat in (state.parameters, ours, theirs)), strict=True):
+            m, step = mine.double(), other.double() - theta.double()
+            for index, (left, right) in enumerate(((step, m), (step, step), (m, m))):
                 products[index] += float(torch.dot(left, right))
-    return Candidate(theirs, (products[0], products[1], products[2]))
+        parameters.append(theirs)
+    return Candidate(parameters, (products[0], products[1], products[2]))
 
 
 def measure(trainer: Trainer, candidate: Candidate, before: float | None, samples: tuple[Tensor, Tensor]) -> Score:
