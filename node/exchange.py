@@ -214,8 +214,8 @@ class Exchange:
         return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
 
     async def counts(self, commit: Statement[pb.Commit]) -> worker.Apply:
-        """Whom a commit counts and what it clips of them, without payloads. Where nobody serves the leaves any more, only what it
-        clips in total is known."""
+        """Whom a commit counts and what it clips of them; no payload is fetched. Where nobody serves the leaves any more, only what
+        it clips in total is known."""
         holders, items = holders_of(commit.body), taken(commit.body)
         try:
             leaves = [await self.leaves(item.contribution, holders[item.cluster]) for item in items]
@@ -224,8 +224,6 @@ class Exchange:
             takes = [worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip) for item in items]
         else:
             takes = await asyncio.to_thread(takes_of, self._manifest, items, leaves)
-            for take in takes:
-                del take.payloads[:]
         return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
 
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:

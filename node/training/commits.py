@@ -88,7 +88,7 @@ class Commits:
         """What the commit did not take of ours is owed again."""
         for state in self._trainer.states:
             if state.stage == stage:
-                left = closed.leaves(cluster, stage, len(state.specs))
+                left = closed.leaves(cluster, stage, len(state.specs), payload)
                 state.return_to_feedback(self._store.view(payload), closed.rank_or_k, left)
 
 

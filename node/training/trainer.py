@@ -80,10 +80,11 @@ class Commit:
         factors = [take.factors(state.stage, len(state.specs)) for take in self.takes]
         state.apply(payloads, [take.weight for take in self.takes], self.round, self.rank_or_k, factors)
 
-    def leaves(self, cluster: str, stage: int, tensors: int) -> list[float]:
-        """The share of each tensor of a cluster's payload of a stage that is not taken: all, or what the clip cuts off."""
+    def leaves(self, cluster: str, stage: int, tensors: int, payload: bytes = b"") -> list[float]:
+        """The share of each tensor of a cluster's payload of a stage that is not taken: all, or what the clip cuts off. `payload`:
+        its digest, where the cluster may have announced another for this round in an earlier life."""
         for take in self.takes:
-            if take.cluster == cluster:
+            if take.cluster == cluster and (not payload or not take.payloads or take.payloads[stage] == payload):
                 return [1.0 - factor for factor in take.factors(stage, tensors)]
         return [1.0] * tensors
 
@@ -182,7 +183,7 @@ class Trainer:
         """
         for state in self.states:
             if state.stage in announced:
-                left = commit.leaves(cluster, state.stage, len(state.specs))
+                left = commit.leaves(cluster, state.stage, len(state.specs), announced[state.stage])
                 state.return_to_feedback(payload(announced[state.stage]), commit.rank_or_k, left)
             commit.apply_to(state, payload)
 

@@ -118,6 +118,9 @@ def test_what_a_commit_takes_is_not_owed_again():
     assert commit.leaves("b", 0, 2) == [0.5, 0.5]
     assert commit.leaves("c", 0, 2) == [0.5, 0.75]
     assert commit.leaves("not counted", 0, 2) == [1.0, 1.0]
+    announced = commit.takes[1].payloads[0]
+    assert commit.leaves("b", 0, 2, announced) == [0.5, 0.5]
+    assert commit.leaves("b", 0, 2, digest("made anew since")) == [1.0, 1.0], "an earlier life's was counted, not this one"
 
 
 def test_bytes_that_nobody_judges_are_refused():
