@@ -30,6 +30,7 @@ test: setup lint
 	$(BIN)/pytest
 
 test-all: test mutants  ## an hour and more: what is looked at once before a release
+	$(BIN)/pytest -m thorough
 	DILOCOX_SCHEDULES=20000 $(BIN)/pytest tests/sim/test_explorer.py
 	$(BIN)/python -m bench.scale --check
 	$(BIN)/python -m bench.fuzz --check

@@ -67,6 +67,7 @@ def made_by(pid: int) -> list[Path]:
     return [*Path("/run/netns").glob(f"dx{pid:x}-*"), *Path("/sys/class/net").glob(f"dx{pid:x}-*")]
 
 
+@pytest.mark.thorough
 def test_a_testnet_says_what_crossed_each_line_and_removes_them(tmp_path: Path):
     changes = {"start_clusters = 3": "start_clusters = 2"}
     options = ["--nodes", "2", "--devices", "1", "--wan", "100mbit", "--no-baseline"]

@@ -82,6 +82,7 @@ def test_a_testnet_runs_to_its_end_and_the_model_exports(tmp_path: Path):
     assert loss == pytest.approx(float(reported[1]), abs=2e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("overlap", ["none", "delayed"])
 def test_the_other_overlaps_train_to_one_state(tmp_path: Path, overlap: str):
     process = start(tmp_path, 5, "--devices", "2", "--no-baseline", overlap=overlap)

@@ -626,10 +626,14 @@ async def test_a_box_is_told_the_state_the_step_and_what_to_agree_to(cluster: Cl
 
 
 async def test_a_box_s_workers_reach_the_first_one_through_the_daemons(cluster: Cluster):
+    ended = asyncio.Event()
+
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(100):
             writer.write(data.upper())
         writer.close()
+        await writer.wait_closed()
+        ended.set()
 
     generation = await cluster.runs()
     port = cluster.pools[1].launches[0].store_port
@@ -643,8 +647,10 @@ async def test_a_box_s_workers_reach_the_first_one_through_the_daemons(cluster: 
     await generation
     stub: Any = rpc.LeadStub(cluster.peer.channels.channel(cluster.lead.record))
     assert "no generation of ours" in await refusal(stub.Meet, boxes.Bytes())
-    server.close()
     writer.close()
+    await writer.wait_closed()
+    await ended.wait()
+    server.close()
 
 
 async def refusal(method: Any, message: Any) -> str:
