@@ -20,6 +20,7 @@ from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.round import Moment
 from dilocox.protocol.rules import JUDGES
+from dilocox.protocol.scoring import Score
 from tests.helpers import COORDINATOR, digest, identity
 
 STEP_SECONDS = 1.0
@@ -174,6 +175,8 @@ class SimPeer:
                     self.sign(kind, body)
                 case member.Judge(contribution):
                     self.after(self.swarm.random.expovariate(1 / CHECK_SECONDS), lambda c=contribution: self.judge(c))  # type: ignore[misc]
+                case member.Score(contribution):
+                    self.after(self.swarm.random.expovariate(1 / CHECK_SECONDS), lambda c=contribution: self.score(c))  # type: ignore[misc]
                 case member.Recheck(number):
                     self.after(CHECK_SECONDS, lambda number=number: self.feed(member.Rechecked(number, self.fold)))  # type: ignore[misc]
                 case member.Halt(why):
@@ -244,6 +247,10 @@ class SimPeer:
         if body.leaves != digest("leaves", contribution.peer, body.head):
             reason = pb.REASON_NON_FINITE if body.leaves == digest("nonsense") else pb.REASON_COPIED
         self.feed(member.Judged(contribution.digest, (reason, 0)))
+
+    def score(self, contribution: Statement[pb.Contribution]) -> None:
+        harmful = contribution.body.error > 1  # as much as a tensor-free model can say of it
+        self.feed(member.Scored(contribution.digest, Score(2.0, 2.5, -0.5) if harmful else Score(2.0, 1.5, 0.5)))
 
 
 @dataclass

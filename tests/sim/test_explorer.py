@@ -35,7 +35,8 @@ RUN = manifest(
         "deadline_seconds": 60,
         "vote_seconds": 20,
         "liveness_seconds": 5,
-    }
+    },
+    scoring={"voters": 2},
 )
 LIAR = 1
 """Who reports false states: one, for two thirds of three who agree on a state are believed."""

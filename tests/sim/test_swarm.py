@@ -20,7 +20,8 @@ def build(peers: int, seed: int, rounds: int = 8, **network: float) -> Swarm:
             "deadline_seconds": 200,
             "vote_seconds": 60,
             "liveness_seconds": 20,
-        }
+        },
+        scoring={"voters": int(network.get("voters", 0))},
     )
     return Swarm(run, peers, seed, network.get("loss", 0.01), network.get("delay", 0.3))
 
@@ -124,6 +125,24 @@ def test_hostile_peers_are_never_counted_and_stop_nobody():
     reasons = {item.reason for commit in swarm.commits for item in (*commit.body.excluded, *commit.body.refusals)}
     assert {pb.REASON_NON_FINITE, pb.REASON_COPIED, pb.REASON_EQUIVOCATION, pb.REASON_IMPOSSIBLE_TOKENS} <= reasons
     assert reasons & {pb.REASON_WRONG_BASE}
+
+
+def harmful(peer: SimPeer, body: pb.Contribution) -> None:
+    """Well made, and it makes the model worse."""
+    body.error = 2.0
+
+
+@pytest.mark.parametrize("voters", [3, 32])
+def test_who_makes_the_model_worse_is_never_counted_where_a_committee_scores(voters: int):
+    swarm = build(12, 8, voters=voters)
+    swarm.peers[5].hostile = harmful
+    swarm.run_until_finished(3000)
+    check(swarm)
+    evil, names = swarm.peers[5].name, set().union(*counted(swarm))
+    assert evil not in names
+    assert len(names) == 11
+    why = {item.reason for commit in swarm.commits for item in commit.body.excluded if item.peer == evil}
+    assert pb.REASON_HARMS in why
 
 
 def test_every_sample_is_counted_at_most_once_and_given_back_ones_are_leased_again():
