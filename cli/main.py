@@ -3,6 +3,8 @@
 import errno
 import sqlite3
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -22,7 +24,7 @@ from dilocox.cli import (
     testnet,
     verify,
 )
-from dilocox.cli.common import fail
+from dilocox.cli.common import console, fail
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.transport.memory import few_arenas
 
@@ -40,9 +42,25 @@ app = typer.Typer(
     name="dilocox",
     help="Train one language model together over the ordinary internet.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"dilocox {metadata.version('dilocox')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train one language model together over the ordinary internet."""
+
+
 app.command("init")(init.init)
 app.command("coordinator")(coordinator.coordinator)
 app.command("appoint")(appoint.appoint)

@@ -1,0 +1,34 @@
+"""What a person reads of a run without taking part in it."""
+
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dilocox.cli.main import app
+from dilocox.node.reader import Reader
+from dilocox.node.starts import Starts
+from dilocox.protocol.errors import LocalError
+from tests.helpers import Table, manifest
+from tests.peers import meeting
+
+RUN = manifest(rounds={"count": 100, "snapshot_every": 1})
+
+
+def test_the_version_is_told():
+    said = CliRunner().invoke(app, ["--version"])
+    assert (said.exit_code, said.stdout) == (0, f"dilocox {metadata.version('dilocox')}\n")
+
+
+async def test_a_state_that_nobody_serves_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dilocox.node.reader.RETRY_SECONDS", 0.0)
+    async with meeting(tmp_path, RUN, *[list(Table(RUN).genesis().train(3).commits)] * 2) as (one, _):
+        starts = Starts(RUN, one.chain, one.store, one.exchange)
+        reader = Reader(RUN, one.chain, one.store, one.exchange, starts)
+        with pytest.raises(LocalError, match="nobody who can be reached serves a state"):
+            await reader.state()
+        with pytest.raises(LocalError, match="has not agreed on the state before round 90; its chain has 4 commits"):
+            await reader.state(90)
+        with pytest.raises(LocalError, match="round 2 cannot be replayed with what peers serve"):
+            await reader.replayable(2)
