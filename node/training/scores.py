@@ -4,6 +4,7 @@ A candidate is Θ with one contribution alone applied to it, without momentum. O
 see whether another's points away from it.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,10 +17,13 @@ from torch import Tensor
 from dilocox.node.outer.state import StageState
 from dilocox.node.training.data import Dataset
 from dilocox.node.training.trainer import Commit, Take, Trainer
+from dilocox.protocol.errors import DilocoxError
 from dilocox.protocol.pb import worker_pb2 as pb
 from dilocox.protocol.scoring import Score
 
 __all__ = ["Candidate", "Scores", "make_candidate", "measure"]
+
+log = logging.getLogger(__name__)
 
 Payload = Callable[[bytes], memoryview]
 DOT_ELEMENTS = 1 << 22
@@ -109,13 +113,26 @@ class Scores:
         elapsed = time.monotonic() - self._began
         return self._trainer.mesh.rank > 0 or self._spent <= self._trainer.manifest.scoring.share * elapsed
 
-    def measure(self) -> pb.Scored:
-        """The next one, with all workers."""
+    def measure(self) -> pb.Scored | None:
+        """The next one, with all workers; None where one of them could not make the candidate: that is no opinion."""
         assert self._making is not None
-        began, asked = time.monotonic(), self._asked.popleft()
-        score = measure(self._trainer, self._making.result(), self._before, self._dataset.batch(list(asked.positions)))
-        self._making, self._before = None, score.before
+        began, asked, candidate = time.monotonic(), self._asked.popleft(), _result(self._making)
+        self._making = None
+        lacking = self._trainer.mesh.all_sum([float(candidate is None)])[0]
+        if candidate is None or lacking:
+            return None
+        score = measure(self._trainer, candidate, self._before, self._dataset.batch(list(asked.positions)))
+        self._before = score.before
         self._spent += time.monotonic() - began
         return pb.Scored(
             round=asked.round, contribution=asked.contribution, before=score.before, after=score.after, cosine=score.cosine
         )
+
+
+def _result(making: Future[Candidate]) -> Candidate | None:
+    """None where a payload is not here: its stage has just moved to this box, or its round was closed meanwhile."""
+    try:
+        return making.result()
+    except (OSError, DilocoxError) as error:
+        log.warning("a contribution cannot be scored: %s", error)
+        return None

@@ -195,7 +195,7 @@ class Worker:
 
     def _score(self) -> None:
         scored = self.scores.measure()
-        if not self.rank:
+        if scored is not None and not self.rank:
             self.link.send(pb.WorkerEvent(scored=scored))
 
     def _start_encoding(self, ended: Encode) -> None:

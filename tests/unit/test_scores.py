@@ -128,8 +128,17 @@ def test_what_the_round_would_clip_is_clipped(world: World):
 
 def at_once(job: Callable[[], Candidate]) -> "Future[Candidate]":
     done: Future[Candidate] = Future()
-    done.set_result(job())
+    try:
+        done.set_result(job())
+    except OSError as error:
+        done.set_exception(error)
     return done
+
+
+def measured(scores: Scores) -> pb.Scored:
+    scored = scores.measure()
+    assert scored is not None
+    return scored
 
 
 def ready(scores: Scores) -> bool:
@@ -147,10 +156,10 @@ def test_one_after_the_other_in_the_order_of_asking(world: World):
     assert not scores.ready, "no candidate is made"
     scores.prepare(world.run.compression.keep, world.store.view)
     assert ready(scores)
-    first = scores.measure()
+    first = measured(scores)
     assert first.contribution == digest(*world.theirs)
     scores.prepare(world.run.compression.keep, world.store.view)
-    second = scores.measure()
+    second = measured(scores)
     assert second.contribution == digest(*world.flipped)
     assert second.before == first.before
     assert second.after > second.before > first.after
@@ -180,3 +189,15 @@ def test_scoring_takes_its_share_of_the_time_and_no_more(world: World):
     scores.prepare(run.compression.keep, world.store.view)
     assert scores.samples_here
     assert not scores.ready
+
+
+def test_a_payload_that_is_not_here_is_no_opinion_and_no_end_of_the_workers(world: World):
+    """A stage may have moved to this box after its payload was judged, and our own of it lies where the stage was."""
+    scores = Scores(world.trainer, world.dataset, at_once)
+    for payloads in ([digest("elsewhere")] * len(world.theirs), world.theirs):
+        scores.ask(world.asked(payloads))
+    scores.prepare(world.run.compression.keep, world.store.view)
+    assert ready(scores)
+    assert scores.measure() is None
+    scores.prepare(world.run.compression.keep, world.store.view)
+    assert measured(scores).contribution == digest(*world.theirs)
