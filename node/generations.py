@@ -101,7 +101,10 @@ class Generations:
         return await self._team.judge(contribution, base, rank_or_k)
 
     def score(self, asked: member.Score) -> None:
-        """Have the workers measure what a contribution does to the loss, when they can."""
+        """Have the workers measure what a contribution does to the loss, when they can. Who has not started is asked again when it
+        has the state: its first command is its start."""
+        if not self._crew.started:
+            return
         try:
             payloads, own = (
                 [leaf.digest for leaf in read_leaves(self._manifest, self._store.read(each.body.leaves))]
@@ -126,8 +129,9 @@ class Generations:
         self._team.consent(state)
 
     def recheck(self, round: int) -> None:
-        """Have the last commit replayed from disk."""
-        self._team.recheck(round)
+        """Have the last commit replayed from disk, where workers have started."""
+        if self._crew.started:
+            self._team.recheck(round)
 
     def resynchronise(self) -> None:
         """Start again from a state that the run agreed on."""

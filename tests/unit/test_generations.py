@@ -10,14 +10,15 @@ from dilocox.node.boxes.lead import LeadService
 from dilocox.node.boxes.team import Team
 from dilocox.node.generations import Generations
 from dilocox.node.machine import Machine
-from dilocox.node.starts import Starts
+from dilocox.node.starts import Candidate, Starts
 from dilocox.node.workers import Launch
 from dilocox.protocol import events, member
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.messages import Statement
+from dilocox.protocol.messages import Statement, canonical, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.status import Status
+from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
@@ -181,6 +182,34 @@ async def test_a_short_outage_is_waited_out_and_going_around_is_no_failure(node:
         before = node.pool.generations
         node.generations.resynchronise()
         await until(lambda before=before: node.pool.generations > before and len(node.pool.starts) > before)  # type: ignore[misc]
+
+
+async def test_who_has_not_started_is_asked_nothing_before_its_start(node: Node, monkeypatch: pytest.MonkeyPatch):
+    """A worker takes its first command for its start; and who came before the others would score what those never heard of."""
+    await until(lambda: node.pool.starts)
+    norms = [bytes(len(stage_tensors(RUN.model, stage))) for stage in range(RUN.model.stages)]
+    said = pb.Leaves(leaves=[pb.Leaf(stage=stage, digest=bytes(32), size=1, norms=each) for stage, each in enumerate(norms)])
+    body = pb.Contribution(round=1, leaves=node.store.put([canonical(said)]))
+    theirs = seal(identity(0), pb.KIND_CONTRIBUTION, RUN.run_id, body)
+    go_on = asyncio.Event()
+    complete = Starts.complete
+
+    async def late(self: Starts, candidate: Candidate) -> worker.Start:
+        await go_on.wait()
+        return await complete(self, candidate)
+
+    monkeypatch.setattr(Starts, "complete", late)
+    node.generations.resynchronise()
+    await until(lambda: node.pool.generations == 2)
+    asked = member.Score(theirs, theirs, 0, (1, 2))
+    node.generations.score(asked)
+    node.generations.recheck(1)
+    go_on.set()
+    await until(lambda: len(node.pool.starts) == 2)
+    node.store.put([canonical(said)])  # a start forgets what nobody announced
+    node.generations.score(asked)
+    kinds = [command.WhichOneof("command") for command in node.pool.commands]
+    assert [kind for kind in kinds if kind != "apply"] == ["start", "start", "score"]
 
 
 async def test_what_a_generation_says_after_it_was_ended_is_not_heard(node: Node):
