@@ -515,8 +515,8 @@ def _committees(state: MemberState) -> list[Statement[pb.Contribution]]:
     listed, ballot = _listed(state), state.ballot
     if not state.manifest.scoring.voters or ballot is None:
         return []
-    names = [statement.peer for statement in listed]
-    return [s for s in listed if s.peer != state.me and state.me in scoring.committee(state.manifest, ballot, s.peer, names)]
+    drawn = scoring.duties(state.manifest, ballot, state.me, [statement.peer for statement in listed])
+    return [statement for statement in listed if statement.peer in drawn]
 
 
 def _to_score(state: MemberState) -> list[Score]:

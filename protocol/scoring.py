@@ -9,6 +9,7 @@ share of those of its committee who voted accepted it, and at least half of all 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 from dilocox.protocol.crypto import sha256
@@ -17,7 +18,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["UNITS", "Score", "committee", "harms", "is_enough", "positions", "units"]
+__all__ = ["UNITS", "Score", "committee", "duties", "harms", "is_enough", "positions", "units"]
 
 UNITS = 1024
 """To the nat, in a receipt."""
@@ -58,10 +59,24 @@ def seed_of(ballot: Statement[pb.Ballot]) -> bytes:
 def committee(manifest: Manifest, ballot: Statement[pb.Ballot], cluster: str, listed: Sequence[str]) -> frozenset[str]:
     """Of the clusters on the ballot, in its order, those who score this one; all others where they are few. Empty where the run
     does not score."""
-    wanted, others = manifest.scoring.voters, frozenset(listed) - {cluster}
+    return _committee(manifest.scoring.voters, seed_of(ballot), cluster, listed)
+
+
+def duties(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, listed: Sequence[str]) -> frozenset[str]:
+    """Of the clusters on the ballot, in its order, those whose committees this one is in. Whoever asks again is answered at once."""
+    return _duties(manifest.scoring.voters, seed_of(ballot), voter, tuple(listed))
+
+
+@lru_cache(maxsize=64)
+def _duties(wanted: int, seed: bytes, voter: str, listed: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name for name in listed if voter in _committee(wanted, seed, name, listed))
+
+
+def _committee(wanted: int, seed: bytes, cluster: str, listed: Sequence[str]) -> frozenset[str]:
+    others = frozenset(listed) - {cluster}
     if not wanted or len(others) <= wanted:
         return others if wanted else frozenset()
-    seed, drawn, number = seed_of(ballot), set[str](), 0
+    drawn, number = set[str](), 0
     while len(drawn) < wanted:
         name = listed[int.from_bytes(sha256(seed, cluster.encode(), number.to_bytes(4, "big"))[:8], "big") % len(listed)]
         drawn |= {name} & others

@@ -33,6 +33,14 @@ def test_where_there_are_few_all_others_score():
     assert scoring.committee(RUN, ballot(1), "b", ["b"]) == frozenset()
 
 
+def test_everybody_knows_the_committees_that_it_is_in():
+    for voter in NAMES:
+        mine = {name for name in NAMES if voter in scoring.committee(RUN, ballot(1), name, NAMES)}
+        assert scoring.duties(RUN, ballot(1), voter, NAMES) == mine
+    assert scoring.duties(RUN, ballot(2), NAMES[0], NAMES) != scoring.duties(RUN, ballot(1), NAMES[0], NAMES)
+    assert scoring.duties(manifest(), ballot(1), "b", ["a", "b", "c"]) == frozenset()
+
+
 def test_no_run_scores_that_does_not_ask_for_it():
     assert scoring.committee(manifest(), ballot(1), "b", ["a", "b", "c"]) == frozenset()
 
