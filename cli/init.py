@@ -158,8 +158,13 @@ def _with_model(text: str, folder: Path, fields: Mapping[str, Any]) -> str:
 def _toml(value: Any) -> str:
     """Of a string, a number, or a table of them."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + " }"
     return json.dumps(value)
+
+
+def _key(name: str) -> str:
+    """In quotes unless it needs none: a config.json may call anything so."""
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 
 def _with_vocabulary(text: str, needed: int) -> str:

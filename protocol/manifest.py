@@ -8,7 +8,7 @@ import difflib
 import json
 import tomllib
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -534,5 +534,6 @@ def _explain(item: Any) -> str:
 def _fields_at(path: tuple[Any, ...]) -> list[str]:
     section: type[BaseModel] = Manifest
     for part in path:
-        section = section.model_fields[str(part)].annotation  # type: ignore[assignment]
+        said: Any = section.model_fields[str(part)].annotation
+        section = next(kind for kind in get_args(said) or (said,) if issubclass(kind, BaseModel))  # or None, where it may lack
     return list(section.model_fields)

@@ -19,7 +19,7 @@ from dilocox.protocol.crypto import length_prefixed, sha256
 from dilocox.protocol.manifest import Model
 from dilocox.protocol.tensors import TensorSpec, stage_tensors, stage_units
 
-__all__ = ["FAMILIES", "Chain", "Stage", "build_chain", "hugging_face_config", "initial_values"]
+__all__ = ["FAMILIES", "Chain", "Family", "Stage", "build_chain", "hugging_face_config", "initial_values"]
 
 GENERATOR_CHUNK = 1 << 22
 """Values drawn at a time: 32 MiB of counters."""

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dilocox.node.outer.state import SMALLEST_NORMAL
-from dilocox.node.training.model import FAMILIES
+from dilocox.node.training.model import FAMILIES, Family
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest, Model
 from dilocox.protocol.messages import canonical
@@ -104,7 +104,17 @@ def read_model(folder: Path) -> tuple[dict[str, Any], bool]:
         known = ", ".join(FAMILIES)
         kind = said.get("model_type") if isinstance(said, dict) else None
         raise ConfigError(f"{path} is of a model of type {kind}; what can be trained here: {known}") from error
-    _refuse_foreign(path, said)
+    try:
+        _refuse_foreign(path, said)
+        return _fields(path, said, family)
+    except ConfigError:
+        raise
+    except Exception as error:  # transformers has one for each way of being wrong
+        raise ConfigError(f"{path} is no configuration of a {said['model_type']}: {' '.join(str(error).split())}") from error
+
+
+def _fields(path: Path, said: dict[str, Any], family: Family) -> tuple[dict[str, Any], bool]:
+    """Raises ConfigError, or what transformers does."""
     config = family.config.from_dict(said)
     model: dict[str, Any] = {"family": said["model_type"]}
     model |= {ours: getattr(config, theirs) for theirs, ours in CARRIED.items() if getattr(config, theirs, None) is not None}
@@ -155,9 +165,7 @@ class Weights:
         if surplus := sorted(held - wanted.keys()):
             raise ConfigError(f"{folder} holds {_some(surplus)}, and a {model.family} as its config.json says has none")
         for name, spec in wanted.items():
-            with _open(self._files[name]) as file:
-                part = file.get_slice(name)
-                shape, kind = tuple(part.get_shape()), part.get_dtype()
+            shape, kind = _kind(self._files[name], name)
             if shape != spec.shape or kind not in KINDS:
                 has, needs = ("×".join(map(str, each)) for each in (shape, spec.shape))
                 raise ConfigError(f"{self._files[name]}: {name} is {kind} of {has}; wanted: {needs} of {', '.join(KINDS)}")
@@ -189,6 +197,16 @@ class Weights:
         if not bool(torch.isfinite(values).all()):
             raise ConfigError(f"{self._files[name]}: {name} holds numbers that are not finite")
         return values.masked_fill(values.abs() < SMALLEST_NORMAL, 0.0)
+
+
+def _kind(path: Path, name: str) -> tuple[tuple[int, ...], str]:
+    """Shape and type of a tensor. Raises ConfigError."""
+    with _open(path) as file:
+        try:
+            part = file.get_slice(name)
+        except SafetensorError as error:
+            raise ConfigError(f"{path} holds no {name}, though the index says so: {error}") from error
+        return tuple(part.get_shape()), part.get_dtype()
 
 
 def _open(path: Path) -> Any:

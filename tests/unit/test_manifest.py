@@ -85,6 +85,13 @@ def test_unknown_keys_fail_with_the_nearest_name():
         Manifest.from_toml(text)
 
 
+def test_unknown_keys_of_a_table_that_may_lack_fail_with_the_nearest_name():
+    scaling = 'rope_scaling = { rope_type = "linear", facter = 2.0 }'
+    text = render_preset("tiny", "a-run", "00" * 32).replace("[model]", f"[model]\n{scaling}", 1)
+    with pytest.raises(ConfigError, match=r"model\.rope_scaling\.facter: no such key; did you mean factor"):
+        Manifest.from_toml(text)
+
+
 def test_bad_values_are_named():
     for spoiled in (
         {"rounds": {"max_inner_steps": 1}},

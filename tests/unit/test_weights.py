@@ -145,6 +145,11 @@ def test_numbers_that_machines_treat_differently_begin_as_zero(tmp_path: Path):
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"auto_map": {"AutoModel": "theirs.py"}}, "auto_map"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layers of linear_attention"),
+        ({"layer_types": [{}]}, "is no configuration of a llama"),
+        ({"hidden_size": "32"}, "is no configuration of a llama: Validation error for field 'hidden_size'"),
+        ({"num_attention_heads": 0}, "is no configuration of a llama"),
+        ({"rope_theta": "x", "rope_parameters": None}, "is no configuration of a llama"),
+        ({"dtype": "os.system"}, "is no configuration of a llama"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "part of each head"),
     ],
@@ -233,6 +238,17 @@ def test_weights_that_are_not_the_model_s_are_refused(spoil: Any, sentence: str,
         run_of(tmp_path / "hub")[1].put_into(BlobStore(tmp_path / "store"))
     assert sentence in str(refused.value)
     assert not any(path.name.endswith(".tmp") for path in (tmp_path / "store").glob("*"))
+
+
+def test_an_index_that_names_what_is_not_in_its_file_is_a_sentence(tmp_path: Path):
+    made(tmp_path, "llama", {})
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    save_file({"model.norm.weight": tensors["model.norm.weight"]}, tmp_path / "part.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "part.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=r"part.safetensors holds no .*, though the index says so"):
+        run_of(tmp_path)
 
 
 @pytest.mark.parametrize("index", [None, "[]", '{"weight_map": {"model.norm.weight": "../elsewhere.safetensors"}}'])
