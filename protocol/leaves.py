@@ -8,11 +8,11 @@ from dilocox.protocol import payload as wire
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import parse
-from dilocox.protocol.norms import TOLERANCE, matches, norm_code, norm_of
+from dilocox.protocol.norms import LARGEST, TOLERANCE, matches, norm_code, norm_of
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import stage_tensors
+from dilocox.protocol.tensors import TensorSpec, stage_tensors
 
-__all__ = ["check_bounds", "check_leaves", "check_payload", "layout_of", "read_leaves"]
+__all__ = ["check_bounds", "check_leaves", "check_payload", "largest_norm", "layout_of", "read_leaves"]
 
 
 def read_leaves(manifest: Manifest, raw: bytes) -> list[pb.Leaf]:
@@ -35,11 +35,16 @@ def check_leaves(body: pb.Contribution, leaves: Sequence[pb.Leaf]) -> None:
     _check_norm(body.norm, math.hypot(*(norm_of(code) for leaf in leaves for code in leaf.norms)))
 
 
+def largest_norm(manifest: Manifest, spec: TensorSpec) -> float:
+    """Of a tensor in a payload."""
+    return min(LARGEST, manifest.largest_rms * math.sqrt(spec.elements))
+
+
 def check_bounds(manifest: Manifest, leaf: pb.Leaf) -> None:
     """The bound that holds where no median does: in a round of two, or of many that lie. Raises RemoteError."""
     for spec, code in zip(stage_tensors(manifest.model, leaf.stage), leaf.norms, strict=True):
-        bound = manifest.largest_rms * math.sqrt(spec.elements)
-        if code > norm_code(bound) + TOLERANCE:
+        bound = largest_norm(manifest, spec)
+        if code > min(norm_code(bound) + TOLERANCE, norm_code(LARGEST)):
             what = f"the norm of {spec.name} is {norm_of(code):.4g}"
             raise RemoteError(pb.REASON_NORM_TOO_LARGE, f"{what}; {bound:.4g} is the most that the run allows")
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 __all__ = [
     "CODES_PER_OCTAVE",
+    "LARGEST",
     "LARGEST_CODE",
     "TOLERANCE",
     "clip_factor",
@@ -27,6 +28,8 @@ MIDDLE = 128
 LARGEST_CODE = 255
 TOLERANCE = 1
 """Codes by which an announced norm may differ from a recomputed one: rounding at a boundary."""
+LARGEST = 2.0 ** ((LARGEST_CODE - 1 - TOLERANCE - MIDDLE) / CODES_PER_OCTAVE)
+"""What a code can bound: who announces the largest one, or what a voter would take for it, may be of any size."""
 EIGHTHS = (256, 235, 215, 197, 181, 166, 152, 140)
 """256 · 2 ** (-n / 8), rounded: integers, so that a clip factor has the same bits on every machine."""
 

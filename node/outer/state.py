@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dilocox.node.outer import aggregate, codec
 from dilocox.protocol import payload as wire
+from dilocox.protocol.leaves import largest_norm
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import TensorSpec, stage_tensors
 
@@ -108,7 +109,7 @@ class StageState:
         """The feedback; of a tensor that is larger than the run allows so much of it that no codec's rounding is in the way."""
         sent = self.feedback
         for spec, view in self.views(self.feedback):
-            largest, norm = self.manifest.largest_rms * math.sqrt(spec.elements), _norm(view.reshape(-1))
+            largest, norm = largest_norm(self.manifest, spec), _norm(view.reshape(-1))
             if norm > largest:  # also where it is not finite: the encoder says so
                 sent = sent.clone() if sent is self.feedback else sent
                 next(part for other, part in self.views(sent) if other.name == spec.name).mul_(PART_OF_BOUND * largest / norm)

@@ -23,7 +23,7 @@ from dilocox.protocol.head import initial_head
 from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import canonical
-from dilocox.protocol.norms import norm_code, norm_of
+from dilocox.protocol.norms import LARGEST, matches, norm_code, norm_of
 from dilocox.protocol.payload import owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore, digest_of
@@ -228,6 +228,25 @@ def test_what_is_too_large_for_the_run_is_sent_in_parts_and_refused_where_it_is_
     with pytest.raises(RemoteError) as refused:
         check_bounds(run, replace_norms(leaf, norms))
     assert refused.value.reason == pb.REASON_NORM_TOO_LARGE
+
+
+def test_a_norm_that_no_code_tells_is_refused_whatever_the_run_allows():
+    """The largest code stands for all that is larger, and no median nor clip would know by how much."""
+    run = run_with(rounds={"largest_rms": 1e6})
+    state = StageState(run, 0)
+    state.feedback.fill_(1e9)
+    norms = bytes(norm_code(norm) for norm in state.encode().norms)
+    leaf = pb.Leaf(stage=0, digest=bytes(32), size=1, norms=norms)
+    check_bounds(run, leaf)
+    assert norm_code(1e30) == norm_code(1e300)
+    for code in range(256):
+        told = not matches(code, 1e30)
+        lying = replace_norms(leaf, bytes([code] * len(norms)))
+        if told and code <= norm_code(LARGEST):
+            check_bounds(run, lying)
+        else:
+            with pytest.raises(RemoteError, match="is the most that the run allows"):
+                check_bounds(run, lying)
 
 
 def replace_norms(leaf: pb.Leaf, norms: bytes) -> pb.Leaf:
