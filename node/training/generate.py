@@ -19,7 +19,9 @@ def generate_text(folder: Path, prompt: str, tokens: int, temperature: float, se
     logging.set_verbosity_error()
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be loaded by transformers: {error}") from error
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")

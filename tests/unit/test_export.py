@@ -14,10 +14,12 @@ from bench.texts import Text
 from dilocox.cli.main import app
 from dilocox.node.data.tokens import byte_tokenizer, open_encoder, train_tokenizer
 from dilocox.node.outer.export import export_model
+from dilocox.node.training.generate import generate_text
 from dilocox.node.training.model import FAMILIES, build_chain
 from dilocox.node.training.trainer import initial_state
 from dilocox.node.training.weights import Weights, read_model
 from dilocox.protocol.corpus import Corpus
+from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -160,6 +162,21 @@ def test_generate_continues_a_text_from_a_folder(tmp_path: Path):
     assert generate("--seed", "1") == generate("--seed", "1")
     assert len({generate("--seed", str(seed)) for seed in range(4)}) > 1
     assert len({generate("--seed", str(seed), "--temperature", "0") for seed in range(2)}) == 1
+
+
+def test_generate_runs_nothing_that_a_folder_brings_along(tmp_path: Path):
+    folder, _, _ = exported(tmp_path, manifest(model={"max_positions": 64}), byte_tokenizer(), 0)
+    for part in folder.glob("*.safetensors*"):
+        part.unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="cannot be loaded by transformers"):
+        generate_text(folder, "def ", 1, 0, 0)
+    config = json.loads((folder / "config.json").read_text())
+    brought = {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.C", "AutoModelForCausalLM": "theirs.M"}}
+    (folder / "config.json").write_text(json.dumps({**config, **brought}))
+    (folder / "theirs.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(ConfigError, match="cannot be loaded by transformers"):
+        generate_text(folder, "def ", 1, 0, 0)
 
 
 def test_generate_says_what_it_needs(tmp_path: Path):
