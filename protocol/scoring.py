@@ -63,7 +63,7 @@ def committee(manifest: Manifest, ballot: Statement[pb.Ballot], cluster: str, li
 
 
 def duties(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, listed: Sequence[str]) -> frozenset[str]:
-    """Of the clusters on the ballot, in its order, those whose committees this one is in. Whoever asks again is answered at once."""
+    """Of the clusters on the ballot, in its order, those whose committees this one is in. Asked again: at once."""
     return _duties(manifest.scoring.voters, seed_of(ballot), voter, tuple(listed))
 
 

@@ -64,7 +64,7 @@ def test_a_run_file_of_a_folder_says_all_of_it(tmp_path: Path):
 
 
 def test_what_a_config_calls_its_keys_does_not_become_lines_of_the_run_file(tmp_path: Path):
-    key = 'original_max_position_embeddings = 32 }\nseed = 7\n#'
+    key = "original_max_position_embeddings = 32 }\nseed = 7\n#"
     model = hub(tmp_path / "model", rope_parameters={**LLAMA3, key: 1})
     refused = init(tmp_path, "--data", tokenized(tmp_path / "text", None), "--from", str(model))
     assert "model.rope_scaling.original_max_position_embeddings = 32 }" in str(refused.exception)
