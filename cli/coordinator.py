@@ -15,7 +15,7 @@ from dilocox.protocol.corpus import check_fits
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import stage_tensors
+from dilocox.protocol.tensors import state_bytes
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import Folders, corpus_in, library, named_store, parse_folders, weights_library
 from dilocox.transport.data_directory import load_identity
@@ -110,7 +110,7 @@ def _weights_to_serve(manifest: Manifest, named: Path | None) -> BlobStore | Non
             raise ConfigError(f"{lacking}: name the folder that `dilocox init --from` filled, or a copy of it")
         log.warning("%s: nodes begin when some peer serves it; --weights DIR names a copy", lacking)
         return None
-    sizes = [2 * 4 * sum(spec.elements for spec in stage_tensors(model, stage)) for stage in range(model.stages)]
+    sizes = [state_bytes(model, stage) for stage in range(model.stages)]
     if [store.size(digest) if digest in store else 0 for digest in stages] != sizes:
         raise ConfigError(
             f"the initial state {model.initial} in {folder} is not whole, or not of this model in {model.stages} stages: those and"

@@ -19,6 +19,7 @@ from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.tensors import state_bytes
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import corpus_in
@@ -89,7 +90,11 @@ class Reader:
         """Raises RemoteError."""
         digests = await self.starts.stages_of(round, root)
         keepers = self.starts.keepers(round)
-        await asyncio.gather(*(self.exchange.fetch(digest, keepers, stage=stage) for stage, digest in enumerate(digests)))
+        sizes = [state_bytes(self.manifest.model, stage) for stage in range(len(digests))]
+        fetches = (
+            self.exchange.fetch(d, keepers, size, stage) for stage, (d, size) in enumerate(zip(digests, sizes, strict=True))
+        )
+        await asyncio.gather(*fetches)
 
     async def replayable(self, round: int) -> int:
         """Have what replaying a round takes: the state before it, its payloads, and the digests of the state after it; returns

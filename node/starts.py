@@ -14,6 +14,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, canonical, parse
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.protocol.tensors import state_bytes
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 
@@ -203,7 +204,8 @@ class Starts:
         for state in start.states:
             if state.stage in self._exchange.stages and not await asyncio.to_thread(self._store.sound, state.digest):
                 say(f"fetching the state before round {start.round}, stage {state.stage + 1} of {len(start.states)}")
-                await self._exchange.fetch(state.digest, providers, stage=state.stage)
+                size = state_bytes(self._manifest.model, state.stage)  # a run's author may name a blob that fills our disk
+                await self._exchange.fetch(state.digest, providers, size, state.stage)
         replays = []
         for number in range(start.round, start.round + start.replays):
             say(f"fetching what round {number} of {self._chain.length - 1} counted")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dilocox.protocol.manifest import Model
 
-__all__ = ["TensorSpec", "parameter_count", "stage_tensors", "stage_units"]
+__all__ = ["TensorSpec", "parameter_count", "stage_tensors", "stage_units", "state_bytes"]
 
 
 class TensorSpec(NamedTuple):
@@ -106,3 +106,8 @@ def stage_tensors(model: Model, stage: int) -> tuple[TensorSpec, ...]:
 
 def parameter_count(model: Model) -> int:
     return sum(spec.elements for unit in units(model) for spec in unit)
+
+
+def state_bytes(model: Model, stage: int) -> int:
+    """Of a stage's state blob: Θ and momentum, float32."""
+    return 2 * 4 * sum(spec.elements for spec in stage_tensors(model, stage))

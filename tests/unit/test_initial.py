@@ -85,9 +85,12 @@ class Served:
     def __init__(self, store: BlobStore, into: BlobStore) -> None:
         self.stages, self._store, self._into = frozenset(range(2)), store, into
         self.asked: set[str] = set()
+        self.most: dict[bytes, int] = {}
+        """Bytes that were allowed of each."""
 
     async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int = 0, stage: int | None = None) -> None:
         self.asked |= set(providers)
+        self.most[digest] = max_size
         self._into.put([self._store.view(digest)])
 
 
@@ -101,6 +104,7 @@ async def test_who_lacks_the_state_is_given_it_and_keeps_it_for_others(tmp_path:
     start = await starts.complete(candidate)
     assert await starts.have(start, lambda why: None) == []
     assert peers.asked == {run.coordinator}
+    assert all(peers.most[digest] == theirs.size(digest) for digest in theirs.stage_digests(root)), "or it fills the disk"
     assert [state.digest for state in start.states] == theirs.stage_digests(root)
     assert (start.origin, start.round) == (worker.Start.ORIGIN_SNAPSHOT, 0)
     assert starts.worth_keeping({}, {}) == {root, *theirs.stage_digests(root)}
