@@ -191,22 +191,23 @@ async def test_who_has_not_started_is_asked_nothing_before_its_start(node: Node,
     said = pb.Leaves(leaves=[pb.Leaf(stage=stage, digest=bytes(32), size=1, norms=each) for stage, each in enumerate(norms)])
     body = pb.Contribution(round=1, leaves=node.store.put([canonical(said)]))
     theirs = seal(identity(0), pb.KIND_CONTRIBUTION, RUN.run_id, body)
-    go_on = asyncio.Event()
+    chosen, go_on = asyncio.Event(), asyncio.Event()
     complete = Starts.complete
 
     async def late(self: Starts, candidate: Candidate) -> worker.Start:
+        chosen.set()
         await go_on.wait()
         return await complete(self, candidate)
 
     monkeypatch.setattr(Starts, "complete", late)
     node.generations.resynchronise()
-    await until(lambda: node.pool.generations == 2)
+    await until(chosen.is_set)
+    node.store.put([canonical(said)])  # a new generation forgets what nobody announced
     asked = member.Score(theirs, theirs, 0, (1, 2))
     node.generations.score(asked)
     node.generations.recheck(1)
     go_on.set()
     await until(lambda: len(node.pool.starts) == 2)
-    node.store.put([canonical(said)])  # a start forgets what nobody announced
     node.generations.score(asked)
     kinds = [command.WhichOneof("command") for command in node.pool.commands]
     assert [kind for kind in kinds if kind != "apply"] == ["start", "start", "score"]
