@@ -157,7 +157,7 @@ class Crowd:
             scored = [index for index in worst if index != refused]
             return pb.Receipt(
                 round=head.round,
-                ballot=ballot.digest,
+                ballot=ballot.signing,
                 accepted=rules.bits([index not in (at[peer], refused) for index in range(len(listed))]),
                 findings=[pb.Finding(index=refused, reason=pb.REASON_NORM_MISMATCH, stage=self.run.model.stages - 1)],
                 scored=scored,

@@ -93,6 +93,8 @@ STAGES = 1024
 HOSTS = 128
 """Most boxes of a cluster: the paper's run had 20."""
 
+SCORERS = 128
+"""Most clusters that score one contribution: what a third of hostile ones decides in a committee of so many is luck of 10^-15."""
 HOLDERS = 8
 """Most peers that keep a contribution's payloads for a cluster that cannot be dialled."""
 

@@ -328,10 +328,10 @@ class Rounds(_Section):
 class Scoring(_Section):
     """What a contribution does to the loss decides whether it counts (protocol/scoring.py)."""
 
-    voters: Annotated[int, Field(ge=0, le=limits.CLUSTERS)] = 0
+    voters: Annotated[int, Field(ge=0, le=limits.SCORERS)] = 0
     """So many clusters, drawn for each contribution, score it: all others where they are fewer. 0: nobody does."""
     threshold: Annotated[float, Field(gt=0, le=1)] = 2 / 3
-    """Of a committee's members who voted, at least this share must accept."""
+    """A contribution counts where at least this share of its committee's members who voted finds no harm in it."""
     sequences: Annotated[int, Field(gt=0, le=1024)] = 8
     """Samples on which a voter measures the loss."""
     margin: Annotated[float, Field(ge=0, le=100)] = 0.0

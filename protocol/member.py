@@ -350,7 +350,7 @@ def _is_open(state: MemberState, body: Any) -> bool:
     """Whether a statement of ours is about the open round."""
     head = state.head
     if isinstance(body, pb.Receipt):
-        return bool(body.round == head.round and state.ballot is not None and body.ballot == state.ballot.digest)
+        return bool(body.round == head.round and state.ballot is not None and body.ballot == state.ballot.signing)
     if isinstance(body, (pb.Claim, pb.Cluster, pb.Leave)):
         return head.names(body)
     return bool((body.round, body.head) == (head.round, head.digest))
@@ -566,7 +566,7 @@ def _vote(state: MemberState, now: float) -> pb.Receipt | None:
     worst = _worst(state, listed, accepted, limits.FINDINGS - len(against))
     return pb.Receipt(
         round=state.head.round,
-        ballot=ballot.digest,
+        ballot=ballot.signing,
         accepted=rules.bits(accepted),
         findings=[
             pb.Finding(index=i, reason=reason, stage=stage, score=_gain(state, listed[i], reason))

@@ -42,6 +42,12 @@ class Statement(Generic[Body]):
         something else."""
         return sha256(self.envelope.key, self.envelope.body)
 
+    @cached_property
+    def signing(self) -> bytes:
+        """SHA-256 of key, body and signature: of a body its signer can make many signatures, and what is drawn from one is of no
+        other."""
+        return sha256(self.digest, self.envelope.signature)
+
 
 def canonical(message: Message) -> bytes:
     """The one form in which a message is signed and hashed."""

@@ -321,7 +321,7 @@ def bits(accepted: Sequence[bool]) -> bytes:
 
 def _receipt(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Receipt]) -> Judged:
     body, ballot = statement.body, gathered.ballot
-    if body.round != head.round or ballot is None or body.ballot != ballot.digest:
+    if body.round != head.round or ballot is None or body.ballot != ballot.signing:
         return ignore(pb.REASON_STALE_ROUND, f"not about the ballot of round {head.round}"), gathered
     slot = gathered.receipts.get(statement.peer)
     if holds(slot, statement):

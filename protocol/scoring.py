@@ -1,10 +1,11 @@
 """Scores: what a contribution does to the model, measured by a committee before it counts.
 
 Each contribution has a committee of voters, drawn from SHA-256 of the coordinator's signature over the ballot: nobody can know it
-while he trains. A member applies the contribution alone to the round's state, and measures the loss before and after on samples of
+while he trains; receipts name that very signature. A member applies the contribution alone to the round's state, and measures the loss before and after on samples of
 its own lease, drawn in the same way. It refuses what harms: what makes the loss worse by the manifest's margin and points away from
-the member's own contribution. Either alone refuses too many that are honest and unlucky. A contribution counts when the manifest's
-share of those of its committee who voted accepted it, and at least half of all voters, as ever.
+the member's own contribution. Either alone refuses too many that are honest and unlucky. What most of its committee does not find
+harmful counts, where it is also well made for at least half of all voters, as ever. One who finds harm is never enough: among three
+clusters one would stop the run.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["UNITS", "Score", "committee", "duties", "harms", "is_enough", "positions", "units"]
+__all__ = ["UNITS", "Score", "committee", "duties", "harms", "is_refused", "positions", "units"]
 
 UNITS = 1024
 """To the nat, in a receipt."""
@@ -53,7 +54,7 @@ def harms(manifest: Manifest, score: Score) -> bool:
 
 def seed_of(ballot: Statement[pb.Ballot]) -> bytes:
     """What nobody knew before the coordinator signed."""
-    return sha256(b"dilocox scores", ballot.envelope.signature)
+    return sha256(b"dilocox scores", ballot.signing)
 
 
 def committee(manifest: Manifest, ballot: Statement[pb.Ballot], cluster: str, listed: Sequence[str]) -> frozenset[str]:
@@ -98,6 +99,6 @@ def positions(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, leas
     return [position for index in sorted(chosen) for position in lease.positions(lease.counted + index, 1) or ()]
 
 
-def is_enough(manifest: Manifest, accepts: int, voted: int) -> bool:
-    """Whether so many of a committee's members who voted suffice. A committee of which nobody voted has nothing to say."""
-    return accepts >= manifest.scoring.threshold * voted
+def is_refused(manifest: Manifest, harmed: int, voted: int) -> bool:
+    """Whether a contribution that so many of a committee's members who voted find harmful does not count."""
+    return harmed > 1 and voted - harmed < manifest.scoring.threshold * voted

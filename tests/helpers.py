@@ -191,7 +191,7 @@ class Table:
         ]
         body = pb.Receipt(
             round=self.head.round,
-            ballot=self.ballots[-1].digest,
+            ballot=self.ballots[-1].signing,
             accepted=rules.bits([name != me and name not in reasons for name in listed]),
             findings=findings,
         )

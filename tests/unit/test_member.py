@@ -944,7 +944,7 @@ def test_a_receipt_says_all_it_knows_when_time_presses():
         if digest in reasons
     ]
     assert effects == [
-        member.Sign(pb.KIND_RECEIPT, pb.Receipt(round=1, ballot=ballot.digest, accepted=b"\0", findings=findings))
+        member.Sign(pb.KIND_RECEIPT, pb.Receipt(round=1, ballot=ballot.signing, accepted=b"\0", findings=findings))
     ]
 
 
