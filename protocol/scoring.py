@@ -7,7 +7,7 @@ the member's own contribution. Either alone refuses too many that are honest and
 share of those of its committee who voted accepted it, and at least half of all voters, as ever.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -17,7 +17,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["UNITS", "Score", "committee", "harms", "is_enough", "positions", "units"]
+__all__ = ["UNITS", "Score", "committee", "harms", "is_enough", "positions", "refused", "units"]
 
 UNITS = 1024
 """To the nat, in a receipt."""
@@ -86,3 +86,17 @@ def positions(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, leas
 def is_enough(manifest: Manifest, accepts: int, voted: int) -> bool:
     """Whether so many of a committee's members who voted suffice. A committee of which nobody voted has nothing to say."""
     return accepts >= manifest.scoring.threshold * voted
+
+
+def refused(
+    manifest: Manifest, ballot: Statement[pb.Ballot], listed: Sequence[str], votes: Mapping[str, bytes]
+) -> dict[str, tuple[int, int]]:
+    """Contributions on the ballot that too few accepted of those who were drawn to score them and voted: how many of how many.
+    `votes`: by voter, what its receipt accepts."""
+    found: dict[str, tuple[int, int]] = {}
+    for index, name in enumerate(listed):
+        drawn = committee(manifest, ballot, name, listed) & votes.keys()
+        accepts = sum(votes[voter][index // 8] >> index % 8 & 1 for voter in drawn)
+        if not is_enough(manifest, accepts, len(drawn)):
+            found[name] = accepts, len(drawn)
+    return found

@@ -121,14 +121,10 @@ def _drop_harmful(
     if not manifest.scoring.voters or ballot is None:
         return
     votes = {name: gathered.receipts[name][0].body.accepted for name in voters}
-    for index, name in enumerate(listed):
-        if name not in accepted:
-            continue
-        drawn = scoring.committee(manifest, ballot, name, listed) & votes.keys()
-        accepts = sum(votes[voter][index // 8] >> index % 8 & 1 for voter in drawn)
-        if not scoring.is_enough(manifest, accepts, len(drawn)):
+    for name, (accepts, drawn) in scoring.refused(manifest, ballot, listed, votes).items():
+        if name in accepted:
             del accepted[name]
-            reasons[name] = pb.REASON_HARMS, f"{accepts} of the {len(drawn)} who were drawn to score it accepted it"
+            reasons[name] = pb.REASON_HARMS, f"{accepts} of the {drawn} who were drawn to score it accepted it"
 
 
 def _drop_copies(accepted: dict[str, Statement[pb.Contribution]], votes: Mapping[str, int], reasons: dict[str, Why]) -> None:
