@@ -276,11 +276,15 @@ def missed(setting: Setting, found: Mapping[str, Mapping[str, float]]) -> list[s
 
 
 def missed_by_scores(
-    setting: Setting, found: Mapping[str, Mapping[str, float]], votes: Mapping[str, Mapping[str, Judged]]
+    setting: Setting,
+    found: Mapping[str, Mapping[str, float]],
+    votes: Mapping[str, Mapping[str, Judged]],
+    unscored: Mapping[str, float],
 ) -> list[str]:
+    """`unscored`: the loss where nobody is hostile nor scores, by defence that scores."""
     sentences = []
-    for defence, without in SCORED.items() if 3 * setting.hostile < setting.clusters else ():
-        clean, plain, quiet = found["nobody"][defence], found["nobody"][without], votes["nobody"][defence]
+    for defence, plain in unscored.items() if 3 * setting.hostile < setting.clusters else ():
+        clean, quiet = found["nobody"][defence], votes["nobody"][defence]
         for attack, row in found.items():
             if row[defence] > CLOSE * clean:
                 sentences.append(f"{attack} reaches {row[defence]:.3f} with {defence}, {clean:.3f} with nobody hostile")
@@ -318,7 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     names = [attack.name for attack in ATTACKS if not options.attacks or attack.name in ("nobody", *options.attacks)]
     defences = options.defences or [defence.name for defence in DEFENCES]
-    run_all((c for s in settings for attack in names for d in defences for c in s.cells(attack, d)), options.processes)
+    rows = {(attack, d) for attack in names for d in defences} | {("nobody", SCORED[d]) for d in defences if d in SCORED}
+    run_all((cell for s in settings for row in sorted(rows) for cell in s.cells(*row)), options.processes)
     results, sentences = [], []
     for setting in settings:
         found = losses(setting, names, defences)
@@ -326,8 +331,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(setting, found, votes)
         if not options.attacks and not options.defences:
             sentences += missed(setting, found)
-        if not options.attacks and {*SCORED, *SCORED.values()} <= {*defences}:
-            sentences += missed_by_scores(setting, found, votes)
+        unscored = losses(setting, ["nobody"], [SCORED[d] for d in defences if d in SCORED])["nobody"]
+        sentences += missed_by_scores(setting, found, votes, {d: unscored[SCORED[d]] for d in votes["nobody"]})
         results.append({"setting": asdict(setting), "losses": found, "votes": votes})
     short = f"poison-quick-{quick.hostile}-of-{quick.clusters}-{quick.codec.replace(' ', '-')}"
     write(short if options.quick else "poison", json.loads(json.dumps(results, default=asdict)))
