@@ -148,6 +148,8 @@ class Lab:
         roster = {name: Cluster(name, (), joined=1) for name in names}
         self.counted: dict[str, Sent] = {}
         """In the last commit, by cluster."""
+        self.announced: dict[str, Sent] = {}
+        """For it."""
         self.refused: list[str] = []
         """What voters said of hostile payloads."""
         self.harmful: list[tuple[int, str]] = []
@@ -208,13 +210,13 @@ class Lab:
         self.wire_bytes += self.payload_bytes
         self._rank_or_k = self.head.rank_or_k
         self.head = self._advance(self.head, self._samples_read)
-        kept = {digest for sent in self.counted.values() for digest in sent.payloads}
+        kept = {digest for sent in self.announced.values() for digest in sent.payloads}
         kept |= {digest for member in self.members for digest in member.payloads.values()}
         self._blobs = {digest: raw for digest, raw in self._blobs.items() if digest in kept}
 
     def _counted(self) -> dict[str, Sent]:
         """Everybody's work, and of what hostile clusters announce all that is well made, but what its committee refuses."""
-        announced = self._announced()
+        announced = self.announced = self._announced()
         well_made = {name: sent for name, sent in sorted(announced.items()) if self._is_well_made(name, sent)}
         refused = self._refused(announced, well_made) if self.run.scoring.voters else {}
         self.judged += [(self.head.round, name) for name in well_made]

@@ -20,7 +20,7 @@ from dilocox.protocol.ledger import Lease
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import worker_pb2 as pb
 
-__all__ = ["Difference", "differences", "summary"]
+__all__ = ["Difference", "differences", "samples_read", "summary"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def differences(run: Manifest, clusters: int, arrival: int | Arrival, data: Path
     while lab.head.round <= run.rounds.count:
         before = lab.head
         lab.round()
-        read = [_read(before.ledger.leases[name], lab.head.ledger.leases[name]) for name in lab.counted]
+        read = [samples_read(before.ledger.leases[name], lab.head.ledger.leases[name]) for name in lab.counted]
         free = range(lab.head.ledger.cursor, lab.dataset.sequences)
         for number, sent in enumerate(lab.counted.values()):
             asked = pb.Score(round=before.round, payloads=sent.payloads, own=sent.payloads)
@@ -55,7 +55,8 @@ def differences(run: Manifest, clusters: int, arrival: int | Arrival, data: Path
     return found
 
 
-def _read(before: Lease, after: Lease) -> Sequence[int]:
+def samples_read(before: Lease, after: Lease) -> Sequence[int]:
+    """Positions that a commit counted of a lease."""
     return before.positions(before.counted, after.counted - before.counted) or []
 
 

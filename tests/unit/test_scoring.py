@@ -93,3 +93,17 @@ def test_a_score_stands_in_a_receipt_in_whole_units():
 )
 def test_two_thirds_of_those_who_voted(accepts: int, voted: int, enough: bool):
     assert scoring.is_enough(RUN, accepts, voted) == enough
+
+
+def test_who_was_drawn_and_voted_decides():
+    listed, opened = NAMES[:10], ballot(3)
+    drawn = sorted(scoring.committee(RUN, opened, "cluster-09", listed))
+    refusing, accepting = b"\xff\x01", b"\xff\x03"
+    votes = {name: refusing if name not in drawn else accepting for name in listed}
+    assert scoring.refused(RUN, opened, listed, votes) == {}, "who was not drawn has no say"
+    votes |= dict.fromkeys(drawn[:2], refusing)
+    assert scoring.refused(RUN, opened, listed, votes) == {"cluster-09": (3, 5)}
+    for name in drawn[:2]:
+        del votes[name]
+    assert scoring.refused(RUN, opened, listed, votes) == {}, "who did not vote is not waited for"
+    assert scoring.refused(manifest(), opened, listed, dict.fromkeys(listed, refusing)) == {}
