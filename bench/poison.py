@@ -304,6 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clusters", type=int, default=QUICK.clusters, help="of the quick setting")
     parser.add_argument("--hostile", type=int, default=QUICK.hostile, help="of the quick setting")
     parser.add_argument("--codec", choices=CODECS, default=QUICK.codec, help="of the quick setting")
+    parser.add_argument("--steps", type=int, default=QUICK.steps, help="inner steps of each cluster, of the quick setting")
+    parser.add_argument("--seeds", type=int, default=QUICK.seeds, help="of the quick setting")
     parser.add_argument("--defences", nargs="+", choices=[each.name for each in DEFENCES], help="only these columns")
     parser.add_argument("--attacks", nargs="+", help="only these rows, and nobody's")
     parser.add_argument("--own-data", action="store_true", help="what a contribution does on its own samples and on others")
@@ -313,7 +315,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.afresh:
         shutil.rmtree(CELLS, ignore_errors=True)
-    quick = replace(QUICK, clusters=options.clusters, hostile=options.hostile, codec=options.codec)
+    quick = replace(
+        QUICK, clusters=options.clusters, hostile=options.hostile, codec=options.codec, steps=options.steps, seeds=options.seeds
+    )
     settings = [quick] if options.quick else FULL
     if options.own_data:
         own_data(settings)

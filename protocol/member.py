@@ -529,7 +529,7 @@ def _to_score(state: MemberState) -> list[Score]:
         return []
     _, clips = counting.clip(state.manifest, {statement.peer: statement.body.norm for statement in _listed(state)})
     positions = tuple(scoring.positions(state.manifest, ballot, state.me, lease))
-    return [Score(statement, own, clips[statement.peer], positions) for statement in due]
+    return [Score(s, own, clips[s.peer], positions) for s in sorted(due, key=lambda s: scoring.turn(ballot, state.me, s.peer))]
 
 
 def _verdict(state: MemberState, digest: bytes) -> Verdict:

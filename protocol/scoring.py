@@ -17,7 +17,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["UNITS", "Score", "committee", "harms", "is_enough", "positions", "refused", "units"]
+__all__ = ["UNITS", "Score", "committee", "harms", "is_enough", "positions", "refused", "turn", "units"]
 
 UNITS = 1024
 """To the nat, in a receipt."""
@@ -67,6 +67,12 @@ def committee(manifest: Manifest, ballot: Statement[pb.Ballot], cluster: str, li
         drawn |= {name} & others
         number += 1
     return frozenset(drawn)
+
+
+def turn(ballot: Statement[pb.Ballot], voter: str, cluster: str) -> bytes:
+    """A voter scores by the smallest first. It may have no time for all, and who chose its place, or had the same one with all
+    voters, would be scored by nobody."""
+    return sha256(seed_of(ballot), b"turn", voter.encode(), cluster.encode())
 
 
 def positions(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, lease: Lease) -> list[int]:

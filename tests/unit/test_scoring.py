@@ -107,3 +107,14 @@ def test_who_was_drawn_and_voted_decides():
         del votes[name]
     assert scoring.refused(RUN, opened, listed, votes) == {}, "who did not vote is not waited for"
     assert scoring.refused(manifest(), opened, listed, dict.fromkeys(listed, refusing)) == {}
+
+
+def test_each_voter_has_an_order_of_its_own_that_nobody_can_choose():
+    def order(number: int, voter: str) -> list[str]:
+        return sorted(NAMES, key=lambda name: scoring.turn(ballot(number), voter, name))
+
+    assert order(1, "me") == order(1, "me")
+    firsts = Counter(order(number, voter)[0] for number in range(20) for voter in ("me", "you", "they"))
+    assert len(firsts) > 12
+    assert order(1, "me") != order(1, "you")
+    assert order(1, "me") != order(2, "me")
