@@ -109,7 +109,7 @@ def test_what_is_well_made_is_scored_once_the_ballot_is_here_and_voted_on_then()
 
 
 def test_the_ballots_order_is_nobodys_order_of_scoring():
-    node = Node(clusters=8, voters=8, vote_seconds=100)
+    node = Node(clusters=8, voters=8, vote_seconds=100, start_clusters=8)
     mine, *others = [node.table.contribution(number) for number in range(8)]
     node.feed(member.Signed(mine))
     for statement in (mine, *others):
