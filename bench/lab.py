@@ -226,7 +226,11 @@ class Lab:
     def _announced(self) -> dict[str, Sent]:
         if self.hostile is None:
             return self._contributions
-        return {**self._contributions, **self.hostile.announce(self, self._contributions)}
+        said = self.hostile.announce(self, self._contributions)
+        for member in self.members:
+            if member.state.cluster in said:
+                member.payloads = {leaf.stage: leaf.digest for leaf in said[member.state.cluster].leaves}
+        return {**self._contributions, **said}
 
     def _is_well_made(self, name: str, sent: Sent) -> bool:
         return not self._is_hostile(name) or self._passes(name, sent)
