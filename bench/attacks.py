@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bench.committee import Votes
 from bench.lab import Lab, Sent, announcement
 from dilocox.node.outer.state import EncodedStage, StageState
 from dilocox.protocol.payload import owner_of
@@ -56,6 +57,8 @@ class Attack:
     """It begins at this share of the run."""
     takes: str = ""
     """It announces a payload of another's as it is ("as it is"), or under its own name ("renamed")."""
+    colludes: bool = False
+    """It refuses every honest contribution and accepts its friends'."""
 
 
 def _one_tensor(seen: Seen) -> Tensor:
@@ -96,6 +99,13 @@ ATTACKS = [
     Attack("ALIE", "the mean less 1.5 standard deviations in each coordinate", lambda s: s.mean - 1.5 * s.honest.std(0)),
     Attack("IPM", "the mean turned and doubled", lambda seen: -2 * seen.mean),
     Attack("labels", "its own work on wrong labels", flips_labels=True),
+    Attack(
+        "colluding votes",
+        "live, and they refuse every honest contribution and accept each other's",
+        lambda seen: -LOUD * seen.victim,
+        most_tokens=True,
+        colludes=True,
+    ),
 ]
 
 
@@ -116,9 +126,18 @@ class Adversary:
     def targets(self, lab: Lab, targets: Tensor) -> Tensor:
         return lab.run.model.vocabulary_size - 1 - targets if self.attack.flips_labels and self.begun(lab) else targets
 
+    def vote(self, lab: Lab, voter: str, found: Votes) -> Votes:
+        """They measure as everybody does, by what they announced."""
+        if not self.attack.colludes:
+            return found
+        friends = self.names(lab)
+        return {name: name in friends for name in found}
+
+    def names(self, lab: Lab) -> list[str]:
+        return [lab.members[number].state.cluster for number in self.clusters]
+
     def announce(self, lab: Lab, sent: Mapping[str, Sent]) -> Mapping[str, Sent]:
-        names = [member.state.cluster for member in lab.members]
-        hostile = [names[number] for number in self.clusters]
+        hostile = self.names(lab)
         if not self.begun(lab):
             return {name: sent[name] for name in hostile}
         honest = {name: each for name, each in sent.items() if name not in hostile}

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bench.committee import Committee, Seconds, Votes, Work
 from bench.texts import stdlib
 from dilocox.node.outer.state import EncodedStage
 from dilocox.node.training.data import Dataset, load_dataset
@@ -121,6 +122,9 @@ class Hostile(Protocol):
     def announce(self, lab: "Lab", sent: Mapping[str, Sent]) -> Mapping[str, Sent]:
         """What they announce, by cluster, having seen everybody's work and their own; new payloads go to `lab.put`."""
 
+    def vote(self, lab: "Lab", voter: str, found: Votes) -> Votes:
+        """What one of them says of each contribution, having found this."""
+
 
 @dataclass
 class Lab:
@@ -140,12 +144,19 @@ class Lab:
     points: list[Point] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        names = self.names or [f"cluster-{index:04}" for index in range(self.clusters)]
+        self._names = names = self.names or [f"cluster-{index:04}" for index in range(self.clusters)]
         roster = {name: Cluster(name, (), joined=1) for name in names}
         self.counted: dict[str, Sent] = {}
         """In the last commit, by cluster."""
+        self.announced: dict[str, Sent] = {}
+        """For it."""
         self.refused: list[str] = []
         """What voters said of hostile payloads."""
+        self.harmful: list[tuple[int, str]] = []
+        """Round and author of what its committee refused."""
+        self.judged: list[tuple[int, str]] = []
+        """Of all that was well made."""
+        self.seconds = Seconds()
         self.takes: list[Take] = []
         self.head = self._advance(replace(initial_head(""), roster=roster), {})
         """What it makes of the run."""
@@ -157,6 +168,7 @@ class Lab:
         self._samples_read: dict[str, int] = {}
         self.wire_bytes = self.tokens = 0
         self.dataset: Dataset = load_dataset(self.run, self.data or stdlib().folder)
+        self.committee = Committee(self.run, self.dataset, self.seconds)
         self.members = []
         for name in names:
             trainer = Trainer(self.run, Mesh(device=self.device))
@@ -191,25 +203,49 @@ class Lab:
         self._take_turns(lambda member: member.state.head is not self.head)
 
     def round(self) -> None:
-        """Every cluster's phase, and the commit that counts all of them; it is applied in the next round's phases."""
+        """Every cluster's phase, and the commit that counts what voters accept; it is applied in the next round's phases."""
         number = self.head.round
         self._take_turns(lambda member: member.state.round == number)
-        self.counted = dict(sorted(self._sent().items()))
+        self.counted = self._counted()
         self.wire_bytes += self.payload_bytes
         self._rank_or_k = self.head.rank_or_k
         self.head = self._advance(self.head, self._samples_read)
-        kept = {digest for sent in self.counted.values() for digest in sent.payloads}
+        kept = {digest for sent in self.announced.values() for digest in sent.payloads}
         kept |= {digest for member in self.members for digest in member.payloads.values()}
         self._blobs = {digest: raw for digest, raw in self._blobs.items() if digest in kept}
 
-    def _sent(self) -> dict[str, Sent]:
-        """What counts: everybody's work, and of what hostile clusters announce all that honest voters let pass."""
+    def _counted(self) -> dict[str, Sent]:
+        """Everybody's work, and of what hostile clusters announce all that is well made, but what its committee refuses."""
+        announced = self.announced = self._announced()
+        well_made = {name: sent for name, sent in sorted(announced.items()) if self._is_well_made(name, sent)}
+        refused = self._refused(announced, well_made) if self.run.scoring.voters else {}
+        self.judged += [(self.head.round, name) for name in well_made]
+        self.harmful += [(self.head.round, name) for name in well_made if name in refused]
+        return {name: sent for name, sent in well_made.items() if name not in refused}
+
+    def _announced(self) -> dict[str, Sent]:
         if self.hostile is None:
             return self._contributions
-        names = [member.state.cluster for member in self.members]
-        honest = {name: self._contributions[name] for n, name in enumerate(names) if n not in self.hostile.clusters}
         said = self.hostile.announce(self, self._contributions)
-        return {**honest, **{name: sent for name, sent in said.items() if self._passes(name, sent)}}
+        for member in self.members:
+            if member.state.cluster in said:
+                member.payloads = {leaf.stage: leaf.digest for leaf in said[member.state.cluster].leaves}
+        return {**self._contributions, **said}
+
+    def _is_well_made(self, name: str, sent: Sent) -> bool:
+        return not self._is_hostile(name) or self._passes(name, sent)
+
+    def _is_hostile(self, name: str) -> bool:
+        return self.hostile is not None and self._names.index(name) in self.hostile.clusters
+
+    def _refused(self, announced: Mapping[str, Sent], well_made: Container[str]) -> Container[str]:
+        """By their committees: every phase of the round is over and no commit has come, so everybody's Θ is what it built on."""
+        trainers = {member.state.cluster: member.trainer for member in self.members}
+        works = {name: Work(sent.payloads, sent.contribution.norm) for name, sent in announced.items()}
+        return self.committee.refused(self.head, trainers, works, well_made, self.payload, self._say)
+
+    def _say(self, voter: str, found: Votes) -> Votes:
+        return self.hostile.vote(self, voter, found) if self.hostile is not None and self._is_hostile(voter) else found
 
     def _passes(self, cluster: str, sent: Sent) -> bool:
         try:
@@ -278,7 +314,8 @@ class Lab:
         inputs, targets = self.dataset.batch(list(action.positions))
         if self.hostile is not None and index in self.hostile.clusters:
             targets = self.hostile.targets(self, targets)
-        member.trainer.step(inputs, targets)
+        with self.seconds.spent("training"):
+            member.trainer.step(inputs, targets)
         member.total_steps += 1
         self.tokens += self.run.tokens_per_step
 
@@ -301,7 +338,8 @@ class Lab:
         self._samples_read[name] = ended.samples_read
 
     def _advance(self, head: Head, samples_read: dict[str, int]) -> Head:
-        """What chain.compose makes of a round in which every cluster counted."""
+        """What chain.compose makes of a round; but who does not count keeps its seat, which a run takes after MISSED_COMMITS, and
+        what it read is settled."""
         ledger, bodies = head.ledger, {name: sent.contribution for name, sent in self.counted.items()}
         for name in sorted(samples_read):
             ledger = ledger.settle(name, samples_read[name])

@@ -1,4 +1,4 @@
-"""What hostile clusters do to a model, by attack and defence: `python -m bench.poison [--quick] [--check]`.
+"""What hostile clusters do to a model, by attack and defence: `python -m bench.poison [--quick] [--own-data] [--check]`.
 
 Real trainers and codecs in the lab, whose counting and apply are the product's; hostile payloads (bench/attacks.py) pass what
 voters check, or are refused. A defence is what a manifest chooses, each one more than the one before. Finished cells are kept in
@@ -11,7 +11,7 @@ import math
 import multiprocessing
 import shutil
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -58,15 +58,23 @@ TOTAL = _more(CAP, "+ clip", "payloads at most two medians, and largest_rms", ro
 TENSORS = _more(
     TOTAL, "+ tensors", "each tensor at most 1.25 medians: the defaults of an open run", rounds={"tensor_clip_ratio": None}
 )
+CENTERED = _more(TENSORS, "centered-clip", "outer.aggregate", outer={"aggregate": "centered-clip"})
+SCORING = {"voters": 32}
+SCORES = _more(TENSORS, "scores", "the defaults, and a committee of 32 that scores", scoring=SCORING)
+SCORES_CENTERED = _more(CENTERED, "scores + centered-clip", "both", scoring=SCORING)
 DEFENCES = [
     NONE,
     CAP,
     TOTAL,
     TENSORS,
     _more(TENSORS, "trimmed", "outer.aggregate", outer={"aggregate": "trimmed"}),
-    _more(TENSORS, "centered-clip", "outer.aggregate", outer={"aggregate": "centered-clip"}),
+    CENTERED,
+    SCORES,
+    SCORES_CENTERED,
 ]
 """A defence that is to come is one more."""
+SCORED = {SCORES.name: TENSORS.name, SCORES_CENTERED.name: CENTERED.name}
+"""Those that score, and what each is without."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,7 @@ class Cell:
 
 
 def train(cell: Cell) -> dict[str, Any]:
-    """Held-out losses round by round, and what voters refused."""
+    """Held-out losses round by round, and what voters refused and measured."""
     from bench.attacks import ATTACKS, Adversary
     from bench.lab import Lab, process_group_of_one
 
@@ -119,7 +127,23 @@ def train(cell: Cell) -> dict[str, Any]:
         run, cell.clusters, ARRIVAL, evaluate_every=max(1, run.rounds.count // 4), data=cell.text.folder, hostile=hostile
     ).rounds()
     losses = [loss if math.isfinite(loss) else math.inf for loss in lab.losses]
-    return {"cell": cell.said, "losses": losses, "refused": lab.refused}
+    bad = set(hostile.names(lab))
+    return {
+        "cell": cell.said,
+        "losses": losses,
+        "refused": lab.refused,
+        "judged": {"hostile": _of(lab.judged, bad), "honest": len(lab.judged) - _of(lab.judged, bad)},
+        "harmful": {"hostile": _of(lab.harmful, bad), "honest": len(lab.harmful) - _of(lab.harmful, bad)},
+        "measured": [
+            [each.round, each.voter in bad, each.author in bad, round(each.score.gain, 6), round(each.score.cosine, 6)]
+            for each in lab.committee.measured
+        ],
+        "seconds": asdict(lab.seconds),
+    }
+
+
+def _of(round_and_author: Iterable[tuple[int, str]], clusters: Container[str]) -> int:
+    return sum(author in clusters for _, author in round_and_author)
 
 
 def _keep(cell: Cell) -> Cell:
@@ -146,6 +170,45 @@ def loss_of(cell: Cell) -> float:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """What committees did with well-made contributions, over the runs of some seeds."""
+
+    hostile: int
+    caught: int
+    honest: int
+    refused: int
+    voices: int
+    """Scores of honest contributions by honest voters."""
+    against: int
+    """Of those, who found harm."""
+    training: float
+    """Process seconds."""
+    candidates: float
+    losses: float
+
+    def __str__(self) -> str:
+        return f"{self.caught} of {self.hostile}; {self.refused} of {self.honest}"
+
+
+def judged(cells: Iterable[Cell]) -> Judged:
+    results = [result for cell in cells if (result := cell.result()) is not None]
+    fair = [(gain, cosine) for result in results for _, by, of, gain, cosine in result["measured"] if not by and not of]
+
+    def total(kind: str, name: str) -> Any:
+        return sum(result[kind][name] for result in results)
+
+    return Judged(
+        total("judged", "hostile"),
+        total("harmful", "hostile"),
+        total("judged", "honest"),
+        total("harmful", "honest"),
+        len(fair),
+        sum(gain < 0 and cosine < 0 for gain, cosine in fair),
+        *(total("seconds", name) for name in ("training", "candidates", "losses")),
+    )
+
+
+@dataclass(frozen=True)
 class Setting:
     """One table: attacks down, defences across."""
 
@@ -160,6 +223,11 @@ class Setting:
         hostile = self.hostile if attack != "nobody" else 0
         cell = Cell(attack, defence, self.clusters, hostile, self.codec, self.layers, self.steps, 0, stdlib())
         return [replace(cell, seed=seed) for seed in range(self.seeds)]
+
+    @property
+    def inner_steps(self) -> int:
+        """Of all clusters, over the runs of all seeds."""
+        return self.clusters * self.steps * self.seeds
 
     @property
     def title(self) -> str:
@@ -179,12 +247,14 @@ HARM, EXPLODES, COST = 1.25, 2.0, 1.05
 defence, and what the defaults may cost where nobody is hostile."""
 
 
-def losses(setting: Setting, attacks: Sequence[str]) -> dict[str, dict[str, float]]:
+CLOSE, UNJUST, UNSCORED, SHARE = 1.01, 0.02, 1.003, 0.03
+"""Where the run scores and fewer than a third are hostile: times the loss without hostile clusters, share of honest contributions
+refused; and with nobody hostile: times the loss without scores, and of the time that training takes."""
+
+
+def losses(setting: Setting, attacks: Sequence[str], defences: Sequence[str]) -> dict[str, dict[str, float]]:
     return {
-        attack: {
-            defence.name: statistics.fmean(loss_of(cell) for cell in setting.cells(attack, defence.name))
-            for defence in DEFENCES
-        }
+        attack: {defence: statistics.fmean(loss_of(cell) for cell in setting.cells(attack, defence)) for defence in defences}
         for attack in attacks
     }
 
@@ -205,35 +275,113 @@ def missed(setting: Setting, found: Mapping[str, Mapping[str, float]]) -> list[s
     return sentences
 
 
+def missed_by_scores(
+    setting: Setting,
+    found: Mapping[str, Mapping[str, float]],
+    votes: Mapping[str, Mapping[str, Judged]],
+    unscored: Mapping[str, float],
+) -> list[str]:
+    """`unscored`: the loss where nobody is hostile nor scores, by defence that scores."""
+    sentences = []
+    for defence, plain in unscored.items() if 3 * setting.hostile < setting.clusters else ():
+        clean, quiet = found["nobody"][defence], votes["nobody"][defence]
+        for attack, row in found.items():
+            if row[defence] > CLOSE * clean:
+                sentences.append(f"{attack} reaches {row[defence]:.3f} with {defence}, {clean:.3f} with nobody hostile")
+            each = votes[attack][defence]
+            if each.refused > UNJUST * each.honest:
+                sentences.append(f"{attack}: {defence} refuses {each.refused} of {each.honest} honest contributions")
+        if clean > UNSCORED * plain:
+            sentences.append(f"{defence} costs {clean / plain - 1:.1%} where nobody is hostile")
+        if quiet.losses > SHARE * quiet.training:
+            sentences.append(f"{defence} takes {quiet.losses / quiet.training:.0%} of the time of training")
+    return [f"{setting.title}: {sentence}" for sentence in sentences]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one setting, one seed, short runs")
     parser.add_argument("--clusters", type=int, default=QUICK.clusters, help="of the quick setting")
     parser.add_argument("--hostile", type=int, default=QUICK.hostile, help="of the quick setting")
     parser.add_argument("--codec", choices=CODECS, default=QUICK.codec, help="of the quick setting")
+    parser.add_argument("--steps", type=int, default=QUICK.steps, help="inner steps of each cluster, of the quick setting")
+    parser.add_argument("--seeds", type=int, default=QUICK.seeds, help="of the quick setting")
+    parser.add_argument("--defences", nargs="+", choices=[each.name for each in DEFENCES], help="only these columns")
+    parser.add_argument("--attacks", nargs="+", help="only these rows, and nobody's")
+    parser.add_argument("--own-data", action="store_true", help="what a contribution does on its own samples and on others")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar does not hold")
     parser.add_argument("--afresh", action="store_true", help="forget finished cells")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(arguments)
     if options.afresh:
         shutil.rmtree(CELLS, ignore_errors=True)
+    quick = replace(
+        QUICK, clusters=options.clusters, hostile=options.hostile, codec=options.codec, steps=options.steps, seeds=options.seeds
+    )
+    settings = [quick] if options.quick else FULL
+    if options.own_data:
+        own_data(settings)
+        return
     from bench.attacks import ATTACKS
 
-    names = [attack.name for attack in ATTACKS]
-    quick = replace(QUICK, clusters=options.clusters, hostile=options.hostile, codec=options.codec)
-    settings = [quick] if options.quick else FULL
-    run_all((c for s in settings for attack in names for d in DEFENCES for c in s.cells(attack, d.name)), options.processes)
+    names = [attack.name for attack in ATTACKS if not options.attacks or attack.name in ("nobody", *options.attacks)]
+    defences = options.defences or [defence.name for defence in DEFENCES]
+    rows = {(attack, d) for attack in names for d in defences} | {("nobody", SCORED[d]) for d in defences if d in SCORED}
+    run_all((cell for s in settings for row in sorted(rows) for cell in s.cells(*row)), options.processes)
     results, sentences = [], []
     for setting in settings:
-        found = losses(setting, names)
-        print(f"\nheld-out loss at the end; {setting.title}")
-        columns = ["attack", *(defence.name for defence in DEFENCES)]
-        table(columns, [[attack, *(f"{loss:.3f}" for loss in row.values())] for attack, row in found.items()])
-        sentences += missed(setting, found)
-        results.append({"setting": asdict(setting), "losses": found})
+        found = losses(setting, names, defences)
+        votes = {attack: {d: judged(setting.cells(attack, d)) for d in defences if d in SCORED} for attack in names}
+        say(setting, found, votes)
+        if not options.attacks and not options.defences:
+            sentences += missed(setting, found)
+        unscored = losses(setting, ["nobody"], [SCORED[d] for d in defences if d in SCORED])["nobody"]
+        sentences += missed_by_scores(setting, found, votes, {d: unscored[SCORED[d]] for d in votes["nobody"]})
+        results.append({"setting": asdict(setting), "losses": found, "votes": votes})
     short = f"poison-quick-{quick.hostile}-of-{quick.clusters}-{quick.codec.replace(' ', '-')}"
-    write(short if options.quick else "poison", results)
+    write(short if options.quick else "poison", json.loads(json.dumps(results, default=asdict)))
     judge(sentences, options.check)
+
+
+def say(setting: Setting, found: Mapping[str, Mapping[str, float]], votes: Mapping[str, Mapping[str, Judged]]) -> None:
+    print(f"\nheld-out loss at the end; {setting.title}")
+    table(["attack", *found["nobody"]], [[attack, *(f"{loss:.3f}" for loss in row.values())] for attack, row in found.items()])
+    if not votes["nobody"]:
+        return
+    print(f"\nhostile contributions caught of how many; honest ones refused of how many; {setting.title}")
+    table(["attack", *votes["nobody"]], [[attack, *map(str, row.values())] for attack, row in votes.items()])
+    print(f"\nnobody hostile: what scoring takes; {setting.title}")
+    rows = [
+        [
+            defence,
+            f"{each.against} of {each.voices}",
+            f"{each.losses / each.training:.1%}",
+            f"{each.candidates / each.training:.1%}",
+            f"{each.losses / each.voices / (each.training / setting.inner_steps):.2f}",
+        ]
+        for defence, each in votes["nobody"].items()
+    ]
+    table(["defence", "scores that find harm", "losses / training", "candidates / training", "inner steps a score"], rows)
+
+
+def own_data(settings: Sequence[Setting]) -> None:
+    """Mean difference of gains, its standard error, and the standard deviation of one measurement."""
+    from bench.own_data import differences, summary
+
+    for setting in settings:
+        cells = setting.cells("nobody", TENSORS.name)
+        found = [
+            each for cell in cells for each in differences(cell.manifest(), cell.clusters, ARRIVAL, cell.text.folder, cell.seed)
+        ]
+        print(f"\ngain on its own samples less that on others, nats per token; {setting.title}")
+        rows = [
+            [name, str(len(values)), *(f"{value:.5f}" for value in summary(values))]
+            for name, values in (
+                ("its author's", [each.own for each in found]),
+                ("who copied it", [each.copied for each in found]),
+            )
+        ]
+        table(["samples of", "measured", "mean", "standard error", "standard deviation"], rows)
 
 
 if __name__ == "__main__":

@@ -529,7 +529,7 @@ def _to_score(state: MemberState) -> list[Score]:
         return []
     _, clips = counting.clip(state.manifest, {statement.peer: statement.body.norm for statement in _listed(state)})
     positions = tuple(scoring.positions(state.manifest, ballot, state.me, lease))
-    return [Score(statement, own, clips[statement.peer], positions) for statement in due]
+    return [Score(s, own, clips[s.peer], positions) for s in sorted(due, key=lambda s: scoring.turn(ballot, state.me, s.peer))]
 
 
 def _verdict(state: MemberState, digest: bytes) -> Verdict:
@@ -562,6 +562,7 @@ def _vote(state: MemberState, now: float) -> pb.Receipt | None:
         return None
     verdicts = {digest: _verdict(state, digest) for digest in listed if digest != own.digest}
     against = [(index, *verdicts[digest]) for index, digest in enumerate(listed) if digest in verdicts and verdicts[digest][0]]
+    told = sorted(sorted(against, key=lambda item: item[1] != pb.REASON_HARMS)[: limits.FINDINGS])  # others' bits say enough
     accepted = [digest in verdicts and not verdicts[digest][0] for digest in listed]
     worst = _worst(state, listed, accepted, limits.FINDINGS - len(against))
     return pb.Receipt(
@@ -569,8 +570,7 @@ def _vote(state: MemberState, now: float) -> pb.Receipt | None:
         ballot=ballot.signing,
         accepted=rules.bits(accepted),
         findings=[
-            pb.Finding(index=i, reason=reason, stage=stage, score=_gain(state, listed[i], reason))
-            for i, reason, stage in against[: limits.FINDINGS]
+            pb.Finding(index=i, reason=reason, stage=stage, score=_gain(state, listed[i], reason)) for i, reason, stage in told
         ],
         scored=[index for index, _ in worst],
         score=[gain for _, gain in worst],

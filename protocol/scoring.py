@@ -1,14 +1,14 @@
 """Scores: what a contribution does to the model, measured by a committee before it counts.
 
 Each contribution has a committee of voters, drawn from SHA-256 of the coordinator's signature over the ballot: nobody can know it
-while he trains; receipts name that very signature. A member applies the contribution alone to the round's state, and measures the loss before and after on samples of
-its own lease, drawn in the same way. It refuses what harms: what makes the loss worse by the manifest's margin and points away from
-the member's own contribution. Either alone refuses too many that are honest and unlucky. What most of its committee does not find
-harmful counts, where it is also well made for at least half of all voters, as ever. One who finds harm is never enough: among three
-clusters one would stop the run.
+while he trains, and receipts name that very signature. A member applies the contribution alone to the round's state, and measures
+the loss before and after on samples of its own lease, drawn in the same way. It finds harm in what makes the loss worse by the
+manifest's margin and points away from its own contribution: either alone refuses too much honest work. What harms in the eyes of
+more than a third of its committee (the manifest's threshold) does not count. One who finds harm is never enough: among three
+clusters one would stop the run, and of two each could.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -19,7 +19,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["UNITS", "Score", "committee", "duties", "harms", "is_refused", "positions", "units"]
+__all__ = ["UNITS", "Score", "committee", "duties", "harmful", "harms", "positions", "turn", "units"]
 
 UNITS = 1024
 """To the nat, in a receipt."""
@@ -85,6 +85,12 @@ def _committee(wanted: int, seed: bytes, cluster: str, listed: Sequence[str]) ->
     return frozenset(drawn)
 
 
+def turn(ballot: Statement[pb.Ballot], voter: str, cluster: str) -> bytes:
+    """A voter scores by the smallest first. It may have no time for all, and who chose its place, or had the same one with all
+    voters, would be scored by nobody."""
+    return sha256(seed_of(ballot), b"turn", voter.encode(), cluster.encode())
+
+
 def positions(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, lease: Lease) -> list[int]:
     """Of the samples on which a voter scores everything in this round: some of its own lease; fewer where that is short."""
     ends = list(accumulate(end - start for start, end in lease.spans))
@@ -99,6 +105,19 @@ def positions(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, leas
     return [position for index in sorted(chosen) for position in lease.positions(lease.counted + index, 1) or ()]
 
 
-def is_refused(manifest: Manifest, harmed: int, voted: int) -> bool:
-    """Whether a contribution that so many of a committee's members who voted find harmful does not count."""
-    return harmed > 1 and voted - harmed < manifest.scoring.threshold * voted
+def harmful(
+    manifest: Manifest,
+    ballot: Statement[pb.Ballot],
+    listed: Sequence[str],
+    voters: Iterable[str],
+    found: Callable[[str, int], bool],
+) -> dict[str, tuple[int, int]]:
+    """Contributions on the ballot that do not count for what they do: how many of how many of those who were drawn to score them
+    and voted found harm. `found`: whether a voter did in what has this index."""
+    voted, refused = frozenset(voters), dict[str, tuple[int, int]]()
+    for index, name in enumerate(listed if manifest.scoring.voters else ()):
+        drawn = committee(manifest, ballot, name, listed) & voted
+        harmed = sum(found(voter, index) for voter in drawn)
+        if harmed > 1 and len(drawn) - harmed < manifest.scoring.threshold * len(drawn):
+            refused[name] = harmed, len(drawn)
+    return refused

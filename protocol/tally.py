@@ -3,7 +3,8 @@ can recheck a commit.
 
 Voters are the clusters that contributed and voted: who does not vote does not count (unless it said goodbye in between), and does
 not stand in the others' way. A contribution counts when at least half of the other voters, and at least one, accepted it; a lone
-one counts only where the manifest's min_clusters is 1. Where the run scores, most of its committee must have accepted it too.
+one counts only where the manifest's min_clusters is 1. What a voter finds to harm is well made for it: whether it counts all the
+same, those say who were drawn to score it (scoring.py).
 """
 
 from collections import Counter
@@ -94,41 +95,30 @@ def _accepted(
     accepted: dict[str, Statement[pb.Contribution]] = {}
     index = {name: number for number, name in enumerate(gathered.listed())}
     voters = [name for name in candidates if name in gathered.receipts]
+    harm = {name: _found_harmful(gathered.receipts[name][0].body) for name in voters}
     yes = _yes_votes(gathered, voters, len(index))
     complaints = _complaints(gathered, voters)
+    ballot = gathered.ballot
+    refused = scoring.harmful(manifest, ballot, gathered.listed(), voters, lambda v, i: i in harm[v]) if ballot else {}
     for name in candidates:
-        votes, others = int(yes[index[name]]), len(voters) - (name in gathered.receipts)
-        if (votes and 2 * votes >= others) or (not others and manifest.rounds.min_clusters == 1):
+        well_made = sum(index[name] in each for each in harm.values()) if manifest.scoring.voters else 0
+        votes, others = int(yes[index[name]]) + well_made, len(voters) - (name in gathered.receipts)
+        if name in refused:
+            harmed, drawn = refused[name]
+            reasons[name] = pb.REASON_HARMS, f"{harmed} of the {drawn} who were drawn to score it found that it harms"
+        elif (votes and 2 * votes >= others) or (not others and manifest.rounds.min_clusters == 1):
             statement = single(gathered.contributions[name])
             assert statement is not None
             accepted[name] = statement
         else:
             reasons[name] = _complaint(complaints.get(index[name]), votes, others)
     _drop_copies(accepted, {name: int(yes[index[name]]) for name in accepted}, reasons)
-    _drop_harmful(manifest, gathered, voters, accepted, reasons)
     return accepted
 
 
-def _drop_harmful(
-    manifest: Manifest,
-    gathered: Gathered,
-    voters: Sequence[str],
-    accepted: dict[str, Statement[pb.Contribution]],
-    reasons: dict[str, Why],
-) -> None:
-    """What too few of those accepted who were drawn to score it."""
-    listed, ballot = gathered.listed(), gathered.ballot
-    if not manifest.scoring.voters or ballot is None:
-        return
-    votes = {name: gathered.receipts[name][0].body.accepted for name in voters}
-    for index, name in enumerate(listed):
-        if name not in accepted:
-            continue
-        drawn = scoring.committee(manifest, ballot, name, listed) & votes.keys()
-        accepts = sum(votes[voter][index // 8] >> index % 8 & 1 for voter in drawn)
-        if not scoring.is_enough(manifest, accepts, len(drawn)):
-            del accepted[name]
-            reasons[name] = pb.REASON_HARMS, f"{accepts} of the {len(drawn)} who were drawn to score it accepted it"
+def _found_harmful(receipt: pb.Receipt) -> frozenset[int]:
+    """What is well made, as far as this voter says, and harms."""
+    return frozenset(finding.index for finding in receipt.findings if finding.reason == pb.REASON_HARMS)
 
 
 def _drop_copies(accepted: dict[str, Statement[pb.Contribution]], votes: Mapping[str, int], reasons: dict[str, Why]) -> None:

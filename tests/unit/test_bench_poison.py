@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from bench import poison
-from bench.attacks import ATTACKS, Seen
-from bench.poison import DEFENCES, Cell, Setting, missed, train
+from bench.attacks import ATTACKS, Adversary, Seen, decoded
+from bench.committee import Votes
+from bench.lab import Lab
+from bench.own_data import differences, samples_read, summary
+from bench.poison import ARRIVAL, DEFENCES, SCORED, Cell, Judged, Setting, missed, missed_by_scores, train
 from bench.texts import Text, stdlib
+from dilocox.protocol.ledger import Lease
 
 SETTING = Setting(4, 1, "sparse", 1, 10, 1)
 
@@ -60,7 +64,10 @@ def test_each_defence_is_more_than_the_one_before(tmp_path: Path):
         (1, 2, 1.25, pytest.approx(0.4), "mean"),
         (1, 2, 1.25, pytest.approx(0.4), "trimmed"),
         (1, 2, 1.25, pytest.approx(0.4), "centered-clip"),
+        (1, 2, 1.25, pytest.approx(0.4), "mean"),
+        (1, 2, 1.25, pytest.approx(0.4), "centered-clip"),
     ]
+    assert {name for name, run in runs.items() if run.scoring.voters} == set(SCORED)
     assert len({cell("live", name, text).key for name in runs}) == len(runs)
 
 
@@ -76,3 +83,71 @@ def test_bars_say_what_does_not_hold():
     assert missed(Setting(16, 5, "sparse", 1, 10, 1), harmed) == [], "more than a quarter is not held"
     tame = {**fine, "live": dict.fromkeys(names, 3.0)}
     assert any("without defence" in sentence for sentence in missed(SETTING, tame))
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("attack", ["flip", "colluding votes"])
+def test_a_committee_refuses_what_harms_and_counts_the_others(attack: str):
+    result = train(cell(attack, "scores", stdlib()))
+    assert result["judged"] == {"hostile": 2, "honest": 6}
+    assert result["harmful"] == {"hostile": 2, "honest": 0}
+    assert len(result["measured"]) == 2 * 4 * 3, "all others score each"
+    assert all(result["seconds"][kind] > 0 for kind in ("training", "candidates", "losses"))
+    assert train(cell(attack, "+ tensors", stdlib()))["measured"] == []
+
+
+@pytest.mark.usefixtures("process_group")
+def test_what_a_committee_refuses_is_owed_again():
+    class Against(Adversary):
+        """Half of all, who refuse one that does no harm, and work."""
+
+        def vote(self, lab: Lab, voter: str, found: Votes) -> Votes:
+            return {**found, "cluster-0000": False}
+
+    few = cell("nobody", "scores", stdlib())
+    lab = Lab(few.manifest(), 4, 0, data=few.text.folder, hostile=Against(range(2, 4), ATTACKS[0], 0))
+    lab.round()
+    assert lab.harmful == [(1, "cluster-0000")]
+    assert sorted(lab.counted) == ["cluster-0001", "cluster-0002", "cluster-0003"]
+    refused = lab.announced["cluster-0000"]
+    state = lab.trainers[0].states[0]
+    owed, payload = state.feedback.clone(), decoded(lab, refused)
+    assert float(payload.norm()) > 0
+    lab.settle()
+    torch.testing.assert_close(state.feedback, owed + payload)
+
+
+def judged(caught: int = 10, refused: int = 0, losses: float = 1.0) -> Judged:
+    return Judged(10, caught, 100, refused, 700, refused, 100.0, 5.0, losses)
+
+
+def test_bars_of_scoring_say_what_does_not_hold():
+    found = {each.name: dict.fromkeys(SCORED, 3.0) for each in ATTACKS}
+    votes = {each.name: dict.fromkeys(SCORED, judged()) for each in ATTACKS}
+    unscored = dict.fromkeys(SCORED, 3.0)
+    assert missed_by_scores(SETTING, found, votes, unscored) == []
+
+    def said(**changes: object) -> str:
+        [sentence] = missed_by_scores(SETTING, **{"found": found, "votes": votes, "unscored": unscored, **changes})  # type: ignore[arg-type]
+        return sentence
+
+    assert "flip reaches 3.040 with scores" in said(found={**found, "flip": {**found["flip"], "scores": 3.04}})
+    assert "refuses 3 of 100 honest" in said(votes={**votes, "flip": {**votes["flip"], "scores": judged(refused=3)}})
+    assert "takes 4% of the time" in said(votes={**votes, "nobody": {**votes["nobody"], "scores": judged(losses=4.0)}})
+    assert "scores costs 0.7%" in said(unscored={**unscored, "scores": 2.98})
+    third = Setting(6, 2, "sparse", 1, 10, 1)
+    assert missed_by_scores(third, {**found, "flip": dict.fromkeys(SCORED, 9.0)}, votes, unscored) == [], "a third is not held"
+
+
+def test_what_was_read_is_what_a_commit_counted():
+    before, after = Lease(4, ((10, 13), (20, 30))), Lease(9, ((22, 30), (40, 45)))
+    assert samples_read(before, after) == [10, 11, 12, 20, 21]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_gains_are_compared_of_each_contribution():
+    run = cell("nobody", "+ tensors", stdlib()).manifest()
+    found = differences(run, 3, ARRIVAL, stdlib().folder, 0)
+    assert [each.round for each in found] == [1, 1, 1, 2, 2, 2]
+    assert len({each.own for each in found} | {each.copied for each in found}) == 12
+    assert summary([1.0, 3.0]) == pytest.approx((2.0, 1.0, 2**0.5))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dilocox.protocol import events, limits, member, rules
+from dilocox.protocol import events, limits, member, rules, scoring
 from dilocox.protocol.head import HostRange, resting_on
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -18,8 +18,8 @@ ACCEPTED: member.Verdict = (pb.REASON_UNSPECIFIED, 0)
 class Node:
     """Number 0's machine beside the coordinator's, which it hears."""
 
-    def __init__(self, voters: int = 0, **rounds: float) -> None:
-        self.table = Table(manifest(rounds=rounds, scoring={"voters": voters, "sequences": 3})).genesis()
+    def __init__(self, voters: int = 0, clusters: int = 3, **rounds: float) -> None:
+        self.table = Table(manifest(rounds=rounds, scoring={"voters": voters, "sequences": 3})).genesis(range(clusters))
         self.state = member.start(self.table.run, identity(0).peer, self.table.head)
         self.effects: list[member.Effect] = []
         self.feed(member.StateReady(1, self.table.state_root(), None))
@@ -106,6 +106,21 @@ def test_what_is_well_made_is_scored_once_the_ballot_is_here_and_voted_on_then()
     assert found == {(node.digests[0], pb.REASON_HARMS, -512), (node.digests[1], pb.REASON_NON_FINITE, 0)}
     assert not int.from_bytes(receipt.body.accepted, "little")
     assert node.table.submit(receipt) == rules.ACCEPT
+
+
+def test_the_ballots_order_is_nobodys_order_of_scoring():
+    node = Node(clusters=8, voters=8, vote_seconds=100, start_clusters=8)
+    mine, *others = [node.table.contribution(number) for number in range(8)]
+    node.feed(member.Signed(mine))
+    for statement in (mine, *others):
+        node.table.submit(statement)
+    node.see(*others)
+    for statement in others:
+        node.feed(member.Judged(statement.digest, ACCEPTED))
+    ballot = node.table.ballots[-1]
+    asked = [e.contribution.peer for e in node.feed(member.Seen(ballot)) if isinstance(e, member.Score)]
+    assert asked == sorted((s.peer for s in others), key=lambda peer: scoring.turn(ballot, identity(0).peer, peer))
+    assert asked != [s.peer for s in sorted(others, key=lambda s: s.digest)]
 
 
 def test_what_helps_is_accepted_and_its_score_stands_in_the_receipt():
@@ -802,7 +817,7 @@ def test_a_receipt_is_about_the_ballot_that_is_here(ballot: bool | None, round: 
     node = Node(vote_seconds=100).vote()
     here = node.state.ballot
     assert here is not None
-    receipt = pb.Receipt(round=round, ballot=here.digest if ballot else digest("another"))
+    receipt = pb.Receipt(round=round, ballot=here.signing if ballot else digest("another"))
     state = node.state if ballot is not None else replace(node.state, ballot=None)
     after, _ = member.step(
         state, member.Signed(seal(identity(0), pb.KIND_RECEIPT, node.table.run.run_id, receipt)), node.table.now

@@ -2,11 +2,13 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
 from dilocox.protocol import scoring
 from dilocox.protocol.ledger import Lease
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.scoring import Score
@@ -97,7 +99,37 @@ def test_a_score_stands_in_a_receipt_in_whole_units():
 
 
 @pytest.mark.parametrize(
-    ("accepts", "voted", "enough"), [(4, 5, True), (3, 5, False), (2, 3, True), (1, 2, False), (0, 0, True)]
+    ("clusters", "harmed", "refused"),
+    [(2, 1, False), (3, 1, False), (3, 2, True), (4, 1, False), (4, 2, True), (7, 2, False), (7, 3, True), (1, 0, False)],
 )
-def test_two_thirds_of_those_who_voted(accepts: int, voted: int, enough: bool):
-    assert scoring.is_enough(RUN, accepts, voted) == enough
+def test_more_than_a_third_of_a_committee_and_never_one_alone(clusters: int, harmed: int, refused: bool):
+    """Of 3 h + 1 clusters h hostile ones keep no honest work out, and bring no harmful work in."""
+    run, listed = manifest(scoring={"voters": 32}), NAMES[:clusters]
+    against = set(listed[1 : 1 + harmed])
+    found = scoring.harmful(run, ballot(1), listed, listed, lambda voter, index: voter in against and index == 0)
+    assert found == ({listed[0]: (harmed, clusters - 1)} if refused else {})
+
+
+def test_who_was_drawn_and_voted_decides():
+    listed, opened = NAMES[:10], ballot(3)
+    drawn = sorted(scoring.committee(RUN, opened, "cluster-09", listed))
+
+    def refused(run: Manifest, voters: Iterable[str], against: Iterable[str]) -> dict[str, tuple[int, int]]:
+        who = set(against)
+        return scoring.harmful(run, opened, listed, voters, lambda voter, index: voter in who and listed[index] == "cluster-09")
+
+    assert refused(RUN, listed, set(listed) - set(drawn)) == {}, "who was not drawn has no say"
+    assert refused(RUN, listed, drawn[:2]) == {"cluster-09": (2, 5)}
+    assert refused(RUN, set(listed) - set(drawn[:2]), drawn[:2]) == {}, "who did not vote is not waited for"
+    assert refused(manifest(), listed, listed) == {}
+
+
+def test_each_voter_has_an_order_of_its_own_that_nobody_can_choose():
+    def order(number: int, voter: str) -> list[str]:
+        return sorted(NAMES, key=lambda name: scoring.turn(ballot(number), voter, name))
+
+    assert order(1, "me") == order(1, "me")
+    firsts = Counter(order(number, voter)[0] for number in range(20) for voter in ("me", "you", "they"))
+    assert len(firsts) > 12
+    assert order(1, "me") != order(1, "you")
+    assert order(1, "me") != order(2, "me")

@@ -479,7 +479,7 @@ def test_a_round_has_one_ballot():
 
 
 def receipt(table: Table, number: int, accepted: bytes, **changes: Any) -> Statement:
-    said = table.ballots[-1].digest
+    said = table.ballots[-1].signing
     fields = {"round": table.head.round, "ballot": said, "accepted": accepted, **changes}
     return seal(identity(number), pb.KIND_RECEIPT, table.run.run_id, pb.Receipt(**fields))
 

@@ -56,11 +56,15 @@ def test_half_of_the_others_and_at_least_one(clusters: int, votes: int, counts: 
     assert why(result) == excluded
 
 
-@pytest.mark.parametrize(("accepts", "counts"), [(5, True), (4, False)])
-def test_where_all_score_two_thirds_must_accept(accepts: int, counts: bool):
+HARM = {0: pb.REASON_HARMS}
+
+
+@pytest.mark.parametrize(("harmed", "counts"), [(2, True), (3, False), (7, False)])
+def test_where_all_score_a_third_may_find_harm(harmed: int, counts: bool):
     table = opened(8, voters=32).contribute(range(8))
-    result = count(table, receipt(table, 0), *(receipt(table, n, silent=[] if n <= accepts else [0]) for n in range(1, 8)))
-    excluded = {} if counts else {name(0): (pb.REASON_HARMS, f"{accepts} of the 7 who were drawn to score it accepted it")}
+    result = count(table, *(table.receipt(n, HARM if 0 < n <= harmed else None) for n in range(8)))
+    told = f"{harmed} of the 7 who were drawn to score it found that it harms"
+    excluded = {} if counts else {name(0): (pb.REASON_HARMS, told)}
     assert why(result) == excluded
     assert (name(0) in result.counted) == counts
 
@@ -71,8 +75,25 @@ def test_what_harms_is_said_by_those_who_were_drawn_to_score_it(theirs: bool):
     assert table.state.gathered.ballot is not None
     drawn = scoring.committee(table.run, table.state.gathered.ballot, name(0), table.state.gathered.listed())
     against = [number for number in range(1, 9) if (name(number) in drawn) == theirs][:2]
-    result = count(table, *(receipt(table, number, silent=[0] if number in against else []) for number in range(9)))
-    assert why(result) == ({name(0): (pb.REASON_HARMS, "0 of the 2 who were drawn to score it accepted it")} if theirs else {})
+    result = count(table, *(table.receipt(number, HARM if number in against else None) for number in range(9)))
+    told = "2 of the 2 who were drawn to score it found that it harms"
+    assert why(result) == ({name(0): (pb.REASON_HARMS, told)} if theirs else {})
+
+
+@pytest.mark.parametrize("clusters", [2, 3])
+def test_one_who_finds_harm_in_everybody_stops_no_run(clusters: int):
+    """Found by a reader: of three one refused both others, and no round ever counted anybody."""
+    table = opened(clusters, voters=32).contribute(range(clusters))
+    everybody = dict.fromkeys(range(1, clusters), pb.REASON_HARMS)
+    result = count(table, table.receipt(0, everybody), *(table.receipt(n) for n in range(1, clusters)))
+    assert why(result) == {}
+
+
+def test_what_cannot_be_had_is_no_harm():
+    table = opened(4, voters=32).contribute(range(4))
+    gone = {0: pb.REASON_UNAVAILABLE}
+    result = count(table, table.receipt(0), table.receipt(1, gone), table.receipt(2, gone), table.receipt(3))
+    assert why(result) == {name(0): (pb.REASON_UNAVAILABLE, "2 of 3 voters: unavailable")}
 
 
 @pytest.mark.parametrize(("votes", "counts"), [(1, False), (2, True)])

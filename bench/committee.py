@@ -1,0 +1,132 @@
+"""Who scores what in the lab's open round, and what counts after it: the product's committee, samples, measurement and rules.
+
+A network gives voters less time than the lab does, which measures all that a committee is drawn to score: `scoring.share` cuts
+nothing off here. So its seconds are counted.
+"""
+
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from dilocox.node.training.data import Dataset
+from dilocox.node.training.scores import make_candidate, measure
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol import counting, scoring
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.head import Head
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import worker_pb2
+
+__all__ = ["Committee", "Measured", "Seconds", "Votes", "Work"]
+
+COORDINATOR = Identity(bytes(32))
+"""Whose signature draws committees and samples."""
+Votes = Mapping[str, bool]
+"""What a voter accepts, by cluster."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a cluster has on the ballot."""
+
+    payloads: Sequence[bytes]
+    """Digests, by stage."""
+    norm: int
+    """Code of all of it, as announced."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One voter's score of one contribution."""
+
+    round: int
+    voter: str
+    author: str
+    score: scoring.Score
+
+
+@dataclass
+class Seconds:
+    """Of this process, over all clusters."""
+
+    training: float = 0.0
+    candidates: float = 0.0
+    """Made beside training."""
+    losses: float = 0.0
+    """Measured between inner steps."""
+
+    @contextmanager
+    def spent(self, on: str) -> Iterator[None]:
+        began = time.process_time()
+        yield
+        setattr(self, on, getattr(self, on) + time.process_time() - began)
+
+
+@dataclass
+class Committee:
+    run: Manifest
+    dataset: Dataset
+    seconds: Seconds
+    measured: list[Measured] = field(default_factory=list)
+
+    def ballot(self, round: int) -> Statement[pb.Ballot]:
+        return seal(COORDINATOR, pb.KIND_BALLOT, self.run.run_id, pb.Ballot(round=round))
+
+    def refused(
+        self,
+        head: Head,
+        trainers: Mapping[str, Trainer],
+        works: Mapping[str, Work],
+        well_made: Container[str],
+        read: Callable[[bytes], memoryview],
+        say: Callable[[str, Votes], Votes],
+    ) -> dict[str, tuple[int, int]]:
+        """Contributions that too many find harmful: how many of how many. `trainers`: of the voters, on whose Θ the round builds.
+        `say`: what a voter of this name says, having measured this."""
+        listed, ballot = sorted(works), self.ballot(head.round)
+        harm: dict[str, list[str]] = {}
+        for voter, trainer in trainers.items():
+            due = [name for name in listed if voter in scoring.committee(self.run, ballot, name, listed) and name in well_made]
+            positions = scoring.positions(self.run, ballot, voter, head.ledger.leases[voter])
+            scores = self._scores(head, voter, trainer, works, due, positions, read)
+            found = {name: name in well_made and not self._harms(scores.get(name)) for name in listed}
+            said = say(voter, found)
+            harm[voter] = [name for name in listed if name in well_made and name != voter and not said[name]]
+        return scoring.harmful(self.run, ballot, listed, harm, lambda voter, index: listed[index] in harm[voter])
+
+    def _harms(self, score: scoring.Score | None) -> bool:
+        return score is not None and scoring.harms(self.run, score)
+
+    def _scores(
+        self,
+        head: Head,
+        voter: str,
+        trainer: Trainer,
+        works: Mapping[str, Work],
+        due: Sequence[str],
+        positions: Sequence[int],
+        read: Callable[[bytes], memoryview],
+    ) -> dict[str, scoring.Score]:
+        """As a worker measures them, one after the other."""
+        _, clips = counting.clip(self.run, {name: work.norm for name, work in works.items()})
+        scores: dict[str, scoring.Score] = {}
+        before: float | None = None
+        samples = self.dataset.batch(positions)
+        for name in due:
+            asked = worker_pb2.Score(
+                round=head.round,
+                clip=clips[name],
+                payloads=works[name].payloads,
+                own=works[voter].payloads,
+                positions=positions,
+            )
+            with self.seconds.spent("candidates"):
+                candidate = make_candidate(trainer, asked, head.rank_or_k, read)
+            with self.seconds.spent("losses"):
+                scores[name] = measure(trainer, candidate, before, samples)
+            before = scores[name].before
+        self.measured += [Measured(head.round, voter, name, score) for name, score in scores.items()]
+        return scores
