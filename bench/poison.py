@@ -181,6 +181,10 @@ class Judged:
     """Scores of honest contributions by honest voters."""
     against: int
     """Of those, who found harm."""
+    worse: int
+    """Of those, who found a larger loss."""
+    cosine: float
+    """The smallest of those."""
     training: float
     """Process seconds."""
     candidates: float
@@ -204,6 +208,8 @@ def judged(cells: Iterable[Cell]) -> Judged:
         total("harmful", "honest"),
         len(fair),
         sum(gain < 0 and cosine < 0 for gain, cosine in fair),
+        sum(gain < 0 for gain, _ in fair),
+        min(cosine for _, cosine in fair),
         *(total("seconds", name) for name in ("training", "candidates", "losses")),
     )
 
@@ -355,13 +361,16 @@ def say(setting: Setting, found: Mapping[str, Mapping[str, float]], votes: Mappi
         [
             defence,
             f"{each.against} of {each.voices}",
+            str(each.worse),
+            f"{each.cosine:.3f}",
             f"{each.losses / each.training:.1%}",
             f"{each.candidates / each.training:.1%}",
             f"{each.losses / each.voices / (each.training / setting.inner_steps):.2f}",
         ]
         for defence, each in votes["nobody"].items()
     ]
-    table(["defence", "scores that find harm", "losses / training", "candidates / training", "inner steps a score"], rows)
+    found_harm = ["scores that find harm", "that find a larger loss", "smallest cosine"]
+    table(["defence", *found_harm, "losses / training", "candidates / training", "inner steps a score"], rows)
 
 
 def own_data(settings: Sequence[Setting]) -> None:

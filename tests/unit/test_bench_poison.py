@@ -118,7 +118,7 @@ def test_what_a_committee_refuses_is_owed_again():
 
 
 def judged(caught: int = 10, refused: int = 0, losses: float = 1.0) -> Judged:
-    return Judged(10, caught, 100, refused, 700, refused, 100.0, 5.0, losses)
+    return Judged(10, caught, 100, refused, 700, refused, 200, 0.05, 100.0, 5.0, losses)
 
 
 def test_bars_of_scoring_say_what_does_not_hold():
