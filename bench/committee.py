@@ -95,7 +95,8 @@ class Committee:
             found = {name: name in well_made and not self._harms(scores.get(name)) for name in listed}
             said = say(voter, found)
             harm[voter] = [name for name in listed if name in well_made and name != voter and not said[name]]
-        return scoring.harmful(self.run, ballot, listed, harm, lambda voter, index: listed[index] in harm[voter])
+        told = scoring.opinions(self.run, ballot, listed, harm, lambda voter, index, _: listed[index] in harm[voter])
+        return {name: found for name, found in told.items() if scoring.is_refused(self.run, *found)}
 
     def _harms(self, score: scoring.Score | None) -> bool:
         return score is not None and scoring.harms(self.run, score)

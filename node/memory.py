@@ -33,7 +33,7 @@ __all__ = [
 
 WIDE, HALF, INDEX = 4, 2, 8
 """Bytes of a float32, a bfloat16 and an int64."""
-CANDIDATE_COPIES = 3
+CANDIDATE_COPIES = 4
 """Of the parameters, that scoring a contribution takes on the host."""
 EMBEDDING = "model.embed_tokens.weight"
 """A table: no matrix product reads it."""
@@ -67,7 +67,7 @@ def stage_bytes(manifest: Manifest, stages: Sequence[int], half: bool) -> Device
 
 def host_bytes(manifest: Manifest, stages: Sequence[int]) -> int:
     """Of some stages' outer state: Θ, momentum, error feedback and anchor. And of the copy of their moments that is taken when a
-    phase ends; where the run scores, what a candidate is made of: our own step, another's, and its momentum."""
+    phase ends; where the run scores, what candidates are made of: our own step; another's, its momentum, and its copy."""
     flat = sum(spec.elements * WIDE for stage in stages for spec in stage_tensors(manifest.model, stage))
     candidate = CANDIDATE_COPIES * flat if manifest.scoring.voters else 0
     return 4 * flat + stage_bytes(manifest, stages, half=False).moments + candidate

@@ -574,6 +574,7 @@ def _vote(state: MemberState, now: float) -> pb.Receipt | None:
         ],
         scored=[index for index, _ in worst],
         score=[gain for _, gain in worst],
+        measured=rules.bits([statement.digest in state.scores for statement in _committees(state)]),
     )
 
 

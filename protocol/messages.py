@@ -206,7 +206,7 @@ def _check_receipt(body: pb.Receipt) -> None:
     _require(body.round < limits.ROUNDS, "round number out of range")
     _check_digest(body.ballot, "ballot")
     _check_digest(body.scores, "scores", optional=True)
-    _require(len(body.accepted) <= limits.CLUSTERS // 8, "too many bits", pb.REASON_OVERSIZE)
+    _require(max(len(body.accepted), len(body.measured)) <= limits.CLUSTERS // 8, "too many bits", pb.REASON_OVERSIZE)
     _require(len(body.findings) + len(body.scored) <= limits.FINDINGS, "too many findings", pb.REASON_OVERSIZE)
     for indices in ([finding.index for finding in body.findings], list(body.scored)):
         _require(indices == sorted(set(indices)), "findings repeat or are not in order")

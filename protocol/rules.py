@@ -340,6 +340,8 @@ def _receipt(manifest: Manifest, head: Head, gathered: Gathered, statement: Stat
             return reject(pb.REASON_WRONG_STAGES, f"the run has {manifest.model.stages} stages"), gathered
     if any(not known >> index & 1 for index in body.scored):
         return reject(pb.REASON_MALFORMED, "a score of what it does not accept"), gathered
+    if len(body.measured) > (len(body.accepted) if manifest.scoring.voters else 0):
+        return reject(pb.REASON_MALFORMED, "it measured more than it could be drawn to score"), gathered
     receipts = put(gathered.receipts, statement.peer, statement)
     if receipts is None:
         return ignore(pb.REASON_EQUIVOCATION, "two are proof enough"), gathered

@@ -4,10 +4,11 @@ Each contribution has a committee of voters, drawn from SHA-256 of the coordinat
 while he trains, and receipts name that very signature. A member applies the contribution alone to the round's state, and measures
 the loss before and after on samples of its own lease, drawn in the same way. It finds harm in what makes the loss worse by the
 manifest's margin and points away from its own contribution: either alone refuses too much honest work. What harms in the eyes of
-more than a third of its committee (the manifest's threshold) does not count. One who finds harm is never enough: among three
-clusters one would stop the run, and of two each could.
+more than a third of those of its committee who measured it (the manifest's threshold) does not count: who had no time for it says
+nothing. One who finds harm is never enough: among three clusters one would stop the run, and of two each could.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["UNITS", "Score", "committee", "duties", "harmful", "harms", "positions", "turn", "units"]
+__all__ = ["UNITS", "Score", "committee", "duties", "harms", "is_refused", "opinions", "positions", "turn", "units"]
 
 UNITS = 1024
 """To the nat, in a receipt."""
@@ -105,19 +106,25 @@ def positions(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, leas
     return [position for index in sorted(chosen) for position in lease.positions(lease.counted + index, 1) or ()]
 
 
-def harmful(
+def opinions(
     manifest: Manifest,
     ballot: Statement[pb.Ballot],
     listed: Sequence[str],
     voters: Iterable[str],
-    found: Callable[[str, int], bool],
+    found: Callable[[str, int, int], bool | None],
 ) -> dict[str, tuple[int, int]]:
-    """Contributions on the ballot that do not count for what they do: how many of how many of those who were drawn to score them
-    and voted found harm. `found`: whether a voter did in what has this index."""
-    voted, refused = frozenset(voters), dict[str, tuple[int, int]]()
+    """By cluster on the ballot: how many of its committee found harm, of how many who voted and measured it. `found`: whether a
+    voter did in what has this index, which is the so-manieth that it was drawn to score; None: it did not measure it."""
+    voted, place = frozenset(voters), Counter[str]()
+    told: dict[str, tuple[int, int]] = {}
     for index, name in enumerate(listed if manifest.scoring.voters else ()):
         drawn = committee(manifest, ballot, name, listed) & voted
-        harmed = sum(found(voter, index) for voter in drawn)
-        if harmed > 1 and len(drawn) - harmed < manifest.scoring.threshold * len(drawn):
-            refused[name] = harmed, len(drawn)
-    return refused
+        said = [opinion for voter in drawn if (opinion := found(voter, index, place[voter])) is not None]
+        place.update(drawn)
+        told[name] = sum(said), len(said)
+    return told
+
+
+def is_refused(manifest: Manifest, harmed: int, measured: int) -> bool:
+    """Whether that many, of so many, are too many."""
+    return harmed > 1 and measured - harmed < manifest.scoring.threshold * measured

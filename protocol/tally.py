@@ -95,17 +95,17 @@ def _accepted(
     accepted: dict[str, Statement[pb.Contribution]] = {}
     index = {name: number for number, name in enumerate(gathered.listed())}
     voters = [name for name in candidates if name in gathered.receipts]
-    harm = {name: _found_harmful(gathered.receipts[name][0].body) for name in voters}
     yes = _yes_votes(gathered, voters, len(index))
     complaints = _complaints(gathered, voters)
-    ballot = gathered.ballot
-    refused = scoring.harmful(manifest, ballot, gathered.listed(), voters, lambda v, i: i in harm[v]) if ballot else {}
+    opinions = _opinions(manifest, gathered, voters)
     for name in candidates:
-        well_made = sum(index[name] in each for each in harm.values()) if manifest.scoring.voters else 0
-        votes, others = int(yes[index[name]]) + well_made, len(voters) - (name in gathered.receipts)
-        if name in refused:
-            harmed, drawn = refused[name]
-            reasons[name] = pb.REASON_HARMS, f"{harmed} of the {drawn} who were drawn to score it found that it harms"
+        harmed, measured = opinions.get(name, (0, 0))
+        votes, others = int(yes[index[name]]) + harmed, len(voters) - (name in gathered.receipts)
+        if scoring.is_refused(manifest, harmed, measured):
+            reasons[name] = (
+                pb.REASON_HARMS,
+                f"{harmed} of the {measured} who were drawn to score it and did found that it harms",
+            )
         elif (votes and 2 * votes >= others) or (not others and manifest.rounds.min_clusters == 1):
             statement = single(gathered.contributions[name])
             assert statement is not None
@@ -116,9 +116,21 @@ def _accepted(
     return accepted
 
 
-def _found_harmful(receipt: pb.Receipt) -> frozenset[int]:
-    """What is well made, as far as this voter says, and harms."""
-    return frozenset(finding.index for finding in receipt.findings if finding.reason == pb.REASON_HARMS)
+def _opinions(manifest: Manifest, gathered: Gathered, voters: Sequence[str]) -> Mapping[str, tuple[int, int]]:
+    """What they measured and do not accept harms: it is well made, or it would not have been measured."""
+    if gathered.ballot is None:
+        return {}
+    receipts = {name: gathered.receipts[name][0].body for name in voters}
+
+    def found(voter: str, index: int, place: int) -> bool | None:
+        receipt = receipts[voter]
+        return not _bit(receipt.accepted, index) if _bit(receipt.measured, place) else None
+
+    return scoring.opinions(manifest, gathered.ballot, gathered.listed(), voters, found)
+
+
+def _bit(bits: bytes, index: int) -> bool:
+    return index // 8 < len(bits) and bool(bits[index // 8] >> index % 8 & 1)
 
 
 def _drop_copies(accepted: dict[str, Statement[pb.Contribution]], votes: Mapping[str, int], reasons: dict[str, Why]) -> None:

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from dilocox.protocol import chain, round, rules
+from dilocox.protocol import chain, round, rules, scoring
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.head import Head, initial_head, resting_on
 from dilocox.protocol.manifest import Manifest
@@ -194,8 +194,15 @@ class Table:
             ballot=self.ballots[-1].signing,
             accepted=rules.bits([name != me and name not in reasons for name in listed]),
             findings=findings,
+            measured=self._measured(me, {name for name, why in reasons.items() if why != pb.REASON_HARMS}),
         )
         return self._seal(number, pb.KIND_RECEIPT, body, changes)
+
+    def _measured(self, me: str, besides: set[str]) -> bytes:
+        """It scored all that it was drawn to score, and that is well made."""
+        listed = self.state.gathered.listed()
+        drawn = scoring.duties(self.run, self.ballots[-1], me, listed)
+        return rules.bits([name not in besides for name in listed if name in drawn])
 
     def report(self, number: int, **changes: Any) -> Statement:
         body = pb.StateReport(round=self.head.round, head=self.head.digest, state=self.state_root())

@@ -36,6 +36,8 @@ class Candidate:
     """Flat, by state of this worker."""
     products: tuple[float, float, float]
     """Over this worker's stages: of its step and ours, of its with itself, of ours with itself."""
+    ours: list[Tensor]
+    """Our own step, flat by state: the same for all candidates of a round."""
 
 
 def alone(state: StageState, asked: pb.Score, payloads: Sequence[bytes], clip: int, rank_or_k: int, read: Payload) -> Tensor:
@@ -46,18 +48,21 @@ def alone(state: StageState, asked: pb.Score, payloads: Sequence[bytes], clip: i
     return copy.parameters.clone()  # without the momentum that lies beside it
 
 
-def make_candidate(trainer: Trainer, asked: pb.Score, rank_or_k: int, read: Payload) -> Candidate:
-    """In the background. `rank_or_k`: of the round's codec."""
+def make_candidate(
+    trainer: Trainer, asked: pb.Score, rank_or_k: int, read: Payload, ours: list[Tensor] | None = None
+) -> Candidate:
+    """In the background. `rank_or_k`: of the round's codec; `ours`: our own step, where an earlier candidate has it."""
+    if ours is None:
+        ours = [alone(s, asked, asked.own, 0, rank_or_k, read).sub_(s.parameters) for s in trainer.states]
     parameters, products = [], [0.0, 0.0, 0.0]
-    for state in trainer.states:
-        ours = alone(state, asked, asked.own, 0, rank_or_k, read).sub_(state.parameters)
+    for state, own in zip(trainer.states, ours, strict=True):
         theirs = alone(state, asked, asked.payloads, asked.clip, rank_or_k, read)
-        for theta, mine, other in zip(*(flat.split(DOT_ELEMENTS) for flat in (state.parameters, ours, theirs)), strict=True):
+        for theta, mine, other in zip(*(flat.split(DOT_ELEMENTS) for flat in (state.parameters, own, theirs)), strict=True):
             m, step = mine.double(), other.double() - theta.double()
             for index, (left, right) in enumerate(((step, m), (step, step), (m, m))):
                 products[index] += float(torch.dot(left, right))
         parameters.append(theirs)
-    return Candidate(parameters, (products[0], products[1], products[2]))
+    return Candidate(parameters, (products[0], products[1], products[2]), ours)
 
 
 def measure(trainer: Trainer, candidate: Candidate, before: float | None, samples: tuple[Tensor, Tensor]) -> Score:
@@ -83,6 +88,8 @@ class Scores:
         self._making: Future[Candidate] | None = None
         self._before: float | None = None
         """Loss of Θ on the round's samples, once it was measured."""
+        self._ours: list[Tensor] | None = None
+        """Our step of the round, once a candidate was made."""
         self._began, self._spent = time.monotonic(), 0.0
 
     def ask(self, asked: pb.Score) -> None:
@@ -91,14 +98,14 @@ class Scores:
     def close(self) -> None:
         """The round is closed: what was not scored is not needed any more."""
         self._asked.clear()
-        self._making, self._before = None, None
+        self._making, self._before, self._ours = None, None, None
         self._began, self._spent = time.monotonic(), 0.0
 
     def prepare(self, rank_or_k: int, read: Payload) -> None:
         """Have the next candidate made."""
         if self._asked and self._making is None:
-            asked = self._asked[0]
-            self._making = self._submit(lambda: make_candidate(self._trainer, asked, rank_or_k, read))
+            asked, ours = self._asked[0], self._ours
+            self._making = self._submit(lambda: make_candidate(self._trainer, asked, rank_or_k, read, ours))
 
     @property
     def samples_here(self) -> bool:
@@ -122,7 +129,7 @@ class Scores:
         if candidate is None or lacking:
             return None
         score = measure(self._trainer, candidate, self._before, self._dataset.batch(list(asked.positions)))
-        self._before = score.before
+        self._before, self._ours = score.before, candidate.ours
         self._spent += time.monotonic() - began
         return pb.Scored(
             round=asked.round, contribution=asked.contribution, before=score.before, after=score.after, cosine=score.cosine

@@ -333,7 +333,7 @@ class Finding(_message.Message):
     def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[Reason, str]] = ..., stage: _Optional[int] = ..., score: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("round", "ballot", "accepted", "findings", "scores", "scored", "score")
+    __slots__ = ("round", "ballot", "accepted", "findings", "scores", "scored", "score", "measured")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +341,7 @@ class Receipt(_message.Message):
     SCORES_FIELD_NUMBER: _ClassVar[int]
     SCORED_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
     round: int
     ballot: bytes
     accepted: bytes
@@ -348,7 +349,8 @@ class Receipt(_message.Message):
     scores: bytes
     scored: _containers.RepeatedScalarFieldContainer[int]
     score: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, round: _Optional[int] = ..., ballot: _Optional[bytes] = ..., accepted: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., scores: _Optional[bytes] = ..., scored: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[int]] = ...) -> None: ...
+    measured: bytes
+    def __init__(self, round: _Optional[int] = ..., ballot: _Optional[bytes] = ..., accepted: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., scores: _Optional[bytes] = ..., scored: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[int]] = ..., measured: _Optional[bytes] = ...) -> None: ...
 
 class StateReport(_message.Message):
     __slots__ = ("round", "head", "state", "evaluated", "evaluation_loss", "replayed")

@@ -8,7 +8,6 @@ import pytest
 
 from dilocox.protocol import scoring
 from dilocox.protocol.ledger import Lease
-from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.scoring import Score
@@ -106,22 +105,38 @@ def test_more_than_a_third_of_a_committee_and_never_one_alone(clusters: int, har
     """Of 3 h + 1 clusters h hostile ones keep no honest work out, and bring no harmful work in."""
     run, listed = manifest(scoring={"voters": 32}), NAMES[:clusters]
     against = set(listed[1 : 1 + harmed])
-    found = scoring.harmful(run, ballot(1), listed, listed, lambda voter, index: voter in against and index == 0)
-    assert found == ({listed[0]: (harmed, clusters - 1)} if refused else {})
+    found = scoring.opinions(run, ballot(1), listed, listed, lambda voter, index, _: voter in against and index == 0)
+    assert found[listed[0]] == (harmed, clusters - 1)
+    assert scoring.is_refused(run, *found[listed[0]]) == refused
 
 
-def test_who_was_drawn_and_voted_decides():
+def test_who_was_drawn_and_voted_and_measured_decides():
     listed, opened = NAMES[:10], ballot(3)
     drawn = sorted(scoring.committee(RUN, opened, "cluster-09", listed))
 
-    def refused(run: Manifest, voters: Iterable[str], against: Iterable[str]) -> dict[str, tuple[int, int]]:
-        who = set(against)
-        return scoring.harmful(run, opened, listed, voters, lambda voter, index: voter in who and listed[index] == "cluster-09")
+    def told(voters: Iterable[str], against: Iterable[str], silent: Iterable[str] = ()) -> tuple[int, int]:
+        who, nothing = set(against), set(silent)
+        found = scoring.opinions(RUN, opened, listed, voters, lambda voter, *_: None if voter in nothing else voter in who)
+        return found["cluster-09"]
 
-    assert refused(RUN, listed, set(listed) - set(drawn)) == {}, "who was not drawn has no say"
-    assert refused(RUN, listed, drawn[:2]) == {"cluster-09": (2, 5)}
-    assert refused(RUN, set(listed) - set(drawn[:2]), drawn[:2]) == {}, "who did not vote is not waited for"
-    assert refused(manifest(), listed, listed) == {}
+    assert told(listed, set(listed) - set(drawn)) == (0, 5), "who was not drawn has no say"
+    assert told(listed, drawn[:2]) == (2, 5)
+    assert told(set(listed) - set(drawn[:2]), drawn[:2]) == (0, 3), "who did not vote is not waited for"
+    assert told(listed, drawn[:2], silent=drawn[2:]) == (2, 2), "who had no time for it says nothing"
+    assert scoring.opinions(manifest(), opened, listed, listed, lambda *_: True) == {}
+
+
+def test_a_voter_says_what_it_measured_by_its_place_among_those_it_was_drawn_to_score():
+    listed, opened = NAMES[:10], ballot(3)
+    asked: dict[str, list[tuple[int, int]]] = {}
+
+    def found(voter: str, index: int, place: int) -> None:
+        asked.setdefault(voter, []).append((place, index))
+
+    scoring.opinions(RUN, opened, listed, listed, found)
+    for voter in listed:
+        duties = scoring.duties(RUN, opened, voter, listed)
+        assert asked[voter] == list(enumerate(listed.index(name) for name in listed if name in duties))
 
 
 def test_each_voter_has_an_order_of_its_own_that_nobody_can_choose():

@@ -63,7 +63,7 @@ HARM = {0: pb.REASON_HARMS}
 def test_where_all_score_a_third_may_find_harm(harmed: int, counts: bool):
     table = opened(8, voters=32).contribute(range(8))
     result = count(table, *(table.receipt(n, HARM if 0 < n <= harmed else None) for n in range(8)))
-    told = f"{harmed} of the 7 who were drawn to score it found that it harms"
+    told = f"{harmed} of the 7 who were drawn to score it and did found that it harms"
     excluded = {} if counts else {name(0): (pb.REASON_HARMS, told)}
     assert why(result) == excluded
     assert (name(0) in result.counted) == counts
@@ -76,7 +76,7 @@ def test_what_harms_is_said_by_those_who_were_drawn_to_score_it(theirs: bool):
     drawn = scoring.committee(table.run, table.state.gathered.ballot, name(0), table.state.gathered.listed())
     against = [number for number in range(1, 9) if (name(number) in drawn) == theirs][:2]
     result = count(table, *(table.receipt(number, HARM if number in against else None) for number in range(9)))
-    told = "2 of the 2 who were drawn to score it found that it harms"
+    told = "2 of the 2 who were drawn to score it and did found that it harms"
     assert why(result) == ({name(0): (pb.REASON_HARMS, told)} if theirs else {})
 
 
@@ -87,6 +87,14 @@ def test_one_who_finds_harm_in_everybody_stops_no_run(clusters: int):
     everybody = dict.fromkeys(range(1, clusters), pb.REASON_HARMS)
     result = count(table, table.receipt(0, everybody), *(table.receipt(n) for n in range(1, clusters)))
     assert why(result) == {}
+
+
+def test_what_was_not_measured_is_no_opinion():
+    """Five of seven had no time for it: two who had decide."""
+    table = opened(8, voters=32).contribute(range(8))
+    silent = [table.receipt(number, measured=b"") for number in range(3, 8)]
+    result = count(table, *(table.receipt(number, HARM if number else None) for number in range(3)), *silent)
+    assert why(result) == {name(0): (pb.REASON_HARMS, "2 of the 2 who were drawn to score it and did found that it harms")}
 
 
 def test_what_cannot_be_had_is_no_harm():
