@@ -18,7 +18,8 @@ from tests.e2e.hostile import HostilePeer
 pytestmark = pytest.mark.e2e
 
 ATTACKS = 3
-CHANGES = {"[rounds]": "[scoring]\nvoters = 32\n[rounds]"}
+CHANGES = {"[rounds]": "[scoring]\nvoters = 32\nshare = 1.0\n[rounds]"}
+"""A busy machine has time for all scores."""
 
 
 @pytest.fixture(scope="module")
