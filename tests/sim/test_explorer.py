@@ -198,7 +198,7 @@ def hosting(swarm: Swarm, round: int) -> int:
     return len(roster[swarm.peers[0].name].hosts) or 1 if swarm.peers[0].name in roster else 0
 
 
-@pytest.mark.parametrize("fault", [("crash", [BOX], 20.0, 30.0), ("cut boxes", 0, 20.0, 30.0)])
+@pytest.mark.parametrize("fault", [("crash", [BOX], 20.0, 50.0), ("cut boxes", 0, 20.0, 50.0)])
 def test_a_box_that_stays_away_is_gone_around_and_used_again(fault: tuple[str, Any, float, float]):
     swarm = explore([fault], [], 5, boxes=True)
     hosted = [hosting(swarm, number) for number in range(len(swarm.commits))]
