@@ -77,12 +77,12 @@ def _make_smaller(run_file: Path) -> None:
 
 @torch.no_grad()
 def _began_there_and_moved(folder: Path) -> None:
-    """Three rounds at a small rate: near where it began, and not there; untied."""
+    """Three rounds at a small rate: nearer to where it began than anything random (1.4), and not there; untied."""
     run = Manifest.from_toml((folder / "my-run.toml").read_text())
     before, after = (AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32) for name in ("HUB", "my-model"))
     assert str(run.model.initial) in (folder / "my-model/README.md").read_text()
     moved = [(a - b).norm() / b.norm() for a, b in zip(after.model.parameters(), before.model.parameters(), strict=True)]
-    assert 1e-4 < float(max(moved)) < 0.5
+    assert 1e-4 < float(max(moved)) < 1
     assert before.lm_head.weight is before.model.embed_tokens.weight
     assert after.lm_head.weight is not after.model.embed_tokens.weight
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "my-model")
