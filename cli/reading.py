@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from dilocox.cli.common import errors, find_chain_files, read_link
+from dilocox.cli.common import errors, find_chain_files, read_link, set_up_logging
 from dilocox.node.reader import Reader, open_reader
 from dilocox.protocol.ids import JoinLink
 from dilocox.transport.blobs import BlobStore
@@ -33,6 +33,7 @@ def reading(join: str | None, home: Path | None, fetch: Fetch) -> Iterator[tuple
     if join is None:
         yield find_chain_files(home), 0
         return
+    set_up_logging(verbose=False)  # for whom it waits
     link, key = read_link(join), home / "identity.key" if home is not None else None
     identity = load_identity(key) if key is not None and key.exists() else None
     with closing(DataDirectory((home or base_folder()) / READER, identity)) as folder:

@@ -34,7 +34,7 @@ CONTRIBUTION_BYTES = KIB
 """Five digests and eight holders of 54 bytes, whatever the model: about 700."""
 
 RECEIPT_BYTES = KIB
-"""A bit for each of 1,024 contributions, 16 findings of at most 12 bytes, two digests."""
+"""Two bits for each of 1,024 contributions, 16 findings of at most 20 bytes, two digests."""
 
 REPORT_BYTES = 256
 """Two digests and a loss: about 80."""
@@ -94,7 +94,8 @@ HOSTS = 128
 """Most boxes of a cluster: the paper's run had 20."""
 
 SCORERS = 128
-"""Most clusters that score one contribution: what a third of hostile ones decides in a committee of so many is luck of 10^-15."""
+"""Most clusters that score one contribution: committees are drawn again by whoever checks a commit."""
+
 HOLDERS = 8
 """Most peers that keep a contribution's payloads for a cluster that cannot be dialled."""
 

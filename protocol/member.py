@@ -18,11 +18,11 @@ own state or replay contradicts     start again from an agreed state; who just d
     commit                              everything above begins anew
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dilocox.protocol import counting, events, limits, rules, scoring
+from dilocox.protocol import counting, events, limits, scoring, voting
 from dilocox.protocol.facts import (
     Answered,
     Asked,
@@ -58,6 +58,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
+from dilocox.protocol.voting import ACCEPTED, REFUSED
 
 __all__ = [
     "Answered",
@@ -98,9 +99,6 @@ __all__ = [
 
 VOTE_SHARE = 0.75
 """Share of a ballot's time after which a voter says what it has."""
-ACCEPTED: Verdict = (pb.REASON_UNSPECIFIED, 0)
-REFUSED: Verdict = (pb.REASON_UNAVAILABLE, 0)
-"""What was not judged when time pressed."""
 STATES_KEPT = 64
 """Own state roots remembered: more than rounds can be in dispute."""
 
@@ -511,10 +509,11 @@ def _listed(state: MemberState) -> list[Statement[pb.Contribution]]:
 
 
 def _committees(state: MemberState) -> list[Statement[pb.Contribution]]:
-    """The contributions on the ballot that we are drawn to score."""
-    listed, ballot = _listed(state), state.ballot
-    if not state.manifest.scoring.voters or ballot is None:
+    """The contributions on the ballot that we are drawn to score; none once we voted."""
+    ballot = state.ballot
+    if not state.manifest.scoring.voters or ballot is None or pb.KIND_RECEIPT in state.own:
         return []
+    listed = _listed(state)
     drawn = scoring.duties(state.manifest, ballot, state.me, [statement.peer for statement in listed])
     return [statement for statement in listed if statement.peer in drawn]
 
@@ -532,55 +531,20 @@ def _to_score(state: MemberState) -> list[Score]:
     return [Score(s, own, clips[s.peer], positions) for s in sorted(due, key=lambda s: scoring.turn(ballot, state.me, s.peer))]
 
 
-def _verdict(state: MemberState, digest: bytes) -> Verdict:
-    verdict, score = state.verdicts.get(digest, REFUSED), state.scores.get(digest)
-    harmful = verdict == ACCEPTED and score is not None and scoring.harms(state.manifest, score)
-    return (pb.REASON_HARMS, 0) if harmful else verdict
-
-
-def _worst(state: MemberState, listed: Sequence[bytes], accepted: Sequence[bool], room: int) -> list[tuple[int, int]]:
-    """(index, score) of what we accept and scored, the worst that have room, in the ballot's order."""
-    scored = [
-        (scoring.units(state.scores[digest].gain), index)
-        for index, digest in enumerate(listed)
-        if accepted[index] and digest in state.scores
-    ]
-    return sorted((index, gain) for gain, index in sorted(scored)[: max(0, room)])
-
-
 def _vote(state: MemberState, now: float) -> pb.Receipt | None:
     """Our verdicts on the ballot: when all are reached, or when time presses. Who is not on it has no vote; and while a box of ours
     is away, what it could not look at is nobody else's fault."""
     ballot, own = state.ballot, state.own.get(pb.KIND_CONTRIBUTION)
-    if ballot is None or own is None or not _has_vote(state) or not state.whole:
+    if ballot is None or own is None or pb.KIND_RECEIPT in state.own or not _has_vote(state) or not state.whole:
         return None
     listed = list(ballot.body.contributions)
     pressing = state.vote_by is not None and now >= state.vote_by
     judged = all(digest in state.verdicts for digest in listed if digest != own.digest)
-    scored = all(s.digest in state.scores or state.verdicts.get(s.digest) != ACCEPTED for s in _committees(state))
+    ours = _committees(state)
+    scored = all(s.digest in state.scores or state.verdicts.get(s.digest) != ACCEPTED for s in ours)
     if not pressing and not (judged and scored):
         return None
-    verdicts = {digest: _verdict(state, digest) for digest in listed if digest != own.digest}
-    against = [(index, *verdicts[digest]) for index, digest in enumerate(listed) if digest in verdicts and verdicts[digest][0]]
-    told = sorted(sorted(against, key=lambda item: item[1] != pb.REASON_HARMS)[: limits.FINDINGS])  # others' bits say enough
-    accepted = [digest in verdicts and not verdicts[digest][0] for digest in listed]
-    worst = _worst(state, listed, accepted, limits.FINDINGS - len(against))
-    return pb.Receipt(
-        round=state.head.round,
-        ballot=ballot.signing,
-        accepted=rules.bits(accepted),
-        findings=[
-            pb.Finding(index=i, reason=reason, stage=stage, score=_gain(state, listed[i], reason)) for i, reason, stage in told
-        ],
-        scored=[index for index, _ in worst],
-        score=[gain for _, gain in worst],
-        measured=rules.bits([statement.digest in state.scores for statement in _committees(state)]),
-    )
-
-
-def _gain(state: MemberState, digest: bytes, reason: pb.Reason) -> int:
-    """Of what harms, how much."""
-    return scoring.units(state.scores[digest].gain) if reason == pb.REASON_HARMS else 0
+    return voting.receipt(state.manifest, ballot, own.digest, state.verdicts, state.scores, [s.digest for s in ours])
 
 
 def _has_vote(state: MemberState) -> bool:

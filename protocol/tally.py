@@ -98,6 +98,7 @@ def _accepted(
     yes = _yes_votes(gathered, voters, len(index))
     complaints = _complaints(gathered, voters)
     opinions = _opinions(manifest, gathered, voters)
+    well_made: dict[str, int] = {}
     for name in candidates:
         harmed, measured = opinions.get(name, (0, 0))
         votes, others = int(yes[index[name]]) + harmed, len(voters) - (name in gathered.receipts)
@@ -109,10 +110,10 @@ def _accepted(
         elif (votes and 2 * votes >= others) or (not others and manifest.rounds.min_clusters == 1):
             statement = single(gathered.contributions[name])
             assert statement is not None
-            accepted[name] = statement
+            accepted[name], well_made[name] = statement, votes
         else:
             reasons[name] = _complaint(complaints.get(index[name]), votes, others)
-    _drop_copies(accepted, {name: int(yes[index[name]]) for name in accepted}, reasons)
+    _drop_copies(accepted, well_made, reasons)
     return accepted
 
 

@@ -1,0 +1,64 @@
+"""What a cluster votes: its receipt, from what it found of everything on the ballot."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from dilocox.protocol import limits, rules, scoring
+from dilocox.protocol.facts import Verdict
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+
+__all__ = ["ACCEPTED", "REFUSED", "receipt"]
+
+ACCEPTED: Verdict = (pb.REASON_UNSPECIFIED, 0)
+REFUSED: Verdict = (pb.REASON_UNAVAILABLE, 0)
+"""What was not judged when time pressed."""
+
+
+def receipt(
+    manifest: Manifest,
+    ballot: Statement[pb.Ballot],
+    own: bytes,
+    verdicts: Mapping[bytes, Verdict],
+    scores: Mapping[bytes, scoring.Score],
+    duties: Sequence[bytes],
+) -> pb.Receipt:
+    """`own`: digest of our contribution; `duties`: of those that we were drawn to score, in the ballot's order. What was judged
+    well made and measured to harm is refused; of what has no room the bits say enough."""
+    listed = list(ballot.body.contributions)
+
+    def found(digest: bytes) -> Verdict:
+        verdict, score = verdicts.get(digest, REFUSED), scores.get(digest)
+        harmful = verdict == ACCEPTED and score is not None and scoring.harms(manifest, score)
+        return (pb.REASON_HARMS, 0) if harmful else verdict
+
+    def gain(index: int) -> int:
+        return scoring.units(scores[listed[index]].gain)
+
+    votes = {index: found(digest) for index, digest in enumerate(listed) if digest != own}
+    accepted = [index in votes and not votes[index][0] for index in range(len(listed))]
+    against = sorted((index for index in votes if not accepted[index]), key=lambda index: votes[index][0] != pb.REASON_HARMS)
+    told = sorted(against[: limits.FINDINGS])
+    worst = _worst({index: gain(index) for index in votes if accepted[index] and listed[index] in scores}, len(told))
+    return pb.Receipt(
+        round=ballot.body.round,
+        ballot=ballot.signing,
+        accepted=rules.bits(accepted),
+        findings=[
+            pb.Finding(
+                index=index,
+                reason=votes[index][0],
+                stage=votes[index][1],
+                score=gain(index) if votes[index][0] == pb.REASON_HARMS else 0,
+            )
+            for index in told
+        ],
+        scored=worst,
+        score=[gain(index) for index in worst],
+        measured=rules.bits([digest in scores for digest in duties]),
+    )
+
+
+def _worst(gains: Mapping[int, int], told: int) -> Collection[int]:
+    """Of what is accepted and was scored, by index, the worst that have room beside so many findings, in the ballot's order."""
+    return sorted(sorted(gains, key=lambda index: (gains[index], index))[: limits.FINDINGS - told])
