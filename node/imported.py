@@ -46,7 +46,9 @@ async def import_state(model: Model, manifest: Path, source: Path, store: BlobSt
         raise ConfigError(told["refused"])
     made = bytes.fromhex(told["root"])
     if made != model.root:
-        for digest in [*store.stage_digests(made), made]:
+        for digest in {*store.stage_digests(made), made} - set(
+            store.stage_digests(model.root)
+        ):  # what came of the right one stays
             await asyncio.to_thread(store.remove, digest)
         raise ConfigError(
             f"the weights in {source} make the state {made.hex()}, and the run begins with {model.initial}: they are of another"

@@ -32,7 +32,7 @@ def model_card(manifest: Manifest, commits: Iterable[Statement[pb.Commit]], roun
             root = body.state
         elif body.round < round:
             trained = body.trained
-            tokens.update({item.cluster: item.contribution.tokens for item in taken(body)})
+            tokens.update({item.cluster: item.weight for item in taken(body)})
     facts = {
         "run": f"`{manifest.run_id.hex()}`",
         "parameters": f"{parameter_count(manifest.model):,}, family {manifest.model.family}",
