@@ -296,8 +296,8 @@ class Client:
             spoilt = mutator.spoil(credential, self._credentials[at_peer], pb.Envelope)
             found.append((callers.HEADER, credential if random.random() < 0.8 else spoilt[:4000]))
         if random.random() < 0.3:
-            standing = services.Standing(round=3, head=digest(3)).SerializeToString()
-            found.append((heads.HEADER, mutator.spoil(standing, [standing], services.Standing)[:2000]))
+            tip = services.Tip(round=3, head=digest(3)).SerializeToString()
+            found.append((heads.HEADER, mutator.spoil(tip, [tip], services.Tip)[:2000]))
         return found
 
     async def call(self, number: int, tally: Tally) -> None:

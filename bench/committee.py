@@ -19,6 +19,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2
+from dilocox.protocol.standing import by_standing
 
 __all__ = ["Committee", "Measured", "Seconds", "Votes", "Work"]
 
@@ -83,10 +84,10 @@ class Committee:
         well_made: Container[str],
         read: Callable[[bytes], memoryview],
         say: Callable[[str, Votes], Votes],
-    ) -> dict[str, tuple[int, int]]:
-        """Contributions that too many find harmful: how many of how many. `trainers`: of the voters, on whose Θ the round builds.
+    ) -> dict[str, scoring.Opinion]:
+        """Contributions that too many find harmful. `trainers`: of the voters, on whose Θ the round builds.
         `say`: what a voter of this name says, having measured this."""
-        listed, ballot = sorted(works), self.ballot(head.round)
+        listed, ballot = by_standing(self.run, head.standings, sorted(works)), self.ballot(head.round)
         harm: dict[str, list[str]] = {}
         for voter, trainer in trainers.items():
             due = [name for name in listed if voter in scoring.committee(self.run, ballot, name, listed) and name in well_made]
@@ -95,8 +96,9 @@ class Committee:
             found = {name: name in well_made and not self._harms(scores.get(name)) for name in listed}
             said = say(voter, found)
             harm[voter] = [name for name in listed if name in well_made and name != voter and not said[name]]
-        told = scoring.opinions(self.run, ballot, listed, harm, lambda voter, index, _: listed[index] in harm[voter])
-        return {name: found for name, found in told.items() if scoring.is_refused(self.run, *found)}
+        names = list(listed)
+        told = scoring.opinions(self.run, ballot, listed, harm, lambda voter, index, _: names[index] in harm[voter])
+        return {name: found for name, found in told.items() if found.refuses(self.run)}
 
     def _harms(self, score: scoring.Score | None) -> bool:
         return score is not None and scoring.harms(self.run, score)
@@ -112,7 +114,7 @@ class Committee:
         read: Callable[[bytes], memoryview],
     ) -> dict[str, scoring.Score]:
         """As a worker measures them, one after the other."""
-        _, clips = counting.clip(self.run, {name: work.norm for name, work in works.items()})
+        _, clips = counting.clip(self.run, {name: work.norm for name, work in works.items()}, head.standings)
         scores: dict[str, scoring.Score] = {}
         before: float | None = None
         samples = self.dataset.batch(positions)

@@ -20,7 +20,7 @@ from dilocox.node.outer.state import EncodedStage
 from dilocox.node.training.data import Dataset, load_dataset
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.trainer import Commit, Take, Trainer
-from dilocox.protocol import adaptive, chain, counting, norms, phase
+from dilocox.protocol import adaptive, chain, counting, norms, phase, standing
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster, Head, initial_head
 from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload
@@ -346,10 +346,11 @@ class Lab:
         ahead = chain.LEASE_PHASES * self.run.rounds.max_inner_steps * self.run.training.batch_size
         first = self.run.compression.keep
         rank_or_k = adaptive.next_rank_or_k(self.run, head.rank_or_k, list(bodies.values())) if head.round else first
-        median, clips = counting.clip(self.run, {name: body.norm for name, body in bodies.items()})
-        weights = counting.weights(self.run, {name: body.tokens for name, body in bodies.items()})
+        median, clips = counting.clip(self.run, {name: body.norm for name, body in bodies.items()}, head.standings)
+        weights = counting.weights(self.run, {name: body.tokens for name, body in bodies.items()}, head.standings)
+        says = standing.by_standing(self.run, head.standings, bodies)
         announced = [
-            counting.Announced(sent.contribution.norm, clips[name], [leaf.norms for leaf in sent.leaves])
+            counting.Announced(sent.contribution.norm, clips[name], says[name], [leaf.norms for leaf in sent.leaves])
             for name, sent in self.counted.items()
         ]
         by_tensor = counting.tensor_clips(self.run, announced)
@@ -357,9 +358,14 @@ class Lab:
             Take(name, weights[name], sent.payloads, clips[name], tensors)
             for (name, sent), tensors in zip(self.counted.items(), by_tensor, strict=True)
         ]
+        refused = dict.fromkeys((name for at, name in self.harmful if at == head.round), pb.REASON_HARMS)
+        scored = {name for at, name in self.judged if at == head.round and self.run.scoring.voters}
         return replace(
             head,
             round=head.round + 1,
+            standings=standing.after(
+                self.run, head.standings, bodies.keys(), refused, scored, head.roster, genesis=not head.round
+            ),
             trained=head.trained + bool(bodies),
             ledger=ledger.top_up(sorted(head.roster), ahead),
             norm=median,

@@ -237,7 +237,7 @@ def _names() -> list[Target]:
     link = JoinLink(RUN.run_id, identity(1).peer, "[2001:db8::1]:4711", digest("certificate"), ("/ip4/192.0.2.1/tcp/1/p2p/x",))
     pen = callers.Credentials(identity(1), RUN.run_id, b"der")
     known = callers.Callers(RUN.run_id, b"der")
-    standing = services.Standing(round=3, head=digest(3), why="a sentence").SerializeToString()
+    tip = services.Tip(round=3, head=digest(3), why="a sentence").SerializeToString()
 
     def document(raw: bytes) -> None:
         assert Manifest.from_canonical(raw).run_id == sha256(raw), "a run with two ids"
@@ -260,7 +260,7 @@ def _names() -> list[Target]:
     def caller(raw: bytes) -> None:
         assert known.peer(cast(callers.Context, Call(raw))) == identity(1).peer, "somebody who did not sign"
 
-    def standings(raw: bytes) -> None:
+    def tips(raw: bytes) -> None:
         heads.Heads().take("somebody", ((heads.HEADER, raw),))
 
     def page(raw: bytes) -> None:
@@ -280,7 +280,7 @@ def _names() -> list[Target]:
         Target("cluster link", [str(ClusterLink(bytes(32), link, link)).encode()], cluster, (ConfigError,)),
         Target("peer id", [identity(number).peer.encode() for number in range(3)], peer, (ValueError,)),
         Target("credential", [raw for _, raw in pen.metadata], caller, message=pb.Envelope),
-        Target("head in metadata", [standing], standings, (), message=services.Standing),
+        Target("head in metadata", [tip], tips, (), message=services.Tip),
         Target("certificate of a record", list(Amd().evidence().certs), tls.pem_of, (ValueError,)),
         Target("Host and Origin", [b"127.0.0.1:80\nhttp://127.0.0.1:80", b"[::1]:8080", b"dilocox.example"], page, ()),
     ]

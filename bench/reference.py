@@ -69,6 +69,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "member": lambda: figure("protocol/member.py", "state before"),
     "phase": lambda: figure("protocol/phase.py", "when  "),
     "norms": lambda: figure("protocol/norms.py", "code 0"),
+    "standing": lambda: figure("protocol/standing.py", "takes a seat in"),
     "reasons": reasons,
     "limits": limit_rows,
 }

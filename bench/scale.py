@@ -393,9 +393,9 @@ async def restart(rounds: int, clusters: int) -> dict[str, Any]:
         with closing(ChainFile(folder / "chain.db", run, views.describe)) as file:
             service = CoordinatorService(COORDINATOR, file, pb.Envelope(), appraise)
             stream = service.follow(services.WatchRequest(from_round=rounds), "", "")
-            standing = (await anext(stream)).standing
+            tip = (await anext(stream)).tip
             spent, waited = time.process_time() - before, time.perf_counter() - wall
-            assert standing.round == rounds
+            assert tip.round == rounds
             await cast(AsyncGenerator[Any], stream).aclose()
     return {"rounds": rounds, "clusters": clusters, "database_bytes": size, "cpu_seconds": spent, "wall_seconds": waited}
 

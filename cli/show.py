@@ -81,9 +81,9 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     if (download := value["downloading"]) is not None:
         held, size = download["held"], download["size"]
         lines.append(("fetching", f"{held:,} of {size:,} B ({held / size:.0%})"))
-    if (standing := value["attestation"]) is not None:
-        label = "SIMULATED" if standing["kind"] == "simulated" else standing["kind"]
-        text = f"until {_until(standing)}" if standing["attested"] else f"refused: {standing['code']}: {standing['reason']}"
+    if (result := value["attestation"]) is not None:
+        label = "SIMULATED" if result["kind"] == "simulated" else result["kind"]
+        text = f"until {_until(result)}" if result["attested"] else f"refused: {result['code']}: {result['reason']}"
         lines.append(("attested", f"{label}, {text}"))
     lines += [("warning", f"not counted: {_reason(item)}") for item in value["excluded"]]
     lines += [("help", value["advice"])] if value["advice"] else []
@@ -134,6 +134,7 @@ def peers(
         "cluster",
         "stages",
         "roster",
+        "standing",
         "present",
         "round",
         "step",
@@ -152,6 +153,7 @@ def _peer_row(row: dict[str, Any]) -> list[str]:
         short(row["cluster"]) if row["cluster"] else "–",
         listed(row["stages"]),
         "yes" if row["on_roster"] else "no",
+        _standing(row["standing"]) if row["standing"] else "–",
         {True: "yes", False: "no", None: "–"}[row["present"]],
         "–" if row["round"] is None else str(row["round"]),
         "–" if row["step"] is None else str(row["step"]),
@@ -159,6 +161,12 @@ def _peer_row(row: dict[str, Any]) -> list[str]:
         number(row["tokens_per_second"], 0),
         _kind(row["attestation"]) if row["attestation"] else "–",
     ]
+
+
+def _standing(record: dict[str, int]) -> str:
+    """What it earned, of what there is to earn; and how often it was refused."""
+    told = f"{record['earned']}/{record['of']}" if record["of"] else f"{record['counted']} counted"
+    return f"{told}, {record['refused']} refused" if record["refused"] else told
 
 
 def _kind(attestation: dict[str, Any]) -> str:

@@ -186,7 +186,7 @@ def _api(service: CoordinatorService) -> web.Application:
 
     async def peers() -> list[views.View]:
         records = {peer: record.body for peer, record in service.records.items()}
-        return views.peers(service.chain.head, service.liveness.view(), records, service.identity.peer)
+        return views.peers(service.chain.manifest, service.chain.head, service.liveness.view(), records, service.identity.peer)
 
     add_run_routes(app, service.chain, peers)
     app.router.add_get("/v1/status", status)

@@ -198,13 +198,13 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if why != self._said:
             self._said = why
             log.info("round %d: %s", self.state.head.round, why)
-            self._tell(self._standing())
+            self._tell(self._tip())
 
-    def _standing(self) -> services.WatchEvent:
+    def _tip(self) -> services.WatchEvent:
         head = self.chain.head
         why = round.why_open(self.state)
         return services.WatchEvent(
-            standing=services.Standing(round=head.round, head=head.digest, why=why, appointment=self.chain.newest_word)
+            tip=services.Tip(round=head.round, head=head.digest, why=why, appointment=self.chain.newest_word)
         )
 
     # gRPC
@@ -392,7 +392,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         watcher = self.greet(request, caller)
         queue: asyncio.Queue[services.WatchEvent | None] = asyncio.Queue()
         try:
-            yield self._standing()
+            yield self._tip()
             number = request.from_round
             while number < self.chain.length:  # no await between the last test and joining the watchers
                 raw = self.chain.raw(number)

@@ -256,7 +256,7 @@ class Exchange:
 def takes_of(manifest: Manifest, items: Sequence[Taken], leaves: Sequence[Sequence[pb.Leaf]]) -> list[worker.Take]:
     """What a commit takes of each of the counted, in their order; `leaves`: what each announced."""
     announced = [
-        Announced(item.contribution.norm, item.clip, [leaf.norms for leaf in each])
+        Announced(item.contribution.norm, item.clip, item.say, [leaf.norms for leaf in each])
         for item, each in zip(items, leaves, strict=True)
     ]
     return [

@@ -121,41 +121,41 @@ class Forks:
         self.comparing: set[str] = set()
         """Peers: with each one at a time, however often it calls."""
 
-    def standing(self) -> services.Standing:
+    def tip(self) -> services.Tip:
         head = self._chain.head
-        return services.Standing(round=head.round, head=head.digest, appointment=self._chain.newest_word)
+        return services.Tip(round=head.round, head=head.digest, appointment=self._chain.newest_word)
 
-    def heard(self, peer: str, standing: services.Standing) -> None:
+    def heard(self, peer: str, tip: services.Tip) -> None:
         """What a caller, or who was called, holds: members of the roster are believed to hold something."""
         head = self._chain.head
-        if standing.HasField("appointment") and standing.appointment != self._chain.newest_word:
-            self._tasks.start(self._look_at(standing.appointment), f"appointment from {short(peer)}")
-        if peer not in head.cluster_by_peer or not 0 < standing.round <= head.round or standing.head == head.digest:
+        if tip.HasField("appointment") and tip.appointment != self._chain.newest_word:
+            self._tasks.start(self._look_at(tip.appointment), f"appointment from {short(peer)}")
+        if peer not in head.cluster_by_peer or not 0 < tip.round <= head.round or tip.head == head.digest:
             return
-        if standing.head not in self._same and peer not in self.comparing:
+        if tip.head not in self._same and peer not in self.comparing:
             self.comparing.add(peer)
-            self._tasks.start(self._compare(peer, standing), f"compare with {short(peer)}")
+            self._tasks.start(self._compare(peer, tip), f"compare with {short(peer)}")
 
     async def _look_at(self, appointment: pb.Envelope) -> None:
         if (error := await asyncio.to_thread(replaced, self._chain, appointment)) is not None:
             raise error
 
-    async def _compare(self, peer: str, standing: services.Standing) -> None:
+    async def _compare(self, peer: str, tip: services.Tip) -> None:
         try:
-            raw = await asyncio.to_thread(self._chain.raw, standing.round - 1)
+            raw = await asyncio.to_thread(self._chain.raw, tip.round - 1)
             assert raw is not None, "it is not above our head"
             ours = pb.Envelope.FromString(raw)
-            if sha256(ours.key, ours.body) == standing.head:
-                self._same[standing.head] = None
+            if sha256(ours.key, ours.body) == tip.head:
+                self._same[tip.head] = None
                 if len(self._same) > limits.CLUSTERS:
                     self._same.popitem(last=False)
                 return
             record = await self._directory.find(peer)
             if record is None or not record.address:
                 raise RemoteError(pb.REASON_UNAVAILABLE, "nobody can dial it")
-            request = services.CommitRequest(round=standing.round - 1)
+            request = services.CommitRequest(round=tip.round - 1)
             theirs = await rpc.PeerStub(self._channels.channel(record)).GetCommit(request, timeout=ASK_SECONDS)
-            raise await asyncio.to_thread(proof_of_fork, self._chain, standing.round - 1, theirs)
+            raise await asyncio.to_thread(proof_of_fork, self._chain, tip.round - 1, theirs)
         except (RemoteError, grpc.aio.AioRpcError) as error:
             why = error.detail if isinstance(error, RemoteError) else error.code().name.lower()
             log.warning("%s says that it holds another chain, and proves nothing: %s", short(peer), why)

@@ -100,9 +100,9 @@ class Holder:
         """The chain, commit by commit."""
         self._place.network.directory.know(self.chain.parties)
         async for event in self._coordinator.watch(lambda: self.chain.length, self._hello, self._away):
-            if event.HasField("standing"):
+            if event.HasField("tip"):
                 self._away()
-                if (error := replaced(self.chain, event.standing.appointment)) is not None:
+                if (error := replaced(self.chain, event.tip.appointment)) is not None:
                     raise error
             elif event.HasField("statement"):
                 try:
@@ -187,7 +187,9 @@ class Holder:
 
         async def peers() -> list[views.View]:
             records = {peer: record.body for peer, record in network.directory.records.items()}
-            return views.peers(self.chain.head, await self._coordinator.presence(), records, self.chain.head.coordinator)
+            return views.peers(
+                self.chain.manifest, self.chain.head, await self._coordinator.presence(), records, self.chain.head.coordinator
+            )
 
         add_run_routes(app, self.chain, peers)
         app.router.add_get("/v1/status", get_status)

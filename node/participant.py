@@ -103,7 +103,7 @@ class Participant:
         self._directory = directory
         self._told: pb.PeerRecord | None = None
         """Our record, as the coordinator passes it on."""
-        self.standing = ""
+        self.round_why = ""
         """Why the round is open, as the coordinator says."""
         self.events: deque[events.Event] = deque(maxlen=EVENTS_KEPT)
         self.event_count = 0
@@ -210,8 +210,8 @@ class Participant:
     async def watch(self) -> None:
         async for event in self._coordinator.watch(lambda: self.chain.length, self._heartbeat, self._away):
             match event.WhichOneof("event"):
-                case "standing":
-                    self._stands(event.standing)
+                case "tip":
+                    self._hears_tip(event.tip)
                 case "statement":
                     await self._statement(event.statement)
                 case "disagreement":
@@ -221,16 +221,16 @@ class Participant:
     def _away(self) -> None:
         self.feed(member.Away())
 
-    def _stands(self, standing: services.Standing) -> None:
+    def _hears_tip(self, tip: services.Tip) -> None:
         """The first event of a stream; a coordinator that knows less than we do gets back what it signed."""
-        self.standing = standing.why
-        if (error := replaced(self.chain, standing.appointment)) is not None:
+        self.round_why = tip.why
+        if (error := replaced(self.chain, tip.appointment)) is not None:
             raise error
         if not self.state.connected:
             self._told = None
             self.feed(member.Connected())
-        if standing.round < self.chain.length:
-            self._tasks.start(self._give_back(standing.round), "give back")
+        if tip.round < self.chain.length:
+            self._tasks.start(self._give_back(tip.round), "give back")
 
     async def _give_back(self, first: int) -> None:
         for number in range(first, self.chain.length):
@@ -330,11 +330,11 @@ class Participant:
         while True:
             await self.prover.changed.wait()
             self.prover.changed.clear()
-            standing = self.prover.standing
-            if standing.code and standing.code != said:
-                self.emit(events.AttestationRefused(standing.code, standing.reason))
-            said = standing.code
-            self.feed(member.Attestation(standing.attested, standing.reason))
+            result = self.prover.result
+            if result.code and result.code != said:
+                self.emit(events.AttestationRefused(result.code, result.reason))
+            said = result.code
+            self.feed(member.Attestation(result.attested, result.reason))
 
     async def leave(self, seconds: float) -> None:
         """Say goodbye (for at most `seconds`), then end the workers."""

@@ -129,7 +129,7 @@ def keep_manifest(place: Place, manifest: Manifest) -> None:
 def open_chain(place: Place, chain: ChainFile, tasks: Tasks) -> None:
     """What others may ask of the chain, and what two who meet compare, now that the run is known."""
     forks = Forks(chain, place.network.directory, place.channels, tasks)
-    place.heads.ours, place.heads.heard = forks.standing, forks.heard
+    place.heads.ours, place.heads.heard = forks.tip, forks.heard
     place.blobs.is_member, place.blobs.commit = lambda peer: peer in chain.head.cluster_by_peer, chain.raw
 
 

@@ -155,8 +155,8 @@ async def _follow(
     """The chain, commit by commit, and where its peers are. Raises RemoteError where a commit does not hold."""
     target = 0
     async for event in coordinator.watch(lambda: chain.length):
-        if event.HasField("standing"):
-            target = event.standing.round
+        if event.HasField("tip"):
+            target = event.tip.round
         elif event.HasField("statement"):
             kind = event.statement.kind
             if kind == pb.KIND_PEER_RECORD:

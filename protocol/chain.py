@@ -6,14 +6,13 @@ a chain: commit t names the digest of commit t-1; counted clusters are on the ro
 is counted at most once (ledger.py); a commit that counts nobody changes nothing but who is there.
 """
 
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dilocox.protocol import adaptive, limits, norms, rules
+from dilocox.protocol import adaptive, limits, norms, rules, standing
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.gathered import Gathered, Slot, single
@@ -45,7 +44,7 @@ LONGEST_REST = 6
 LEASE_PHASES = 4
 """Phases of samples leased ahead: the one in flight, the one running, and two that a commit may exclude."""
 NEWCOMER_SHARE = 8
-"""An open run seats at most one new cluster for so many on the roster, but always min_clusters."""
+"""An open run seats at most one new cluster for so many on the roster that stand fully, but always min_clusters."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,9 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
     seating = seats(manifest, head, gathered, attestations, absent, bool(result.counted), result.state)
     roster, ledger, resting = _next_roster(manifest, head, gathered, result, attestations, seating.clusters)
     last = head.closing(manifest)
+    excluded = [] if last else result.excluded
+    why = {item.peer: item.reason for item in excluded}
+    standings = standing.after(manifest, head.standings, result.counted, why, result.scored, roster, genesis=not head.round)
     rank_or_k = (
         adaptive.next_rank_or_k(manifest, head.rank_or_k, [s.body for s in result.counted.values()])
         if head.round
@@ -88,9 +90,9 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
         refusals=gathered.refusals,
         attested=[gathered.attested[peer] for peer in sorted(gathered.attested)],
         closing=last,
-        roster=[_member(manifest, roster[name], ledger.leases[name], attestations) for name in sorted(roster)],
-        counted=_counted(gathered, result),
-        excluded=[] if last else result.excluded,
+        roster=[_member(manifest, roster[name], ledger.leases[name], attestations, standings[name]) for name in sorted(roster)],
+        counted=_counted(gathered, result, standing.by_standing(manifest, head.standings, result.counted)),
+        excluded=excluded,
         state=seating.state,
         norm=result.norm,
         loss=result.loss,
@@ -105,10 +107,16 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
         vote_history=_remember(head.vote_history, closing.vote_ms, result),
         term=head.term,
         appointment=head.appointment,
+        away=[
+            pb.Away(cluster=name, standing=pb.Standing(**each._asdict()))
+            for name, each in standings.items()
+            if name not in roster
+        ],
     )
-    losses = [s.body.evaluation_loss for slot in gathered.reports.values() if (s := single(slot)) and s.body.evaluated]
+    losses = {s.peer: s.body.evaluation_loss for slot in gathered.reports.values() if (s := single(slot)) and s.body.evaluated}
     if losses:
-        commit.evaluated, commit.evaluation_loss = True, statistics.median(losses)
+        says = standing.by_standing(manifest, head.standings, losses)
+        commit.evaluated, commit.evaluation_loss = True, norms.lower_median(list(losses.values()), list(says.values()))
     return commit
 
 
@@ -149,10 +157,15 @@ def _packed(gathered: Gathered) -> dict[str, Any]:
     return {**packed, "signers": keys}
 
 
-def _counted(gathered: Gathered, result: Tally) -> list[pb.Counted]:
+def _counted(gathered: Gathered, result: Tally, says: Mapping[str, int]) -> list[pb.Counted]:
     index = {statement.digest: number for number, statement in enumerate(_statements(gathered.contributions))}
     return [
-        pb.Counted(contribution=index[statement.digest], weight=result.weights[name], clip=result.clips[name])
+        pb.Counted(
+            contribution=index[statement.digest],
+            weight=result.weights[name],
+            clip=result.clips[name],
+            standing=says[name],
+        )
         for name, statement in result.counted.items()
     ]
 
@@ -186,7 +199,7 @@ def seats(
     min_clusters of its roster are heard: then also clusters that rest may claim.
     """
     if head.closing(manifest):
-        return Seating({}, rules.known_state(head, gathered))
+        return Seating({}, rules.known_state(manifest, head, gathered))
     complete = rules.complete_clusters(manifest, head, gathered)
     if manifest.attestation.kinds:
         complete = {n: (c, s) for n, (c, s) in complete.items() if all(peer in attestations for peer in c.peers)}
@@ -195,13 +208,14 @@ def seats(
         return Seating({name: complete[name][0] for name in group}, complete[group[0]][1] if group else b"")
     staying = set(head.roster) - absent - gathered.leaving()
     waking = not counting and len(staying) < manifest.rounds.min_clusters
-    state = built_on or rules.known_state(head, gathered)
+    state = built_on or rules.known_state(manifest, head, gathered)
     if waking and not state:
         state = _plurality(manifest, head, gathered, staying | (complete.keys() - absent))
     wanting = [name for name, (_, root) in complete.items() if state and root == state and name not in absent]
     fresh = [name for name in wanting if name not in head.roster and (waking or not _rests(head, name))]
     if manifest.admission.policy == "open":
-        most = max(manifest.rounds.min_clusters, len(head.roster) // NEWCOMER_SHARE)
+        whole = standing.total(manifest, head.standings, head.roster) // max(1, manifest.standing_rounds)
+        most = max(manifest.rounds.min_clusters, whole // NEWCOMER_SHARE)
         fresh = sorted(fresh, key=lambda name: sha256(head.digest, name.encode()))[:most]
     fresh = fresh[: limits.CLUSTERS - len(head.roster)]
     return Seating({name: complete[name][0] for name in wanting if name in head.roster or name in fresh}, state)
@@ -230,10 +244,13 @@ def _plurality(manifest: Manifest, head: Head, gathered: Gathered, here: Set[str
     said = list(rules.told_states(gathered, here).values())
     admitted = gathered.claims if manifest.admission.policy == "allow-list" else ()
     for names in (head.built_by, head.roster, head.resting, admitted):
-        told = list(rules.told_states(gathered, names).values())
-        told = [root for root in told if len(here) - len(said) + said.count(root) >= manifest.rounds.min_clusters]
+        says = standing.by_standing(manifest, head.standings, names)
+        told: dict[bytes, int] = {}
+        for name, root in rules.told_states(gathered, names).items():
+            if len(here) - len(said) + said.count(root) >= manifest.rounds.min_clusters:
+                told[root] = told.get(root, 0) + says[name]
         if told:
-            return min(set(told), key=lambda root: (-told.count(root), root))
+            return min(told, key=lambda root: (-told[root], root))
     return b""
 
 
@@ -281,7 +298,13 @@ def _still_resting(head: Head) -> dict[str, Rest]:
     }
 
 
-def _member(manifest: Manifest, cluster: Cluster, lease: Lease, attestations: Mapping[str, pb.Attestation]) -> pb.Member:
+def _member(
+    manifest: Manifest,
+    cluster: Cluster,
+    lease: Lease,
+    attestations: Mapping[str, pb.Attestation],
+    record: standing.Record,
+) -> pb.Member:
     hosts = [
         pb.Host(
             peer=host.peer,
@@ -301,6 +324,7 @@ def _member(manifest: Manifest, cluster: Cluster, lease: Lease, attestations: Ma
         samples_counted=lease.counted,
         lease=[pb.Span(start=start, end=end) for start, end in lease.spans],
         account=cluster.account,
+        standing=pb.Standing(**record._asdict()),
     )
 
 
@@ -312,6 +336,8 @@ class Taken:
     weight: int
     clip: int
     """Norm codes above the bound: its payloads count by `norms.clip_factor(clip)`."""
+    say: int
+    """Its author's standing."""
     contribution: pb.Contribution
     digest: bytes
     """Of the contribution."""
@@ -328,7 +354,7 @@ def taken(commit: pb.Commit) -> list[Taken]:
         signed = commit.contributions[item.contribution]
         key = author(commit, signed)
         contribution = parse(pb.Contribution, signed.body)
-        found.append(Taken(peer_id(key), item.weight, item.clip, contribution, sha256(key, signed.body)))
+        found.append(Taken(peer_id(key), item.weight, item.clip, item.standing, contribution, sha256(key, signed.body)))
     return found
 
 

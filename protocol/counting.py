@@ -1,14 +1,16 @@
 """How much what counts may do: weights, and clips in total and tensor by tensor. Integers from what was announced, so everybody has
 the same: the commit carries weights and clips in total, and who applies it reads those of tensors off the counted leaves.
 
-    weight          tokens, at most weight_cap lower medians of the counted ones' tokens
+    weight          tokens, at most as many lower medians of the counted ones' tokens as the cap says, times the author's share of
+                    what there is to earn; the cap rises from rounds.weight_cap to standing.weight_cap by rounds in which a
+                    committee measured what its work does: nothing else bears out how much it says it trained
     clip in total   norm codes above clip_ratio medians of the counted ones' norms
     clip of tensor  norm codes above tensor_clip_ratio medians of the counted ones' norms of that tensor, or the clip in total
                     where that is larger
 
-Who sends nothing has no say in a median: half could kill everybody's work with zeros. Where more than half send nothing of a
-tensor, what the others send of it is measured by what the median payload is, weight by weight, on average: a tensor that is silent
-for most is no free place for one.
+Medians are by standing (standing.py). Who sends nothing has no say in one: half could kill everybody's work with zeros. Where more
+than half send nothing of a tensor, what the others send of it is measured by what the median payload is, weight by weight, on
+average: a tensor that is silent for most is no free place for one.
 """
 
 import math
@@ -18,33 +20,37 @@ from functools import cache
 
 from dilocox.protocol import norms
 from dilocox.protocol.manifest import Manifest, Model
+from dilocox.protocol.standing import Record, by_standing, newcomer
 from dilocox.protocol.tensors import stage_tensors
 
 __all__ = ["Announced", "clip", "median_norm", "tensor_clips", "weights"]
 
 
-def weights(manifest: Manifest, tokens: Mapping[str, int]) -> dict[str, int]:
+def weights(manifest: Manifest, tokens: Mapping[str, int], standings: Mapping[str, Record]) -> dict[str, int]:
     """In the mean, by cluster. What a cap takes off is not owed to anybody: nothing of the payload is cut off."""
-    cap = manifest.weight_cap
-    if not cap:
-        return dict(tokens)
-    most = int(cap * _middle_tokens(tokens))
-    return {name: min(count, most) for name, count in tokens.items()}
+    says = by_standing(manifest, standings, tokens)
+    middle, most = norms.lower_median(list(tokens.values()), list(says.values())), max(1, manifest.standing_rounds)
+    caps = {name: _cap(manifest, standings.get(name) or newcomer(manifest)) for name in tokens}
+    capped = {name: min(count, int(caps[name] * middle)) if caps[name] else count for name, count in tokens.items()}
+    return {name: max(1, count * says[name] // most) for name, count in capped.items()}
 
 
-def _middle_tokens(tokens: Mapping[str, int]) -> int:
-    """The lower median, in which all stand equal. Were standing earned, it would weigh here."""
-    return norms.lower_median(list(tokens.values()))
+def _cap(manifest: Manifest, record: Record) -> float:
+    """What this one has earned."""
+    first, most = manifest.weight_cap, manifest.standing_rounds
+    earned = max(0.0, manifest.standing.weight_cap - first) * min(record.scored, record.earned) / most if most else 0.0
+    return first and first + earned
 
 
-def median_norm(codes: Sequence[int]) -> int:
-    """The lower median of these norm codes that are not 0; 0 where all are."""
-    return norms.lower_median([code for code in codes if code])
+def median_norm(codes: Sequence[int], says: Sequence[int]) -> int:
+    """The lower median of these norm codes that are not 0, by standing; 0 where all are."""
+    heard = [(code, weight) for code, weight in zip(codes, says, strict=True) if code]
+    return norms.lower_median([code for code, _ in heard], [weight for _, weight in heard])
 
 
-def clip(manifest: Manifest, codes: Mapping[str, int]) -> tuple[int, dict[str, int]]:
+def clip(manifest: Manifest, codes: Mapping[str, int], standings: Mapping[str, Record]) -> tuple[int, dict[str, int]]:
     """Their median, and by how many codes each is above clip_ratio times it."""
-    median = median_norm(list(codes.values()))
+    median = median_norm(list(codes.values()), list(by_standing(manifest, standings, codes).values()))
     bound = median + norms.ratio_codes(manifest.rounds.clip_ratio)
     return median, {name: max(0, code - bound) for name, code in codes.items()}
 
@@ -57,6 +63,8 @@ class Announced:
     """Norm code of all of it."""
     clip: int
     """In total."""
+    say: int
+    """Its author's standing."""
     tensors: Sequence[bytes]
     """By stage: a norm code for each tensor."""
 
@@ -65,21 +73,23 @@ def tensor_clips(manifest: Manifest, counted: Sequence[Announced]) -> list[list[
     """For each of the counted, by stage: by how many codes each tensor is clipped, a byte each."""
     if not manifest.tensor_clip_ratio:
         return [[bytes([each.clip]) * len(codes) for codes in each.tensors] for each in counted]
-    median = median_norm([each.norm for each in counted])
+    says = [each.say for each in counted]
+    median = median_norm([each.norm for each in counted], says)
     bounds = [
         bytes(
-            _bound(manifest, [each.tensors[stage][tensor] for each in counted], median + average) for tensor, average in stages
+            _bound(manifest, [each.tensors[stage][tensor] for each in counted], says, median + average)
+            for tensor, average in stages
         )
         for stage, stages in enumerate(enumerate(codes) for codes in _averages(manifest.model))
     ]
     return [[_excess(codes, bound, each.clip) for codes, bound in zip(each.tensors, bounds, strict=True)] for each in counted]
 
 
-def _bound(manifest: Manifest, codes: Sequence[int], average: int) -> int:
+def _bound(manifest: Manifest, codes: Sequence[int], says: Sequence[int], average: int) -> int:
     """The largest code of a tensor that is not clipped. `average`: of the tensor in a payload of the median norm all of whose
     weights move alike."""
-    silent = 2 * codes.count(0) > len(codes)
-    middle = max(0, average) if silent else median_norm(codes)
+    silent = 2 * sum(weight for code, weight in zip(codes, says, strict=True) if not code) > sum(says)
+    middle = max(0, average) if silent else median_norm(codes, says)
     return min(norms.LARGEST_CODE, middle + norms.ratio_codes(manifest.tensor_clip_ratio))
 
 

@@ -11,6 +11,7 @@ from dilocox.protocol.ledger import Lease, Ledger
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, author
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.standing import Record
 
 __all__ = ["Cluster", "Head", "HostRange", "Rest", "advance", "alone", "host_ranges", "initial_head", "resting_on"]
 
@@ -103,6 +104,8 @@ class Head:
     collect_history: tuple[int, ...] = ()
     """Milliseconds until more than half of the roster had contributed, of the last rounds that measured it."""
     vote_history: tuple[int, ...] = ()
+    standings: Mapping[str, Record] = field(default_factory=dict)
+    """By cluster: of the roster, and of those who left with more than a newcomer has."""
 
     @cached_property
     def cluster_by_peer(self) -> Mapping[str, Cluster]:
@@ -162,7 +165,15 @@ def advance(manifest: Manifest, commit: Statement[pb.Commit]) -> Head:
         resting={item.cluster: Rest(item.until, item.removals) for item in body.resting},
         collect_history=tuple(body.collect_history),
         vote_history=tuple(body.vote_history),
+        standings={
+            **{member.cluster: _record(member.standing) for member in body.roster},
+            **{item.cluster: _record(item.standing) for item in body.away},
+        },
     )
+
+
+def _record(standing: pb.Standing) -> Record:
+    return Record(standing.earned, standing.counted, standing.refused, standing.scored)
 
 
 def authors(commit: pb.Commit, contributions: Sequence[int]) -> list[str]:

@@ -96,6 +96,9 @@ HOSTS = 128
 SCORERS = 128
 """Most clusters that score one contribution: committees are drawn again by whoever checks a commit."""
 
+STANDING = 1 << 16
+"""Most rounds that there can be to earn."""
+
 HOLDERS = 8
 """Most peers that keep a contribution's payloads for a cluster that cannot be dialled."""
 

@@ -340,6 +340,16 @@ class Scoring(_Section):
     """Of a cluster's time that scoring may take; what is not scored in time is accepted as far as its voter is concerned."""
 
 
+class Standing(_Section):
+    """What a cluster earns by work that counts (protocol/standing.py)."""
+
+    rounds: Annotated[int, Field(ge=0, le=limits.STANDING)] | None = None
+    """So many counted rounds are all there is to earn; a newcomer begins with a sixteenth of them. 0: all stand equal; default: 64
+    in an open run, 0 with an allow-list."""
+    weight_cap: Ratio = 4.0
+    """Where rounds.weight_cap is below this, it rises to this as a cluster earns it: by rounds in which its work was scored."""
+
+
 class Admission(_Section):
     policy: Literal["open", "allow-list"] = "open"
     allow: tuple[str, ...] = ()
@@ -398,6 +408,7 @@ class Manifest(_Section):
     compression: Compression
     rounds: Rounds
     scoring: Scoring = Scoring()
+    standing: Standing = Standing()
     admission: Admission = Admission()
     attestation: Attestation = Attestation()
 
@@ -462,8 +473,14 @@ class Manifest(_Section):
         return bool(peer) and (is_open or peer in named)
 
     @property
+    def standing_rounds(self) -> int:
+        """What there is to earn; 0: all stand equal."""
+        rounds = self.standing.rounds
+        return rounds if rounds is not None else 64 * (self.admission.policy == "open")
+
+    @property
     def weight_cap(self) -> float:
-        """0: none."""
+        """Of who has earned nothing; 0: none."""
         cap = self.rounds.weight_cap
         return cap if cap is not None else float(self.admission.policy == "open")
 

@@ -58,6 +58,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
+from dilocox.protocol.standing import by_standing
 from dilocox.protocol.voting import ACCEPTED, REFUSED
 
 __all__ = [
@@ -514,7 +515,10 @@ def _committees(state: MemberState) -> list[Statement[pb.Contribution]]:
     if not state.manifest.scoring.voters or ballot is None or pb.KIND_RECEIPT in state.own:
         return []
     listed = _listed(state)
-    drawn = scoring.duties(state.manifest, ballot, state.me, [statement.peer for statement in listed])
+    if not listed:
+        return []
+    says = by_standing(state.manifest, state.head.standings, [statement.peer for statement in listed])
+    drawn = scoring.duties(state.manifest, ballot, state.me, says)
     return [statement for statement in listed if statement.peer in drawn]
 
 
@@ -526,7 +530,8 @@ def _to_score(state: MemberState) -> list[Score]:
     own, ballot, lease = state.own.get(pb.KIND_CONTRIBUTION), state.ballot, state.head.ledger.leases.get(state.me)
     if not due or own is None or ballot is None or lease is None:
         return []
-    _, clips = counting.clip(state.manifest, {statement.peer: statement.body.norm for statement in _listed(state)})
+    norms = {statement.peer: statement.body.norm for statement in _listed(state)}
+    _, clips = counting.clip(state.manifest, norms, state.head.standings)
     positions = tuple(scoring.positions(state.manifest, ballot, state.me, lease))
     return [Score(s, own, clips[s.peer], positions) for s in sorted(due, key=lambda s: scoring.turn(ballot, state.me, s.peer))]
 

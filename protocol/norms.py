@@ -9,6 +9,7 @@ tolerance, and everything that must be the same everywhere (medians, clip factor
 
 import math
 from collections.abc import Sequence
+from typing import Literal, TypeVar
 
 __all__ = [
     "CODES_PER_OCTAVE",
@@ -22,6 +23,8 @@ __all__ = [
     "norm_of",
     "ratio_codes",
 ]
+
+Number = TypeVar("Number", int, float)
 
 CODES_PER_OCTAVE = 8
 MIDDLE = 128
@@ -51,9 +54,17 @@ def matches(code: int, norm: float) -> bool:
     return abs(code - norm_code(norm)) <= TOLERANCE
 
 
-def lower_median(codes: Sequence[int]) -> int:
-    """The middle code, of an even number the lower one; 0 where there is none."""
-    return sorted(codes)[(len(codes) - 1) // 2] if codes else 0
+def lower_median(values: Sequence[Number], weights: Sequence[int] | None = None) -> Number | Literal[0]:
+    """The middle value, of an even number the lower one; 0 where there is none. By weights: the smallest that has half of them with
+    all below it."""
+    if weights is None:
+        return sorted(values)[(len(values) - 1) // 2] if values else 0
+    half, sofar = sum(weights), 0
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        sofar += 2 * weight
+        if sofar >= half:
+            return value
+    return 0
 
 
 def ratio_codes(ratio: float) -> int:

@@ -10,18 +10,18 @@ last commit stands in exactly the same state.
                   collecting ──(deadline, nobody contributed, somebody claims)──────────────────────────────────► roster-only commit
     when trained  reports ───────────────(all heard reported, or deadline)──────────────────────► closing commit; finished
 
-Three rules about time. A deadline is learnt from the moments at which more than half of the roster had contributed, or voted, in
-the last rounds and in this one: who lurks cannot stretch it. Clocks stand still while fewer than min_clusters are heard, and go on
-with at least one grace left; those who claim take over after one, for a line that is cut falls silent for one peer after the other.
-They start afresh when nobody was heard, and then one grace long those who are not back yet are waited for like the others. After a
-start nothing is signed before most of the roster is heard, or a deadline passed.
+Three rules about time. A deadline is learnt from the moments at which more than half of the roster, by standing, had contributed,
+or voted, in the last rounds and in this one: who lurks cannot stretch it. Clocks stand still while fewer than min_clusters are
+heard, and go on with at least one grace left; those who claim take over after one, for a line that is cut falls silent for one peer
+after the other. They start afresh when nobody was heard, and then one grace long those who are not back yet are waited for like the
+others. After a start nothing is signed before most of the roster is heard, or a deadline passed.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from dilocox.protocol import chain, limits, rules
+from dilocox.protocol import chain, limits, rules, standing
 from dilocox.protocol.chain import Closing
 from dilocox.protocol.gathered import Gathered
 from dilocox.protocol.head import Cluster, Head, advance
@@ -103,7 +103,7 @@ class Clock:
     ballot_at: float | None = None
     """When voting began; None while collecting."""
     contributed_at: float | None = None
-    """When more than half of the roster had contributed …"""
+    """When more than half of the roster, by standing, had contributed …"""
     voted_at: float | None = None
     """… and voted."""
     paused_at: float | None = None
@@ -231,7 +231,7 @@ def _with_room(state: RoundState, kind: pb.Kind) -> Gathered:
 def _differing(state: RoundState, reporter: str) -> list[Effect]:
     """A report that differs stands against its author; while no two thirds agree, everybody looks again."""
     head, reports = state.head, state.gathered.reports
-    known = rules.known_state(head, state.gathered)
+    known = rules.known_state(state.manifest, head, state.gathered)
     if known:
         slot = reports.get((reporter, True)) or reports[reporter, False]
         return [Differ(head.round, (reporter,))] if slot[0].body.state != known else []
@@ -362,7 +362,7 @@ def _begin(state: RoundState, now: float) -> RoundState:
 
 
 def _keep_time(state: RoundState, now: float) -> RoundState:
-    """Stop and start the clock, and note when more than half of the roster had contributed or voted."""
+    """Stop and start the clock, and note when most had contributed or voted."""
     clock, gathered = state.clock, state.gathered
     heard = len(_heard(state))
     short_of = state.head.round > 0 and heard < state.manifest.rounds.min_clusters
@@ -374,14 +374,21 @@ def _keep_time(state: RoundState, now: float) -> RoundState:
         clock = _with_a_grace(replace(state, clock=clock), now)
     if clock.returning_until is not None and (now >= clock.returning_until or heard == len(state.head.roster)):
         clock = replace(clock, returning_until=None)
-    enough = max(len(state.head.roster) // 2 + 1, state.manifest.rounds.min_clusters)
-    if clock.contributed_at is None and len(gathered.contributions) >= enough:
+    if clock.contributed_at is None and _most_did(state, gathered.contributions):
         clock = replace(clock, contributed_at=now)
     if gathered.ballot is not None and clock.ballot_at is None:
         clock = replace(clock, ballot_at=now)
-    if clock.ballot_at is not None and clock.voted_at is None and len(gathered.receipts) >= enough:
+    if clock.ballot_at is not None and clock.voted_at is None and _most_did(state, gathered.receipts):
         clock = replace(clock, voted_at=now)
     return state if clock == state.clock else replace(state, clock=clock)
+
+
+def _most_did(state: RoundState, done: Collection[str]) -> bool:
+    """Whether these are more than half of the roster, by standing, and min_clusters."""
+    manifest, standings, roster = state.manifest, state.head.standings, state.head.roster
+    if len(done) < manifest.rounds.min_clusters:
+        return False
+    return 2 * standing.total(manifest, standings, done) > standing.total(manifest, standings, roster)
 
 
 def _grace(state: RoundState) -> float:

@@ -33,6 +33,7 @@ from dilocox.protocol.ids import short
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.standing import by_standing
 
 __all__ = [
     "ACCEPT",
@@ -114,7 +115,7 @@ def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
     claims = _bounded(claims, head, room)
     if not holds(claims.get(statement.peer), statement):
         return ignore(pb.REASON_RATE, f"{room} peers are waiting already"), gathered
-    known = known_state(head, gathered)
+    known = known_state(manifest, head, gathered)
     after = replace(gathered, claims=claims, leaves=_of_those_here(gathered.leaves, head, claims))
     # What is known so far depends on who spoke first. It decides the answer, not what is gathered: `seats` looks at the end.
     return (WRONG_STATE if known and body.state != known else _once(claims[statement.peer])), after
@@ -378,17 +379,18 @@ def told_states(gathered: Gathered, clusters: Iterable[str]) -> dict[str, bytes]
     return told
 
 
-def known_state(head: Head, gathered: Gathered) -> bytes:
+def known_state(manifest: Manifest, head: Head, gathered: Gathered) -> bytes:
     """The state root that the open round starts from, as far as it follows from the chain; empty where it does not yet.
 
-    Either the chain says it, or two thirds of the clusters that were last counted do.
+    Either the chain says it, or two thirds, by standing, of the clusters that were last counted do.
     """
     if head.state:
         return head.state
+    says = by_standing(manifest, head.standings, head.built_by)
     votes: dict[bytes, int] = {}
-    for root in told_states(gathered, head.built_by).values():
-        votes[root] = votes.get(root, 0) + 1
-    return next((root for root, count in votes.items() if 3 * count >= 2 * len(head.built_by)), b"")
+    for name, root in told_states(gathered, head.built_by).items():
+        votes[root] = votes.get(root, 0) + says[name]
+    return next((root for root, weight in votes.items() if 3 * weight >= 2 * sum(says.values())), b"")
 
 
 JUDGES: Mapping[int, Judge] = {

@@ -1,18 +1,21 @@
 """Scores: what a contribution does to the model, measured by a committee before it counts.
 
 Each contribution has a committee of voters, drawn from SHA-256 of the coordinator's signature over the ballot: nobody can know it
-while he trains, and receipts name that very signature. A member applies the contribution alone to the round's state, and measures
-the loss before and after on samples of its own lease, drawn in the same way. It finds harm in what makes the loss worse by the
-manifest's margin and points away from its own contribution: either alone refuses too much honest work. What harms in the eyes of
-more than a third of those of its committee who measured it (the manifest's threshold) does not count: who had no time for it says
-nothing. One who finds harm is never enough: among three clusters one would stop the run, and of two each could.
+while he trains, and receipts name that very signature. The draw is by standing (standing.py), and who is drawn twice has two votes;
+where the others are no more than there are votes all of them score, and vote by standing. A member applies the contribution alone
+to the round's state, and measures the loss before and after on samples of its own lease, drawn in the same way. It finds harm in
+what makes the loss worse by the manifest's margin and points away from its own contribution: either alone refuses too much honest
+work. What harms in the eyes of more than a third of its committee's votes that measured it (the manifest's threshold) does not
+count: who had no time for it says nothing. One who finds harm is never enough: among three clusters one would stop the run, and of
+two each could.
 """
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.ledger import Lease
@@ -20,7 +23,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["UNITS", "Score", "committee", "duties", "harms", "is_refused", "opinions", "positions", "turn", "units"]
+__all__ = ["UNITS", "Opinion", "Score", "committee", "duties", "harms", "opinions", "positions", "turn", "units"]
 
 UNITS = 1024
 """To the nat, in a receipt."""
@@ -58,32 +61,36 @@ def seed_of(ballot: Statement[pb.Ballot]) -> bytes:
     return sha256(b"dilocox scores", ballot.signing)
 
 
-def committee(manifest: Manifest, ballot: Statement[pb.Ballot], cluster: str, listed: Sequence[str]) -> frozenset[str]:
-    """Of the clusters on the ballot, in its order, those who score this one; all others where they are few. Empty where the run
-    does not score."""
-    return _committee(manifest.scoring.voters, seed_of(ballot), cluster, listed)
+def committee(manifest: Manifest, ballot: Statement[pb.Ballot], cluster: str, listed: Mapping[str, int]) -> Mapping[str, int]:
+    """Who scores this one, with how many votes. `listed`: the clusters on the ballot, in its order, with their standing. Nobody
+    where the run does not score."""
+    return _committee(manifest.scoring.voters, seed_of(ballot), cluster, tuple(listed), tuple(accumulate(listed.values())))
 
 
-def duties(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, listed: Sequence[str]) -> frozenset[str]:
-    """Of the clusters on the ballot, in its order, those whose committees this one is in. Asked again: at once."""
-    return _duties(manifest.scoring.voters, seed_of(ballot), voter, tuple(listed))
+def duties(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, listed: Mapping[str, int]) -> frozenset[str]:
+    """Of the clusters on the ballot, as `committee` wants them, those whose committees this one is in. Asked again: at once."""
+    return _duties(manifest.scoring.voters, seed_of(ballot), voter, tuple(listed), tuple(accumulate(listed.values())))
 
 
 @lru_cache(maxsize=64)
-def _duties(wanted: int, seed: bytes, voter: str, listed: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(name for name in listed if voter in _committee(wanted, seed, name, listed))
+def _duties(wanted: int, seed: bytes, voter: str, listed: tuple[str, ...], ends: tuple[int, ...]) -> frozenset[str]:
+    return frozenset(name for name in listed if voter in _committee(wanted, seed, name, listed, ends))
 
 
-def _committee(wanted: int, seed: bytes, cluster: str, listed: Sequence[str]) -> frozenset[str]:
-    others = frozenset(listed) - {cluster}
-    if not wanted or len(others) <= wanted:
-        return others if wanted else frozenset()
-    drawn, number = set[str](), 0
-    while len(drawn) < wanted:
-        name = listed[int.from_bytes(sha256(seed, cluster.encode(), number.to_bytes(4, "big"))[:8], "big") % len(listed)]
-        drawn |= {name} & others
-        number += 1
-    return frozenset(drawn)
+def _committee(wanted: int, seed: bytes, cluster: str, listed: Sequence[str], ends: Sequence[int]) -> Mapping[str, int]:
+    """`ends`: what those up to each weigh together."""
+    if not wanted:
+        return {}
+    place = listed.index(cluster)
+    before, own = (ends[place - 1] if place else 0), ends[place] - (ends[place - 1] if place else 0)
+    if len(listed) - 1 <= wanted:
+        says = zip(listed, (end - start for start, end in pairwise((0, *ends))), strict=True)
+        return {name: weight for name, weight in says if name != cluster}
+    drawn = Counter[str]()
+    for number in range(wanted):
+        at = int.from_bytes(sha256(seed, cluster.encode(), number.to_bytes(4, "big"))[:8], "big") % (ends[-1] - own)
+        drawn[listed[bisect_right(ends, at if at < before else at + own)]] += 1
+    return drawn
 
 
 def turn(ballot: Statement[pb.Ballot], voter: str, cluster: str) -> bytes:
@@ -106,25 +113,41 @@ def positions(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, leas
     return [position for index in sorted(chosen) for position in lease.positions(lease.counted + index, 1) or ()]
 
 
+@dataclass(frozen=True)
+class Opinion:
+    """Of those of a committee who voted and measured."""
+
+    votes: Mapping[str, int]
+    """Of each."""
+    harmed: frozenset[str]
+    """Who found harm."""
+
+    def refuses(self, manifest: Manifest) -> bool:
+        """Whether those are too many."""
+        measured, harmed = sum(self.votes.values()), sum(self.votes[name] for name in self.harmed)
+        return len(self.harmed) > 1 and measured - harmed < manifest.scoring.threshold * measured
+
+    def __str__(self) -> str:
+        """As a reason."""
+        return f"{len(self.harmed)} of the {len(self.votes)} who were drawn to score it and did found that it harms"
+
+
 def opinions(
     manifest: Manifest,
     ballot: Statement[pb.Ballot],
-    listed: Sequence[str],
+    listed: Mapping[str, int],
     voters: Iterable[str],
     found: Callable[[str, int, int], bool | None],
-) -> dict[str, tuple[int, int]]:
-    """By cluster on the ballot: how many of its committee found harm, of how many who voted and measured it. `found`: whether a
-    voter did in what has this index, which is the so-manieth that it was drawn to score; None: it did not measure it."""
+) -> dict[str, Opinion]:
+    """By cluster on the ballot, as `committee` wants them. `found`: whether a voter found harm in what has this index, which is the
+    so-manieth that it was drawn to score; None: it did not measure it."""
     voted, place = frozenset(voters), Counter[str]()
-    told: dict[str, tuple[int, int]] = {}
+    told: dict[str, Opinion] = {}
     for index, name in enumerate(listed if manifest.scoring.voters else ()):
-        drawn = committee(manifest, ballot, name, listed) & voted
-        said = [opinion for voter in drawn if (opinion := found(voter, index, place[voter])) is not None]
-        place.update(drawn)
-        told[name] = sum(said), len(said)
+        drawn = {voter: votes for voter, votes in committee(manifest, ballot, name, listed).items() if voter in voted}
+        said = {voter: opinion for voter in drawn if (opinion := found(voter, index, place[voter])) is not None}
+        place.update(drawn.keys())
+        told[name] = Opinion(
+            {voter: drawn[voter] for voter in said}, frozenset(voter for voter, opinion in said.items() if opinion)
+        )
     return told
-
-
-def is_refused(manifest: Manifest, harmed: int, measured: int) -> bool:
-    """Whether that many, of so many, are too many."""
-    return harmed > 1 and measured - harmed < manifest.scoring.threshold * measured

@@ -2,9 +2,9 @@
 can recheck a commit.
 
 Voters are the clusters that contributed and voted: who does not vote does not count (unless it said goodbye in between), and does
-not stand in the others' way. A contribution counts when at least half of the other voters, and at least one, accepted it; a lone
-one counts only where the manifest's min_clusters is 1. What a voter finds to harm is well made for it: whether it counts all the
-same, those say who were drawn to score it (scoring.py).
+not stand in the others' way. A contribution counts when at least half of the other voters, by standing, and at least one, accepted
+it; a lone one counts only where the manifest's min_clusters is 1. What a voter finds to harm is well made for it: whether it counts
+all the same, those say who were drawn to score it (scoring.py).
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dilocox.protocol import counting, scoring
+from dilocox.protocol import counting, scoring, standing
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.gathered import Gathered, single
 from dilocox.protocol.head import Head
@@ -43,20 +43,26 @@ class Tally:
     clips: Mapping[str, int]
     """Norm codes above clip_ratio times that median, by cluster."""
     loss: float
+    scored: frozenset[str] = frozenset()
+    """Clusters whose work was measured by its committee."""
 
 
 def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[str]) -> Tally:
     """`absent`: roster clusters that were not heard from when the round closed."""
     reasons = _without_a_vote(head, gathered, absent)
     candidates = sorted(name for name in gathered.listed() if name not in reasons)
-    accepted = _accepted(manifest, gathered, candidates, reasons)
-    _keep_one_base(accepted, reasons)
+    says = standing.by_standing(manifest, head.standings, gathered.listed())
+    opinions = _opinions(manifest, gathered, says, candidates)
+    accepted = _accepted(manifest, gathered, says, candidates, opinions, reasons)
+    _keep_one_base(accepted, says, reasons)
     if len(accepted) < manifest.rounds.min_clusters:
         too_few = f"{len(accepted)} could be counted; the run needs {manifest.rounds.min_clusters}"
         reasons.update((name, (pb.REASON_TOO_FEW_CLUSTERS, too_few)) for name in accepted)
         accepted = {}
-    median, clips = counting.clip(manifest, {name: statement.body.norm for name, statement in accepted.items()})
-    weights = counting.weights(manifest, {name: statement.body.tokens for name, statement in accepted.items()})
+    norms = {name: statement.body.norm for name, statement in accepted.items()}
+    median, clips = counting.clip(manifest, norms, head.standings)
+    tokens = {name: statement.body.tokens for name, statement in accepted.items()}
+    weights = counting.weights(manifest, tokens, head.standings)
     return Tally(
         accepted,
         [
@@ -69,6 +75,7 @@ def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[
         weights,
         clips,
         sum(statement.body.loss * weights[name] for name, statement in accepted.items()) / max(1, sum(weights.values())),
+        frozenset(name for name, opinion in opinions.items() if opinion.votes),
     )
 
 
@@ -89,45 +96,62 @@ def _without_a_vote(head: Head, gathered: Gathered, absent: Container[str]) -> d
 
 
 def _accepted(
-    manifest: Manifest, gathered: Gathered, candidates: Sequence[str], reasons: dict[str, Why]
+    manifest: Manifest,
+    gathered: Gathered,
+    says: Mapping[str, int],
+    candidates: Sequence[str],
+    opinions: Mapping[str, scoring.Opinion],
+    reasons: dict[str, Why],
 ) -> dict[str, Statement[pb.Contribution]]:
     """Contributions that enough of the other voters accepted, by cluster; `reasons` gets those of the others."""
     accepted: dict[str, Statement[pb.Contribution]] = {}
     index = {name: number for number, name in enumerate(gathered.listed())}
-    voters = [name for name in candidates if name in gathered.receipts]
-    yes = _yes_votes(gathered, voters, len(index))
+    voters = _voters(gathered, candidates)
+    everybody = sum(says[name] for name in voters)
+    yes = _yes_votes(gathered, voters, says)
     complaints = _complaints(gathered, voters)
-    opinions = _opinions(manifest, gathered, voters)
     well_made: dict[str, int] = {}
     for name in candidates:
-        harmed, measured = opinions.get(name, (0, 0))
-        votes, others = int(yes[index[name]]) + harmed, len(voters) - (name in gathered.receipts)
-        if scoring.is_refused(manifest, harmed, measured):
-            reasons[name] = (
-                pb.REASON_HARMS,
-                f"{harmed} of the {measured} who were drawn to score it and did found that it harms",
-            )
+        opinion = opinions.get(name, NO_OPINION)
+        votes = int(yes[index[name]]) + sum(says[voter] for voter in opinion.harmed)
+        others = everybody - says[name] * (name in gathered.receipts)
+        if opinion.refuses(manifest):
+            reasons[name] = pb.REASON_HARMS, str(opinion)
         elif (votes and 2 * votes >= others) or (not others and manifest.rounds.min_clusters == 1):
             statement = single(gathered.contributions[name])
             assert statement is not None
             accepted[name], well_made[name] = statement, votes
         else:
-            reasons[name] = _complaint(complaints.get(index[name]), votes, others)
+            said_yes = [voter for voter in voters if _bit(gathered.receipts[voter][0].body.accepted, index[name])]
+            asked = len(voters) - (name in gathered.receipts)
+            few = f"{len({*said_yes, *opinion.harmed})} of {asked} accepted it"
+            few += "" if len(set(says.values())) == 1 else f", with {votes} of {others} rounds of standing"
+            reasons[name] = _complaint(complaints.get(index[name]), asked, few)
     _drop_copies(accepted, well_made, reasons)
     return accepted
 
 
-def _opinions(manifest: Manifest, gathered: Gathered, voters: Sequence[str]) -> Mapping[str, tuple[int, int]]:
-    """What they measured and do not accept harms: it is well made, or it would not have been measured."""
+NO_OPINION = scoring.Opinion({}, frozenset())
+
+
+def _voters(gathered: Gathered, candidates: Sequence[str]) -> list[str]:
+    return [name for name in candidates if name in gathered.receipts]
+
+
+def _opinions(
+    manifest: Manifest, gathered: Gathered, says: Mapping[str, int], candidates: Sequence[str]
+) -> Mapping[str, scoring.Opinion]:
+    """What voters measured and do not accept harms: it is well made, or it would not have been measured."""
     if gathered.ballot is None:
         return {}
+    voters = _voters(gathered, candidates)
     receipts = {name: gathered.receipts[name][0].body for name in voters}
 
     def found(voter: str, index: int, place: int) -> bool | None:
         receipt = receipts[voter]
         return not _bit(receipt.accepted, index) if _bit(receipt.measured, place) else None
 
-    return scoring.opinions(manifest, gathered.ballot, gathered.listed(), voters, found)
+    return scoring.opinions(manifest, gathered.ballot, says, voters, found)
 
 
 def _bit(bits: bytes, index: int) -> bool:
@@ -149,12 +173,13 @@ def _drop_copies(accepted: dict[str, Statement[pb.Contribution]], votes: Mapping
                 reasons[name] = pb.REASON_COPIED, "another cluster announced the same leaves"
 
 
-def _yes_votes(gathered: Gathered, voters: Sequence[str], count: int) -> npt.NDArray[np.int64]:
-    """(contributions on the ballot,): how many voters accepted each."""
+def _yes_votes(gathered: Gathered, voters: Sequence[str], says: Mapping[str, int]) -> npt.NDArray[np.int64]:
+    """(contributions on the ballot,): what the voters who accepted each weigh."""
     if not voters:
-        return np.zeros(count, np.int64)
+        return np.zeros(len(says), np.int64)
     rows = [np.frombuffer(gathered.receipts[name][0].body.accepted, np.uint8) for name in voters]
-    return np.unpackbits(np.stack(rows), axis=1, bitorder="little", count=count).sum(axis=0, dtype=np.int64)
+    accepted = np.unpackbits(np.stack(rows), axis=1, bitorder="little", count=len(says))
+    return np.array([says[name] for name in voters], np.int64) @ accepted
 
 
 def _complaints(gathered: Gathered, voters: Sequence[str]) -> dict[int, Counter[pb.Reason]]:
@@ -166,20 +191,20 @@ def _complaints(gathered: Gathered, voters: Sequence[str]) -> dict[int, Counter[
     return found
 
 
-def _complaint(complaints: Counter[pb.Reason] | None, votes: int, others: int) -> Why:
-    """The commonest complaint; of equally common ones the first of the enum."""
+def _complaint(complaints: Counter[pb.Reason] | None, others: int, few: str) -> Why:
+    """The commonest complaint; of equally common ones the first of the enum. `few`: what to say where nobody complains."""
     if not complaints:
-        return pb.REASON_TOO_FEW_ACCEPTS, f"{votes} of {others} accepted it"
+        return pb.REASON_TOO_FEW_ACCEPTS, few
     reason, count = min(complaints.items(), key=lambda item: (-item[1], item[0]))
     return reason, f"{count} of {others} voters: {reason_name(reason)}"
 
 
-def _keep_one_base(accepted: dict[str, Statement[pb.Contribution]], reasons: dict[str, Why]) -> None:
-    """All counted must build on one state; the larger group stays, of equals the one with the smaller root."""
+def _keep_one_base(accepted: dict[str, Statement[pb.Contribution]], says: Mapping[str, int], reasons: dict[str, Why]) -> None:
+    """All counted must build on one state; the larger group by standing stays, of equals the one with the smaller root."""
     groups: dict[bytes, list[str]] = {}
     for name, statement in accepted.items():
         groups.setdefault(statement.body.base_state, []).append(name)
-    for base in sorted(groups, key=lambda base: (-len(groups[base]), base))[1:]:
+    for base in sorted(groups, key=lambda base: (-sum(says[name] for name in groups[base]), base))[1:]:
         for name in groups[base]:
             del accepted[name]
             reasons[name] = pb.REASON_WRONG_BASE, "its base state differs from the state the others built on"

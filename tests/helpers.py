@@ -12,6 +12,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.standing import by_standing
 
 COORDINATOR = Identity(b"\xc0" * 32)
 
@@ -200,7 +201,7 @@ class Table:
 
     def _measured(self, me: str, besides: set[str]) -> bytes:
         """It scored all that it was drawn to score, and that is well made."""
-        listed = self.state.gathered.listed()
+        listed = by_standing(self.run, self.head.standings, self.state.gathered.listed())
         drawn = scoring.duties(self.run, self.ballots[-1], me, listed)
         return rules.bits([name not in besides for name in listed if name in drawn])
 

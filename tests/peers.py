@@ -93,7 +93,7 @@ async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit
             await server.start()
             closing.push_async_callback(server.stop, 0)
             forks = Forks(file, everybody, channels, tasks)
-            heads.ours, heads.heard = forks.standing, forks.heard
+            heads.ours, heads.heard = forks.tip, forks.heard
             exchange = Exchange(run, range(2), store, everybody, channels, identity(number).peer, heads)
             record = pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=certificate.certificate_der)
             everybody.records[identity(number).peer] = record

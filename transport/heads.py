@@ -16,9 +16,9 @@ HEADER = "dilocox-head-bin"
 class Heads:
     """Both ends of it, in one process; silent until the run is known."""
 
-    ours: Callable[[], services.Standing] = services.Standing
+    ours: Callable[[], services.Tip] = services.Tip
     """Asked in threads of gRPC."""
-    heard: Callable[[str, services.Standing], None] = lambda peer, standing: None
+    heard: Callable[[str, services.Tip], None] = lambda peer, tip: None
     """What a peer, who is proven, says of its chain; the chain itself is not."""
 
     def metadata(self) -> tuple[tuple[str, bytes], ...]:
@@ -29,6 +29,6 @@ class Heads:
         for key, value in metadata or ():
             if key == HEADER and isinstance(value, bytes):
                 try:
-                    self.heard(peer, services.Standing.FromString(value))
+                    self.heard(peer, services.Tip.FromString(value))
                 except DecodeError:
                     continue

@@ -12,6 +12,7 @@ from dilocox.protocol.messages import Statement
 from dilocox.protocol.norms import norm_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.standing import Record
 from dilocox.protocol.tensors import parameter_count, stage_tensors, stage_units
 
 __all__ = ["boxes", "peers", "round_detail", "round_row", "run", "stages"]
@@ -113,7 +114,18 @@ def _counted(head: Head, item: Taken, held: list[str]) -> View:
     }
 
 
-def peers(head: Head, presence: services.PresenceList, records: Mapping[str, pb.PeerRecord], coordinator: str) -> list[View]:
+def _standing(manifest: Manifest, record: Record) -> View:
+    """Of a cluster. `of`: what there is to earn; 0: all stand equal."""
+    return {**record._asdict(), "of": manifest.standing_rounds}
+
+
+def peers(
+    manifest: Manifest,
+    head: Head,
+    presence: services.PresenceList,
+    records: Mapping[str, pb.PeerRecord],
+    coordinator: str,
+) -> list[View]:
     """Everyone known: on the roster, heard of, or with a record in the DHT."""
     beats = {entry.peer: entry for entry in presence.peers}
     roster = {peer: cluster for cluster in head.roster.values() for peer in cluster.peers}
@@ -132,6 +144,7 @@ def peers(head: Head, presence: services.PresenceList, records: Mapping[str, pb.
                 "on_roster": cluster is not None,
                 "present": beat.present if beat else None,
                 "missed": cluster.missed if cluster else 0,
+                "standing": _standing(manifest, head.standings[cluster.cluster]) if cluster else None,
                 "attestation": attestation(head.attestations[peer]) if peer in head.attestations else None,
                 "round": beat.round if beat else None,
                 "step": beat.step if beat else None,

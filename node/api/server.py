@@ -47,11 +47,11 @@ def node_status(
         "reachable": reach.reachable,
         "reach": reach.sentence,
         "coordinator_connected": connected,
-        "attestation": asdict(participant.prover.standing) if participant.prover else None,
+        "attestation": asdict(participant.prover.result) if participant.prover else None,
         "state": status.name,
         "why": status.why,
         "advice": status.advice,
-        "round_why": participant.standing,
+        "round_why": participant.round_why,
         "finished": head.finished,
         "round": head.round,
         "phase_round": progress.round,
@@ -141,7 +141,9 @@ def create_node_app(
 
     async def peers() -> list[views.View]:
         records = {peer: record.body for peer, record in directory.records.items()}
-        return views.peers(participant.chain.head, await presence(), records, participant.chain.head.coordinator)
+        return views.peers(
+            participant.manifest, participant.chain.head, await presence(), records, participant.chain.head.coordinator
+        )
 
     async def status(request: web.Request) -> web.Response:
         return json_response(node_status(participant, blobs, name, address, reach, connected()))

@@ -36,7 +36,7 @@ from dilocox.transport.callers import Context
 from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool
 
-__all__ = ["AttestorService", "Challenger", "Prover", "Standing"]
+__all__ = ["AttestorService", "Challenger", "Prover", "Result"]
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ ANSWERS_AT_ONCE = 1
 
 
 @dataclass(frozen=True)
-class Standing:
+class Result:
     """How this node stands with the coordinator's policy."""
 
     attested: bool
@@ -66,9 +66,9 @@ class Prover:
         self.identity, self.manifest = identity, manifest
         self._kind, self._attester = kind, attester
         self._turn = asyncio.Semaphore(ANSWERS_AT_ONCE)
-        self.standing = Standing(False, kind, reason="not challenged yet")
+        self.result = Result(False, kind, reason="not challenged yet")
         self.changed = asyncio.Event()
-        """Set when the standing changed."""
+        """Set when the result changed."""
 
     async def answer(self, nonce: bytes) -> Statement:
         """Evidence bound to our key, the run and the nonce. Raises AttestationError."""
@@ -91,23 +91,23 @@ class Prover:
                 statement = await self.answer(await coordinator.challenge(self.identity.peer))
                 self._note(await coordinator.submit(statement))
             except AttestationError as error:
-                self._become(Standing(False, self._kind, error.code, error.cause))
-            left = self.standing.valid_until - time.time()
-            await asyncio.sleep(max(1.0, RENEW_SHARE * left) if self.standing.attested else RETRY_SECONDS)
+                self._become(Result(False, self._kind, error.code, error.cause))
+            left = self.result.valid_until - time.time()
+            await asyncio.sleep(max(1.0, RENEW_SHARE * left) if self.result.attested else RETRY_SECONDS)
 
     def _note(self, answer: Answer) -> None:
         if answer.outcome is Outcome.ACCEPT:
-            self._become(Standing(True, self._kind, valid_until=int(answer.detail)))
+            self._become(Result(True, self._kind, valid_until=int(answer.detail)))
         else:
             code, _, reason = answer.detail.partition(": ")
-            self._become(Standing(False, self._kind, code, reason))
+            self._become(Result(False, self._kind, code, reason))
 
-    def _become(self, standing: Standing) -> None:
-        before, self.standing = self.standing, standing
-        if (before.attested, before.code) != (standing.attested, standing.code):
-            what = "attested" if standing.attested else f"attestation refused: {standing.code}: {standing.reason}"
-            label = " (simulated)" if standing.kind == "simulated" else ""
-            log.log(logging.INFO if standing.attested else logging.WARNING, "%s, kind %s%s", what, standing.kind, label)
+    def _become(self, result: Result) -> None:
+        before, self.result = self.result, result
+        if (before.attested, before.code) != (result.attested, result.code):
+            what = "attested" if result.attested else f"attestation refused: {result.code}: {result.reason}"
+            label = " (simulated)" if result.kind == "simulated" else ""
+            log.log(logging.INFO if result.attested else logging.WARNING, "%s, kind %s%s", what, result.kind, label)
         self.changed.set()
 
 

@@ -470,19 +470,41 @@ class Member(_message.Message):
     missed: int
     samples_counted: int
     lease: _containers.RepeatedCompositeFieldContainer[Span]
-    standing: int
+    standing: Standing
     account: bytes
-    def __init__(self, cluster: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[Host, _Mapping]]] = ..., joined: _Optional[int] = ..., missed: _Optional[int] = ..., samples_counted: _Optional[int] = ..., lease: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., standing: _Optional[int] = ..., account: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, cluster: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[Host, _Mapping]]] = ..., joined: _Optional[int] = ..., missed: _Optional[int] = ..., samples_counted: _Optional[int] = ..., lease: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., account: _Optional[bytes] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("earned", "counted", "refused", "scored")
+    EARNED_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
+    earned: int
+    counted: int
+    refused: int
+    scored: int
+    def __init__(self, earned: _Optional[int] = ..., counted: _Optional[int] = ..., refused: _Optional[int] = ..., scored: _Optional[int] = ...) -> None: ...
+
+class Away(_message.Message):
+    __slots__ = ("cluster", "standing")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    standing: Standing
+    def __init__(self, cluster: _Optional[str] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
 
 class Counted(_message.Message):
-    __slots__ = ("contribution", "weight", "clip")
+    __slots__ = ("contribution", "weight", "clip", "standing")
     CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     CLIP_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
     contribution: int
     weight: int
     clip: int
-    def __init__(self, contribution: _Optional[int] = ..., weight: _Optional[int] = ..., clip: _Optional[int] = ...) -> None: ...
+    standing: int
+    def __init__(self, contribution: _Optional[int] = ..., weight: _Optional[int] = ..., clip: _Optional[int] = ..., standing: _Optional[int] = ...) -> None: ...
 
 class Exclusion(_message.Message):
     __slots__ = ("peer", "reason", "detail")
@@ -505,7 +527,7 @@ class Rest(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., until: _Optional[int] = ..., removals: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("round", "previous", "closed_at_ms", "collect_ms", "vote_ms", "open_ms", "ballot", "claims", "clusters", "leaves", "contributions", "receipts", "reports", "refusals", "attested", "closing", "roster", "counted", "excluded", "state", "norm", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans", "rank_or_k", "inner_steps", "trained", "built_by", "resting", "collect_history", "vote_history", "data_root", "merit_root", "signers", "term", "appointment")
+    __slots__ = ("round", "previous", "closed_at_ms", "collect_ms", "vote_ms", "open_ms", "ballot", "claims", "clusters", "leaves", "contributions", "receipts", "reports", "refusals", "attested", "closing", "roster", "counted", "excluded", "state", "norm", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans", "rank_or_k", "inner_steps", "trained", "built_by", "resting", "collect_history", "vote_history", "data_root", "merit_root", "signers", "term", "appointment", "away")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_AT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -544,6 +566,7 @@ class Commit(_message.Message):
     SIGNERS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     APPOINTMENT_FIELD_NUMBER: _ClassVar[int]
+    AWAY_FIELD_NUMBER: _ClassVar[int]
     round: int
     previous: bytes
     closed_at_ms: int
@@ -582,7 +605,8 @@ class Commit(_message.Message):
     signers: _containers.RepeatedScalarFieldContainer[bytes]
     term: int
     appointment: Envelope
-    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closed_at_ms: _Optional[int] = ..., collect_ms: _Optional[int] = ..., vote_ms: _Optional[int] = ..., open_ms: _Optional[int] = ..., ballot: _Optional[_Union[Envelope, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., closing: _Optional[bool] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., state: _Optional[bytes] = ..., norm: _Optional[int] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., rank_or_k: _Optional[int] = ..., inner_steps: _Optional[int] = ..., trained: _Optional[int] = ..., built_by: _Optional[_Iterable[str]] = ..., resting: _Optional[_Iterable[_Union[Rest, _Mapping]]] = ..., collect_history: _Optional[_Iterable[int]] = ..., vote_history: _Optional[_Iterable[int]] = ..., data_root: _Optional[bytes] = ..., merit_root: _Optional[bytes] = ..., signers: _Optional[_Iterable[bytes]] = ..., term: _Optional[int] = ..., appointment: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
+    away: _containers.RepeatedCompositeFieldContainer[Away]
+    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closed_at_ms: _Optional[int] = ..., collect_ms: _Optional[int] = ..., vote_ms: _Optional[int] = ..., open_ms: _Optional[int] = ..., ballot: _Optional[_Union[Envelope, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., closing: _Optional[bool] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., state: _Optional[bytes] = ..., norm: _Optional[int] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., rank_or_k: _Optional[int] = ..., inner_steps: _Optional[int] = ..., trained: _Optional[int] = ..., built_by: _Optional[_Iterable[str]] = ..., resting: _Optional[_Iterable[_Union[Rest, _Mapping]]] = ..., collect_history: _Optional[_Iterable[int]] = ..., vote_history: _Optional[_Iterable[int]] = ..., data_root: _Optional[bytes] = ..., merit_root: _Optional[bytes] = ..., signers: _Optional[_Iterable[bytes]] = ..., term: _Optional[int] = ..., appointment: _Optional[_Union[Envelope, _Mapping]] = ..., away: _Optional[_Iterable[_Union[Away, _Mapping]]] = ...) -> None: ...
 
 class Appointment(_message.Message):
     __slots__ = ("term", "coordinator", "round", "head")

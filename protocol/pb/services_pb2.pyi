@@ -29,7 +29,7 @@ class WatchRequest(_message.Message):
     hello: _messages_pb2.Envelope
     def __init__(self, from_round: _Optional[int] = ..., hello: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
-class Standing(_message.Message):
+class Tip(_message.Message):
     __slots__ = ("round", "head", "why", "appointment")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
@@ -58,14 +58,14 @@ class Presence(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., present: _Optional[bool] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
 
 class WatchEvent(_message.Message):
-    __slots__ = ("statement", "standing", "disagreement")
+    __slots__ = ("statement", "tip", "disagreement")
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
+    TIP_FIELD_NUMBER: _ClassVar[int]
     DISAGREEMENT_FIELD_NUMBER: _ClassVar[int]
     statement: _messages_pb2.Envelope
-    standing: Standing
+    tip: Tip
     disagreement: Disagreement
-    def __init__(self, statement: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., disagreement: _Optional[_Union[Disagreement, _Mapping]] = ...) -> None: ...
+    def __init__(self, statement: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., tip: _Optional[_Union[Tip, _Mapping]] = ..., disagreement: _Optional[_Union[Disagreement, _Mapping]] = ...) -> None: ...
 
 class GetPresenceRequest(_message.Message):
     __slots__ = ()

@@ -70,7 +70,7 @@ def swarm_round(states: list[StageState], work: list[torch.Tensor], medians: lis
     for index, (state, part) in enumerate(zip(states, work, strict=True)):
         state.feedback.add_(part)
         sent[str(index)] = state.encode()
-    median, clips = clip(run, {name: norm_code(encoded.norm) for name, encoded in sent.items()})
+    median, clips = clip(run, {name: norm_code(encoded.norm) for name, encoded in sent.items()}, {})
     medians.append(norm_of(median))
     for name, encoded in sent.items():
         factor = clip_factor(clips[name])

@@ -78,6 +78,7 @@ def test_the_first_commit_holds_this_and_nothing_else():
                 joined=1,
                 lease=[pb.Span(start=AHEAD * place, end=AHEAD * (place + 1))],
                 account=b"account" if name == peer(1) else b"",
+                standing=pb.Standing(earned=64),
             )
             for place, name in enumerate(peers(0, 1, 2))
         ],
@@ -131,11 +132,12 @@ def test_a_commit_of_a_round_holds_this_and_nothing_else():
                     pb.Span(start=AHEAD * place + 16, end=AHEAD * (place + 1)),
                     pb.Span(start=3 * AHEAD + 16 * place, end=3 * AHEAD + 16 * (place + 1)),
                 ],
+                standing=pb.Standing(earned=64, counted=1),
             )
             for place, name in enumerate(peers(0, 1, 2))
         ],
         counted=[
-            pb.Counted(contribution=order.index(c), weight=c.body.tokens, clip=12 if c.peer == peer(2) else 0)
+            pb.Counted(contribution=order.index(c), weight=c.body.tokens, clip=12 if c.peer == peer(2) else 0, standing=64)
             for c in sorted(contributions, key=lambda c: c.peer)
         ],
         state=table.state_root(),
@@ -161,7 +163,7 @@ def test_the_last_commit_excludes_nobody_and_says_the_state_and_its_loss():
         table.submit(report)
     body = table.commits[-1].body
     assert body.closing
-    assert (body.evaluated, body.evaluation_loss) == (True, 2.5)
+    assert (body.evaluated, body.evaluation_loss) == (True, 1.0)
     assert (list(body.excluded), list(body.counted), body.trained) == ([], [], 1)
     assert (body.state, list(body.built_by)) == (table.state_root(), peers(0, 1, 2))
     assert table.roster() == [0, 1, 2]
@@ -516,12 +518,12 @@ def test_what_a_commit_takes_in_the_order_of_the_mean():
     table.vote()
     found = chain.taken(table.commits[-1].body)
     expected = sorted(contributions.values(), key=lambda contribution: contribution.peer)
-    assert found == [chain.Taken(c.peer, c.body.tokens, int(c.peer == peer(2)), c.body, c.digest) for c in expected]
+    assert found == [chain.Taken(c.peer, c.body.tokens, int(c.peer == peer(2)), 64, c.body, c.digest) for c in expected]
     assert [item.factor == 1.0 for item in found] == [item.cluster != peer(2) for item in found]
 
 
 def test_a_clip_counts_by_its_factor():
-    taken = chain.Taken("", 1, 8, pb.Contribution(), b"")
+    taken = chain.Taken("", 1, 8, 64, pb.Contribution(), b"")
     assert taken.factor == 0.5
 
 

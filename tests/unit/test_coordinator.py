@@ -69,7 +69,7 @@ class Desk(Table):
         for number in numbers:
             request = services.WatchRequest(from_round=self.service.chain.length, hello=self.beat(number).envelope)
             stream = self.service.follow(request, identity(number).peer, "here")
-            await anext(stream)  # the standing
+            await anext(stream)  # the tip
             self.streams[number] = stream
         self.service.look_around()
         await self.service.driver.flush()
@@ -218,8 +218,8 @@ async def test_a_vote_is_no_reason_to_tell_everybody_why_the_round_is_open(desk:
 
     async def watch() -> None:
         async for event in desk.service.follow(services.WatchRequest(from_round=1), "", "here"):
-            if event.WhichOneof("event") == "standing":
-                told.append(event.standing.why)
+            if event.WhichOneof("event") == "tip":
+                told.append(event.tip.why)
 
     watching = asyncio.create_task(watch())
     await asyncio.sleep(0)
@@ -255,7 +255,7 @@ async def test_nothing_leaves_before_it_is_on_disk(desk: Desk):
         await desk.service.driver.flush()
     for _ in range(10):
         await asyncio.sleep(0)
-    assert "standing" in sent
+    assert "tip" in sent
     assert "statement" not in sent
     watching.cancel()
 
@@ -321,7 +321,7 @@ async def test_a_coordinator_behind_its_own_chain_gets_it_back(desk: Desk, tmp_p
     assert desk.state.head.round == 1
     request = services.WatchRequest(from_round=3, hello=desk.beat(0).envelope)
     stream = desk.service.follow(request, identity(0).peer, "here")
-    assert (await anext(stream)).standing.round == 1
+    assert (await anext(stream)).tip.round == 1
     desk.service.look_around()
     assert identity(0).peer in desk.state.absent, "who knows more than we do is not heard before it gave that back"
     for commit in commits[1:]:
@@ -604,7 +604,7 @@ async def test_the_server_knows_its_callers(desk: Desk, tmp_path: Path):
     with pytest.raises(grpc.aio.AioRpcError, match="signature"):
         await stranger.Submit(claim)
     stream = spectator.Watch(services.WatchRequest())
-    assert (await anext(aiter(stream))).HasField("standing")
+    assert (await anext(aiter(stream))).HasField("tip")
     stream.cancel()
     for pool in pools:
         await pool.close()
@@ -618,7 +618,7 @@ async def test_a_run_that_is_not_public_is_followed_by_who_is_admitted_only(tmp_
     for peer, may in ((admitted[0], True), (identity(5).peer, True), (identity(7).peer, False), ("", False)):
         stream = service.follow(services.WatchRequest(), peer, "here")
         if may:
-            assert (await anext(stream)).HasField("standing")
+            assert (await anext(stream)).HasField("tip")
             await stream.aclose()
         else:
             with pytest.raises(RemoteError, match="not public"):

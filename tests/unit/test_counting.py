@@ -12,13 +12,13 @@ from dilocox.protocol.norms import ratio_codes
 from dilocox.protocol.tensors import stage_tensors
 from tests.helpers import manifest
 
-RUN = manifest(rounds={"tensor_clip_ratio": 2.0})
+RUN = manifest(rounds={"tensor_clip_ratio": 2.0}, standing={"rounds": 0})
 TENSORS = [len(stage_tensors(RUN.model, stage)) for stage in range(RUN.model.stages)]
 OCTAVE = 8
 
 
 def capped(cap: float) -> Manifest:
-    return manifest(rounds={"weight_cap": cap})
+    return manifest(rounds={"weight_cap": cap}, standing={"rounds": 0})
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def capped(cap: float) -> Manifest:
     ],
 )
 def test_a_weight_is_at_most_the_cap_times_the_lower_median(cap: float, tokens: Sequence[int], expected: Sequence[int]):
-    found = weights(capped(cap), {str(number): count for number, count in enumerate(tokens)})
+    found = weights(capped(cap), {str(number): count for number, count in enumerate(tokens)}, {})
     assert tuple(found.values()) == expected
 
 
@@ -43,13 +43,13 @@ def test_a_weight_is_at_most_the_cap_times_the_lower_median(cap: float, tokens: 
 def test_what_one_announces_of_three_or_more_moves_no_weight_past_what_another_announced(tokens: list[int], inflated: int):
     """Whatever the last one says, nobody weighs more than some other one announced."""
     said = {str(number): count for number, count in enumerate([*tokens[:-1], inflated])}
-    assert max(weights(capped(1), said).values()) <= max(tokens[:-1])
+    assert max(weights(capped(1), said, {}).values()) <= max(tokens[:-1])
 
 
 def test_who_sends_nothing_has_no_say_in_the_median_and_is_not_clipped():
-    assert median_norm([0, 0, 0, 0]) == 0
-    assert median_norm([0, 0, 100, 110]) == 100
-    assert clip(RUN, {"a": 0, "b": 0, "c": 100, "d": 120}) == (100, {"a": 0, "b": 0, "c": 0, "d": 12})
+    assert median_norm([0, 0, 0, 0], [1, 1, 1, 9]) == 0
+    assert median_norm([0, 0, 100, 110], [9, 1, 1, 1]) == 100
+    assert clip(RUN, {"a": 0, "b": 0, "c": 100, "d": 120}, {}) == (100, {"a": 0, "b": 0, "c": 0, "d": 12})
 
 
 def announced(*norms: int, of: Sequence[Sequence[int]] | None = None, total: Sequence[int] = ()) -> list[Announced]:
@@ -59,7 +59,7 @@ def announced(*norms: int, of: Sequence[Sequence[int]] | None = None, total: Seq
         stages = [bytes([norm] * count) for count in TENSORS]
         if of is not None:
             stages[0] = bytes([*of[number], *stages[0][len(of[number]) :]])
-        said.append(Announced(norm, total[number] if total else 0, stages))
+        said.append(Announced(norm, total[number] if total else 0, 1, stages))
     return said
 
 

@@ -63,9 +63,9 @@ async def test_a_chain_that_nobody_can_show_ends_nobody(tmp_path: Path, caplog: 
     table.train(1)
     async with meeting(tmp_path, RUN, table.commits, table.commits[:1]) as (one, liar):
         blob = one.store.put([b"payload"])
-        liar.forks.standing = lambda: services.Standing(round=2, head=digest("invented"))  # type: ignore[method-assign]
-        header = ((HEADER, liar.forks.standing().SerializeToString()),)
-        one.forks.heard(identity(1).peer, services.Standing(round=2, head=digest("invented")))
+        liar.forks.tip = lambda: services.Tip(round=2, head=digest("invented"))  # type: ignore[method-assign]
+        header = ((HEADER, liar.forks.tip().SerializeToString()),)
+        one.forks.heard(identity(1).peer, services.Tip(round=2, head=digest("invented")))
         async with asyncio.timeout(PATIENCE_SECONDS):
             while one.forks.comparing:
                 await asyncio.sleep(0.01)
@@ -84,10 +84,10 @@ async def test_a_chain_that_nobody_can_show_ends_nobody(tmp_path: Path, caplog: 
 async def test_strangers_and_nonsense_make_nobody_compare(tmp_path: Path):
     table = Table(RUN).genesis()
     async with meeting(tmp_path, RUN, table.commits) as (one,):
-        another = services.Standing(round=1, head=digest("another"))
+        another = services.Tip(round=1, head=digest("another"))
         one.forks.heard(identity(9).peer, another)  # not on the roster
-        one.forks.heard(identity(1).peer, services.Standing(round=2, head=digest("ahead of us")))
-        one.forks.heard(identity(1).peer, services.Standing())
+        one.forks.heard(identity(1).peer, services.Tip(round=2, head=digest("ahead of us")))
+        one.forks.heard(identity(1).peer, services.Tip())
         heads = Heads(heard=one.forks.heard)
         heads.take(identity(1).peer, ((HEADER, b"\xff\xff"), (HEADER, "text"), ("other", b"")))
         heads.take(identity(1).peer, None)

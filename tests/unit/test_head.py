@@ -11,6 +11,7 @@ from dilocox.protocol.head import Cluster, Head, HostRange, Rest, advance, autho
 from dilocox.protocol.ledger import Lease, Ledger
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.standing import Record
 from tests.helpers import COORDINATOR, digest, identity, manifest
 
 RUN = manifest(rounds={"count": 5})
@@ -40,6 +41,7 @@ COMMIT = pb.Commit(
             samples_counted=40,
             lease=[pb.Span(start=50, end=60), pb.Span(start=70, end=71)],
             account=b"a" * 20,
+            standing=pb.Standing(earned=60, counted=50, refused=2, scored=7),
         ),
         pb.Member(
             cluster=name(4),
@@ -49,8 +51,10 @@ COMMIT = pb.Commit(
                 pb.Host(peer=name(6), first_stage=1, stage_count=1, copy=2, attestation=SIX),
             ],
             joined=2,
+            standing=pb.Standing(earned=4),
         ),
     ],
+    away=[pb.Away(cluster=name(9), standing=pb.Standing(earned=5, counted=6))],
     counted=[pb.Counted(contribution=0), pb.Counted(contribution=1)],
     state=digest("state"),
     norm=130,
@@ -97,6 +101,7 @@ def test_a_head_is_read_off_its_commit():
         resting={name(8): Rest(until=20, removals=2)},
         collect_history=(1, 2, 3),
         vote_history=(4, 5),
+        standings={name(1): Record(60, 50, 2, 7), name(4): Record(4), name(9): Record(5, 6)},
     )
 
 

@@ -231,7 +231,7 @@ def test_views_tell_who_counted_who_did_not_and_why():
     assert detail["roster"] == 3
     assert [(item["peer"], item["reason"]) for item in detail["excluded"]] == [(identity(2).peer, "norm-too-large")]
     presence = services.PresenceList(peers=[services.Presence(peer=identity(0).peer, present=True, round=2, step=5)])
-    rows = views.peers(table.head, presence, {COORDINATOR.peer: pb.PeerRecord()}, COORDINATOR.peer)
+    rows = views.peers(table.run, table.head, presence, {COORDINATOR.peer: pb.PeerRecord()}, COORDINATOR.peer)
     assert [row["peer"] for row in rows] == sorted(identity(n).peer for n in range(3))
     assert [row["step"] for row in rows if row["peer"] == identity(0).peer] == [5]
     assert [row["replicas"] for row in views.stages(table.run, table.head)] == [3, 3]

@@ -15,46 +15,52 @@ from tests.helpers import COORDINATOR, digest, manifest
 
 RUN = manifest(scoring={"voters": 5, "sequences": 6, "margin": 0.125})
 NAMES = [f"cluster-{number:02}" for number in range(20)]
+EQUAL = dict.fromkeys(NAMES, 1)
 
 
 def ballot(number: int) -> Statement[pb.Ballot]:
     return seal(COORDINATOR, pb.KIND_BALLOT, RUN.run_id, pb.Ballot(round=1, head=digest("head", number), seconds=5))
 
 
+def numbers(opinion: scoring.Opinion) -> tuple[int, int]:
+    """Who found harm, of who measured."""
+    return len(opinion.harmed), len(opinion.votes)
+
+
 def test_each_contribution_has_a_committee_of_others():
     for name in NAMES:
-        drawn = scoring.committee(RUN, ballot(1), name, NAMES)
-        assert len(drawn) == 5
+        drawn = scoring.committee(RUN, ballot(1), name, EQUAL)
+        assert sum(drawn.values()) == 5
         assert name not in drawn
-        assert drawn <= set(NAMES)
+        assert drawn.keys() <= set(NAMES)
 
 
 def test_where_there_are_few_all_others_score():
-    assert scoring.committee(RUN, ballot(1), "b", ["a", "b", "c"]) == {"a", "c"}
-    assert scoring.committee(RUN, ballot(1), "b", ["b"]) == frozenset()
+    assert scoring.committee(RUN, ballot(1), "b", {"a": 3, "b": 5, "c": 7}) == {"a": 3, "c": 7}
+    assert scoring.committee(RUN, ballot(1), "b", {"b": 1}) == {}
 
 
 def test_everybody_knows_the_committees_that_it_is_in():
     for voter in NAMES:
-        mine = {name for name in NAMES if voter in scoring.committee(RUN, ballot(1), name, NAMES)}
-        assert scoring.duties(RUN, ballot(1), voter, NAMES) == mine
-    assert scoring.duties(RUN, ballot(2), NAMES[0], NAMES) != scoring.duties(RUN, ballot(1), NAMES[0], NAMES)
-    assert scoring.duties(manifest(), ballot(1), "b", ["a", "b", "c"]) == frozenset()
+        mine = {name for name in NAMES if voter in scoring.committee(RUN, ballot(1), name, EQUAL)}
+        assert scoring.duties(RUN, ballot(1), voter, EQUAL) == mine
+    assert scoring.duties(RUN, ballot(2), NAMES[0], EQUAL) != scoring.duties(RUN, ballot(1), NAMES[0], EQUAL)
+    assert scoring.duties(manifest(), ballot(1), "b", EQUAL | {"b": 1}) == frozenset()
 
 
 def test_no_run_scores_that_does_not_ask_for_it():
-    assert scoring.committee(manifest(), ballot(1), "b", ["a", "b", "c"]) == frozenset()
+    assert scoring.committee(manifest(), ballot(1), NAMES[1], EQUAL) == {}
 
 
 def test_who_is_drawn_changes_with_the_coordinators_signature_and_falls_on_all_alike():
-    drawn = [scoring.committee(RUN, ballot(number), name, NAMES) for number in range(40) for name in NAMES]
-    counts = Counter(name for each in drawn for name in each)
+    drawn = [scoring.committee(RUN, ballot(number), name, EQUAL) for number in range(40) for name in NAMES]
+    counts = sum((Counter(each) for each in drawn), Counter())
     expected = 5 * len(drawn) / len(NAMES)
-    assert len({scoring.committee(RUN, ballot(number), NAMES[0], NAMES) for number in range(40)}) > 35
+    assert len({tuple(sorted(scoring.committee(RUN, ballot(number), NAMES[0], EQUAL))) for number in range(40)}) > 35
     assert all(0.7 * expected < counts[name] < 1.3 * expected for name in NAMES)
     another = ballot(1)
     another.envelope.signature = bytes(64)
-    assert scoring.committee(RUN, ballot(1), NAMES[0], NAMES) != scoring.committee(RUN, another, NAMES[0], NAMES)
+    assert scoring.committee(RUN, ballot(1), NAMES[0], EQUAL) != scoring.committee(RUN, another, NAMES[0], EQUAL)
 
 
 def test_samples_are_drawn_from_the_voters_own_lease():
@@ -103,21 +109,40 @@ def test_a_score_stands_in_a_receipt_in_whole_units():
 )
 def test_more_than_a_third_of_a_committee_and_never_one_alone(clusters: int, harmed: int, refused: bool):
     """Of 3 h + 1 clusters h hostile ones keep no honest work out, and bring no harmful work in."""
-    run, listed = manifest(scoring={"voters": 32}), NAMES[:clusters]
-    against = set(listed[1 : 1 + harmed])
+    run, listed = manifest(scoring={"voters": 32}), dict.fromkeys(NAMES[:clusters], 1)
+    against = set(NAMES[1 : 1 + harmed])
     found = scoring.opinions(run, ballot(1), listed, listed, lambda voter, index, _: voter in against and index == 0)
-    assert found[listed[0]] == (harmed, clusters - 1)
-    assert scoring.is_refused(run, *found[listed[0]]) == refused
+    assert numbers(found[NAMES[0]]) == (harmed, clusters - 1)
+    assert found[NAMES[0]].refuses(run) == refused
+
+
+@pytest.mark.parametrize(("says", "refused"), [((4, 4, 64), False), ((4, 4, 8), True), ((32, 32, 64), True)])
+def test_harm_is_found_by_standing(says: tuple[int, int, int], refused: bool):
+    """Two of three find harm: newcomers beside one who stands fully keep no work out."""
+    listed = dict(zip(NAMES, (64, *says), strict=False))
+    found = scoring.opinions(RUN, ballot(1), listed, listed, lambda voter, *_: voter in NAMES[1:3])
+    assert found[NAMES[0]].refuses(RUN) == refused
+
+
+def test_the_draw_is_by_standing():
+    """A hundred newcomers beside eight who stand fully: each seat of a committee is as likely somebody's as he stands."""
+    listed = {f"old-{number}": 64 for number in range(8)} | {f"new-{number:03}": 4 for number in range(100)}
+    drawn = [scoring.committee(RUN, ballot(number), "old-0", listed) for number in range(200)]
+    old = sum(votes for each in drawn for name, votes in each.items() if name.startswith("old"))
+    assert all(sum(each.values()) == 5 and "old-0" not in each for each in drawn)
+    assert old / 1000 == pytest.approx(7 * 64 / (7 * 64 + 100 * 4), abs=0.05)
+    assert any(votes > 1 for each in drawn for votes in each.values())
 
 
 def test_who_was_drawn_and_voted_and_measured_decides():
-    listed, opened = NAMES[:10], ballot(3)
-    drawn = sorted(scoring.committee(RUN, opened, "cluster-09", listed))
+    listed = dict.fromkeys(NAMES[:10], 1)
+    opened = next(b for b in map(ballot, range(50)) if len(scoring.committee(RUN, b, NAMES[9], listed)) == 5)
+    drawn = sorted(scoring.committee(RUN, opened, NAMES[9], listed))
 
     def told(voters: Iterable[str], against: Iterable[str], silent: Iterable[str] = ()) -> tuple[int, int]:
         who, nothing = set(against), set(silent)
         found = scoring.opinions(RUN, opened, listed, voters, lambda voter, *_: None if voter in nothing else voter in who)
-        return found["cluster-09"]
+        return numbers(found[NAMES[9]])
 
     assert told(listed, set(listed) - set(drawn)) == (0, 5), "who was not drawn has no say"
     assert told(listed, drawn[:2]) == (2, 5)
@@ -127,7 +152,7 @@ def test_who_was_drawn_and_voted_and_measured_decides():
 
 
 def test_a_voter_says_what_it_measured_by_its_place_among_those_it_was_drawn_to_score():
-    listed, opened = NAMES[:10], ballot(3)
+    listed, opened = dict.fromkeys(NAMES[:10], 1), ballot(3)
     asked: dict[str, list[tuple[int, int]]] = {}
 
     def found(voter: str, index: int, place: int) -> None:
@@ -136,7 +161,7 @@ def test_a_voter_says_what_it_measured_by_its_place_among_those_it_was_drawn_to_
     scoring.opinions(RUN, opened, listed, listed, found)
     for voter in listed:
         duties = scoring.duties(RUN, opened, voter, listed)
-        assert asked[voter] == list(enumerate(listed.index(name) for name in listed if name in duties))
+        assert asked[voter] == list(enumerate(NAMES.index(name) for name in listed if name in duties))
 
 
 def test_each_voter_has_an_order_of_its_own_that_nobody_can_choose():

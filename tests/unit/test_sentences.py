@@ -616,9 +616,9 @@ def test_two_thirds_of_those_who_made_it_say_what_the_state_is(clusters: int, ag
     for number in range(clusters):
         own = {} if number < agreeing else {"state": digest("its own", number)}
         table.submit(table.report(number, **own))
-    assert rules.known_state(table.head, table.state.gathered) == (table.state_root() if known else b"")
+    assert rules.known_state(table.run, table.head, table.state.gathered) == (table.state_root() if known else b"")
 
 
 def test_what_the_chain_says_is_known_without_reports():
     table = Table(manifest()).genesis()
-    assert rules.known_state(table.head, Gathered()) == table.head.state == table.state_root()
+    assert rules.known_state(table.run, table.head, Gathered()) == table.head.state == table.state_root()

@@ -73,7 +73,7 @@ def test_where_all_score_a_third_may_find_harm(harmed: int, counts: bool):
 def test_what_harms_is_said_by_those_who_were_drawn_to_score_it(theirs: bool):
     table = opened(9, voters=2).contribute(range(9))
     assert table.state.gathered.ballot is not None
-    drawn = scoring.committee(table.run, table.state.gathered.ballot, name(0), table.state.gathered.listed())
+    drawn = scoring.committee(table.run, table.state.gathered.ballot, name(0), dict.fromkeys(table.state.gathered.listed(), 64))
     against = [number for number in range(1, 9) if (name(number) in drawn) == theirs][:2]
     result = count(table, *(table.receipt(number, HARM if number in against else None) for number in range(9)))
     told = "2 of the 2 who were drawn to score it and did found that it harms"
@@ -247,8 +247,8 @@ def test_what_a_commit_says_of_the_counted():
 def test_who_is_clip_ratio_times_the_lower_median_is_not_clipped():
     run = manifest(rounds={"clip_ratio": 4.0})
     codes = {"a": 100, "b": 90, "c": 116, "d": 117}
-    assert clip(run, codes) == (100, {"a": 0, "b": 0, "c": 0, "d": 1})
-    assert clip(run, {}) == (0, {})
+    assert clip(run, codes, {}) == (100, {"a": 0, "b": 0, "c": 0, "d": 1})
+    assert clip(run, {}, {}) == (0, {})
 
 
 @pytest.mark.parametrize(

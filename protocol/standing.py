@@ -1,0 +1,111 @@
+"""Standing: what an identity has earned, in rounds. It weighs votes, draws, medians and the work itself.
+
+Where a run is open identities cost nothing, so a new one says little: a hundred of them outvote nobody before their work has
+counted for as long as others' has. In a run with an allow-list the owner named everybody, and all stand equal.
+
+    takes a seat in the genesis commit        as many rounds as there are to earn: at the beginning all stand equal
+    takes a seat later                        a sixteenth of them, or what is left of what it had
+    counted                                   one more
+    not counted while others are, or away     one less, down to a newcomer's
+    refused for what it did                   a quarter of all less
+    signed two different things for one slot  one is left
+
+Only commits that count somebody change it. It is read off the chain: nobody is asked, and everybody has the same.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from dilocox.protocol import limits
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
+
+__all__ = ["Record", "after", "by_standing", "newcomer", "say", "total"]
+
+NEWCOMER_SHARE = 16
+"""A newcomer has one of so many parts of what there is to earn …"""
+REFUSAL_SHARE = 4
+"""… and who is refused loses one of so many."""
+NOBODYS_FAULT = frozenset(
+    {
+        pb.REASON_ABSENT,
+        pb.REASON_LATE,
+        pb.REASON_DID_NOT_VOTE,
+        pb.REASON_UNAVAILABLE,
+        pb.REASON_TOO_FEW_ACCEPTS,
+        pb.REASON_TOO_FEW_CLUSTERS,
+        pb.REASON_WRONG_BASE,
+        pb.REASON_COPIED,
+    }
+)
+"""Machines and lines that fail, and what a thief could bring upon the author: no work that counts, and nothing worse."""
+
+
+class Record(NamedTuple):
+    """Of an identity: what the chain says of its work."""
+
+    earned: int
+    """In rounds: its standing. 1 where all stand equal."""
+    counted: int = 0
+    """Rounds."""
+    refused: int = 0
+    """For what it did."""
+    scored: int = 0
+    """Of the counted and the refused: by how many its committee measured what its work does."""
+
+
+def newcomer(manifest: Manifest) -> Record:
+    return Record(max(1, manifest.standing_rounds // NEWCOMER_SHARE))
+
+
+def say(manifest: Manifest, standings: Mapping[str, Record], name: str) -> int:
+    """How much this identity weighs: at least 1."""
+    return (standings.get(name) or newcomer(manifest)).earned if manifest.standing_rounds else 1
+
+
+def by_standing(manifest: Manifest, standings: Mapping[str, Record], names: Iterable[str]) -> dict[str, int]:
+    """`say` of each."""
+    return {name: say(manifest, standings, name) for name in names}
+
+
+def total(manifest: Manifest, standings: Mapping[str, Record], names: Iterable[str]) -> int:
+    """What they weigh together."""
+    return sum(say(manifest, standings, name) for name in names)
+
+
+def after(
+    manifest: Manifest,
+    standings: Mapping[str, Record],
+    counted: Collection[str],
+    excluded: Mapping[str, pb.Reason],
+    scored: Collection[str],
+    seated: Collection[str],
+    genesis: bool,
+) -> dict[str, Record]:
+    """By cluster, after a commit that counts these and seats those: of all who are seated, and of those who left with more than a
+    newcomer has. `excluded`: why roster clusters do not count; `scored`: whose work was measured."""
+    fresh = Record(max(1, manifest.standing_rounds)) if genesis else newcomer(manifest)
+    known = {**{name: standings.get(name, fresh) for name in seated}, **standings}
+    if counted:
+        known = {
+            name: _after_a_round(manifest, record, name in counted, excluded.get(name), name in scored)
+            for name, record in known.items()
+        }
+    away = [name for name, record in known.items() if name not in seated and record.earned > newcomer(manifest).earned]
+    remembered = sorted(away, key=lambda name: (-known[name].earned, name))[: limits.CLUSTERS]
+    return {name: known[name] for name in sorted({*seated, *remembered})}
+
+
+def _after_a_round(manifest: Manifest, before: Record, counted: bool, why: pb.Reason | None, scored: bool) -> Record:
+    refused = why is not None and why not in NOBODYS_FAULT
+    record = Record(before.earned, before.counted + counted, before.refused + refused, before.scored + scored)
+    most = manifest.standing_rounds
+    if not most:
+        return record
+    if counted:
+        return record._replace(earned=min(most, record.earned + 1))
+    if why == pb.REASON_EQUIVOCATION:
+        return record._replace(earned=1)
+    if refused:
+        return record._replace(earned=max(1, record.earned - max(1, most // REFUSAL_SHARE)))
+    return record._replace(earned=max(min(record.earned, newcomer(manifest).earned), record.earned - 1))

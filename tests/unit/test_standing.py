@@ -1,0 +1,217 @@
+"""What identities earn, and what it is worth: in votes, draws, medians, weights and seats."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox.protocol import chain, counting, limits, standing
+from dilocox.protocol.head import Cluster
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.norms import lower_median
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.standing import Record
+from tests.helpers import Table, identity, manifest
+
+ROUNDS = 32
+FIRST, LOST = ROUNDS // 16, ROUNDS // 4
+
+
+def run_of(**sections: dict[str, object]) -> Manifest:
+    return manifest(standing={"rounds": ROUNDS}, **sections)
+
+
+RUN = run_of()
+
+
+def name(number: int) -> str:
+    return identity(number).peer
+
+
+def earned(table: Table) -> dict[int, int]:
+    """By number of the cluster."""
+    return {number: record.earned for number in range(12) if (record := table.head.standings.get(name(number)))}
+
+
+def after(
+    records: dict[str, Record],
+    counted: Iterable[str] = (),
+    excluded: dict[str, pb.Reason] | None = None,
+    seated: Iterable[str] | None = None,
+) -> dict[str, Record]:
+    """By a commit that counts these of those who have these records."""
+    roster = set(records if seated is None else seated)
+    return standing.after(RUN, records, set(counted), excluded or {}, set(), roster, genesis=False)
+
+
+@pytest.mark.parametrize(("policy", "rounds"), [("open", 64), ("allow-list", 0)])
+def test_standing_is_earned_in_open_runs(policy: str, rounds: int):
+    run = manifest(admission={"policy": policy, "allow": [name(0)]})
+    assert run.standing_rounds == rounds
+    assert standing.say(run, {"a": Record(17)}, "a") == (17 if rounds else 1)
+    assert standing.say(run, {}, "a") == (4 if rounds else 1)
+
+
+def test_founders_stand_fully_and_a_newcomer_earns_it():
+    table = Table(RUN).genesis()
+    assert earned(table) == dict.fromkeys(range(3), ROUNDS)
+    table.submit(table.claim(3))
+    table.train(1)
+    assert earned(table) == {**dict.fromkeys(range(3), ROUNDS), 3: FIRST}
+    table.train(2, range(4))
+    assert earned(table) == {**dict.fromkeys(range(3), ROUNDS), 3: FIRST + 2}
+    assert [table.head.standings[name(number)].counted for number in range(4)] == [3, 3, 3, 2]
+    table.verify()
+
+
+@pytest.mark.parametrize(
+    ("before", "counted", "why", "expected"),
+    [
+        (ROUNDS, True, None, ROUNDS),
+        (9, True, None, 10),
+        (9, False, pb.REASON_LATE, 8),
+        (9, False, pb.REASON_WRONG_BASE, 8),
+        (9, False, pb.REASON_COPIED, 8),
+        (FIRST, False, pb.REASON_ABSENT, FIRST),
+        (1, False, pb.REASON_ABSENT, 1),
+        (1, True, None, 2),
+        (30, False, pb.REASON_HARMS, 30 - LOST),
+        (30, False, pb.REASON_NON_FINITE, 30 - LOST),
+        (3, False, pb.REASON_HARMS, 1),
+        (ROUNDS, False, pb.REASON_EQUIVOCATION, 1),
+    ],
+)
+def test_a_round_earns_or_costs(before: int, counted: bool, why: pb.Reason | None, expected: int):
+    found = after({"a": Record(before, 5, 2), "b": Record(7)}, {"b", *("a" if counted else "")}, {"a": why} if why else {})
+    blamed = why in (pb.REASON_HARMS, pb.REASON_NON_FINITE, pb.REASON_EQUIVOCATION)
+    assert found == {"a": Record(expected, 5 + counted, 2 + blamed), "b": Record(8, 1)}
+
+
+def test_a_commit_that_counts_nobody_changes_nothing():
+    records = {"a": Record(9, 3), "b": Record(1, 0, 4)}
+    assert after(records, excluded={"a": pb.REASON_HARMS, "b": pb.REASON_TOO_FEW_CLUSTERS}) == records
+
+
+def test_who_leaves_keeps_what_it_has_for_a_while():
+    records = {"old": Record(FIRST + 3, 20), "new": Record(FIRST, 1), "here": Record(9)}
+    found = after(records, {"here"}, seated={"here"})
+    assert found == {"old": Record(FIRST + 2, 20), "here": Record(10, 1)}, "a newcomer has nothing to lose"
+    assert after(found, {"here"}, seated={"here", "old"})["old"] == Record(FIRST + 1, 20), "it came back"
+    for _ in range(2):
+        found = after(found, {"here"}, seated={"here"})
+    assert found == {"here": Record(12, 3)}
+    assert after(found, {"here"}, seated={"here", "old"})["old"] == Record(FIRST)
+
+
+def test_no_more_are_remembered_than_a_roster_has():
+    many = {f"{number:05}": Record(FIRST + 1 + number % 20) for number in range(limits.CLUSTERS + 50)}
+    found = after({**many, "here": Record(9)}, seated={"here"})
+    assert len(found) == limits.CLUSTERS + 1
+    gone = sorted((many[who].earned, who) for who in many if who not in found)
+    assert {points for points, _ in gone} == {FIRST + 1}, "those with the least"
+
+
+def test_a_harmful_one_that_comes_back_has_not_forgotten():
+    table = Table(run_of(rounds={"start_clusters": 4})).genesis(range(4)).train(1, range(4))
+    table.contribute(range(4)).vote(range(4), {3: pb.REASON_NORM_MISMATCH})
+    assert earned(table)[3] == ROUNDS - LOST
+    assert table.head.standings[name(3)].refused == 1
+    table.train(1, range(4)).contribute(range(3)).submit(table.leave(3))
+    table.vote(range(3))
+    assert 3 not in table.roster()
+    assert earned(table)[3] == ROUNDS - LOST
+    table.submit(table.claim(3))
+    table.train(1)
+    assert 3 in table.roster()
+    assert earned(table)[3] == ROUNDS - LOST - 1
+    table.verify()
+
+
+# What it is worth.
+
+
+def crowd(newcomers: int) -> Table:
+    """Four founders, and these newcomers who came as fast as seats are given."""
+    table = Table(run_of(rounds={"start_clusters": 4, "count": 50})).genesis(range(4))
+    for number in range(4, 4 + newcomers):
+        table.submit(table.claim(number))
+        table.train(1, table.roster())
+    return table
+
+
+def test_newcomers_who_are_more_outvote_nobody():
+    """Six newcomers refuse everything of four founders, and would accept anything of each other."""
+    table = crowd(6)
+    everybody = range(10)
+    assert sorted(table.roster()) == list(everybody)
+    table.contribute(everybody)
+    against = dict.fromkeys(range(4), pb.REASON_NON_FINITE)
+    for number in everybody:
+        theirs = dict.fromkeys(range(4, 10), pb.REASON_NON_FINITE) if number < 4 else against
+        table.submit(table.receipt(number, {who: why for who, why in theirs.items() if who != number}))
+    assert sorted(table.counted()) == list(range(4))
+    table.verify()
+
+
+def test_those_who_stand_say_what_the_state_is():
+    table = crowd(6).train(1, range(10))
+    for number in range(10):
+        table.submit(table.report(number, **({"state": bytes(32)} if number >= 4 else {})))
+    root = table.state_root()
+    table.contribute(range(10)).vote(range(10))
+    assert table.commits[-1].body.state == root
+
+
+def test_medians_go_by_standing():
+    records = {"old": Record(ROUNDS), **{f"new-{number}": Record(FIRST) for number in range(5)}}
+    codes = {"old": 100, **{f"new-{number}": 200 for number in range(5)}}
+    median, clips = counting.clip(RUN, codes, records)
+    assert median == 100
+    assert all(clips[who] == 200 - 100 - 8 for who in codes if who != "old")
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(1, 9)), min_size=1, max_size=9))
+def test_a_lower_median_by_weights_is_that_of_so_many_copies(values: list[tuple[int, int]]):
+    many = [value for value, weight in values for _ in range(weight)]
+    assert lower_median([value for value, _ in values], [weight for _, weight in values]) == lower_median(many)
+
+
+def test_work_weighs_by_standing_and_the_cap_is_earned():
+    run, tokens = run_of(rounds={"weight_cap": 1}), {"a": 1600, "b": 1600, "c": 16000, "d": 16000}
+    records = {"a": Record(ROUNDS), "b": Record(FIRST), "c": Record(ROUNDS), "d": Record(ROUNDS, scored=2 * ROUNDS)}
+    assert counting.weights(run, tokens | {"c": 1600}, records) == {"a": 1600, "b": 100, "c": 1600, "d": 4 * 1600}
+    assert counting.weights(run, tokens, {**records, "a": Record(ROUNDS // 2)})["c"] == 16000, "the median is theirs"
+    assert counting.weights(run, {"b": 1, "a": 1600}, records)["b"] == 1, "nobody who counts weighs nothing"
+    half = {**records, "d": Record(ROUNDS // 2, scored=ROUNDS)}
+    assert counting.weights(run, tokens | {"c": 1600}, half)["d"] == int(2.5 * 1600) // 2
+    assert counting.weights(run_of(rounds={"weight_cap": 0}), {"d": 99}, records) == {"d": 99}
+
+
+def test_seats_are_given_by_standing():
+    """Sixteen who stand fully make room for two a commit, and so many newcomers beside them for no more."""
+    run = run_of(rounds={"start_clusters": 1, "min_clusters": 1, "count": 99})
+    for fully, expected in ((16, 2), (8, 1), (32, 4)):
+        table = Table(run).genesis(range(1))
+        roster = {str(number): Cluster(str(number), (), 1) for number in range(40)}
+        records = {str(number): Record(ROUNDS if number < fully else 1) for number in range(40)}
+        head = replace(table.head, roster=roster, standings=records)
+        for number in range(1, 9):
+            table.submit(table.claim(number))
+        seating = chain.seats(run, head, table.state.gathered, {}, set(), True, table.state_root())
+        assert len(seating.clusters) == expected
+
+
+def test_what_many_identities_pay():
+    """As SECURITY.md says: eight founders, strangers who take every seat that there is, and all of whom count in every round."""
+    run = manifest(rounds={"start_clusters": 8})
+    founders, strangers = [f"founder-{number}" for number in range(8)], list[str]()
+    records = {who: Record(run.standing_rounds) for who in founders}
+    rounds = 0
+    while standing.total(run, records, strangers) <= standing.total(run, records, founders):
+        whole = standing.total(run, records, records) // run.standing_rounds
+        strangers += [f"stranger-{rounds}-{seat}" for seat in range(max(run.rounds.min_clusters, whole // chain.NEWCOMER_SHARE))]
+        records = standing.after(run, records, records.keys(), {}, set(), {*founders, *strangers}, genesis=False)
+        rounds += 1
+    assert rounds == 20
