@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PATCHES = Path(__file__).parent
-MUTATED = ("rules", "tally", "gathered", "head", "chain", "round", "member", "phase", "ledger", "messages", "norms")
+MUTATED = ("rules", "tally", "gathered", "head", "chain", "round", "member", "phase", "ledger", "messages", "norms", "standing")
 FAST = (
     "tests/unit/test_round.py",
     "tests/unit/test_rules.py",
@@ -32,6 +32,7 @@ FAST = (
     "tests/unit/test_bounds.py",
     "tests/unit/test_sentences.py",
     "tests/unit/test_tally.py",
+    "tests/unit/test_standing.py",
     "tests/unit/test_head.py",
     "tests/unit/test_attested_rounds.py",
     "tests/property/test_ledger.py",

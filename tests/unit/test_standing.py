@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.protocol import chain, counting, limits, standing
+from dilocox.protocol import chain, counting, limits, rules, standing
 from dilocox.protocol.head import Cluster
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.norms import lower_median
@@ -157,11 +157,10 @@ def test_newcomers_who_are_more_outvote_nobody():
 
 def test_those_who_stand_say_what_the_state_is():
     table = crowd(6).train(1, range(10))
+    assert table.head.built_by == {name(number) for number in range(10)}
     for number in range(10):
         table.submit(table.report(number, **({"state": bytes(32)} if number >= 4 else {})))
-    root = table.state_root()
-    table.contribute(range(10)).vote(range(10))
-    assert table.commits[-1].body.state == root
+    assert rules.known_state(table.run, table.head, table.state.gathered) == table.state_root()
 
 
 def test_medians_go_by_standing():
@@ -184,6 +183,8 @@ def test_work_weighs_by_standing_and_the_cap_is_earned():
     assert counting.weights(run, tokens | {"c": 1600}, records) == {"a": 1600, "b": 100, "c": 1600, "d": 4 * 1600}
     assert counting.weights(run, tokens, {**records, "a": Record(ROUNDS // 2)})["c"] == 16000, "the median is theirs"
     assert counting.weights(run, {"b": 1, "a": 1600}, records)["b"] == 1, "nobody who counts weighs nothing"
+    never = {"a": Record(ROUNDS, 99), "b": Record(ROUNDS, 99), "c": Record(ROUNDS, 99)}
+    assert counting.weights(run, {"a": 1600, "b": 1600, "c": 16000}, never)["c"] == 1600, "nobody measured what it does"
     half = {**records, "d": Record(ROUNDS // 2, scored=ROUNDS)}
     assert counting.weights(run, tokens | {"c": 1600}, half)["d"] == int(2.5 * 1600) // 2
     assert counting.weights(run_of(rounds={"weight_cap": 0}), {"d": 99}, records) == {"d": 99}
@@ -203,6 +204,16 @@ def test_seats_are_given_by_standing():
         assert len(seating.clusters) == expected
 
 
+def test_newcomers_who_lurk_stretch_no_deadline():
+    table = crowd(6)
+    table.now += 7.0
+    table.contribute(range(4))
+    assert table.state.clock.contributed_at == table.state.clock.opened_at + 7.0
+    lurking = crowd(6)
+    lurking.contribute(range(4, 10))
+    assert lurking.state.clock.contributed_at is None
+
+
 def test_what_many_identities_pay():
     """As SECURITY.md says: eight founders, strangers who take every seat that there is, and all of whom count in every round."""
     run = manifest(rounds={"start_clusters": 8})
@@ -211,7 +222,9 @@ def test_what_many_identities_pay():
     rounds = 0
     while standing.total(run, records, strangers) <= standing.total(run, records, founders):
         whole = standing.total(run, records, records) // run.standing_rounds
-        strangers += [f"stranger-{rounds}-{seat}" for seat in range(max(run.rounds.min_clusters, whole // chain.NEWCOMER_SHARE))]
+        strangers += [
+            f"stranger-{rounds}-{seat}" for seat in range(max(run.rounds.min_clusters, whole // chain.NEWCOMER_SHARE))
+        ]
         records = standing.after(run, records, records.keys(), {}, set(), {*founders, *strangers}, genesis=False)
         rounds += 1
     assert rounds == 20
