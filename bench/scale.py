@@ -69,6 +69,10 @@ def run_of(clusters: int, stages: int) -> Manifest:
     )
 
 
+FAR_ON = pb.Standing(earned=64, counted=90_000, refused=300, scored=80_000)
+"""Of everybody on the roster, and of as many who left as are remembered."""
+
+
 @dataclass
 class Crowd:
     """Everybody's pens: what all clusters of a run say in a round."""
@@ -91,11 +95,13 @@ class Crowd:
                 samples_counted=1 << 30,
                 lease=[pb.Span(start=base + number * ahead, end=base + (number + 1) * ahead)],
                 account=one.key[:20],
+                standing=FAR_ON,
             )
             for number, one in enumerate(sorted(self.identities, key=lambda one: one.peer))
         ]
         commit = pb.Commit(
             roster=roster,
+            away=[pb.Away(key=helpers.identity(1_000_000 + number).key, standing=FAR_ON) for number in range(limits.AWAY)],
             closed_at_ms=clock().wall_ms,
             data_cursor=base + self.clusters * ahead,
             state=helpers.digest("state", 0),

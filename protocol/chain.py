@@ -17,7 +17,7 @@ from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.gathered import Gathered, Slot, single
 from dilocox.protocol.head import Cluster, Head, Rest, advance
-from dilocox.protocol.ids import peer_id
+from dilocox.protocol.ids import key_of_peer, peer_id
 from dilocox.protocol.ledger import Lease, Ledger
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, author, open_envelope, parse, unpacked
@@ -108,7 +108,7 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
         term=head.term,
         appointment=head.appointment,
         away=[
-            pb.Away(cluster=name, standing=pb.Standing(**each._asdict()))
+            pb.Away(key=key_of_peer(name), standing=pb.Standing(**each._asdict()))
             for name, each in standings.items()
             if name not in roster
         ],

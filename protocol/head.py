@@ -167,7 +167,7 @@ def advance(manifest: Manifest, commit: Statement[pb.Commit]) -> Head:
         vote_history=tuple(body.vote_history),
         standings={
             **{member.cluster: _record(member.standing) for member in body.roster},
-            **{item.cluster: _record(item.standing) for item in body.away},
+            **{peer_id(item.key): _record(item.standing) for item in body.away},
         },
     )
 

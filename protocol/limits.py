@@ -99,6 +99,9 @@ SCORERS = 128
 STANDING = 1 << 16
 """Most rounds that there can be to earn."""
 
+AWAY = 256
+"""Clusters that left and whose standing a commit remembers: those with the most."""
+
 HOLDERS = 8
 """Most peers that keep a contribution's payloads for a cluster that cannot be dialled."""
 

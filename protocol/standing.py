@@ -92,7 +92,7 @@ def after(
             for name, record in known.items()
         }
     away = [name for name, record in known.items() if name not in seated and record.earned > newcomer(manifest).earned]
-    remembered = sorted(away, key=lambda name: (-known[name].earned, name))[: limits.CLUSTERS]
+    remembered = sorted(away, key=lambda name: (-known[name].earned, name))[: limits.AWAY]
     return {name: known[name] for name in sorted({*seated, *remembered})}
 
 

@@ -487,12 +487,12 @@ class Standing(_message.Message):
     def __init__(self, earned: _Optional[int] = ..., counted: _Optional[int] = ..., refused: _Optional[int] = ..., scored: _Optional[int] = ...) -> None: ...
 
 class Away(_message.Message):
-    __slots__ = ("cluster", "standing")
-    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("key", "standing")
+    KEY_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
-    cluster: str
+    key: bytes
     standing: Standing
-    def __init__(self, cluster: _Optional[str] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
+    def __init__(self, key: _Optional[bytes] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
 
 class Counted(_message.Message):
     __slots__ = ("contribution", "weight", "clip", "standing")

@@ -54,7 +54,7 @@ COMMIT = pb.Commit(
             standing=pb.Standing(earned=4),
         ),
     ],
-    away=[pb.Away(cluster=name(9), standing=pb.Standing(earned=5, counted=6))],
+    away=[pb.Away(key=identity(9).key, standing=pb.Standing(earned=5, counted=6))],
     counted=[pb.Counted(contribution=0), pb.Counted(contribution=1)],
     state=digest("state"),
     norm=130,

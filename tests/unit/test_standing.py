@@ -105,12 +105,12 @@ def test_who_leaves_keeps_what_it_has_for_a_while():
     assert after(found, {"here"}, seated={"here", "old"})["old"] == Record(FIRST)
 
 
-def test_no_more_are_remembered_than_a_roster_has():
-    many = {f"{number:05}": Record(FIRST + 1 + number % 20) for number in range(limits.CLUSTERS + 50)}
+def test_of_many_who_leave_those_with_the_most_are_remembered():
+    many = {f"{number:05}": Record(FIRST + 2 + number % 6) for number in range(limits.AWAY + 50)}
     found = after({**many, "here": Record(9)}, seated={"here"})
-    assert len(found) == limits.CLUSTERS + 1
+    assert len(found) == limits.AWAY + 1
     gone = sorted((many[who].earned, who) for who in many if who not in found)
-    assert {points for points, _ in gone} == {FIRST + 1}, "those with the least"
+    assert {points for points, _ in gone} == {FIRST + 2}, "those with the least"
 
 
 def test_a_harmful_one_that_comes_back_has_not_forgotten():
