@@ -13,6 +13,7 @@ from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol.corpus import check_fits
 from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.findings import Level, of_run
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import state_bytes
@@ -24,7 +25,7 @@ from dilocox.transport.health import base_folder
 from dilocox.transport.network import Listen
 from dilocox.transport.parent_pipe import exit_with_parent
 
-__all__ = ["coordinator", "read_run"]
+__all__ = ["coordinator", "data_to_serve", "read_run", "weights_to_serve"]
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ def coordinator(
         handover, manifest = None, read_run(run_file)
         signer = manifest.coordinator
 
+    _look_at(manifest)
+
     def announce(link: JoinLink) -> None:
         sys.stdout.write(f"{link}\n")
         sys.stdout.flush()
@@ -75,14 +78,24 @@ def coordinator(
         home=home or base_folder() / "coordinator",
         listen=Listen(host, port, dht_port, dht),
         api=api,
-        data=_data_to_serve(manifest, parse_folders(data or ())),
-        weights=_weights_to_serve(manifest, weights),
+        data=data_to_serve(manifest, parse_folders(data or ())),
+        weights=weights_to_serve(manifest, weights),
         upload_bytes_per_second=bytes_per_second(upload_limit),
     )
     asyncio.run(run_coordinator(settings, announce, appraise))
 
 
-def _data_to_serve(manifest: Manifest, folders: Folders) -> BlobStore | None:
+def _look_at(manifest: Manifest) -> None:
+    """Says what is odd in the run. Raises ConfigError where it cannot go on."""
+    found = of_run(manifest)
+    for finding in found:
+        log.log(logging.WARNING if finding.level is Level.ODD else logging.ERROR, "%s: %s", finding.about, finding.says)
+    wrong = [f"  {finding.about}: {finding.says}. Help: {finding.do}" for finding in found if finding.level is Level.WRONG]
+    if wrong:
+        raise ConfigError("\n".join(["the run could not go on:", *wrong]))
+
+
+def data_to_serve(manifest: Manifest, folders: Folders) -> BlobStore | None:
     """Where the run's corpus lies, by `--data` or in the library; None: not here. Raises ConfigError where another one lies in the
     folder that was named, or it does not fit the model."""
     built, digest = library(manifest.data.name), bytes.fromhex(manifest.data.digest)
@@ -94,7 +107,7 @@ def _data_to_serve(manifest: Manifest, folders: Folders) -> BlobStore | None:
     return store
 
 
-def _weights_to_serve(manifest: Manifest, named: Path | None) -> BlobStore | None:
+def weights_to_serve(manifest: Manifest, named: Path | None) -> BlobStore | None:
     """Where the run's initial state lies, by `--weights` or where `dilocox init --from` put it; None: not here, or the run begins
     with its seed. Raises ConfigError where it is not in the folder that was named, or does not fit the model."""
     model, folder = manifest.model, named or weights_library()

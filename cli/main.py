@@ -11,6 +11,7 @@ import typer
 from dilocox.cli import (
     appoint,
     attest,
+    check,
     coordinator,
     data,
     export,
@@ -62,6 +63,7 @@ def _options(
 
 
 app.command("init")(init.init)
+app.command("check")(check.check)
 app.command("coordinator")(coordinator.coordinator)
 app.command("appoint")(appoint.appoint)
 app.command("node")(node.node)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -216,7 +217,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def GetRun(self, request: services.GetRunRequest, context: Context) -> services.Run:
         assert self.record is not None
         return services.Run(
-            manifest=self._manifest_envelope, coordinator=self.record.envelope, appointment=self.chain.newest_word
+            manifest=self._manifest_envelope,
+            coordinator=self.record.envelope,
+            appointment=self.chain.newest_word,
+            wall_ms=int(1000 * time.time()),
         )
 
     async def GetPresence(self, request: services.GetPresenceRequest, context: Context) -> services.PresenceList:

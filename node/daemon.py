@@ -16,6 +16,7 @@ from dilocox.node.boxes.follower import Follower
 from dilocox.node.boxes.lead import BoxAdmission
 from dilocox.node.boxes.link import CLUSTER_LINK, ClusterLink, address_on, exposed, load_or_create_secret
 from dilocox.node.boxes.team import Team
+from dilocox.node.check import of_room
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.data.check import check_corpus
 from dilocox.node.data.supply import Supply
@@ -35,6 +36,7 @@ from dilocox.protocol import member, phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import LocalError
+from dilocox.protocol.findings import Level
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
@@ -101,6 +103,10 @@ async def _take_part(
         log.warning("%s", warning)
     coordinator = CoordinatorLink(link, network.directory, place.channels)
     manifest, appointment = await tasks.race(coordinator.run())
+    if settings.boxes == 1 and settings.cluster is None:
+        for finding in await asyncio.to_thread(lambda: [*of_room(manifest, home.folder, settings.devices)]):
+            if finding.level is not Level.FINE:
+                log.warning("%s: %s", finding.about, finding.says)
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
     keep_manifest(place, manifest)
     if not settings.data:  # what an operator named is not for others, unless they find it with the coordinator

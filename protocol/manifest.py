@@ -7,6 +7,7 @@ same id. Unknown keys fail with the nearest right name.
 import difflib
 import json
 import tomllib
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, get_args
 
@@ -18,18 +19,40 @@ from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import key_of_peer, peer_id
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["NAME", "Data", "Manifest", "Model", "RopeScaling", "Schedule"]
+__all__ = ["NAME", "Data", "Manifest", "Model", "RopeScaling", "RunFileError", "Schedule"]
 
 Positive = Annotated[int, Field(gt=0, le=1 << 40)]
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, le=100)]
 Ratio = Annotated[float, Field(ge=1, le=1024)]
 Schedule = Literal["1f1b", "interleaved"]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        """TOML and JSON have no tuples; all else is of its own kind: `count = true` is no number, and `"5"` is none."""
+        return _as_tuples(value)
+
+
+def _as_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _as_tuples(each) for key, each in value.items()}
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def _peers(names: Iterable[str]) -> None:
+    """Raises ValueError where one is no peer id."""
+    for name in names:
+        try:
+            key_of_peer(name)
+        except ValueError as error:
+            raise ValueError(f"{error}: copy what `dilocox id --home FOLDER` prints for that daemon's folder") from error
 
 
 class Run(_Section):
@@ -45,11 +68,7 @@ class Run(_Section):
     @field_validator("coordinator", "holders")
     @classmethod
     def _are_peers(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        for peer in (value,) if isinstance(value, str) else value or ():
-            try:
-                key_of_peer(peer)
-            except ValueError as error:
-                raise ValueError(f"{error}: copy what `dilocox id --home FOLDER` prints for that daemon's folder") from error
+        _peers((value,) if isinstance(value, str) else value or ())
         return value
 
 
@@ -183,8 +202,8 @@ class Training(_Section):
     muon_learning_rate: Rate = 0.02
     """For hidden matrices when optimizer is muon; the rest uses AdamW at learning_rate."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.95
+    beta1: Beta = 0.9
+    beta2: Beta = 0.95
     warmup_steps: Count = 0
     total_steps: Positive
     """The cosine ends here."""
@@ -210,6 +229,8 @@ class Training(_Section):
     def _divides(self) -> "Training":
         if self.batch_size % self.microbatches:
             raise ValueError("batch_size must be a multiple of microbatches")
+        if self.warmup_steps >= self.total_steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} do not end before total_steps {self.total_steps}")
         return self
 
 
@@ -322,6 +343,10 @@ class Rounds(_Section):
             raise ValueError("min_inner_steps is above inner_steps")
         if self.start_clusters is not None and self.start_clusters < self.min_clusters:
             raise ValueError("start_clusters must be at least min_clusters")
+        if self.round_seconds is not None and self.deadline_seconds <= self.round_seconds:
+            raise ValueError(
+                f"deadline_seconds {self.deadline_seconds:g} is over before a phase of round_seconds {self.round_seconds:g}"
+            )
         return self
 
 
@@ -357,6 +382,12 @@ class Admission(_Section):
     public_read: bool | None = None
     """Whether anybody may follow the run and fetch what it makes: payloads, states, commits; default: in an open run. Else only who
     may take part: with an allow-list those on it, in an open run whoever says who it is."""
+
+    @field_validator("allow")
+    @classmethod
+    def _are_peers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        _peers(value)
+        return value
 
 
 Registers = Annotated[str, Field(pattern=r"^([0-9a-fA-F]{64,128}|[*])(:([0-9a-fA-F]{64,128}|[*]))*$")]
@@ -399,6 +430,16 @@ LOOPED_STAGES, LOOPED_MICROBATCHES = 4, 2
 """Fewest with which a pipeline can be looped: two workers with two chunks each, and a microbatch for either."""
 
 
+class RunFileError(ConfigError):
+    """A run file that says no run."""
+
+    def __init__(self, faults: Sequence[tuple[str, str]]) -> None:
+        """`faults`: path of a key, empty for the whole file, and what is wrong with it."""
+        self.faults = tuple(faults)
+        lines = [f"  {path}: {why}" if path else f"  {why}" for path, why in self.faults]
+        super().__init__("\n".join(["the run file cannot be used:", *lines]))
+
+
 class Manifest(_Section):
     run: Run
     model: Model
@@ -424,15 +465,13 @@ class Manifest(_Section):
 
     @classmethod
     def from_toml(cls, text: str) -> "Manifest":
-        """Raises ConfigError naming every key that is wrong."""
+        """Raises RunFileError naming every key that is wrong."""
         try:
             return cls.model_validate(tomllib.loads(text))
         except ValidationError as error:
-            raise ConfigError(
-                "the run file cannot be used:\n" + "\n".join(_explain(item) for item in error.errors())
-            ) from error
+            raise RunFileError([_explain(item) for item in error.errors()]) from error
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"the run file is not TOML: {error}") from error
+            raise RunFileError([("", f"the run file is not TOML: {error}")]) from error
 
     @classmethod
     def from_canonical(cls, raw: bytes) -> "Manifest":
@@ -539,13 +578,14 @@ def open_manifest(envelope: pb.Envelope, run_id: bytes) -> Manifest:
     return manifest
 
 
-def _explain(item: Any) -> str:
+def _explain(item: Any) -> tuple[str, str]:
+    """(path of the key, what is wrong with it)."""
     path = ".".join(str(part) for part in item["loc"])
     if item["type"] != "extra_forbidden":
-        return f"  {path}: {item['msg']}"
+        return path, item["msg"].removeprefix("Value error, ")
     known = _fields_at(item["loc"][:-1])
     near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
-    return f"  {path}: no such key" + (f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
+    return path, "no such key" + (f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
 
 
 def _fields_at(path: tuple[Any, ...]) -> list[str]:

@@ -12,14 +12,16 @@ class GetRunRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("manifest", "coordinator", "appointment")
+    __slots__ = ("manifest", "coordinator", "appointment", "wall_ms")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     APPOINTMENT_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
     manifest: _messages_pb2.Envelope
     coordinator: _messages_pb2.Envelope
     appointment: _messages_pb2.Envelope
-    def __init__(self, manifest: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., coordinator: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., appointment: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ...) -> None: ...
+    wall_ms: int
+    def __init__(self, manifest: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., coordinator: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., appointment: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., wall_ms: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("from_round", "hello")

@@ -1,0 +1,175 @@
+"""`dilocox check [RUN.toml|LINK]`: what would go wrong, before minutes are lost on it."""
+
+import asyncio
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from dilocox.cli.common import (
+    DataOption,
+    HomeOption,
+    HostOption,
+    JsonOption,
+    PortOption,
+    console,
+    fail,
+    print_json,
+    read_link,
+)
+from dilocox.cli.coordinator import data_to_serve, weights_to_serve
+from dilocox.node.check import Here, of_machine, see_run
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.findings import Finding, Level, of_run
+from dilocox.protocol.manifest import Manifest, RunFileError
+from dilocox.transport.corpora import parse_folders
+from dilocox.transport.data_directory import load_identity
+from dilocox.transport.health import base_folder
+
+__all__ = ["check"]
+
+EXIT_FAILED = 5
+MARKS = {Level.FINE: ("ok", "green"), Level.ODD: ("odd", "yellow"), Level.WRONG: ("wrong", "bold red")}
+EXAMPLES = "llama-10m"
+"""The preset whose value of a key is shown beside a wrong one."""
+
+
+def check(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN.toml|LINK]", help="A run file, a join link, or @FILE that holds one.")
+    ] = None,
+    home: HomeOption = None,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 0,
+    devices: Annotated[int | None, typer.Option(min=1, help="Stage workers (default: one per GPU, or 1).")] = None,
+    data: DataOption = None,
+    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="As of `dilocox coordinator`.")] = None,
+    cluster_interface: Annotated[str | None, typer.Option(help="As of `dilocox node`.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at a run and this machine before they meet: all findings, then the verdict. Exits with 5 where something is wrong."""
+    here = Here(home or base_folder() / "node", host, port, devices, parse_folders(data or ()), cluster_interface)
+    found = [_versions()]
+    if run is None:
+        say(found, as_json, "name a run file or a join link to hear whether this machine fits a run")
+    elif run.startswith(("dilocox://", "@")):
+        seen = asyncio.run(see_run(read_link(run), here))
+        found += seen.findings
+        if seen.manifest is not None:
+            found += [*of_run(seen.manifest), *of_machine(seen.manifest, here)]
+        say(found, as_json, f"join with: dilocox node --join {run}")
+    else:
+        path = Path(run)
+        found += _of_file(path, here, weights)
+        say(found, as_json, f"serve it with: dilocox coordinator {path}")
+
+
+def say(found: Sequence[Finding], as_json: bool, next: str) -> None:
+    """All findings, then the verdict; exits with 5 where something is wrong."""
+    wrong = [finding for finding in found if finding.level is Level.WRONG]
+    if as_json:
+        print_json({"findings": [{**asdict(one), "level": one.level.value} for one in found], "fine": not wrong})
+    else:
+        for finding in found:
+            mark, style = MARKS[finding.level]
+            console.print(Text.assemble((f"{mark:<6}", style), (finding.about, "bold"), f"  {finding.says}"), soft_wrap=True)
+            if finding.do:
+                console.print(f"        help  {finding.do}", highlight=False, soft_wrap=True)
+        odd = sum(finding.level is Level.ODD for finding in found)
+        verdict = f"{len(wrong)} wrong, {odd} odd" if wrong or odd else "nothing is wrong"
+        console.print(f"{verdict}; {'mend what is wrong first' if wrong else next}", highlight=False, soft_wrap=True)
+    if wrong:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _versions() -> Finding:
+    parts = [f"{name} {metadata.version(name)}" for name in ("dilocox", "torch", "grpcio", "hivemind")]
+    return Finding(Level.FINE, "versions", f"{', '.join(parts)}, Python {sys.version.split()[0]}")
+
+
+def _of_file(path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
+    """Of a run file, on the machine that would serve it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        fail(f"no run file {path}", 2, f"make one: dilocox init {path}")
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{path} cannot be read: {error}", 2, "a run file is UTF-8 text; `dilocox init` writes one")
+    try:
+        manifest = Manifest.from_toml(text)
+    except RunFileError as error:
+        yield from (_fault(text, *fault) for fault in error.faults)
+        return
+    yield Finding(Level.FINE, str(path), f"run {manifest.run.name}, id {manifest.run_id.hex()}")
+    yield from of_run(manifest)
+    yield from _served(manifest, path, here, weights)
+    yield from of_machine(manifest, here)
+
+
+def _fault(text: str, path: str, why: str) -> Finding:
+    """With its line, and what stands there in a file that is right."""
+    line = _line(text, path)
+    example = _example(path)
+    return Finding(
+        Level.WRONG,
+        path or "the file",
+        why + (f" (line {line})" if line else ""),
+        f"such as {path.rpartition('.')[2]} = {example}" if example else "",
+    )
+
+
+def _line(text: str, path: str) -> int | None:
+    """1-based, of a key of a section; of the section where the key does not stand there."""
+    section, _, key = path.partition(".")
+    key, at, found = key.partition(".")[0], "", None
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split("#")[0].strip()
+        if words.startswith("["):
+            at = words.strip("[] ").partition(".")[0]
+            found = number if at == section and found is None else found
+        elif at == section and words.partition("=")[0].strip().strip('"') == key:
+            return number
+    return found
+
+
+def _example(path: str) -> str:
+    """Of the key, as a preset has it; empty where it does not."""
+    value = tomllib.loads((files("dilocox.node.presets") / f"{EXAMPLES}.toml").read_text())
+    for part in path.split("."):
+        value = value.get(part, {}) if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return ""
+    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+def _served(manifest: Manifest, path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
+    """What a coordinator hands out: the owner's signature, data, initial state."""
+    key = path.with_suffix(".key")
+    signs = key.is_file() and load_identity(key).peer
+    if signs == manifest.owner:
+        yield Finding(Level.FINE, str(key), "is the owner's")
+    elif signs:
+        yield Finding(
+            Level.WRONG, str(key), "is not the key of run.owner: the run could not be signed", "name the owner's public key"
+        )
+    else:
+        says = "is not here: a coordinator signs the run with it when it serves the run for the first time"
+        yield Finding(Level.ODD, str(key), says, "run this where the owner's key is")
+    try:
+        store = data_to_serve(manifest, here.data)
+        served = "are not here: nodes begin when some peer serves them" if store is None else f"lie in {store.folder}"
+        level = Level.ODD if store is None else Level.FINE
+        help = f"build them (`dilocox data build`), or name a copy: --data {manifest.data.name}=DIR" if store is None else ""
+        yield Finding(level, f"data {manifest.data.name}", served, help)
+        state = weights_to_serve(manifest, weights)
+        if state is not None:
+            yield Finding(Level.FINE, "model.initial", f"lies in {state.folder}")
+    except ConfigError as error:
+        yield Finding(Level.WRONG, "what the run hands out", str(error))

@@ -1,0 +1,190 @@
+"""What is wrong with a run that a run file can say, or odd: looked at before minutes are lost. Pure; what machines lack is found by
+node/check.py.
+
+WRONG: the run cannot begin, or cannot go on. ODD: it can, and hardly anybody means it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from pydantic import BaseModel
+
+from dilocox.protocol.manifest import Manifest
+
+__all__ = ["Finding", "Level", "of_run"]
+
+
+class Level(Enum):
+    FINE = "fine"
+    ODD = "odd"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: Level
+    about: str
+    """A key of the run file, such as rounds.count, or what of this machine or the network was looked at."""
+    says: str
+    do: str = ""
+    """One thing to do."""
+
+
+SCHEDULE_SLACK = 1.25
+"""total_steps may be so many times the rounds' steps, or the other way round, before the cosine ends noticeably elsewhere."""
+LARGE_ADAMW, LARGE_MUON, LARGE_OUTER = 0.1, 0.5, 2.0
+"""Learning rates above which nothing we know of trains."""
+
+
+def of_run(manifest: Manifest) -> list[Finding]:
+    """In the order of a run file's sections."""
+    return [*_admission(manifest), *_training(manifest), *_compression(manifest), *_rounds(manifest), *_attestation(manifest)]
+
+
+def _admission(manifest: Manifest) -> Iterator[Finding]:
+    admission, named = manifest.admission, len(set(manifest.admission.allow))
+    if admission.policy == "allow-list" and named < manifest.start_clusters:
+        yield Finding(
+            Level.WRONG,
+            "admission.allow",
+            f"names {named} peers, and the first round waits for {manifest.start_clusters}",
+            "add the peer ids that `dilocox id --home FOLDER` prints on their machines, or lower rounds.start_clusters",
+        )
+    if admission.policy == "open" and named:
+        yield Finding(
+            Level.ODD,
+            "admission.allow",
+            "means nothing in an open run: anybody may take part",
+            'set admission.policy = "allow-list", or leave it out',
+        )
+    if admission.policy == "open" and manifest.rounds.min_clusters == 1:
+        yield Finding(
+            Level.ODD,
+            "rounds.min_clusters",
+            "is 1 in an open run: a single stranger whom everybody left alone trains on by itself",
+            "set it to 2, or use an allow-list",
+        )
+
+
+def _training(manifest: Manifest) -> Iterator[Finding]:
+    training, rounds, outer = manifest.training, manifest.rounds, manifest.outer
+    steps = manifest.nominal_steps(rounds.count + 1)
+    if not 1 / SCHEDULE_SLACK <= training.total_steps / steps <= SCHEDULE_SLACK:
+        where = "long before the run does" if training.total_steps < steps else "long after the run"
+        yield Finding(
+            Level.ODD,
+            "training.total_steps",
+            f"{training.total_steps:,}: the learning rate's cosine ends {where}, which takes about {steps:,} steps"
+            f" ({rounds.count:,} rounds of {rounds.inner_steps:,})",
+            f"total_steps = {steps}",
+        )
+    for key, rate, most in (
+        ("training.learning_rate", training.learning_rate, LARGE_ADAMW),
+        ("training.muon_learning_rate", training.muon_learning_rate * (training.optimizer == "muon"), LARGE_MUON),
+        ("outer.learning_rate", outer.learning_rate, LARGE_OUTER),
+    ):
+        if rate > most:
+            yield Finding(Level.ODD, key, f"{rate:g} is above {most:g}: nothing we know of trains so", f"try {most / 10:g}")
+    if outer.aggregate != "trimmed" and _said(outer, "trim_share"):
+        yield _idle("outer.trim_share", "without outer.aggregate = trimmed")
+    if outer.momentum_warmup_rounds and not outer.momentum:
+        yield _idle("outer.momentum_warmup_rounds", "where outer.momentum is 0")
+
+
+def _compression(manifest: Manifest) -> Iterator[Finding]:
+    compression, model = manifest.compression, manifest.model
+    if compression.codec != "lowrank-int4" and compression.rank is not None:
+        yield _idle("compression.rank", f"of {compression.codec}")
+    if compression.codec != "topk-int2" and compression.k is not None:
+        yield _idle("compression.k", f"of {compression.codec}")
+    if compression.adapt == "fixed" and (_said(compression, "min_keep") or _said(compression, "max_keep")):
+        yield _idle("compression.min_keep and max_keep", "where compression.adapt is fixed")
+    if compression.codec == "lowrank-int4" and compression.keep > (most := min(model.hidden_size, model.intermediate_size)):
+        yield Finding(
+            Level.ODD,
+            "compression.rank",
+            f"{compression.keep} is above the model's largest rank, {most}: factors are larger than what they stand for",
+            f"rank = {max(1, most // 4)}",
+        )
+    if not compression.error_feedback and compression.codec not in ("fp16", "fp32"):
+        yield Finding(
+            Level.ODD,
+            "compression.error_feedback",
+            f"is off, and {compression.codec} drops most of a pseudo-gradient: what it drops is lost",
+            "leave it out",
+        )
+
+
+def _rounds(manifest: Manifest) -> Iterator[Finding]:
+    rounds = manifest.rounds
+    if rounds.vote_seconds > rounds.deadline_seconds:
+        yield Finding(
+            Level.ODD,
+            "rounds.vote_seconds",
+            f"{rounds.vote_seconds:g}, above deadline_seconds {rounds.deadline_seconds:g}: votes are waited for longer than work",
+            f"vote_seconds = {rounds.deadline_seconds / 5:g}",
+        )
+    if rounds.liveness_seconds >= rounds.deadline_seconds:
+        yield Finding(
+            Level.ODD,
+            "rounds.liveness_seconds",
+            f"{rounds.liveness_seconds:g} is no less than deadline_seconds: a peer that is gone holds every round up",
+            "liveness_seconds = 15",
+        )
+    if rounds.overlap != "none" and rounds.max_inner_steps == rounds.inner_steps:
+        yield Finding(
+            Level.ODD,
+            "rounds.max_inner_steps",
+            "equals inner_steps: while a commit is late nobody trains",
+            f"max_inner_steps = {3 * rounds.inner_steps}",
+        )
+    if rounds.synchronous_rounds >= rounds.count and rounds.overlap != "none":
+        yield Finding(
+            Level.ODD,
+            "rounds.synchronous_rounds",
+            f"{rounds.synchronous_rounds:,} of {rounds.count:,} rounds: nothing ever overlaps",
+            'set overlap = "none" if that is meant',
+        )
+    if rounds.first_inner_steps is not None and not rounds.synchronous_rounds:
+        yield _idle("rounds.first_inner_steps", "without rounds.synchronous_rounds")
+    if rounds.overlap != "rebase" and _said(rounds, "lead_weight"):
+        yield _idle("rounds.lead_weight", f"with overlap {rounds.overlap}")
+    if rounds.min_inner_steps is not None and manifest.compression.adapt == "fixed":
+        yield _idle("rounds.min_inner_steps", "where compression.adapt is fixed")
+    for key, every in (("rounds.snapshot_every", rounds.snapshot_every), ("rounds.evaluate_every", rounds.evaluate_every)):
+        if every > rounds.count:
+            yield Finding(
+                Level.ODD,
+                key,
+                f"{every:,}, and the run has {rounds.count:,} rounds: it never happens",
+                f"at most {rounds.count}",
+            )
+
+
+def _attestation(manifest: Manifest) -> Iterator[Finding]:
+    attestation = manifest.attestation
+    for kind in attestation.kinds:
+        if not attestation.measurements.get(kind):
+            yield Finding(
+                Level.WRONG,
+                f"attestation.measurements.{kind}",
+                "is empty, and an empty list denies: nobody is admitted",
+                "name what `dilocox attest self` prints on a machine that you trust",
+            )
+    if "simulated" in attestation.kinds:
+        yield Finding(
+            Level.ODD,
+            "attestation.kinds",
+            "admits simulated evidence, which proves nothing: it is for testnets",
+            "name tdx or sev-snp",
+        )
+
+
+def _said(section: BaseModel, key: str) -> bool:
+    """Whether it is another value than the default: a manifest that arrived has every default written out."""
+    return bool(getattr(section, key) != type(section).model_fields[key].default)
+
+
+def _idle(key: str, when: str) -> Finding:
+    return Finding(Level.ODD, key, f"means nothing {when}", "leave it out")

@@ -1,0 +1,246 @@
+"""`dilocox check`: run files that are wrong, runs that are odd, and machines that do not fit."""
+
+import json
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dilocox.cli.init import render_preset
+from dilocox.cli.main import app
+from dilocox.node import check as checks
+from dilocox.node import memory
+from dilocox.node.check import Here
+from dilocox.protocol.findings import Finding, Level, of_run
+from dilocox.protocol.manifest import Manifest
+from tests.helpers import identity, manifest
+
+WRONG = [
+    ("model", "vocabulary_size", "0"),
+    ("model", "vocabulary_size", "256.5"),
+    ("model", "vocabulary_size", "true"),
+    ("model", "vocabulary_size", "100"),
+    ("model", "vocabulary_size", "255"),
+    ("model", "hidden_size", "126"),
+    ("model", "hidden_size", "-128"),
+    ("model", "hidden_size", '"128"'),
+    ("model", "intermediate_size", "0"),
+    ("model", "layers", "0"),
+    ("model", "layers", "100000"),
+    ("model", "heads", "3"),
+    ("model", "kv_heads", "3"),
+    ("model", "head_dim", "33"),
+    ("model", "sequence_length", "0"),
+    ("model", "max_positions", "16"),
+    ("model", "sliding_window", "64"),
+    ("model", "stages", "9"),
+    ("model", "stages", "0"),
+    ("model", "family", '"gpt"'),
+    ("model", "rope_theta", "0"),
+    ("model", "initial", '"abc"'),
+    ("model", "seeed", "1"),
+    ("data", "digest", '"00"'),
+    ("data", "name", '"../secrets"'),
+    ("data", "path", '"/etc"'),
+    ("data", "evaluation_sequences", "0"),
+    ("training", "optimizer", '"sgd"'),
+    ("training", "learning_rate", "0"),
+    ("training", "learning_rate", "nan"),
+    ("training", "learning_rate", '"6e-3"'),
+    ("training", "beta2", "1.0"),
+    ("training", "weight_decay", "2"),
+    ("training", "warmup_steps", "200"),
+    ("training", "total_steps", "0"),
+    ("training", "batch_size", "7"),
+    ("training", "batch_size", "false"),
+    ("training", "microbatches", "3"),
+    ("training", "schedule", '"interleaved"'),
+    ("training", "precision", '"fp8"'),
+    ("outer", "momentum", "1.0"),
+    ("outer", "learning_rate", "-1"),
+    ("compression", "codec", '"gzip"'),
+    ("compression", "k", "0"),
+    ("compression", "k", "5000"),
+    ("compression", "adapt", '"effective-rank"'),
+    ("compression", "entropy_coding", "1"),
+    ("rounds", "count", "true"),
+    ("rounds", "count", "0"),
+    ("rounds", "inner_steps", "50"),
+    ("rounds", "max_inner_steps", "5"),
+    ("rounds", "round_seconds", "400"),
+    ("rounds", "lead_weight", "1.5"),
+    ("rounds", "min_clusters", "4"),
+    ("rounds", "deadline_seconds", '"5m"'),
+    ("rounds", "overlap", "true"),
+    ("scoring", "voters", "1000"),
+    ("standing", "rounds", "-1"),
+    ("admission", "policy", '"closed"'),
+    ("admission", "allow", '["bob"]'),
+    ("admission", "policy", '"allow-list"'),
+    ("attestation", "kinds", '["tdx"]'),
+    ("run", "owner", '"me"'),
+    ("run", "coordinator", '"me"'),
+    ("run", "name", '"a b"'),
+]
+"""A value of a key of a run file that is right in all else."""
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run file with its key and data."""
+    folder = tmp_path_factory.mktemp("check")
+    made = CliRunner().invoke(app, ["init", str(folder / "run.toml")], env={"DILOCOX_HOME": str(folder / "home")})
+    assert made.exit_code == 0, made.output
+    return folder / "run.toml"
+
+
+def checked(run: Path | str, home: Path, *options: str) -> tuple[int, list[dict[str, str]]]:
+    """(exit code, findings)."""
+    told = CliRunner().invoke(app, ["check", str(run), "--json", *options], env={"DILOCOX_HOME": str(home)})
+    return told.exit_code, json.loads(told.stdout)["findings"]
+
+
+def spoiled(text: str, section: str, key: str, value: str) -> tuple[str, int]:
+    """(the run file with this value, its line)."""
+    lines = [line for line in text.splitlines() if not line.startswith(f"{key} =") or section not in ("model", "training")]
+    at = lines.index(f"[{section}]") if f"[{section}]" in lines else len(lines)
+    after = next((number for number in range(at + 1, len(lines)) if lines[number].startswith("[")), len(lines))
+    kept = [line for line in lines[at + 1 : after] if line.split("=")[0].strip() != key]
+    lines[at:after] = [f"[{section}]", f"{key} = {value}", *kept]
+    return "\n".join(lines), at + 2
+
+
+@pytest.mark.parametrize(("section", "key", "value"), WRONG)
+def test_a_wrong_run_file_does_not_pass(right: Path, tmp_path: Path, section: str, key: str, value: str):
+    text, line = spoiled(right.read_text(), section, key, value)
+    (tmp_path / "run.toml").write_text(text)
+    (tmp_path / "run.key").write_bytes(right.with_suffix(".key").read_bytes())
+    (tmp_path / "run.key").chmod(0o600)
+    code, found = checked(tmp_path / "run.toml", right.parent / "home")
+    wrong = [finding for finding in found if finding["level"] == "wrong"]
+    assert code == 5, found
+    assert wrong
+    assert all(finding["says"] for finding in wrong)
+    if f"{section}.{key}" in {finding["about"] for finding in wrong}:
+        assert any(f"(line {line})" in finding["says"] for finding in wrong) or section in ("admission", "attestation")
+
+
+def test_all_faults_are_told_at_once_with_examples(right: Path, tmp_path: Path):
+    text = right.read_text().replace("count = 20", "count = true").replace("batch_size = 8", 'batch_size = "8"')
+    (tmp_path / "run.toml").write_text(text)
+    code, found = checked(tmp_path / "run.toml", right.parent / "home")
+    assert code == 5
+    wrong = {finding["about"]: finding for finding in found if finding["level"] == "wrong"}
+    assert wrong.keys() == {"training.batch_size", "rounds.count"}
+    assert wrong["training.batch_size"]["do"].startswith("such as batch_size = ")
+    number = text.splitlines().index("count = true") + 1
+    assert f"(line {number})" in wrong["rounds.count"]["says"]
+
+
+def test_a_right_run_file_passes_and_says_what_is_next(right: Path):
+    home = {"DILOCOX_HOME": str(right.parent / "home")}
+    told = CliRunner().invoke(app, ["check", str(right)], env=home)
+    assert told.exit_code == 0, told.output
+    assert f"nothing is wrong; serve it with: dilocox coordinator {right}" in told.output.replace("\n", "")
+
+
+@pytest.mark.parametrize(("content", "says"), [(None, "no run file"), (b"\xff\xfe", "cannot be read")])
+def test_what_is_no_run_file_is_said_so(tmp_path: Path, content: bytes | None, says: str):
+    if content is not None:
+        (tmp_path / "run.toml").write_bytes(content)
+    told = CliRunner().invoke(app, ["check", str(tmp_path / "run.toml")])
+    assert told.exit_code == 2
+    assert says in told.output
+    assert "Traceback" not in told.output
+
+
+def abouts(found: Iterable[Finding], level: Level) -> set[str]:
+    return {finding.about for finding in found if finding.level is level}
+
+
+ODD: list[tuple[dict[str, dict[str, Any]], str]] = [
+    ({"training": {"total_steps": 5000}}, "training.total_steps"),
+    ({"training": {"total_steps": 10}}, "training.total_steps"),
+    ({"training": {"learning_rate": 3.0}}, "training.learning_rate"),
+    ({"training": {"optimizer": "muon", "muon_learning_rate": 2.0}}, "training.muon_learning_rate"),
+    ({"outer": {"learning_rate": 7.0}}, "outer.learning_rate"),
+    ({"outer": {"trim_share": 0.1}}, "outer.trim_share"),
+    ({"outer": {"momentum_warmup_rounds": 3}}, "outer.momentum_warmup_rounds"),
+    ({"compression": {"k": 9}}, "compression.k"),
+    ({"compression": {"codec": "int4"}}, "compression.rank"),
+    ({"compression": {"rank": 64}}, "compression.rank"),
+    ({"compression": {"max_keep": 64}}, "compression.min_keep and max_keep"),
+    ({"compression": {"error_feedback": False}}, "compression.error_feedback"),
+    ({"rounds": {"vote_seconds": 4000.0}}, "rounds.vote_seconds"),
+    ({"rounds": {"liveness_seconds": 3600.0}}, "rounds.liveness_seconds"),
+    ({"rounds": {"max_inner_steps": 4}}, "rounds.max_inner_steps"),
+    ({"rounds": {"synchronous_rounds": 5}}, "rounds.synchronous_rounds"),
+    ({"rounds": {"first_inner_steps": 2}}, "rounds.first_inner_steps"),
+    ({"rounds": {"overlap": "delayed", "lead_weight": 0.25}}, "rounds.lead_weight"),
+    ({"rounds": {"min_inner_steps": 2}}, "rounds.min_inner_steps"),
+    ({"rounds": {"snapshot_every": 9}}, "rounds.snapshot_every"),
+    ({"rounds": {"evaluate_every": 9}}, "rounds.evaluate_every"),
+    ({"rounds": {"min_clusters": 1}}, "rounds.min_clusters"),
+    ({"admission": {"allow": [identity(0).peer]}}, "admission.allow"),
+]
+SENSIBLE: dict[str, dict[str, Any]] = {"training": {"total_steps": 20}}
+
+
+@pytest.mark.parametrize(("sections", "about"), ODD)
+def test_what_hardly_anybody_means_is_said(sections: dict[str, dict[str, Any]], about: str):
+    run = manifest(**{**SENSIBLE, **sections})
+    assert of_run(manifest(**SENSIBLE)) == []
+    assert about in abouts(of_run(run), Level.ODD)
+    assert all(finding.says and finding.do for finding in of_run(run))
+    assert of_run(Manifest.from_canonical(run.canonical_bytes())) == of_run(run), "as it arrives, every default is written out"
+
+
+def test_presets_are_sensible():
+    for preset in ("tiny", "llama-10m", "llama-125m", "llama-350m", "llama-1b", "llama-7b", "qwen1.5-107b"):
+        assert of_run(Manifest.from_toml(render_preset(preset, preset, "00" * 32))) == [], preset
+
+
+def test_a_run_that_can_never_begin_is_wrong():
+    allowed = manifest(**SENSIBLE, admission={"policy": "allow-list", "allow": [identity(0).peer]})
+    assert abouts(of_run(allowed), Level.WRONG) == {"admission.allow"}
+    evidence = manifest(**SENSIBLE, attestation={"kinds": ["simulated"]})
+    assert abouts(of_run(evidence), Level.WRONG) == {"attestation.measurements.simulated"}
+    assert abouts(of_run(evidence), Level.ODD) == {"attestation.kinds"}
+
+
+def test_a_coordinator_does_not_serve_a_run_that_cannot_begin(right: Path, tmp_path: Path):
+    text, _ = spoiled(right.read_text(), "admission", "policy", '"allow-list"')
+    (tmp_path / "run.toml").write_text(text)
+    told = CliRunner().invoke(app, ["coordinator", str(tmp_path / "run.toml"), "--home", str(tmp_path / "home")])
+    assert told.exit_code != 0
+    assert "admission.allow: names 0 peers" in str(told.exception)
+    assert not (tmp_path / "home").exists()
+
+
+def here(home: Path, **changes: object) -> Here:
+    return Here(**{"home": home, "host": "127.0.0.1", "port": 0, "devices": None, "data": {}, "interface": None, **changes})  # type: ignore[arg-type]
+
+
+def test_a_machine_that_does_not_fit_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = manifest(**SENSIBLE)
+    assert abouts(checks.of_machine(run, here(tmp_path)), Level.WRONG) == set()
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = [*checks.of_machine(run, here(tmp_path, port=port, interface="nosuch0", data={"none": tmp_path}))]
+    assert abouts(found, Level.WRONG) == {"port", "cluster interface", "--data none"}
+    assert abouts(checks.of_machine(run, here(tmp_path, data={"other": tmp_path})), Level.ODD) == {"--data other"}
+    large = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
+    assert abouts(checks.of_machine(large, here(tmp_path)), Level.WRONG) >= {"memory", "disk"}
+
+
+def test_disk_is_what_states_boundaries_and_payloads_take():
+    """By hand, of a run whose payloads are as large as what they stand for."""
+    run = manifest(compression={"codec": "fp32", "rank": None}, rounds={"snapshot_every": 4})
+    weights = memory.stage_bytes(run, range(run.model.stages), half=False).weights
+    expected = 5 * 2 * weights + 3 * (2 + 2) * weights + 7 * 3 * 4 * weights
+    assert checks.disk_bytes(run, 7) == pytest.approx(expected, rel=0.02)
