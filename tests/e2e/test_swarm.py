@@ -69,6 +69,31 @@ def test_the_command_line_reads_a_running_node(swarm: Swarm):
     assert nowhere.returncode == 3
 
 
+def test_who_has_the_link_hears_whether_its_machine_fits_and_can_be_dialled(swarm: Swarm, tmp_path: Path):
+    home = str(tmp_path / "home")
+    found = {one["about"]: one for one in command("check", f"@{swarm.testnet.folder / 'link'}", "--home", home)["findings"]}
+    for about in ("coordinator", "clock", "admission", "reachable", "devices", "memory", "disk", "port"):
+        assert found[about]["level"] == "fine", found[about]
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "dilocox.cli.main",
+            "check",
+            f"@{swarm.testnet.folder / 'link'}",
+            "--home",
+            home,
+            "--host",
+            "192.0.2.1",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0, "who cannot be dialled takes part all the same"
+    assert "its record names 192.0.2.1" in told.stdout
+
+
 @pytest.mark.parametrize("name", ["node-1", "coordinator"])
 def test_a_daemon_listens_on_its_two_ports_and_loopback_only(swarm: Swarm, name: str):
     facts = swarm.testnet.member(name).facts()
