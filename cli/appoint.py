@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import HomeOption, console, fail, known_homes
-from dilocox.cli.coordinator import read_run
+from dilocox.cli.common import HomeOption, console, fail, known_homes, read_run
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import key_of_peer, short
 from dilocox.protocol.messages import seal

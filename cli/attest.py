@@ -13,7 +13,17 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from dilocox.cli.common import EXIT_UNEXPECTED, HomeOption, JsonOption, api_call, console, fail, print_json, print_labelled
+from dilocox.cli.common import (
+    EXIT_UNEXPECTED,
+    HomeOption,
+    JsonOption,
+    api_call,
+    console,
+    fail,
+    print_json,
+    print_labelled,
+    read_run,
+)
 from dilocox.node.attest import nvidia, snp, tdx
 from dilocox.node.attest import simulated as simulated_kind
 from dilocox.node.attest.attesters import PROVIDERS, choose_attester
@@ -30,7 +40,6 @@ from dilocox.protocol.attestation import (
     Policy,
     Verdict,
 )
-from dilocox.protocol.manifest import Manifest
 
 __all__ = ["app"]
 
@@ -110,7 +119,7 @@ def verify(
 ) -> None:
     """Verify evidence on disk, offline: claims and exit 0, or the reject code and exit 1."""
     moment = int(time.time()) if now is None else now
-    settings = Manifest.from_toml(_read(policy).decode()).attestation if policy else None
+    settings = read_run(policy).attestation if policy else None
     facts: dict[str, Any]
     try:
         parts = tuple(_read(path) for path in certs or ())

@@ -20,9 +20,9 @@ from dilocox.cli.common import (
     JsonOption,
     PortOption,
     console,
-    fail,
     print_json,
     read_link,
+    read_run_text,
 )
 from dilocox.cli.coordinator import data_to_serve, weights_to_serve
 from dilocox.node.check import Here, of_machine, see_run
@@ -96,12 +96,7 @@ def _versions() -> Finding:
 
 def _of_file(path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
     """Of a run file, on the machine that would serve it."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        fail(f"no run file {path}", 2, f"make one: dilocox init {path}")
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"{path} cannot be read: {error}", 2, "a run file is UTF-8 text; `dilocox init` writes one")
+    text = read_run_text(path)
     try:
         manifest = Manifest.from_toml(text)
     except RunFileError as error:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.manifest import Manifest
 from dilocox.transport.chain_file import find_chains
 from dilocox.transport.health import base_folder, running_daemon
 
@@ -43,6 +44,8 @@ __all__ = [
     "print_labelled",
     "print_table",
     "read_link",
+    "read_run",
+    "read_run_text",
     "set_up_logging",
 ]
 
@@ -73,10 +76,18 @@ ReadOption = Annotated[
     str | None, typer.Option("--join", metavar="LINK", help="Read from the run: its join link, or @FILE that holds it.")
 ]
 NameOption = Annotated[str, typer.Option(envvar="DILOCOX_NODE__NAME", help="For people.")]
-HostOption = Annotated[str, typer.Option(envvar="DILOCOX_NETWORK__HOST", help="Address by which others reach this machine.")]
-PortOption = Annotated[int, typer.Option(envvar="DILOCOX_NETWORK__PORT", help="gRPC port (0: any, kept).")]
-DhtPortOption = Annotated[int, typer.Option(envvar="DILOCOX_NETWORK__DHT_PORT", help="DHT port (0: any, kept).")]
-ApiOption = Annotated[str, typer.Option(envvar="DILOCOX_API__LISTEN", help="host:port of the HTTP API.")]
+HostOption = Annotated[
+    str,
+    typer.Option(
+        envvar="DILOCOX_NETWORK__HOST", callback=lambda text: _host(text), help="Address by which others reach this machine."
+    ),
+]
+PORTS = {"min": 0, "max": 65_535}
+PortOption = Annotated[int, typer.Option(**PORTS, envvar="DILOCOX_NETWORK__PORT", help="gRPC port (0: any, kept).")]
+DhtPortOption = Annotated[int, typer.Option(**PORTS, envvar="DILOCOX_NETWORK__DHT_PORT", help="DHT port (0: any, kept).")]
+ApiOption = Annotated[
+    str, typer.Option(envvar="DILOCOX_API__LISTEN", callback=lambda text: _listen(text), help="host:port of the HTTP API.")
+]
 UploadLimitOption = Annotated[
     float | None, typer.Option(min=0.25, help="Send at most so many megabits per second (default: no limit).")
 ]
@@ -85,6 +96,25 @@ DataOption = Annotated[
     typer.Option("--data", metavar="NAME=DIR", help="The run's data, called NAME, lie in DIR."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})|[0-9A-Fa-f:.%]{2,64}")
+"""A name, an IPv4 or an IPv6 address: what a join link can carry."""
+
+
+def _host(text: str) -> str:
+    if not HOST.fullmatch(text.removeprefix("[").removesuffix("]")):
+        raise typer.BadParameter(f"{text!r} is no host name and no address")
+    return text
+
+
+def _listen(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if host:
+        _host(host)
+    if not port.isdecimal() or not int(port) <= PORTS["max"]:
+        raise typer.BadParameter(f"{text!r} is not HOST:PORT, such as 127.0.0.1:8080 (port 0: any)")
+    return text
 
 
 def testnet_folder() -> Path:
@@ -118,6 +148,21 @@ def read_link(text: str) -> JoinLink:
         return JoinLink.parse(Path(text[1:]).read_text() if text.startswith("@") else text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the join link cannot be read: {error}") from error
+
+
+def read_run_text(run_file: Path) -> str:
+    """Exits where it cannot be read."""
+    try:
+        return run_file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        fail(f"no run file {run_file}", EXIT_USAGE, f"make one: dilocox init {run_file}")
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{run_file} cannot be read: {error}", EXIT_USAGE, "a run file is UTF-8 text; `dilocox init` writes one")
+
+
+def read_run(run_file: Path) -> Manifest:
+    """Exits where there is none. Raises ConfigError where it says no run."""
+    return Manifest.from_toml(read_run_text(run_file))
 
 
 def set_up_logging(verbose: bool) -> None:

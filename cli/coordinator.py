@@ -8,7 +8,19 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import DataOption, DhtOption, HomeOption, UploadLimitOption, bytes_per_second, fail, set_up_logging
+from dilocox.cli.common import (
+    ApiOption,
+    DataOption,
+    DhtOption,
+    DhtPortOption,
+    HomeOption,
+    HostOption,
+    PortOption,
+    UploadLimitOption,
+    bytes_per_second,
+    read_run,
+    set_up_logging,
+)
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol.corpus import check_fits
@@ -25,7 +37,7 @@ from dilocox.transport.health import base_folder
 from dilocox.transport.network import Listen
 from dilocox.transport.parent_pipe import exit_with_parent
 
-__all__ = ["coordinator", "data_to_serve", "read_run", "weights_to_serve"]
+__all__ = ["coordinator", "data_to_serve", "weights_to_serve"]
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +45,11 @@ log = logging.getLogger(__name__)
 def coordinator(
     run_file: Annotated[Path, typer.Argument(help="The run file that `dilocox init` made, or RUN.chain of `dilocox appoint`.")],
     home: HomeOption = None,
-    host: Annotated[
-        str, typer.Option(envvar="DILOCOX_NETWORK__HOST", help="Address by which other machines reach this one.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="gRPC port (0: any, kept over restarts).")] = 0,
-    dht_port: Annotated[int, typer.Option(help="DHT port (0: any, kept over restarts).")] = 0,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 0,
+    dht_port: DhtPortOption = 0,
     dht: DhtOption = True,
-    api: Annotated[str, typer.Option(help="host:port of the HTTP API.")] = "127.0.0.1:0",
+    api: ApiOption = "127.0.0.1:0",
     data: DataOption = None,
     weights: Annotated[
         Path | None,
@@ -130,9 +140,3 @@ def weights_to_serve(manifest: Manifest, named: Path | None) -> BlobStore | None
             " the shapes stay as `dilocox init --from` wrote them. Import again for others."
         )
     return store
-
-
-def read_run(run_file: Path) -> Manifest:
-    if not run_file.is_file():
-        fail(f"no run file {run_file}", 2, f"make one: dilocox init {run_file}")
-    return Manifest.from_toml(run_file.read_text())

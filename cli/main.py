@@ -95,7 +95,9 @@ def main() -> None:
         except OSError as error:
             if error.filename is None and error.errno not in DISK_ERRORS:
                 raise
-            fail(f"{error.filename or 'a file'}: {error.strerror}", help=DISK_ERRORS.get(error.errno or 0))
+            wrong_kind = isinstance(error, FileExistsError | NotADirectoryError)
+            what = "is a file where a folder should be" if wrong_kind else error.strerror
+            fail(f"{error.filename or 'a file'}: {what}", help=DISK_ERRORS.get(error.errno or 0))
         except sqlite3.OperationalError as error:
             fail(f"a database cannot be written: {error}", help=DISK_ERRORS[errno.ENOSPC])
     except typer.Exit as leaving:

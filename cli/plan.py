@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dilocox.cli.common import JsonOption, bits_per_second, console, fail, print_json, print_table
+from dilocox.cli.common import JsonOption, bits_per_second, console, fail, print_json, print_table, read_run
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node import plan as model
 from dilocox.node.plan import Estimate, Inside, Method, Site
@@ -61,9 +61,7 @@ def plan(
 
 def _manifest(run_file: Path | None, preset: str) -> Manifest:
     if run_file is not None:
-        if not run_file.is_file():
-            fail(f"no run file {run_file}", 2, "`dilocox init` writes one")
-        return Manifest.from_toml(run_file.read_text())
+        return read_run(run_file)
     if preset not in preset_names():
         fail(f"no preset {preset}", 2, f"one of: {', '.join(preset_names())}")
     return Manifest.from_toml(render_preset(preset, preset, "00" * 32))

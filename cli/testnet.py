@@ -22,6 +22,7 @@ from dilocox.cli.common import (
     number,
     print_json,
     print_table,
+    read_run_text,
     testnet_folder,
 )
 from dilocox.cli.init import preset_names, render_preset
@@ -128,10 +129,13 @@ def _preset_run(preset: str) -> tuple[bytes, bytes]:
 
 
 def _read_run(run_file: Path) -> tuple[bytes, bytes]:
+    text = read_run_text(run_file)
     try:
-        return run_file.read_bytes(), run_file.with_suffix(".key").read_bytes()
+        return text.encode(), run_file.with_suffix(".key").read_bytes()
     except OSError as error:
-        fail(f"the run cannot be read: {error}", 2, f"make one: dilocox init {run_file}")
+        fail(
+            f"the run's key cannot be read: {error}", 2, f"it lies beside the run file; or make a run: dilocox init {run_file}"
+        )
 
 
 def _parse_kill(text: str) -> tuple[str, int]:

@@ -1,0 +1,122 @@
+"""What a person can get wrong in front of a verb: one sentence, the right exit code, and no traceback."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dilocox.cli import main as cli
+
+LINK = "dilocox://" + "00" * 32 + "@12D3KooWnobody?at=127.0.0.1:1&cert="
+WRONG = [
+    "init FILE/x.toml",
+    "init NOWHERE/x.toml",
+    "init run.toml",
+    "init x.toml --preset nosuch",
+    "init x.toml --from NOWHERE",
+    "init x.toml --from FILE",
+    "init x.toml --data nosuch",
+    "init x.toml --data a=FILE",
+    "coordinator BYTES",
+    "coordinator NOWHERE",
+    "coordinator FOLDER",
+    "coordinator run.toml --api nonsense",
+    "coordinator run.toml --api 127.0.0.1:99999",
+    "coordinator run.toml --host no/such/host",
+    "coordinator run.toml --port 99999",
+    "coordinator run.toml --port -1",
+    "coordinator run.toml --home FILE",
+    "coordinator run.toml --data x=NOWHERE",
+    "coordinator run.toml --data nonsense",
+    "coordinator run.toml --weights NOWHERE",
+    "coordinator run.toml --upload-limit 0",
+    "node",
+    "node --join nonsense",
+    f"node --join {LINK}",
+    "node --join @NOWHERE",
+    "node --join @BYTES",
+    "node --join @FOLDER",
+    "node --cluster NOWHERE",
+    "node --cluster BYTES",
+    "node --join nonsense --devices 0",
+    "hold --join nonsense",
+    "hold --join @FOLDER",
+    "check BYTES",
+    "check NOWHERE",
+    "check FOLDER",
+    "check @NOWHERE",
+    "check dilocox://nonsense",
+    "plan BYTES",
+    "plan FOLDER",
+    "plan --preset nosuch",
+    "plan --bandwidth fast",
+    "plan --inner-steps many",
+    "status --home FILE",
+    "status --home NOWHERE",
+    "peers --home FILE",
+    "stages --home NOWHERE",
+    "rounds --home NOWHERE",
+    "verify --home FILE",
+    "verify nonsense",
+    "verify --replay 3 --home NOWHERE",
+    "verify --join nonsense",
+    "export out --home NOWHERE",
+    "export FILE",
+    "export out --join nonsense",
+    "generate --prompt x --home NOWHERE",
+    "generate FOLDER --prompt x",
+    "generate FILE --prompt x",
+    "data build x NOWHERE",
+    "data build x BYTES",
+    "data build ../x run.toml",
+    "data build x run.toml --tokenizer BYTES",
+    "data build x run.toml --tokenizer NOWHERE",
+    "data train-tokenizer out.json NOWHERE",
+    "id --home FILE",
+    "appoint nobody run.toml",
+    "appoint nobody NOWHERE",
+    "attest verify --kind tdx --blob NOWHERE",
+    "attest verify --kind tdx --blob run.toml --policy BYTES",
+    "attest verify --kind nosuch --blob run.toml",
+    "testnet status --folder FILE",
+    "testnet status --folder NOWHERE",
+    "testnet up --folder FILE",
+    "testnet up --folder FOLDER --run NOWHERE",
+    "testnet up --folder FOLDER --run BYTES",
+    "testnet up --folder FOLDER --preset nosuch",
+    "testnet up --folder FOLDER --kill nonsense",
+    "testnet up --folder FOLDER --nodes 1",
+    "testnet up --folder FOLDER --wan fast",
+    "testnet down --folder NOWHERE",
+    "testnet kill node-9 --folder NOWHERE",
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a run file that is right, a file, bytes that are no text, and a folder with something in it."""
+    folder = tmp_path_factory.mktemp("verbs")
+    made = CliRunner().invoke(cli.app, ["init", str(folder / "run.toml")], env={"DILOCOX_HOME": str(folder / "home")})
+    assert made.exit_code == 0, made.output
+    (folder / "FILE").write_text("somebody's\n")
+    (folder / "BYTES").write_bytes(b"\xff\xfe\x00\x80")
+    (folder / "FOLDER").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_verb_says_what_is_wrong_in_a_sentence(
+    place: Path, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("DILOCOX_HOME", str(place / "home"))
+    monkeypatch.setattr(sys, "argv", ["dilocox", *words.split()])
+    before = {path: path.read_bytes() for path in place.iterdir() if path.is_file()}
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    told = capfd.readouterr()
+    assert left.value.code in (1, 2, 3), told
+    assert "rror" in told.err or left.value.code == 2, told
+    assert "Traceback" not in told.err
+    assert {path: path.read_bytes() for path in place.iterdir() if path.is_file()} == before, "nothing is written"
