@@ -27,10 +27,10 @@ Fetch = Callable[[Reader], Awaitable[int]]
 
 @contextmanager
 def reading(join: str | None, home: Path | None, place: ArchivePlace | None, fetch: Fetch) -> Iterator[tuple[list[Path], int]]:
-    """The chain files to read, and what `fetch` said; with neither `join` nor an archive those of a daemon's folder, and 0. What was
+    """The chain files to read, and what `fetch` said; with neither `join` nor `place` those of a daemon's folder, and 0. What was
     fetched is removed once it was of use: a call that fails goes on where it was.
 
-    `home`: with `join` who asks, where the run is not public. `place`: beside `join` for what no peer serves, alone for all of it."""
+    `home`: with `join` who asks, where the run is not public. `place`: beside `join` for what no peer serves, alone for all."""
     if join is None and place is None:
         yield find_chain_files(home), 0
         return
@@ -48,16 +48,12 @@ async def _read(link: JoinLink | None, folder: DataDirectory, place: ArchivePlac
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, console=errors, transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=None)
+        asking = "reading the archive" if link is None else "asking the run's peers"
 
         async def watch(reader: Reader) -> None:
             while True:
                 held, total = reader.progress()
-                bar.update(
-                    task,
-                    description="asking the run's peers" if link else "reading the archive",
-                    completed=held,
-                    total=total or None,
-                )
+                bar.update(task, description=asking, completed=held, total=total or None)
                 await asyncio.sleep(LOOK_SECONDS)
 
         def say(text: str) -> None:

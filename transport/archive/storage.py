@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import S3Store
 
 from dilocox.protocol.errors import ConfigError, RemoteError
@@ -87,19 +87,22 @@ class FolderStorage:
     def _doing(self, what: Callable[[], T]) -> T:
         try:
             return what()
-        except FileNotFoundError:
-            raise
         except OSError as error:
             raise _unavailable(self.url, f"{error.filename or 'a file'}: {error.strerror}") from error
 
     def get(self, name: str, most: int) -> bytes:
-        def read() -> bytes:
-            with (self._folder / name).open("rb") as file:
-                if (size := os.fstat(file.fileno()).st_size) > most:
-                    raise _oversize(self.url, name, size, most)
-                return file.read(most + 1)
+        def read() -> bytes | None:
+            try:
+                with (self._folder / name).open("rb") as file:
+                    if (size := os.fstat(file.fileno()).st_size) > most:
+                        raise _oversize(self.url, name, size, most)
+                    return file.read(most + 1)
+            except FileNotFoundError:
+                return None
 
-        return self._doing(read)
+        if (data := self._doing(read)) is None:
+            raise FileNotFoundError(name)
+        return data
 
     def _ready(self, path: Path) -> Path:
         """Its folders on disk."""
@@ -142,10 +145,13 @@ class FolderStorage:
         return self._doing(look)
 
     def size(self, name: str) -> int | None:
-        try:
-            return self._doing((self._folder / name).stat).st_size
-        except FileNotFoundError:
-            return None
+        def look() -> int | None:
+            try:
+                return (self._folder / name).stat().st_size
+            except FileNotFoundError:
+                return None
+
+        return self._doing(look)
 
     def delete(self, name: str) -> None:
         def remove() -> None:
@@ -154,8 +160,7 @@ class FolderStorage:
             with suppress(OSError):  # others lie in it
                 path.parent.rmdir()
 
-        with suppress(FileNotFoundError):
-            self._doing(remove)
+        self._doing(remove)
 
 
 class BucketStorage:
@@ -179,19 +184,24 @@ class BucketStorage:
     def _doing(self, what: Callable[[], T]) -> T:
         try:
             return what()
-        except NotFoundError as error:
-            raise FileNotFoundError(str(error)) from error
+        except FileNotFoundError as error:
+            raise _unavailable(self.url, "there is no such bucket") from error
         except BaseError as error:
             raise _unavailable(self.url, _first_line(error)) from error
 
     def get(self, name: str, most: int) -> bytes:
-        def read() -> bytes:
-            result = obstore.get(self._store, name)
+        def read() -> bytes | None:
+            try:
+                result = obstore.get(self._store, name)
+            except FileNotFoundError:
+                return None
             if (size := result.meta["size"]) > most:
                 raise _oversize(self.url, name, size, most)
             return bytes(result.bytes())
 
-        return self._doing(read)
+        if (data := self._doing(read)) is None:
+            raise FileNotFoundError(name)
+        return data
 
     def put(self, name: str, data: bytes) -> None:
         self._doing(lambda: obstore.put(self._store, name, data, use_multipart=False))
@@ -218,14 +228,20 @@ class BucketStorage:
         return self._doing(look)
 
     def size(self, name: str) -> int | None:
-        try:
-            return self._doing(lambda: obstore.head(self._store, name))["size"]
-        except FileNotFoundError:
-            return None
+        def look() -> int | None:
+            try:
+                return obstore.head(self._store, name)["size"]
+            except FileNotFoundError:
+                return None
+
+        return self._doing(look)
 
     def delete(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            self._doing(lambda: obstore.delete(self._store, name))
+        def remove() -> None:
+            with suppress(FileNotFoundError):
+                obstore.delete(self._store, name)
+
+        self._doing(remove)
 
 
 def _first_line(error: BaseException) -> str:
