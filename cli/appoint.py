@@ -20,7 +20,7 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import key_of_peer, short
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.messages import Statement, parse, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.archive import Archive, open_archive
 from dilocox.transport.archive.chain import archived_manifest, fill_chain, some_head
@@ -162,11 +162,14 @@ def _newest_whole(
 ) -> tuple[int, bytes]:
     """(round, state root) of the newest archived state, or of that round's. Exits where there is none."""
     agreed = {number: root for number, root in head.states.items() if chain.state_before(number) == root}
-    for number, root in agreed.items():
-        if wanted in (None, number):
-            digests = list(pb.StageStates.FromString(archive.read(root, limits.LEAVES_BYTES)).digests)
-            if len(digests) == manifest.model.stages and all(digest in archive for digest in digests):
-                return number, root
-    have = f"it has those before the rounds {sorted(agreed)}" if agreed else "it has none"
-    which = "state" if wanted is None else f"state before round {wanted}"
-    fail(f"no {which} that the run agreed on is whole in the archive {archive.url}", 2, have)
+
+    def whole(root: bytes) -> bool:
+        digests = parse(pb.StageStates, archive.read(root, limits.LEAVES_BYTES)).digests
+        return len(digests) == manifest.model.stages and all(digest in archive for digest in digests)
+
+    found = next(((number, root) for number, root in agreed.items() if wanted in (None, number) and whole(root)), None)
+    if found is None:
+        have = f"it has those before the rounds {sorted(agreed)}" if agreed else "it has none"
+        which = "state" if wanted is None else f"state before round {wanted}"
+        fail(f"no {which} that the run agreed on is whole in the archive {archive.url}", 2, have)
+    return found

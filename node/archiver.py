@@ -98,12 +98,13 @@ class Archiver:
     ) -> None:
         """`open`: the archive, where it can be reached."""
         self._manifest, self._open, self._settings = manifest, open, settings
-        self._chain, self._starts, self._carrier = chain, starts, carrier
+        self._chain, self._starts, self.carrier = chain, starts, carrier
         self._every = settings.every or manifest.rounds.snapshot_every
         self._archive: Archive | None = None
         self._dropped = -1
         """Number of the head whose retired blobs are gone."""
-        self._has_data = False
+        self.has_data = False
+        """All of the run's data was carried."""
         self.grew = asyncio.Event()
         """Set when the chain has a commit more."""
         self.head: ArchiveHead | None = None
@@ -114,12 +115,12 @@ class Archiver:
     async def carry_data(self) -> None:
         """The run's data and its tokenizer, until all of it is archived; the next head says so."""
         said = ""
-        while not self._has_data:
+        while not self.has_data:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 if self.head is not None and not self.head.data:
-                    await self._carrier.data(self._chain.parties)
-                self._has_data = self.head is not None
+                    await self.carrier.data(self._chain.parties)
+                self.has_data = self.head is not None
             except RemoteError as error:
                 if error.detail != said:
                     log.warning("the run's data are not archived yet: %s", error.detail)
@@ -132,7 +133,7 @@ class Archiver:
         while True:
             self.grew.clear()
             try:
-                self.why = await self._look()
+                self.why = await self.look()
             except RemoteError as error:
                 self.why = error.detail
             if self.why != said:
@@ -144,10 +145,10 @@ class Archiver:
             except TimeoutError:
                 pass
 
-    async def _look(self) -> str:
+    async def look(self) -> str:
         """Have what is missing; why something still is. Raises RemoteError where the archive cannot be used."""
         if self._archive is None:
-            self._archive = self._carrier.archive = await asyncio.to_thread(self._open)
+            self._archive = self.carrier.archive = await asyncio.to_thread(self._open)
         head = await asyncio.to_thread(self._current, self._archive)
         if head is None:
             return "the chain here is shorter than the archive's: waiting for the coordinator's"
@@ -155,7 +156,7 @@ class Archiver:
         for step in (self._initial, self._snapshot, self._payload_log):
             head, why = await step(head)
             missing += [why] if why else []
-        if self._has_data and not head.data:
+        if self.has_data and not head.data:
             head = await self._publish(head, head.model_copy(update={"data": True}))
         self.head = head
         return "; ".join(missing)
@@ -200,7 +201,7 @@ class Archiver:
     def _without(self, archive: Archive, head: ArchiveHead, stand: int) -> tuple[ArchiveHead, list[bytes]]:
         """Without what is of commits that do not stand, and its blobs. Blocking."""
         snapshots = tuple(item for item in head.snapshots if self._chain.state_before(item.round).hex() == item.root)
-        gone = self._states(archive, set(head.snapshots) - set(snapshots))
+        gone = self._states(archive, [bytes.fromhex(item.root) for item in set(head.snapshots) - set(snapshots)])
         for raw in commits_of(archive, head, stand):
             gone += self._payloads(archive, head, open_envelope(raw, archive.run_id, (pb.KIND_COMMIT,)))
         return head.model_copy(update={"snapshots": snapshots, "payloads": cut(head.payloads, 0, stand - 1)}), gone
@@ -218,9 +219,8 @@ class Archiver:
         """`changed` instead of `before`; then what is `gone` goes, but for what is of a state that it still names. Blocking."""
         going = set(gone)
         if going:
-            going -= set(self._states(archive, changed.snapshots))
-            if changed.initial:
-                going -= set(self._state(archive, self._manifest.model.root))
+            initial = [self._manifest.model.root] if changed.initial else []
+            going -= set(self._states(archive, [*changed.roots, *initial]))
         changed = changed.model_copy(update={"retired": tuple(sorted(digest.hex() for digest in going))})
         if before is not None and not going and changed == before.model_copy(update={"retired": ()}):
             return before
@@ -238,13 +238,12 @@ class Archiver:
 
     # What is of what
 
-    def _states(self, archive: Archive, snapshots: Iterable[Snapshot]) -> list[bytes]:
-        """Blobs of these states. Blocking."""
-        return [blob for item in snapshots for blob in self._state(archive, bytes.fromhex(item.root))]
-
     @staticmethod
-    def _state(archive: Archive, root: bytes) -> list[bytes]:
-        return [root, *parse(pb.StageStates, archive.read(root, limits.LEAVES_BYTES)).digests]
+    def _states(archive: Archive, roots: Iterable[bytes]) -> list[bytes]:
+        """Blobs of these states. Blocking."""
+        return [
+            blob for root in roots for blob in (root, *parse(pb.StageStates, archive.read(root, limits.LEAVES_BYTES)).digests)
+        ]
 
     def _payloads(self, archive: Archive, head: ArchiveHead, commit: Statement[pb.Commit]) -> list[bytes]:
         """What was counted, and is in the archive. Blocking."""
@@ -261,24 +260,43 @@ class Archiver:
         if head.initial or not root:
             return head, ""
         try:
-            await self._carrier.state(0, root)
+            await self.carrier.stages(0, await self.carrier.root(0, root))
         except RemoteError as error:
             return head, f"the state that the run begins with is not archived yet: {error.detail}"
         return await self._publish(head, head.model_copy(update={"initial": True})), ""
 
     async def _snapshot(self, head: ArchiveHead) -> Done:
-        agreed, why = self._starts.agreed(), ""
-        for round in due(head, agreed, self._every):
+        agreed, why, begun = self._starts.agreed(), "", head.coming
+        rounds = due(head, agreed, self._every)
+        if begun is not None and agreed.get(begun.round, b"").hex() == begun.root:
+            rounds = [begun.round, *(round for round in rounds if round != begun.round)]
+        for round in rounds:
             try:
-                await self._carrier.state(round, agreed[round])
+                head = await self._have_state(head, Snapshot(round=round, root=agreed[round].hex()))
             except RemoteError as error:
                 why = f"the state before round {round} is not archived yet: {error.detail}"
+                head = await asyncio.to_thread(self._opened.head) or head
                 continue
-            kept = sorted({*head.snapshots, Snapshot(round=round, root=agreed[round].hex())}, key=lambda item: item.round)
-            head = await self._publish(head, head.model_copy(update={"snapshots": tuple(kept)}))
             log.info("the state before round %d is archived", round)
             return await self._retire(head), ""
+        if begun is not None and begun.round not in rounds:  # nobody serves the rest of it any more
+            head = await self._instead(head, None)
         return head, why
+
+    async def _instead(self, head: ArchiveHead, coming: Snapshot | None) -> ArchiveHead:
+        """With another state coming: what is here of the one before goes."""
+        before = [bytes.fromhex(head.coming.root)] if head.coming not in (None, coming) else []
+        gone = await asyncio.to_thread(self._states, self._opened, before)
+        return await self._publish(head, head.model_copy(update={"coming": coming}), gone)
+
+    async def _have_state(self, head: ArchiveHead, snapshot: Snapshot) -> ArchiveHead:
+        """Raises RemoteError where nobody serves all of it."""
+        root = bytes.fromhex(snapshot.root)
+        digests = await self.carrier.root(snapshot.round, root)
+        head = await self._instead(head, snapshot)
+        await self.carrier.stages(snapshot.round, digests)
+        kept = tuple(sorted({*head.snapshots, snapshot}, key=lambda item: item.round))
+        return await self._publish(head, head.model_copy(update={"snapshots": kept, "coming": None}))
 
     async def _retire(self, head: ArchiveHead) -> ArchiveHead:
         """Without the oldest snapshots, and the payloads before the oldest that stays, where so few are kept."""
@@ -292,7 +310,7 @@ class Archiver:
         def gone() -> list[bytes]:
             commits = (self._chain.commit(number) for a, b in head.payloads for number in range(a, min(b + 1, first)))
             payloads = [blob for c in commits if c is not None for blob in self._payloads(self._opened, head, c)]
-            return payloads + self._states(self._opened, old)
+            return payloads + self._states(self._opened, [bytes.fromhex(item.root) for item in old])
 
         return await self._publish(head, changed, await asyncio.to_thread(gone))
 
@@ -309,7 +327,7 @@ class Archiver:
             commit = self._chain.commit(number)
             assert commit is not None
             try:
-                await self._carrier.payloads(commit)
+                await self.carrier.payloads(commit)
             except RemoteError as error:
                 why = f"payloads of round {number} are not archived yet: {error.detail}"
             else:

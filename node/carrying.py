@@ -60,16 +60,20 @@ class Carrier:
         except FileNotFoundError as error:
             raise RemoteError(pb.REASON_UNAVAILABLE, "it was removed while it was being archived") from error
 
-    async def state(self, round: int, root: bytes) -> None:
-        """All stages of an agreed state. Raises RemoteError where nobody serves one."""
+    async def root(self, round: int, root: bytes) -> list[bytes]:
+        """The list of an agreed state's stages; returns it. Raises RemoteError where nobody serves it."""
         with self._pinned(root):
             digests = await self._starts.stages_of(round, root)
-            keepers = self._starts.keepers(round)
-            for stage, digest in enumerate(digests):
-                size = state_bytes(self._manifest.model, stage)
-                with self._pinned(digest):
-                    await self._carry(self._store, digest, partial(self._exchange.fetch, digest, keepers, size, stage))
             await self._carry(self._store, root)
+        return digests
+
+    async def stages(self, round: int, digests: Sequence[bytes]) -> None:
+        """Raises RemoteError where nobody serves one."""
+        keepers = self._starts.keepers(round)
+        for stage, digest in enumerate(digests):
+            size = state_bytes(self._manifest.model, stage)
+            with self._pinned(digest):
+                await self._carry(self._store, digest, partial(self._exchange.fetch, digest, keepers, size, stage))
 
     async def payloads(self, commit: Statement[pb.Commit]) -> None:
         """Whatever it counted. Raises RemoteError where nobody serves one."""

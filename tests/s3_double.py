@@ -62,26 +62,28 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if (key := self._key()) is None:
-            return
+        if (key := self._key()) is not None:
+            self._answer(*self._put(key, body))
+
+    def _put(self, key: str, body: bytes) -> tuple[int, bytes]:
         signed = self.headers.get("x-amz-content-sha256", "")
         if re.fullmatch("[0-9a-f]{64}", signed) and hashlib.sha256(body).hexdigest() != signed:
-            return self._answer(400, b"<Error><Code>XAmzContentSHA256Mismatch</Code></Error>")
+            return 400, b"<Error><Code>XAmzContentSHA256Mismatch</Code></Error>"
         with self.server.lock:
             if self.headers.get("If-None-Match") == "*" and key in self.server.objects:
-                return self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+                return 412, b"<Error><Code>PreconditionFailed</Code></Error>"
             self.server.objects[key] = body
-        self._answer(200)
+        return 200, b""
 
     def do_GET(self) -> None:
-        if (key := self._key()) is None:
-            return
-        if not key:
-            return self._list({name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()})
-        body = self.server.objects.get(key)
-        if body is None:
-            return self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
-        self._answer(200, body)
+        key = self._key()
+        body = self.server.objects.get(key or "")
+        if key == "":
+            self._list({name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()})
+        elif key is not None and body is not None:
+            self._answer(200, body)
+        elif key is not None:
+            self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
 
     do_HEAD = do_GET
 

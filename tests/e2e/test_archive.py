@@ -75,5 +75,3 @@ def test_a_run_goes_on_when_all_peers_and_the_coordinator_are_gone(tmp_path: Pat
         counted = wait_for(lambda: [n for n in range(round, swarm.open_round()) if swarm.counted(n)], "somebody is counted")
         assert counted
         wait_for(lambda: swarm.same_states(swarm.open_round()), "all hold one state")
-
-

@@ -300,7 +300,10 @@ def test_a_head_that_is_none_is_refused(raw: bytes):
 
 
 def test_a_head_with_a_gap_is_refused():
-    segments = (Segment(first=0, count=2, blob="0" * 64, last="0" * 64), Segment(first=3, count=1, blob="0" * 64, last="0" * 64))
+    segments = (
+        Segment(first=0, count=2, blob="0" * 64, last="0" * 64),
+        Segment(first=3, count=1, blob="0" * 64, last="0" * 64),
+    )
     whole = ArchiveHead(sequence=0, run="0" * 64, manifest="0" * 64, segments=segments[:1])
     assert ArchiveHead.parse(whole.model_dump_json().encode()) == whole
     with pytest.raises(RemoteError, match="gap"):
@@ -313,7 +316,7 @@ def test_a_head_with_a_gap_is_refused():
 def test_one_state_in_so_many_rounds_is_due():
     empty = ArchiveHead(sequence=0, run="0" * 64, manifest="0" * 64)
     some = empty.model_copy(update={"snapshots": (Snapshot(round=4, root="1" * 64), Snapshot(round=7, root="1" * 64))})
-    agreed = {round: b"" for round in (3, 6, 8, 9, 11, 10)}
+    agreed = dict.fromkeys((3, 6, 8, 9, 11, 10), b"")
     assert due(empty, agreed, 5) == [11, 10, 9, 8, 6, 3]
     assert due(some, agreed, 5) == [11, 10], "7 stands for 5 … 9"
     assert due(some, agreed, 1) == [11, 10, 9, 8]

@@ -76,13 +76,14 @@ class Archive:
     def _put(self, name: str, content: bytes) -> None:
         self.storage.put(name, self._sealing.seal(name, content))
 
-    def _folder(self, digest: bytes) -> str:
+    def folder(self, digest: bytes) -> str:
+        """In which a blob lies."""
         return f"blobs/{self._sealing.name(digest)}"
 
     # Blobs
 
     def __contains__(self, digest: bytes) -> bool:
-        if digest not in self._here and self.storage.size(f"{self._folder(digest)}/index") is not None:
+        if digest not in self._here and self.storage.size(f"{self.folder(digest)}/index") is not None:
             self._here.add(digest)
         return digest in self._here
 
@@ -128,7 +129,7 @@ class Archive:
         chunk: Callable[[int], bytes],
         stop: threading.Event | None,
     ) -> int:
-        folder, wrote = self._folder(digest), 0
+        folder, wrote = self.folder(digest), 0
         index = _SIZE.pack(size) + b"".join(hashes)
         if len(hashes) <= 1:
             data = chunk(0) if hashes else b""
@@ -153,7 +154,7 @@ class Archive:
 
     def _index(self, digest: bytes) -> Index:
         """Raises RemoteError where the blob is not here, or this is not its index."""
-        name = f"{self._folder(digest)}/index"
+        name = f"{self.folder(digest)}/index"
         try:
             raw = self._get(name, _SIZE.size + 32 * chunk_count(limits.BLOB_BYTES))
         except FileNotFoundError as error:
@@ -191,7 +192,7 @@ class Archive:
             _check(stop)
             if len(index.hashes) == 1:
                 return index.inline
-            name = f"{self._folder(digest)}/{number:06}"
+            name = f"{self.folder(digest)}/{number:06}"
             try:
                 return self._get(name, limits.CHUNK_BYTES)
             except FileNotFoundError as error:
@@ -212,7 +213,7 @@ class Archive:
 
     def drop(self, digest: bytes) -> None:
         """Remove a blob, and nothing that is not of it."""
-        folder = self._folder(digest)
+        folder = self.folder(digest)
         self._here.discard(digest)
         for name in sorted(self.storage.sizes(folder), reverse=True):  # the index first: then it is not here
             if _OURS.fullmatch(name):

@@ -65,6 +65,8 @@ class ArchiveHead(_Record):
     segments: tuple[Segment, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     """By round, the oldest first."""
+    coming: Snapshot | None = None
+    """A state of which the root is here, and some stages may be: a restart goes on with it, or removes it."""
     payloads: tuple[Span, ...] = ()
     """Rounds of which every payload that counted is here, and its leaves."""
     data: bool = False
@@ -91,6 +93,12 @@ class ArchiveHead(_Record):
     def length(self) -> int:
         """How many commits."""
         return self.segments[-1].end if self.segments else 0
+
+    @property
+    def roots(self) -> list[bytes]:
+        """Of all states of which something is here."""
+        named = [*self.snapshots, *((self.coming,) if self.coming is not None else ())]
+        return [bytes.fromhex(item.root) for item in named]
 
     @property
     def states(self) -> dict[int, bytes]:
