@@ -73,7 +73,7 @@ class Memory:
             self.objects.pop(name, None)
 
 
-@dataclass
+@dataclass(repr=False)
 class Story:
     """A run, as it was when its archive was looked after."""
 
@@ -138,7 +138,7 @@ async def archived(story: Story, memory: Memory, sealing: Sealing, keep: int | N
 PHASES = [0, 1, 2, 3]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1), sealed=st.booleans(), keep=st.sampled_from([None, 1, 2]), payloads=st.booleans())
 def test_killed_at_any_instant_it_opens_whole_and_goes_on(
     story: Story, share: float, sealed: bool, keep: int | None, payloads: bool
