@@ -36,7 +36,8 @@ def real_run(store: BlobStore, **sections: dict[str, Any]) -> Manifest:
     """Whose data lie in `store`, and whose owner is OWNER."""
     text = corpus_of(store.folder, words(40, 20))
     rounds = {"count": 100, "snapshot_every": 2, **sections.pop("rounds", {})}
-    return manifest(run={"owner": OWNER.key.hex()}, rounds=rounds, data=text.settings, **sections)
+    model = {"stages": 3, **sections.pop("model", {})}
+    return manifest(run={"owner": OWNER.key.hex()}, rounds=rounds, data=text.settings, model=model, **sections)
 
 
 class RealTable(Table):
@@ -47,7 +48,7 @@ class RealTable(Table):
     def state_root(self) -> bytes:
         counted = [c.body.round for c in self.commits if c.body.counted]
         stages = {  # the first never changes: states share it
-            stage: self.store.put([repr((stage, counted if stage else "")).encode() * 9 + bytes(200)])
+            stage: self.store.put([repr((stage, counted if stage else "")).encode() * 9 + bytes(500)])
             for stage in range(self.run.model.stages)
         }
         return self.store.put([state_blob(stages)])

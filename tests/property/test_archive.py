@@ -139,15 +139,21 @@ PHASES = [0, 1, 2, 3]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(share=st.floats(0, 1), late=st.booleans(), sealed=st.booleans(), keep=st.sampled_from([None, 1, 2]), payloads=st.booleans())
+@given(
+    thousandth=st.integers(0, 999),
+    late=st.booleans(),
+    sealed=st.booleans(),
+    keep=st.sampled_from([None, 1, 2]),
+    payloads=st.booleans(),
+)
 def test_killed_at_any_instant_it_opens_whole_and_goes_on(
-    story: Story, share: float, late: bool, sealed: bool, keep: int | None, payloads: bool
+    story: Story, thousandth: int, late: bool, sealed: bool, keep: int | None, payloads: bool
 ):
     sealing = Sealed(b"k" * 32, story.run.run_id) if sealed else PLAIN
     unhurt = Memory()
     asyncio.run(archived(story, unhurt, sealing, keep, payloads, PHASES))
     memory = Memory()
-    memory.dies_after = int(share * unhurt.changes)
+    memory.dies_after = thousandth * unhurt.changes // 1000
     with pytest.raises(Killed):
         asyncio.run(archived(story, memory, sealing, keep, payloads, PHASES))
     memory.dies_after = 1 << 60
