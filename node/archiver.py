@@ -251,7 +251,8 @@ class Archiver:
             return []
         leaves = [item.contribution.leaves for item in taken(commit.body)]
         read = [read_leaves(self._manifest, archive.read(digest, limits.LEAVES_BYTES)) for digest in leaves]
-        return [*leaves, *(leaf.digest for each in read for leaf in each)]
+        state = [commit.body.state] if commit.body.state else []
+        return [*state, *leaves, *(leaf.digest for each in read for leaf in each)]
 
     # States
 
@@ -320,8 +321,9 @@ class Archiver:
         """Of the rounds whose payloads peers still keep."""
         if not self._settings.payloads:
             return head, ""
-        before, why = head, ""
-        for number in range(self._starts.oldest_kept(), self._chain.length):
+        before, why, full = head, "", len(head.snapshots) == self._settings.keep
+        oldest = head.snapshots[0].round if full else 0
+        for number in range(max(oldest, self._starts.oldest_kept()), self._chain.length):
             if covered(head.payloads, number):
                 continue
             commit = self._chain.commit(number)

@@ -76,8 +76,11 @@ class Carrier:
                 await self._carry(self._store, digest, partial(self._exchange.fetch, digest, keepers, size, stage))
 
     async def payloads(self, commit: Statement[pb.Commit]) -> None:
-        """Whatever it counted. Raises RemoteError where nobody serves one."""
+        """Whatever it counted, and the list of the state that it builds on: enough to replay the round before, and to check that.
+        Raises RemoteError where nobody serves one."""
         keepers = holders(commit.body)
+        if commit.body.state:
+            await self.root(commit.body.round, commit.body.state)
         for item in taken(commit.body):
             providers = keepers[item.cluster]
             with self._pinned(item.contribution.leaves):

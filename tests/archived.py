@@ -97,6 +97,7 @@ def names_of(archive: Archive, run: Manifest, head: ArchiveHead) -> set[bytes]:
     for raw in commits_of(archive, head):
         commit = open_envelope(raw, run.run_id, (pb.KIND_COMMIT,))
         if any(first <= commit.body.round <= last for first, last in head.payloads):
+            found |= {commit.body.state} - {b""}
             for item in taken(commit.body):
                 leaves = item.contribution.leaves
                 raw_leaves = archive.read(leaves, limits.LEAVES_BYTES)

@@ -84,6 +84,9 @@ class Story:
     stages: list[list[bytes]]
     """Of every state that it ever had."""
 
+    def __repr__(self) -> str:
+        return "the story"
+
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
@@ -138,7 +141,7 @@ async def archived(story: Story, memory: Memory, sealing: Sealing, keep: int | N
 PHASES = [0, 1, 2, 3]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     thousandth=st.integers(0, 999),
     late=st.booleans(),
