@@ -1,5 +1,5 @@
-"""How fast a state goes into an archive and comes back: to a folder of this machine, and to a double of S3 in this process, plain and
-sealed.
+"""How fast a state goes into an archive and comes back: to a folder of this machine, and to a double of S3 in this process,
+plain and sealed.
 
 The bar is 30 MB/s each way: a line of 240 Mbit/s, which is what a rented box has. Beside it stand the parts that cannot be left
 out: hashing alone, and a plain copy of the same bytes that is on disk when it ends.
@@ -43,7 +43,7 @@ def main() -> None:
                 label = f"{place}, sealed" if sealed else place
                 found[label] = _measured(f"{url}/{number}{sealed}", key if sealed else None, store, blobs, folder / label)
                 rows.append([label, *(f"{size / found[label][way]:,.0f}" for way in ("write", "read"))])
-        copied = _seconds(lambda: [_copy(store.path(blob), folder / "copy") for blob in blobs])
+        copied = _seconds(lambda: _copy([store.path(blob) for blob in blobs], folder / "copy"))
         hashed = _seconds(lambda: [sha256(chunk) for blob in blobs for chunk in store.chunks(blob)])  # type: ignore[arg-type]
         rows += [["copied and on disk", f"{size / copied:,.0f}", "–"], ["hashed alone", "–", f"{size / hashed:,.0f}"]]
     print(f"{stages} stages of {STAGE_CHUNKS * limits.CHUNK_BYTES / 1e6:.0f} MB, {os.cpu_count()} cores; MB in a second")
@@ -71,11 +71,12 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as read, target.open("wb") as file:
-        while data := read.read(limits.CHUNK_BYTES):
-            file.write(data)
-        os.fsync(file.fileno())
+def _copy(sources: list[Path], target: Path) -> None:
+    for source in sources:
+        with source.open("rb") as read, target.open("wb") as file:
+            while data := read.read(limits.CHUNK_BYTES):
+                file.write(data)
+            os.fsync(file.fileno())
 
 
 if __name__ == "__main__":

@@ -276,7 +276,9 @@ class Archiver:
                 head = await self._have_state(head, Snapshot(round=round, root=agreed[round].hex()))
             except RemoteError as error:
                 why = f"the state before round {round} is not archived yet: {error.detail}"
-                head = await asyncio.to_thread(self._opened.head) or head
+                newest = await asyncio.to_thread(self._opened.head)
+                assert newest is not None, "there was one"
+                head = newest
                 continue
             log.info("the state before round %d is archived", round)
             return await self._retire(head), ""

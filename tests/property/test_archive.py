@@ -98,7 +98,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         run = real_run(store)
         table = RealTable(run, store)
         table.genesis()
-        chains, commits = [], []
+        chains: list[ChainFile] = []
+        commits: list[list[Statement]] = []
 
         def stand() -> None:
             chains.append(table.file(folder / f"{len(chains)}.db"))

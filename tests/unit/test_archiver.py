@@ -37,7 +37,8 @@ async def kept(folder: Path, rounds: int = 5, key: Path | None = None, **options
     table = RealTable(real_run(store), store)
     table.genesis().train(rounds - 1)
     for more in (0, 1):
-        chain = table.train(more).file(folder / f"kept-{more}.db")
+        table.train(more)
+        chain = table.file(folder / f"kept-{more}.db")
         archive = create_archive(str(place), table.run.run_id, key)
         archiver = archiving(table.run, archive, chain, store, every=1, **options)
         for _ in range(2):
