@@ -1,7 +1,10 @@
 """What an archive keeps: blobs and heads, in a folder and in a double of S3, plain and sealed."""
 
+import os
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,14 +24,40 @@ RUN = digest("run")
 SIZES = (0, 1, limits.CHUNK_BYTES, limits.CHUNK_BYTES + 1, 3 * limits.CHUNK_BYTES)
 
 
-@pytest.fixture(params=["folder", "sealed folder", "S3 double", "sealed S3 double"])
-def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Archive]]:
+@contextmanager
+def moto_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """moto's S3, another double, by others, which is no dependency of ours; the name of a bucket that is new: it remembers them."""
+    bucket = f"bucket-{os.urandom(8).hex()}"
+    reason = "moto's double of S3 is not here: pip install 'moto[server]'"
+    server = pytest.importorskip("moto.server", reason=reason).ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        settings = {
+            "ENDPOINT_URL": f"http://{host}:{port}",
+            "REGION": "us-east-1",
+            "ACCESS_KEY_ID": "x",
+            "SECRET_ACCESS_KEY": "x",
+        }
+        for name, value in settings.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/{bucket}", method="PUT")).close()
+        yield bucket
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=["folder", "sealed folder", "S3 double", "sealed S3 double", "moto"])
+def fresh(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Archive]]:
     """Opens the archive anew each time."""
     key = None
     if "sealed" in request.param:
         key = tmp_path / "archive.key"
         make_key(key)
-    if "S3" in request.param:
+    if request.param == "moto":
+        with moto_double(monkeypatch) as bucket:
+            yield lambda: create_archive(f"s3://{bucket}/some/prefix", RUN, key)
+    elif "S3" in request.param:
         with s3_double():
             yield lambda: create_archive("s3://bucket/some/prefix", RUN, key)
     else:
