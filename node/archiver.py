@@ -282,14 +282,17 @@ class Archiver:
                 continue
             log.info("the state before round %d is archived", round)
             return await self._retire(head), ""
-        if begun is not None and begun.round not in rounds:  # nobody serves the rest of it any more
+        if begun is not None and begun == head.coming and begun.round not in rounds:  # nobody serves the rest of it any more
             head = await self._instead(head, None)
         return head, why
 
     async def _instead(self, head: ArchiveHead, coming: Snapshot | None) -> ArchiveHead:
         """With another state coming: what is here of the one before goes."""
-        before = [bytes.fromhex(head.coming.root)] if head.coming not in (None, coming) else []
-        gone = await asyncio.to_thread(self._states, self._opened, before)
+        before, gone = head.coming, set[bytes]()
+        if before is not None and before != coming:
+            gone = set(await asyncio.to_thread(self._states, self._opened, [bytes.fromhex(before.root)]))
+            if covered(head.payloads, before.round):  # its list is what a replay is checked by
+                gone.discard(bytes.fromhex(before.root))
         return await self._publish(head, head.model_copy(update={"coming": coming}), gone)
 
     async def _have_state(self, head: ArchiveHead, snapshot: Snapshot) -> ArchiveHead:

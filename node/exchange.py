@@ -163,8 +163,8 @@ class Exchange:
             try:
                 self._counts.update(bytes=await self._archive.fetch(digest, self._store, max_size), fetches=1)
                 return
-            except RemoteError as error:
-                last = error if not asked or error.reason != pb.REASON_UNAVAILABLE else last
+            except RemoteError as error:  # whatever is wrong with it is nobody else's fault
+                last = RemoteError(pb.REASON_UNAVAILABLE, f"{last.detail}; {error.detail}")
         await asyncio.gather(*(self._directory.look_up(peer) for peer in asked))  # for the next attempt
         raise last
 

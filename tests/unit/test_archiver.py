@@ -196,7 +196,59 @@ async def test_what_it_lacks_is_not_asked_for_many_times_a_second(tmp_path: Path
         await source.fetch(digest("x"), store, 10)
 
 
+async def test_a_damaged_archive_is_nobody_elses_fault(tmp_path: Path):
+    """Who judges a payload must not take it for its author's."""
+    table, place = await kept(tmp_path)
+    archive, store = open_archive(str(place), None), BlobStore(tmp_path / "node")
+    root = table.commits[5].body.state
+    (place / archive.folder(root) / "index").write_bytes(b"something else")
+    source = ArchiveSource(ArchivePlace(str(place), None), table.run.run_id)
+    with pytest.raises(RemoteError) as caught:
+        await source.fetch(root, store, limits.LEAVES_BYTES)
+    assert caught.value.reason == pb.REASON_DIGEST_MISMATCH
+    exchange = Exchange(table.run, range(3), store, Nobody(), ChannelPool(), identity(10).peer, archive=source)
+    with pytest.raises(RemoteError, match=r"nobody is known to hold it; .* is damaged") as caught:
+        await exchange.fetch(root, [identity(1).peer])
+    assert caught.value.reason == pb.REASON_UNAVAILABLE
+
+
 # Keeping
+
+
+async def test_what_was_begun_and_nobody_serves_any_more_goes(tmp_path: Path):
+    """But for what the payload log needs of it."""
+    store = BlobStore(tmp_path / "blobs")
+    table = RealTable(real_run(store, rounds={"snapshot_every": 50}), store)
+    archive = create_archive(str(tmp_path / "archive"), table.run.run_id, None)
+    table.genesis().train(4)
+    first, _, last = stages = store.stage_digests(table.commits[4].body.state)
+    root = table.commits[4].body.state
+    aside = store.read(last)
+    store.remove(last)
+    chain = table.file(tmp_path / "one.db")
+    archiver = archiving(table.run, archive, chain, store)
+    assert "the state before round 4 is not archived yet" in await archiver.look()
+    head = check_whole(archive, table.run, table.commits)
+    assert head is not None
+    assert head.coming is not None
+    assert (head.coming.round, [stage in archive for stage in stages]) == (4, [True, True, False])
+    chain.close()
+    table.train(4)
+    store.put([aside])
+    for stage in store.stage_digests(table.commits[8].body.state)[1:]:
+        store.remove(stage)
+    chain = table.file(tmp_path / "two.db")
+    again = archiving(table.run, create_archive(str(tmp_path / "archive"), table.run.run_id, None), chain, store)
+    assert "the state before round 8 is not archived yet" in await again.look()
+    fresh = open_archive(str(tmp_path / "archive"), None)
+    head = check_whole(fresh, table.run, table.commits)
+    assert head is not None
+    assert head.coming is not None
+    assert head.coming.round == 8
+    assert [stage in fresh for stage in stages] == [True, False, False], "the first is of the next state too"
+    assert root in fresh, "its list is in the payload log"
+    assert first in fresh
+    chain.close()
 
 
 async def test_only_so_many_states_are_kept_and_payloads_since(tmp_path: Path):

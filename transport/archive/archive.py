@@ -164,10 +164,12 @@ class Archive:
             ) from error
         size = _SIZE.unpack_from(raw)[0] if len(raw) >= _SIZE.size else -1
         end = _SIZE.size + 32 * chunk_count(max(0, size))
-        hashes = [raw[at : at + 32] for at in range(_SIZE.size, end, 32)]
-        if size < 0 or len(raw) < end or blob_digest(size, hashes) != digest:
-            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"{name} in the archive {self.url} is damaged")
-        return Index(size, hashes, raw[end:])
+        inline = raw[end:]
+        if 0 <= size <= limits.BLOB_BYTES and len(inline) == (size if size <= limits.CHUNK_BYTES else 0):
+            hashes = [raw[at : at + 32] for at in range(_SIZE.size, end, 32)]
+            if blob_digest(size, hashes) == digest:
+                return Index(size, hashes, inline)
+        raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"{name} in the archive {self.url} is damaged")
 
     def fetch(self, digest: bytes, store: BlobStore, most: int, stop: threading.Event | None = None) -> int:
         """Have a blob of the archive in `store`, going on where an earlier fetch ended; returns the bytes received. Raises
