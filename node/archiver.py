@@ -314,7 +314,8 @@ class Archiver:
         changed = head.model_copy(update={"snapshots": kept, "payloads": cut(head.payloads, first, limits.ROUNDS)})
 
         def gone() -> list[bytes]:
-            commits = (self._chain.commit(number) for a, b in head.payloads for number in range(a, min(b + 1, first)))
+            end = min(first, self._chain.length)
+            commits = (self._chain.commit(number) for a, b in head.payloads for number in range(a, min(b + 1, end)))
             payloads = [blob for c in commits if c is not None for blob in self._payloads(self._opened, head, c)]
             return payloads + self._states(self._opened, [bytes.fromhex(item.root) for item in old])
 

@@ -17,6 +17,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.archive import Archive
+from dilocox.transport.archive.chain import archived_manifest, commits_of, standing
 from dilocox.transport.archive.sealing import PLAIN, Sealed, Sealing
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -208,3 +209,41 @@ def test_an_archive_that_is_complete_is_not_written_again(story: Story):
     before = memory.changes
     asyncio.run(archived(story, memory, PLAIN, None, True, [1]))
     assert memory.changes == before
+
+
+@pytest.fixture(scope="module")
+def full(story: Story) -> dict[str, bytes]:
+    """The objects of an archive that has everything."""
+    memory = Memory()
+    asyncio.run(archived(story, memory, PLAIN, None, True, PHASES))
+    return memory.objects
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), junk=st.binary(max_size=60), at=st.integers(0, 200))
+def test_whatever_lies_there_is_right_or_refused(
+    story: Story, full: dict[str, bytes], data: st.DataObject, junk: bytes, at: int, tmp_path_factory: pytest.TempPathFactory
+):
+    """Who may write to the storage can take away, and change nothing; nor make a reader take more than bounds allow."""
+    memory = Memory()
+    memory.objects = dict(full)
+    name = data.draw(st.sampled_from(sorted(full)))
+    memory.objects[name] = full[name][:at] + junk + full[name][at + len(junk) :]
+    archive = Archive(memory, PLAIN, story.run.run_id)
+    try:
+        head = archive.head()
+        if head is not None:
+            archived_manifest(archive, head)
+            list(commits_of(archive, head))
+            standing(archive, head, story.chains[-1])
+    except RemoteError:
+        pass
+    if name.startswith("blobs/"):
+        store, blob = BlobStore(tmp_path_factory.getbasetemp() / "fuzzed"), bytes.fromhex(name.split("/")[1])
+        store.remove(blob)
+        try:
+            archive.fetch(blob, store, limits.BLOB_BYTES)
+        except RemoteError:
+            assert blob not in store
+        else:
+            assert store.verify(blob)

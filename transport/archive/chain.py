@@ -13,15 +13,13 @@ from dilocox.protocol.manifest import Manifest, open_manifest
 from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.archive import Archive
-from dilocox.transport.archive.index import ArchiveHead, Segment
+from dilocox.transport.archive.index import COMMITS, ArchiveHead, Segment
 from dilocox.transport.chain_file import ChainFile
 
 __all__ = ["Standing", "archived_manifest", "commits_of", "fill_chain", "some_head", "standing", "word_of", "write_commits"]
 
-COMMITS = 64
-"""Most commits in a segment …"""
 SEGMENT_BYTES = limits.CHUNK_BYTES
-"""… and bytes, but for a single larger one: what is read at once."""
+"""Most bytes in a segment, but for a single larger commit."""
 LOOSE = 16
 """So many short segments at the end are written anew as one: each follower's look adds one."""
 _LENGTH = struct.Struct(">I")

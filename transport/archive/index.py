@@ -9,8 +9,10 @@ from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["ArchiveHead", "Marker", "Segment", "Snapshot", "Span", "covered", "cut", "due", "joined"]
+__all__ = ["COMMITS", "ArchiveHead", "Marker", "Segment", "Snapshot", "Span", "covered", "cut", "due", "joined"]
 
+COMMITS = 64
+"""Most commits in a segment: what is read at once is a few MiB."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Round = Annotated[int, Field(ge=0, lt=limits.ROUNDS)]
 
@@ -32,7 +34,7 @@ class Segment(_Record):
     """Consecutive commits in one blob."""
 
     first: Round
-    count: Annotated[int, Field(gt=0)]
+    count: Annotated[int, Field(gt=0, le=COMMITS)]
     blob: Digest
     last: Digest
     """Digest of the last of these commits."""

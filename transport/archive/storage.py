@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 ATTEMPTS = 4
 """A bucket's servers are busy now and then; who asks in vain so often asks again in half a minute."""
+CONNECT_SECONDS = 10
+"""A handshake across the world takes under two seconds."""
 ANSWER_SECONDS = 60
 """An object of 4 MiB takes half of this on a line of 1 Mbit/s."""
 
@@ -175,7 +177,11 @@ class BucketStorage:
             self._store = S3Store(
                 bucket,
                 prefix=prefix or None,
-                client_options={"allow_http": local, "timeout": timedelta(seconds=ANSWER_SECONDS)},
+                client_options={
+                    "allow_http": local,
+                    "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+                    "timeout": timedelta(seconds=ANSWER_SECONDS),
+                },
                 retry_config={"max_retries": ATTEMPTS, "retry_timeout": timedelta(seconds=2 * ANSWER_SECONDS)},
             )
         except (BaseError, ValueError) as error:
