@@ -268,7 +268,7 @@ class Archiver:
 
     async def _snapshot(self, head: ArchiveHead) -> Done:
         agreed, why, begun = self._starts.agreed(), "", head.coming
-        rounds = due(head, agreed, self._every)
+        rounds = due(head, agreed, 1 if self._chain.head.finished else self._every)  # what it ended with, always
         if begun is not None and agreed.get(begun.round, b"").hex() == begun.root:
             rounds = [begun.round, *(round for round in rounds if round != begun.round)]
         for round in rounds:

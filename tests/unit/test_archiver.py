@@ -260,6 +260,25 @@ async def test_only_so_many_states_are_kept_and_payloads_since(tmp_path: Path):
     assert head.length == 10, "the chain stays"
 
 
+async def test_what_a_run_ends_with_is_kept_whatever_round_it_is(tmp_path: Path):
+    store = BlobStore(tmp_path / "blobs")
+    table = RealTable(real_run(store, rounds={"count": 4}), store)
+    table.genesis().train(2)
+    archive = create_archive(str(tmp_path / "archive"), table.run.run_id, None)
+    for more, snapshots in ((0, [2]), (2, [2]), (None, [2, 5])):
+        if more is None:
+            for number in range(3):
+                table.submit(table.report(number))
+        else:
+            table.train(more)
+        chain = table.file(tmp_path / f"{more}.db")
+        archiver = archiving(table.run, archive, chain, store, every=100)
+        assert await archiver.look() == ""
+        assert archiver.status()["snapshots"] == snapshots
+        assert chain.head.finished == (more is None)
+        chain.close()
+
+
 async def test_what_peers_do_not_serve_is_named(tmp_path: Path):
     store = BlobStore(tmp_path / "blobs")
     table = RealTable(real_run(store), store)
