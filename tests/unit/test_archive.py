@@ -293,6 +293,20 @@ def test_addresses(tmp_path: Path):
         assert isinstance(open_storage("s3://bucket/prefix/"), BucketStorage)
 
 
+def test_a_folder_that_a_kill_left_half_written_goes_whole(tmp_path: Path):
+    """What a write was killed at has a name that only we give; files that others put there stay."""
+    archive, store = create_archive(str(tmp_path / "archive"), RUN, None), BlobStore(tmp_path / "one")
+    blob, other = store.put([content(2 * limits.CHUNK_BYTES)]), store.put([b"other"])
+    for each in (blob, other):
+        archive.put(store, each)
+        (tmp_path / "archive" / archive.folder(each) / ".000001.4711.tmp").write_bytes(b"half")
+    (tmp_path / "archive" / archive.folder(other) / "notes.txt").write_bytes(b"mine")
+    for each in (blob, other):
+        archive.drop(each)
+    left = sorted(path.name for path in (tmp_path / "archive" / "blobs").rglob("*"))
+    assert left == sorted([other.hex(), ".000001.4711.tmp", "notes.txt"])
+
+
 def test_a_storage_that_does_not_answer_is_a_sentence(tmp_path: Path):
     with s3_double() as server:
         archive = create_archive("s3://bucket/x", RUN, None)

@@ -159,8 +159,11 @@ class FolderStorage:
         def remove() -> None:
             path = self._folder / name
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # others lie in it
-                path.parent.rmdir()
+            with suppress(FileNotFoundError):
+                if all(self.SCRATCH.fullmatch(left.name) for left in path.parent.iterdir()):
+                    for left in list(path.parent.iterdir()):
+                        left.unlink(missing_ok=True)
+                    path.parent.rmdir()
 
         self._doing(remove)
 
