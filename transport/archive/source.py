@@ -59,7 +59,7 @@ class ArchiveSource:
         """… and until when that is believed."""
         self._missing: dict[bytes, float] = {}
         """Blobs that it did not hold, and until when that is believed."""
-        self._opening = asyncio.Lock()
+        self._opening, self._told = asyncio.Lock(), False
 
     async def _opened(self) -> Archive:
         """Raises RemoteError where it cannot be used, now and for a while."""
@@ -90,7 +90,9 @@ class ArchiveSource:
                 while len(self._missing) > MISSES_KEPT:
                     self._missing.pop(next(iter(self._missing)))
             raise
-        log.info("%s… came from the archive: %.1f MB", digest.hex()[:16], received / 1e6)
+        if not self._told:
+            self._told = True
+            log.info("the archive %s serves what no peer does", archive.url)
         return received
 
     async def states(self) -> Mapping[int, bytes]:
