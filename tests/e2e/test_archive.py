@@ -68,6 +68,9 @@ def test_a_run_goes_on_when_all_peers_and_the_coordinator_are_gone(tmp_path: Pat
         home = after / f"node-{number}"
         arguments = ["node", "--join", f"@{link}", "--home", str(home), "--archive", str(place), "--no-dht", "--threads", "1"]
         members.append(Member(f"node-{number}", home, [*arguments, "--step-seconds", "0.03"]))
+    home = after / "keeper"
+    arguments = ["archive", "--join", f"@{link}", "--archive", str(place), "--every", "2", "--payloads", "--no-dht"]
+    members.append(Member("keeper", home, [*arguments, "--home", str(home)]))
     again = Testnet(after, [*members, members[-1]])
     with running(again, rounds=round + 2) as swarm:
         wake = swarm.round(round)
@@ -75,3 +78,7 @@ def test_a_run_goes_on_when_all_peers_and_the_coordinator_are_gone(tmp_path: Pat
         counted = wait_for(lambda: [n for n in range(round, swarm.open_round()) if swarm.counted(n)], "somebody is counted")
         assert counted
         wait_for(lambda: swarm.same_states(swarm.open_round()), "all hold one state")
+        wait_for(lambda: archive_with(place, round + 1), "the archive goes on with the new chain")
+        kept = next(item for item in swarm.status("keeper")["archive"]["payloads"] if item[1] > round)
+        assert kept[0] <= round, "what stands of the old chain's payloads stays"
+    assert "commits hold" in dilocox("verify", "--archive", str(place), head.run)
