@@ -1,21 +1,48 @@
-"""`dilocox appoint PEER RUN.toml`: the owner gives a run to another coordinator, or says after a fork which chain is the run's."""
+"""`dilocox appoint PEER RUN.toml`: the owner gives a run to another coordinator, or says after a fork which chain is the run's.
 
+Where all peers are gone, the run's archive has the chain, and the state from which the run goes on.
+"""
+
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import HomeOption, console, fail, known_homes, read_run
+from dilocox.cli.common import ArchiveKeyOption, HomeOption, archive_place, console, fail, known_homes, read_run
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import key_of_peer, short
-from dilocox.protocol.messages import seal
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement, parse, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.archive.archive import Archive, open_archive
+from dilocox.transport.archive.chain import archived_manifest, fill_chain, some_head
+from dilocox.transport.archive.index import ArchiveHead
+from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.chain_file import ChainFile, find_chains
 from dilocox.transport.data_directory import load_identity
 from dilocox.transport.handover import write_handover
 
 __all__ = ["appoint"]
+
+
+@dataclass(frozen=True)
+class Named:
+    """What an appointment names of a chain."""
+
+    chain: ChainFile
+    place: str
+    """Where the chain is from."""
+    round: int
+    """The first that the new coordinator closes."""
+    state: bytes
+    """Root of the state that it starts from; empty: it follows from the chain."""
 
 
 def newest_chain(home: Path | None, run_id: bytes) -> Path | None:
@@ -31,8 +58,19 @@ def newest_chain(home: Path | None, run_id: bytes) -> Path | None:
 
 def appoint(
     peer: Annotated[str, typer.Argument(metavar="PEER", help="Who signs from now on: `dilocox id --home` there.")],
-    run_file: Annotated[Path, typer.Argument(help="The run file, with the owner's key beside it.")],
+    run_file: Annotated[
+        Path, typer.Argument(help="The run file, with the owner's key beside it; with --archive the key is enough.")
+    ],
     home: HomeOption = None,
+    archive: Annotated[
+        str | None,
+        typer.Option(
+            "--archive",
+            metavar="URL",
+            help="All peers are gone: from the newest state in the run's archive. What was made after it is given up.",
+        ),
+    ] = None,
+    archive_key: ArchiveKeyOption = None,
     round: Annotated[
         int | None,
         typer.Option(
@@ -40,7 +78,8 @@ def appoint(
         ),
     ] = None,
 ) -> None:
-    """Appoint another coordinator, from the chain in a daemon's folder; writes RUN.chain, which makes PEER the coordinator.
+    """Appoint another coordinator, from the chain in a daemon's folder or in the run's archive; writes RUN.chain, which makes PEER
+    the coordinator.
 
     The commits before are the run's; others, such as those of a second chain, are set aside by every node that follows it.
     """
@@ -48,34 +87,88 @@ def appoint(
         key_of_peer(peer)
     except ValueError as error:
         fail(f"{peer}: {error}", 2, "copy what `dilocox id --home FOLDER` prints for the new coordinator's folder")
-    manifest = read_run(run_file)
+    if archive is not None and home is not None:
+        fail("--home and --archive", 2, "the chain is either in a daemon's folder or in the archive")
     key = run_file.with_suffix(".key")
     if not key.is_file():
         fail(f"no owner key {key}", 2, "only the run's owner appoints its coordinator")
-    owner = load_identity(key)
-    if owner.peer != manifest.owner:
-        fail(f"{key} is not the key of the owner that {run_file} names", 2)
+    owner, place = load_identity(key), archive_place(archive, archive_key)
     handover = run_file.with_suffix(".chain")
     if handover.exists():
         fail(f"{handover} exists already", 2, "move it away: it made somebody the coordinator before")
-    path = newest_chain(home, manifest.run_id)
-    if path is None:
-        fail("no chain of this run is here", 2, "name the --home of a daemon that takes part in it")
-    with ChainFile.for_reading(path) as chain:
-        length = chain.length
-        first = length if round is None else round
-        if first > chain.length:
-            fail(f"{path} ends with commit {chain.length - 1}", 2, f"--round is at most {chain.length}")
-        last = chain.commit(first - 1)
-        head = last.digest if last is not None else b""
-        body = pb.Appointment(term=max(chain.term + 1, int(time.time())), coordinator=peer, round=first, head=head)
+    with _archived(run_file, place, round) if place is not None else _here(run_file, home, round) as named:
+        manifest, chain = named.chain.manifest, named.chain
+        if owner.peer != manifest.owner:
+            fail(f"{key} is not the key of the owner that the run names", 2)
+        appointment = _seal(owner, peer, named)
         signed = seal(owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes()).envelope
-        appointment = seal(owner, pb.KIND_APPOINTMENT, manifest.run_id, body).envelope
         try:
-            write_handover(handover, signed, appointment, chain)
+            write_handover(handover, signed, appointment.envelope, chain)
         except RemoteError as error:
-            fail(f"{path}: the chain does not hold: {error}")
-    console.print(f"from {path}: {first} of its {length} commits stand", highlight=False)
-    console.print(f"{short(peer)} signs from round {first} on (term {body.term}): {handover}", highlight=False)
+            fail(f"{named.place}: the chain does not hold: {error}")
+        console.print(f"from {named.place}: {named.round} of its {chain.length} commits stand", highlight=False)
+    if named.state:
+        console.print(f"round {named.round} starts from the archived state {named.state.hex()}", highlight=False)
+    term = appointment.body.term
+    console.print(f"{short(peer)} signs from round {named.round} on (term {term}): {handover}", highlight=False)
     console.print(f"next, with that file there: dilocox coordinator {handover.name} --home FOLDER", highlight=False)
     console.print("then give the new join link to everybody who takes part: nodes start again with it", highlight=False)
+    if place is not None:
+        console.print(f"nodes that were never here: dilocox node --join LINK --archive {place.url}", highlight=False)
+
+
+def _seal(owner: Identity, peer: str, named: Named) -> Statement[pb.Appointment]:
+    chain = named.chain
+    last = chain.commit(named.round - 1)
+    head = last.digest if last is not None else b""
+    term = max(chain.term + 1, int(time.time()))
+    body = pb.Appointment(term=term, coordinator=peer, round=named.round, head=head, state=named.state)
+    return seal(owner, pb.KIND_APPOINTMENT, chain.manifest.run_id, body)
+
+
+@contextmanager
+def _here(run_file: Path, home: Path | None, round: int | None) -> Iterator[Named]:
+    """From a daemon's folder."""
+    manifest = read_run(run_file)
+    path = newest_chain(home, manifest.run_id)
+    if path is None:
+        fail("no chain of this run is here", 2, "name the --home of a daemon that takes part in it, or its --archive")
+    with ChainFile.for_reading(path) as chain:
+        first = chain.length if round is None else round
+        if first > chain.length:
+            fail(f"{path} ends with commit {chain.length - 1}", 2, f"--round is at most {chain.length}")
+        yield Named(chain, str(path), first, b"")
+
+
+@contextmanager
+def _archived(run_file: Path, place: ArchivePlace, round: int | None) -> Iterator[Named]:
+    """From the run's archive. Raises LocalError or RemoteError where it cannot be read."""
+    archive = open_archive(place.url, place.key, read_run(run_file).run_id if run_file.is_file() else None)
+    head = some_head(archive)
+    manifest = archived_manifest(archive, head)
+    with tempfile.TemporaryDirectory(prefix="dilocox-appoint-") as scratch:
+        chain = ChainFile(Path(scratch) / "chain.db", manifest)
+        try:
+            fill_chain(archive, head, chain)
+            number, state = _newest_whole(archive, head, chain, manifest, round)
+            yield Named(chain, archive.url, number, state)
+        finally:
+            chain.close()
+
+
+def _newest_whole(
+    archive: Archive, head: ArchiveHead, chain: ChainFile, manifest: Manifest, wanted: int | None
+) -> tuple[int, bytes]:
+    """(round, state root) of the newest archived state, or of that round's. Exits where there is none."""
+    agreed = {number: root for number, root in head.states.items() if chain.state_before(number) == root}
+
+    def whole(root: bytes) -> bool:
+        digests = parse(pb.StageStates, archive.read(root, limits.LEAVES_BYTES)).digests
+        return len(digests) == manifest.model.stages and all(digest in archive for digest in digests)
+
+    found = next(((number, root) for number, root in agreed.items() if wanted in (None, number) and whole(root)), None)
+    if found is None:
+        have = f"it has those before the rounds {sorted(agreed)}" if agreed else "it has none"
+        which = "state" if wanted is None else f"state before round {wanted}"
+        fail(f"no {which} that the run agreed on is whole in the archive {archive.url}", 2, have)
+    return found

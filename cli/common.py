@@ -18,12 +18,17 @@ from rich.text import Text
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
+from dilocox.transport.archive.sealing import load_key
+from dilocox.transport.archive.source import ArchivePlace
+from dilocox.transport.archive.storage import open_storage
 from dilocox.transport.chain_file import find_chains
 from dilocox.transport.health import base_folder, running_daemon
 
 __all__ = [
     "THIS_MACHINE",
     "ApiOption",
+    "ArchiveKeyOption",
+    "ArchiveOption",
     "DataOption",
     "DhtOption",
     "DhtPortOption",
@@ -34,9 +39,11 @@ __all__ = [
     "MaybeJoinOption",
     "NameOption",
     "PortOption",
+    "ReadArchiveOption",
     "ReadOption",
     "UploadLimitOption",
     "api_call",
+    "archive_place",
     "bits_per_second",
     "bytes_per_second",
     "fail",
@@ -94,6 +101,19 @@ UploadLimitOption = Annotated[
 DataOption = Annotated[
     list[str] | None,
     typer.Option("--data", metavar="NAME=DIR", help="The run's data, called NAME, lie in DIR."),
+]
+ArchiveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--archive", metavar="URL", help="The run's archive, for what no peer serves: a folder, or s3://BUCKET/PREFIX."
+    ),
+]
+ReadArchiveOption = Annotated[
+    str | None,
+    typer.Option("--archive", metavar="URL", help="Read from the run's archive; beside --join for what no peer serves."),
+]
+ArchiveKeyOption = Annotated[
+    Path | None, typer.Option("--archive-key", metavar="FILE", help="The key that the archive is sealed with.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -182,6 +202,7 @@ def known_homes(home: Path | None) -> list[Path]:
         base / "node",
         *sorted(path for path in testnet.glob("node-*") if path.is_dir()),
         base / "holder",
+        base / "archive",
         base / "coordinator",
         testnet / "coordinator",
     ]
@@ -225,6 +246,18 @@ def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
         fail(problem["title"], EXIT_USAGE if error.code == 404 else EXIT_UNEXPECTED)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         fail(f"the daemon does not answer at {url}: {error}", EXIT_NOT_RUNNING)
+
+
+def archive_place(url: str | None, key: Path | None) -> ArchivePlace | None:
+    """What `--archive` and `--archive-key` say. Raises ConfigError."""
+    if url is None:
+        if key is not None:
+            raise ConfigError("--archive-key goes with --archive URL")
+        return None
+    open_storage(url)
+    if key is not None:
+        load_key(key)
+    return ArchivePlace(url, key)
 
 
 def print_labelled(label: str, text: str | Text, width: int) -> None:

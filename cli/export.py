@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from dilocox.cli.common import DataOption, HomeOption, JsonOption, ReadOption, console, errors, fail, print_json
+from dilocox.cli.common import (
+    ArchiveKeyOption,
+    DataOption,
+    HomeOption,
+    JsonOption,
+    ReadArchiveOption,
+    ReadOption,
+    archive_place,
+    console,
+    errors,
+    fail,
+    print_json,
+)
 from dilocox.cli.reading import reading
 from dilocox.node.data.check import check_corpus
 from dilocox.node.data.tokens import byte_tokenizer
@@ -16,6 +28,7 @@ from dilocox.node.reader import Reader
 from dilocox.protocol.corpus import BYTES, Corpus
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
+from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Folders, corpus_in, library, parse_folders
@@ -35,6 +48,8 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder to write.")],
     home: HomeOption = None,
     join: ReadOption = None,
+    archive: ReadArchiveOption = None,
+    archive_key: ArchiveKeyOption = None,
     round: Annotated[int | None, typer.Option(help="The state that this round starts from (default: the newest).")] = None,
     evaluate: Annotated[bool, typer.Option(help="Load it with transformers and measure its held-out loss.")] = False,
     data: DataOption = None,
@@ -44,7 +59,8 @@ def export(
     --join it is read from the run: from any machine, and where this machine's folder has some of its stages only."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         fail(f"{folder} is not empty", 2, "name a new folder")
-    exported = write_model(folder, home, join, round, parse_folders(data or ()), evaluate)
+    place = archive_place(archive, archive_key)
+    exported = write_model(folder, home, join, place, round, parse_folders(data or ()), evaluate)
     if as_json:
         print_json({"folder": str(folder), "round": exported.round, "evaluation_loss": exported.evaluation_loss})
         return
@@ -54,7 +70,13 @@ def export(
 
 
 def write_model(
-    folder: Path, home: Path | None, join: str | None, round: int | None, folders: Folders, evaluate: bool = False
+    folder: Path,
+    home: Path | None,
+    join: str | None,
+    place: ArchivePlace | None,
+    round: int | None,
+    folders: Folders,
+    evaluate: bool = False,
 ) -> Exported:
     """Into a new folder. `round`: whose starting state; None: the newest that is agreed and to be had. Exits, or raises
     ConfigError or LocalError, where something for it is not."""
@@ -64,17 +86,19 @@ def write_model(
             await reader.tokenizer()
         return await reader.state(round)
 
-    with reading(join, home, fetch) as (chains, found), ChainFile.for_reading(chains[-1]) as chain:
+    with reading(join, home, place, fetch) as (chains, found), ChainFile.for_reading(chains[-1]) as chain:
         manifest = chain.manifest
-        place = _corpus_folder(manifest, folders, chains[-1].parents[2] / "data", chains[-1].parent / "blobs")
+        corpus = _corpus_folder(manifest, folders, chains[-1].parents[2] / "data", chains[-1].parent / "blobs")
         if evaluate:  # before minutes of work
-            check_corpus(manifest, place)
-        number = _write(folder, chain, BlobStore(chains[-1].parent / "blobs"), found if join else round, place)
+            check_corpus(manifest, corpus)
+        number = _write(
+            folder, chain, BlobStore(chains[-1].parent / "blobs"), round if join is None and place is None else found, corpus
+        )
         loss = None
         if evaluate:
             from dilocox.node.training.evaluate import evaluate_folder
 
-            loss = evaluate_folder(manifest, folder, place)
+            loss = evaluate_folder(manifest, folder, corpus)
     return Exported(number, loss)
 
 

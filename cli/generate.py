@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import DataOption, HomeOption, JsonOption, ReadOption, console, fail, print_json
+from dilocox.cli.common import (
+    ArchiveKeyOption,
+    DataOption,
+    HomeOption,
+    JsonOption,
+    ReadArchiveOption,
+    ReadOption,
+    archive_place,
+    console,
+    fail,
+    print_json,
+)
 from dilocox.cli.export import write_model
 from dilocox.transport.corpora import parse_folders
 
@@ -21,6 +32,8 @@ def generate(
     ] = None,
     home: HomeOption = None,
     join: ReadOption = None,
+    archive: ReadArchiveOption = None,
+    archive_key: ArchiveKeyOption = None,
     tokens: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 0.8,
     seed: Annotated[int, typer.Option(min=0, help="The same text for the same seed, on one machine.")] = 0,
@@ -28,12 +41,12 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Continue a text with the committed model, by transformers."""
-    if folder is not None and (home is not None or join is not None or data):
-        fail("a folder and --home, --join or --data", 2, "an exported folder needs neither")
+    if folder is not None and (home is not None or join is not None or archive is not None or data):
+        fail("a folder and --home, --join, --archive or --data", 2, "an exported folder needs neither")
     with tempfile.TemporaryDirectory(prefix="dilocox-generate-") as scratch:
         if folder is None:
             folder = Path(scratch) / "model"
-            write_model(folder, home, join, None, parse_folders(data or ()))
+            write_model(folder, home, join, archive_place(archive, archive_key), None, parse_folders(data or ()))
         elif not (folder / "config.json").is_file():
             fail(f"{folder} holds no model", 2, "`dilocox export DIR` writes one")
         from dilocox.node.training.generate import generate_text  # torch loads only here

@@ -20,8 +20,7 @@ from dilocox.cli.common import (
     read_link,
     set_up_logging,
 )
-from dilocox.node.holder import run_holder
-from dilocox.node.place import PeerSettings
+from dilocox.node.holder import HolderSettings, run_holder
 from dilocox.transport.health import base_folder
 from dilocox.transport.network import Listen
 from dilocox.transport.parent_pipe import exit_with_parent
@@ -44,7 +43,7 @@ def hold(
     """Keep payloads and states for peers that cannot be dialled; train nothing. The run names this peer in `run.holders`."""
     exit_with_parent()
     set_up_logging(verbose)
-    settings = PeerSettings(
+    settings = HolderSettings(
         join=read_link(join),
         home=home or base_folder() / "holder",
         name=name,

@@ -10,6 +10,7 @@ import typer
 
 from dilocox.cli import (
     appoint,
+    archive,
     attest,
     check,
     coordinator,
@@ -68,6 +69,7 @@ app.command("coordinator")(coordinator.coordinator)
 app.command("appoint")(appoint.appoint)
 app.command("node")(node.node)
 app.command("hold")(hold.hold)
+app.command("archive")(archive.archive)
 app.command("id")(identity.identity)
 app.command("status")(show.status)
 app.command("peers")(show.peers)

@@ -9,6 +9,8 @@ import typer
 from dilocox.cli.common import (
     THIS_MACHINE,
     ApiOption,
+    ArchiveKeyOption,
+    ArchiveOption,
     DataOption,
     DhtOption,
     DhtPortOption,
@@ -18,6 +20,7 @@ from dilocox.cli.common import (
     NameOption,
     PortOption,
     UploadLimitOption,
+    archive_place,
     bytes_per_second,
     read_link,
     set_up_logging,
@@ -92,6 +95,8 @@ def node(
         Path | None, typer.Option(help="File with this machine's TDX collateral, kept fresh by the operator.")
     ] = None,
     data: DataOption = None,
+    archive: ArchiveOption = None,
+    archive_key: ArchiveKeyOption = None,
     begin: Annotated[
         Path | None,
         typer.Option(
@@ -155,6 +160,7 @@ def node(
         upload_bytes_per_second=bytes_per_second(upload_limit),
         upload_copies=upload_copies,
         data=parse_folders(data or ()),
+        archive=archive_place(archive, archive_key),
         begin=begin,
         step_seconds=step_seconds,
         checkpoint_every=checkpoint_every,

@@ -1,4 +1,4 @@
-"""What export and verify read: a daemon's folder, or what `--join` fetches from the run."""
+"""What export and verify read: a daemon's folder, or what `--join` fetches from the run and `--archive` from its archive."""
 
 import asyncio
 import sys
@@ -9,8 +9,9 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from dilocox.cli.common import errors, find_chain_files, read_link, set_up_logging
-from dilocox.node.reader import Reader, open_reader
+from dilocox.node.reader import Reader, open_archived, open_reader
 from dilocox.protocol.ids import JoinLink
+from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.data_directory import DataDirectory, load_identity
 from dilocox.transport.health import base_folder
@@ -25,39 +26,47 @@ Fetch = Callable[[Reader], Awaitable[int]]
 
 
 @contextmanager
-def reading(join: str | None, home: Path | None, fetch: Fetch) -> Iterator[tuple[list[Path], int]]:
-    """The chain files to read, and what `fetch` said; without `join` those of a daemon's folder, and 0. What was fetched is removed
-    once it was of use: a call that fails goes on where it was.
+def reading(join: str | None, home: Path | None, place: ArchivePlace | None, fetch: Fetch) -> Iterator[tuple[list[Path], int]]:
+    """The chain files to read, and what `fetch` said; with neither `join` nor `place` those of a daemon's folder, and 0. What was
+    fetched is removed once it was of use: a call that fails goes on where it was.
 
-    `home`: with `join` who asks, where the run is not public."""
-    if join is None:
+    `home`: with `join` who asks, where the run is not public. `place`: beside `join` for what no peer serves, alone for all."""
+    if join is None and place is None:
         yield find_chain_files(home), 0
         return
     set_up_logging(verbose=False)  # for whom it waits
-    link, key = read_link(join), home / "identity.key" if home is not None else None
+    link, key = read_link(join) if join is not None else None, home / "identity.key" if home is not None else None
     identity = load_identity(key) if key is not None and key.exists() else None
     with closing(DataDirectory((home or base_folder()) / READER, identity)) as folder:
-        answer = asyncio.run(_read(link, folder, fetch))
-        chain = folder.run_folder(link.run_id) / "chain.db"
+        chain, answer = asyncio.run(_read(link, folder, place, fetch))
         yield [chain], answer
         store = BlobStore(chain.parent / "blobs")
         store.sweep(store.digests())
 
 
-async def _read(link: JoinLink, folder: DataDirectory, fetch: Fetch) -> int:
+async def _read(link: JoinLink | None, folder: DataDirectory, place: ArchivePlace | None, fetch: Fetch) -> tuple[Path, int]:
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, console=errors, transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=None)
+        asking = "reading the archive" if link is None else "asking the run's peers"
 
         async def watch(reader: Reader) -> None:
             while True:
                 held, total = reader.progress()
-                bar.update(task, description="asking the run's peers", completed=held, total=total or None)
+                bar.update(task, description=asking, completed=held, total=total or None)
                 await asyncio.sleep(LOOK_SECONDS)
 
-        async with open_reader(link, folder, lambda text: bar.update(task, description=text)) as reader:
+        def say(text: str) -> None:
+            bar.update(task, description=text)
+
+        if link is not None:
+            opened = open_reader(link, folder, say, place)
+        else:
+            assert place is not None, "one of them is named"
+            opened = open_archived(place, folder, say)
+        async with opened as reader:
             watching = asyncio.create_task(watch(reader))
             try:
-                return await fetch(reader)
+                return reader.chain.path, await fetch(reader)
             finally:
                 watching.cancel()

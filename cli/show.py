@@ -40,6 +40,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         "node": _node_lines,
         "coordinator": _coordinator_lines,
         "holder": _holder_lines,
+        "archive": _archive_lines,
         "waiting": _waiting_lines,
     }
     rows = lines[value["role"]](value)
@@ -86,6 +87,12 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         text = f"until {_until(result)}" if result["attested"] else f"refused: {result['code']}: {result['reason']}"
         lines.append(("attested", f"{label}, {text}"))
     lines += [("warning", f"not counted: {_reason(item)}") for item in value["excluded"]]
+    if value["nobody_keeps"]:
+        why = "nobody of the roster can be dialled, and no holder or archive of the run either: nobody can be counted"
+        lines += [
+            ("warning", why),
+            ("help", "one of you opens a port; the next run names a holder (dilocox hold, dilocox archive)"),
+        ]
     lines += [("help", value["advice"])] if value["advice"] else []
     return lines
 
@@ -109,11 +116,25 @@ def _coordinator_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
 def _holder_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     run = value["run"]
     return [
-        ("run", f'{run["name"]} ({run["run_id"][:8]}…)   holder {short(value["peer"])} "{value["name"]}"'),
+        ("run", f'{run["name"]} ({run["run_id"][:8]}…)   {value["role"]} {short(value["peer"])} "{value["name"]}"'),
         ("state", "the run is over" if value["finished"] else f"round {value['round']}/{run['rounds']} is open"),
         ("network", f"{value['address']}   {value['reach']}"),
         ("keeps", f"{value['kept_blobs']} blobs, {value['kept_bytes']:,} B   sent {value['bytes_sent']:,} B"),
         *([] if value["coordinator_connected"] else [("warning", "the coordinator is away")]),
+    ]
+
+
+def _archive_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
+    archive = value["archive"]
+    states = archive["snapshots"]
+    kept = f"states of {len(states)} rounds, the last {states[-1]}" if states else "no state yet"
+    log = "; ".join(f"{first} … {last}" for first, last in archive["payloads"])
+    return [
+        *_holder_lines(value),
+        ("archive", archive["url"]),
+        ("holds", f"{archive['commits']} commits; {kept}; {'the data' if archive['data'] else 'not all of the data yet'}"),
+        *([("payloads", f"of rounds {log}")] if log else []),
+        *([("warning", archive["why"])] if archive["why"] else []),
     ]
 
 

@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import HomeOption, JsonOption, ReadOption, console, fail, print_json, read_link
+from dilocox.cli.common import (
+    ArchiveKeyOption,
+    HomeOption,
+    JsonOption,
+    ReadArchiveOption,
+    ReadOption,
+    archive_place,
+    console,
+    fail,
+    print_json,
+    read_link,
+)
 from dilocox.cli.reading import reading
 from dilocox.node.exchange import takes_of
 from dilocox.node.forks import check_forks
@@ -30,6 +41,8 @@ def verify(
     ] = None,
     home: HomeOption = None,
     join: ReadOption = None,
+    archive: ReadArchiveOption = None,
+    archive_key: ArchiveKeyOption = None,
     replay: Annotated[int | None, typer.Option(metavar="N", help="Also replay round N from the blobs on disk.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -42,7 +55,7 @@ def verify(
     async def fetch(reader: Reader) -> int:
         return 0 if replay is None else await reader.replayable(replay)
 
-    with reading(join, home, fetch) as (chains, _):
+    with reading(join, home, archive_place(archive, archive_key), fetch) as (chains, _):
         _verify(chains, wanted, replay, as_json)
 
 

@@ -80,6 +80,8 @@ class CoordinatorLink:
     def __init__(self, link: JoinLink, directory: Directory, channels: ChannelPool) -> None:
         self._link, self._directory, self._channels = link, directory, channels
         self.connected = False
+        self.signed_manifest: pb.Envelope | None = None
+        """As the owner signed it, once `run` returned."""
         self._doubt_record = False
         """The last call failed, and it went by the coordinator's record."""
         self._pinned: pb.PeerRecord | None = None
@@ -110,6 +112,7 @@ class CoordinatorLink:
                 async with self._calling() as stub:
                     run: services.Run = await stub.GetRun(services.GetRunRequest(), timeout=CALL_SECONDS)
                     manifest = open_manifest(run.manifest, self._link.run_id)
+                    self.signed_manifest = run.manifest
                     appointment = terms.open_appointment(manifest, run.appointment) if run.HasField("appointment") else None
                     if (named := terms.coordinator_of(manifest, appointment)) != self._link.coordinator:
                         detail = f"its owner named {named} as coordinator, the link another"

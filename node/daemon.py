@@ -39,6 +39,7 @@ from dilocox.protocol.errors import LocalError
 from dilocox.protocol.findings import Level
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
+from dilocox.transport.archive.source import ArchivePlace, ArchiveSource
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, named_store
@@ -72,6 +73,8 @@ class NodeSettings(PeerSettings):
     """How often each payload may leave this machine; None: as often as it is asked for."""
     data: dict[str, Path]
     """Where corpora lie on this machine, by name."""
+    archive: ArchivePlace | None
+    """Asked for what no peer serves."""
     begin: Path | None
     """A Hugging Face folder with the model that the run begins with; None: it is fetched."""
     step_seconds: float
@@ -125,8 +128,11 @@ async def _take_part(
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     stages = range(manifest.model.stages)
+    archive = ArchiveSource(settings.archive, manifest.run_id) if settings.archive is not None else None
     exchange, supplies = (
-        Exchange(manifest, stages, store, network.directory, place.channels, me.peer, place.heads, lambda: chain.head.roster)
+        Exchange(
+            manifest, stages, store, network.directory, place.channels, me.peer, place.heads, lambda: chain.head.roster, archive
+        )
         for store in (place.store, data)
     )
     starts = Starts(manifest, chain, place.store, exchange)

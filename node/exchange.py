@@ -22,6 +22,7 @@ from dilocox.protocol.member import Verdict
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.transport.archive.source import ArchiveSource
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import ChannelPool, fetch_blob
@@ -82,8 +83,10 @@ class Exchange:
         me: str,
         heads: Heads | None = None,
         roster: Callable[[], Mapping[str, Cluster]] = dict,
+        archive: ArchiveSource | None = None,
     ) -> None:
-        """`roster`: the clusters that take part now, by name, each of whose boxes serves its own stages."""
+        """`roster`: the clusters that take part now, by name, each of whose boxes serves its own stages. `archive`: asked after all
+        peers."""
         self._manifest, self._store, self._directory, self._channels, self._me = (
             manifest,
             store,
@@ -91,7 +94,7 @@ class Exchange:
             channels,
             me,
         )
-        self._heads, self._roster = heads or Heads(), roster
+        self._heads, self._roster, self._archive = heads or Heads(), roster, archive
         self.stages = frozenset(stages)
         """Hosted here: of other stages nothing is fetched."""
         self._downloads: dict[bytes, Download] = {}
@@ -156,6 +159,12 @@ class Exchange:
                 last = error
             finally:
                 self._held.pop(digest, None)
+        if self._archive is not None:
+            try:
+                self._counts.update(bytes=await self._archive.fetch(digest, self._store, max_size), fetches=1)
+                return
+            except RemoteError as error:  # whatever is wrong with it is nobody else's fault
+                last = RemoteError(pb.REASON_UNAVAILABLE, f"{last.detail}; {error.detail}")
         await asyncio.gather(*(self._directory.look_up(peer) for peer in asked))  # for the next attempt
         raise last
 

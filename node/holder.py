@@ -1,18 +1,21 @@
 """`dilocox hold`: a peer that keeps payloads and states for those who cannot be dialled, and trains nothing.
 
 The run's manifest names it. It follows the chain, takes what members of the roster push, serves it to everybody, and keeps it as
-long as a joiner or a restart may need it.
+long as a joiner or a restart may need it. `dilocox archive` is the same with an archive (archiver.py); where the manifest does not
+name it, it only reads.
 """
 
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 
+from dilocox.node.archiver import Archiver, ArchiveSettings, check_sealing, make_archiver
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner, proof_of_fork, replaced
@@ -22,6 +25,7 @@ from dilocox.node.place import PeerSettings, Place, keep_manifest, make_holding,
 from dilocox.node.starts import Starts
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
@@ -31,7 +35,7 @@ from dilocox.transport.tasks import Tasks
 from dilocox.views import rows as views
 from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
 
-__all__ = ["run_holder"]
+__all__ = ["HolderSettings", "run_holder"]
 
 log = logging.getLogger(__name__)
 
@@ -39,19 +43,24 @@ BEAT_SECONDS = 2.0
 """For the people who watch: nobody waits for a holder."""
 
 
-async def run_holder(settings: PeerSettings) -> None:
-    """Keep until SIGTERM or SIGINT. Raises LocalError where the run does not name this peer."""
+@dataclass(frozen=True, kw_only=True)
+class HolderSettings(PeerSettings):
+    archive: ArchiveSettings | None = None
+
+
+async def run_holder(settings: HolderSettings) -> None:
+    """Keep until SIGTERM or SIGINT. Raises LocalError where the run does not name this peer, and it keeps no archive either."""
     await run_peer(settings, partial(_hold, settings))
 
 
 async def _hold(
-    settings: PeerSettings, home: DataDirectory, tasks: Tasks, place: Place, files: AsyncExitStack, closing: AsyncExitStack
+    settings: HolderSettings, home: DataDirectory, tasks: Tasks, place: Place, files: AsyncExitStack, closing: AsyncExitStack
 ) -> None:
     link, me, directory = settings.join, home.identity, place.network.directory
     coordinator = CoordinatorLink(link, directory, place.channels)
     manifest, appointment = await tasks.race(coordinator.run())
-    if me.peer not in manifest.run.holders:
-        raise LocalError(f"the run names no holder {me.peer}: its owner writes that into run.holders before the run begins")
+    named = me.peer in manifest.run.holders
+    _check_part(settings, manifest, me.peer)
     keep_manifest(place, manifest)
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
     files.callback(chain.close)
@@ -59,19 +68,49 @@ async def _hold(
     await asyncio.to_thread(check_forks, chain)
     open_chain(place, chain, tasks)
     holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, None)
-    exchange = Exchange(manifest, (), place.store, directory, place.channels, me.peer, place.heads)
+    stages = range(manifest.model.stages) if settings.archive else ()
+    exchange = Exchange(
+        manifest, stages, place.store, directory, place.channels, me.peer, place.heads, lambda: chain.head.roster
+    )
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
-    holder = Holder(me, place, chain, own, holding, Starts(manifest, chain, place.store, exchange), coordinator)
+    starts = Starts(manifest, chain, place.store, exchange)
+    holder = Holder(me, place, chain, own, holding, starts, coordinator, named)
+    if settings.archive is not None:
+        assert coordinator.signed_manifest is not None, "it said what the run is"
+        await asyncio.to_thread(chain.keep_signed_manifest, coordinator.signed_manifest)
+        holder.archiver, holder.pinned = make_archiver(settings.archive, home, place, manifest, chain, starts, exchange)
     await asyncio.to_thread(lambda: place.store.sweep(place.store.partials()))  # of what was coming, half is here for ever
     await holder.retain()
-    place.blobs.keeper = holding
+    if named:
+        place.blobs.keeper = holding
     runner, url = await serve_http(holder.app(settings.name), settings.api)
     closing.push_async_callback(runner.cleanup)
-    home.announce(role="holder", api=url, run_id=link.run_id.hex(), name=settings.name, **place.network.ports)
-    log.info("%s is %s, keeping on %s, API %s", settings.name, me.peer, place.network.address, url)
+    role = "holder" if settings.archive is None else "archive"
+    home.announce(role=role, api=url, run_id=link.run_id.hex(), name=settings.name, **place.network.ports)
+    what = f"archiving to {settings.archive.place.url}" if settings.archive else f"keeping on {place.network.address}"
+    log.info("%s is %s, %s, API %s", settings.name, me.peer, what, url)
     tasks.start(holder.follow(), "follow")
-    tasks.start(holder.beat(), "beat")
+    if named:
+        tasks.start(holder.beat(), "beat")
+    if holder.archiver is not None:
+        tasks.start(holder.archiver.run(), "archive")
+        tasks.start(holder.archiver.carry_data(), "archive data")
+
+
+def _check_part(settings: HolderSettings, manifest: Manifest, me: str) -> None:
+    """Raises LocalError where the run has no place for us, ConfigError where its archive must be sealed."""
+    if me in manifest.run.holders:
+        pass
+    elif settings.archive is None:
+        raise LocalError(f"the run names no holder {me}: its owner writes that into run.holders before the run begins")
+    elif not manifest.may_read(me):
+        raise LocalError(
+            f"only those whom the run admits may read it, and it names no {me}: its owner writes that into run.holders, or onto the"
+            " allow-list, before the run begins"
+        )
+    if settings.archive is not None:
+        check_sealing(manifest, settings.archive.place.key, settings.archive.plain)
 
 
 class Holder:
@@ -84,12 +123,18 @@ class Holder:
         holding: Holding,
         starts: Starts,
         coordinator: CoordinatorLink,
+        named: bool = True,
     ) -> None:
+        """`named`: by the manifest. Else we are a spectator, who says nothing."""
         self._identity, self._place, self.chain, self._own, self._holding = identity, place, chain, own, holding
         self._starts, self._coordinator = starts, coordinator
         self._roots: set[bytes] = set()
         self._told: pb.PeerRecord | None = None
         """Our record, as the coordinator passes it on."""
+        self._named = named
+        self.archiver: Archiver | None = None
+        self.pinned: set[bytes] = set()
+        """What stays while it is being archived."""
         holding.agreed = self._agreed
 
     def _agreed(self, digest: bytes) -> bool:
@@ -99,7 +144,8 @@ class Holder:
     async def follow(self) -> None:
         """The chain, commit by commit."""
         self._place.network.directory.know(self.chain.parties)
-        async for event in self._coordinator.watch(lambda: self.chain.length, self._hello, self._away):
+        hello = self._hello if self._named else None
+        async for event in self._coordinator.watch(lambda: self.chain.length, hello, self._away):
             if event.HasField("tip"):
                 self._away()
                 if (error := replaced(self.chain, event.tip.appointment)) is not None:
@@ -135,6 +181,8 @@ class Holder:
         await asyncio.to_thread(self.chain.append, envelope)
         self._place.network.directory.know(self.chain.parties)
         await self.retain()
+        if self.archiver is not None:
+            self.archiver.grew.set()
 
     async def retain(self) -> None:
         """Remove what no joiner and no restart can need any more."""
@@ -144,6 +192,8 @@ class Holder:
         here = await asyncio.to_thread(store.digests) | await asyncio.to_thread(store.partials)
         keep = await asyncio.to_thread(self._starts.worth_keeping, {}, {}) | self._holding.blobs()
         for digest in here - keep - self._place.blobs.coming:
+            if digest in self.pinned:  # or a part of it is coming
+                continue
             await asyncio.to_thread(store.remove, digest)
 
     async def beat(self) -> None:
@@ -162,12 +212,12 @@ class Holder:
         sent = Gauge("dilocox_holder_sent_bytes", "Blob bytes served", registry=registry)
         sent.set_function(lambda: self._place.blobs.bytes_sent)
         app = create_app(registry, lambda: None)
-        network = self._place.network
+        network, role = self._place.network, "holder" if self.archiver is None else "archive"
 
         def status() -> dict[str, Any]:
             kept = self._place.store.digests()
             return {
-                "role": "holder",
+                "role": role,
                 "run": views.run(self.chain.manifest),
                 "peer": self._identity.peer,
                 "name": name,
@@ -180,6 +230,7 @@ class Holder:
                 "kept_blobs": len(kept),
                 "kept_bytes": sum(self._place.store.size(digest) for digest in kept),
                 "bytes_sent": self._place.blobs.bytes_sent,
+                "archive": None if self.archiver is None else self.archiver.status(),
             }
 
         async def get_status(request: web.Request) -> web.Response:

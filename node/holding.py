@@ -80,6 +80,8 @@ class Holding:
         self._kept: dict[str, dict[bytes, int]] = {}
         """By cluster: digests, and the round that was open."""
         self._forgotten: set[bytes] = set()
+        self.alone = False
+        """Nobody keeps what we pushed for the open round: nobody else can be dialled either."""
 
     def remember(self) -> None:
         """What an earlier life kept: for as long as if it came now, whoever pushed it. Blocking.
@@ -150,6 +152,7 @@ class Holding:
             for name in names:
                 if len(held) < copies and await self._push(name, began.round, blobs):
                     held.append(name)
+            self.alone = not held
             if not held:
                 await asyncio.sleep(RETRY_SECONDS)
         return tuple(held)

@@ -20,6 +20,10 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import state_bytes
+from dilocox.transport.archive.archive import Archive, open_archive
+from dilocox.transport.archive.chain import archived_manifest, fill_chain, some_head, standing
+from dilocox.transport.archive.index import ArchiveHead
+from dilocox.transport.archive.source import ArchivePlace, ArchiveSource
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import corpus_in
@@ -30,7 +34,7 @@ from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
 from dilocox.views import rows
 
-__all__ = ["Reader", "open_reader"]
+__all__ = ["Reader", "open_archived", "open_reader"]
 
 ATTEMPTS = 5
 """Rounds of asking everybody, once the coordinator has said where they are."""
@@ -44,6 +48,8 @@ class Reader:
     store: BlobStore
     exchange: Exchange
     starts: Starts
+    source: ArchiveSource | None = None
+    """Also asked for older states than peers keep."""
 
     def progress(self) -> tuple[int, int]:
         """Bytes that came, and of what is known to be wanted."""
@@ -54,7 +60,7 @@ class Reader:
         """Have all stages of the state that this round starts from, by default of the newest that somebody serves; returns that
         round. Raises LocalError where it cannot be had."""
         for attempt in range(ATTEMPTS):
-            for number, root in self._agreed(round).items():
+            for number, root in (await self._agreed(round)).items():
                 try:
                     await self._have_state(number, root)
                     return number
@@ -78,10 +84,15 @@ class Reader:
                 f" --data {self.manifest.data.name}=DIR"
             ) from error
 
-    def _agreed(self, round: int | None) -> Mapping[int, bytes]:
+    async def _agreed(self, round: int | None) -> Mapping[int, bytes]:
         """State roots by round: those that are looked for, the first first."""
-        commit = None if round is None else self.chain.commit(round)
-        found = self.starts.agreed() if round is None else {round: commit.body.state} if commit and commit.body.state else {}
+        if round is None:
+            archived = await self.source.states() if self.source is not None else {}
+            told = {number: root for number, root in archived.items() if self.chain.state_before(number) == root}
+            found = dict(sorted({**told, **self.starts.agreed()}.items(), reverse=True))
+        else:
+            root = self.chain.state_before(round)
+            found = {round: root} if root else {}
         if not found:
             raise LocalError(f"the run has not agreed on {_of(round)}; its chain has {self.chain.length} commits")
         return found
@@ -99,7 +110,7 @@ class Reader:
     async def replayable(self, round: int) -> int:
         """Have what replaying a round takes: the state before it, its payloads, and the digests of the state after it; returns
         the round. Raises LocalError where that cannot be had."""
-        before, after = self._agreed(round)[round], self._agreed(round + 1)[round + 1]
+        before, after = (await self._agreed(round))[round], (await self._agreed(round + 1))[round + 1]
         commit = self.chain.commit(round)
         assert commit is not None
         try:
@@ -116,10 +127,58 @@ def _of(round: int | None) -> str:
     return "a state" if round is None else f"the state before round {round}"
 
 
+class Nobody:
+    """Where a run's peers are all gone."""
+
+    async def find(self, peer: str) -> pb.PeerRecord | None:
+        return None
+
+    async def look_up(self, peer: str) -> None:
+        pass
+
+
 @asynccontextmanager
-async def open_reader(link: JoinLink, home: DataDirectory, say: Callable[[str], None]) -> AsyncIterator[Reader]:
-    """With the chain as long as the coordinator's, which is followed until the end. Raises LocalError where the coordinator does
-    not serve what the link names, or not to us."""
+async def open_archived(place: ArchivePlace, home: DataDirectory, say: Callable[[str], None]) -> AsyncIterator[Reader]:
+    """Of the archive alone, nobody else is asked: with the chain as it holds it. Raises LocalError where it cannot be read."""
+    say("reading the archive")
+    try:
+        archive = await asyncio.to_thread(open_archive, place.url, place.key)
+        head = await asyncio.to_thread(some_head, archive)
+        manifest = await asyncio.to_thread(archived_manifest, archive, head)
+        path = home.run_folder(archive.run_id)
+        chain = await asyncio.to_thread(ChainFile, path / "chain.db", manifest, rows.describe)
+    except RemoteError as error:
+        raise LocalError(error.detail) from error
+    channels = ChannelPool(home.identity, archive.run_id)
+    try:
+        try:
+            say(f"checking the chain: {head.length} commits")
+            await asyncio.to_thread(_follow_archive, archive, head, chain)
+        except RemoteError as error:
+            raise LocalError(f"the chain in the archive {archive.url} does not hold: {error}") from error
+        check_forks(chain)
+        source, store, stages = ArchiveSource(place, archive.run_id), BlobStore(path / "blobs"), range(manifest.model.stages)
+        exchange = Exchange(manifest, stages, store, Nobody(), channels, home.identity.peer, archive=source)
+        yield Reader(manifest, chain, store, exchange, Starts(manifest, chain, store, exchange), source)
+    finally:
+        chain.close()
+        await channels.close()
+
+
+def _follow_archive(archive: Archive, head: ArchiveHead, chain: ChainFile) -> None:
+    """What was read before may be of a chain that the run's owner gave up since. Blocking. Raises RemoteError."""
+    ours = standing(archive, head, chain)
+    if ours.parted:
+        chain.give_up_from(ours.commits)
+    fill_chain(archive, head, chain)
+
+
+@asynccontextmanager
+async def open_reader(
+    link: JoinLink, home: DataDirectory, say: Callable[[str], None], place: ArchivePlace | None = None
+) -> AsyncIterator[Reader]:
+    """With the chain as long as the coordinator's, which is followed until the end; `place`: of an archive that is asked for what
+    no peer serves. Raises LocalError where the coordinator does not serve what the link names, or not to us."""
     tasks, heads = Tasks(), Heads()
     channels = ChannelPool(home.identity, link.run_id, heads)
     directory = Directory(None, home.identity, link.run_id, home.start_number())
@@ -137,11 +196,10 @@ async def open_reader(link: JoinLink, home: DataDirectory, say: Callable[[str], 
             read_up = asyncio.Event()
             tasks.start(_follow(coordinator, chain, directory, read_up, say), "follow")
             await tasks.race(read_up.wait())
-            store, stages = BlobStore(path / "blobs"), range(manifest.model.stages)
-            exchange = Exchange(
-                manifest, stages, store, directory, channels, home.identity.peer, heads, lambda: chain.head.roster
-            )
-            yield Reader(manifest, chain, store, exchange, Starts(manifest, chain, store, exchange))
+            source = None if place is None else ArchiveSource(place, link.run_id)
+            store, stages, me = BlobStore(path / "blobs"), range(manifest.model.stages), home.identity.peer
+            exchange = Exchange(manifest, stages, store, directory, channels, me, heads, lambda: chain.head.roster, source)
+            yield Reader(manifest, chain, store, exchange, Starts(manifest, chain, store, exchange), source)
         finally:
             await tasks.close()
             chain.close()

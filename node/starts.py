@@ -67,7 +67,7 @@ class Starts:
         the beginning. After the snapshots, which peers keep for long, the newest agreed state, which they do not: where a payload
         is gone, it is what leads around it.
         """
-        snapshots = self._agreed_snapshots()
+        snapshots = {**self._named(), **self._agreed_snapshots()}
         snapshots.update((round, root) for round, root in self._newest_agreed().items() if round not in snapshots)
         resumable = {} if avoid_boundaries else self._resumable(hellos)
         boundaries = [round for round in sorted(resumable, reverse=True) if round <= self._chain.head.round]
@@ -153,9 +153,14 @@ class Starts:
                 return {round: commit.body.state}
         return {}
 
+    def _named(self) -> dict[int, bytes]:
+        """The state that the run's owner named, where the next commit is the first under its word: an archive holds it."""
+        head = self._chain.head
+        return {head.round: head.state} if head.state and head.appointment is not None else {}
+
     def agreed(self) -> dict[int, bytes]:
         """State roots that the run agreed on and peers keep, by round, the newest first."""
-        return {**self._newest_agreed(), **self._agreed_snapshots()}
+        return {**self._named(), **self._newest_agreed(), **self._agreed_snapshots()}
 
     def goes_around(self, round: int) -> bool:
         """Whether the run agreed on a state that this commit led to: who cannot have its payloads can start from there."""
@@ -241,11 +246,14 @@ class Starts:
         """Of the states that joiners start from."""
         return set(self._agreed_snapshots().values())
 
+    def oldest_kept(self) -> int:
+        """The first round whose payloads peers keep: a joiner may start from the second newest snapshot that is agreed on."""
+        newest = self._manifest.snapshot_round(max(1, self._chain.head.round))
+        return max(1, newest - SNAPSHOTS_KEPT * self._manifest.rounds.snapshot_every)
+
     def worth_keeping(self, own_states: Mapping[int, Mapping[int, bytes]], own_roots: Mapping[int, bytes]) -> set[bytes]:
         """Payloads and states of the rounds that a joiner or a restart may build on; `own_states` by round and stage."""
-        head = self._chain.head
-        newest = self._manifest.snapshot_round(max(1, head.round))
-        oldest = max(1, newest - SNAPSHOTS_KEPT * self._manifest.rounds.snapshot_every)
+        head, oldest = self._chain.head, self.oldest_kept()
         keep: set[bytes] = set()
         if oldest == 1 and (root := self._manifest.model.root):
             keep |= {root, *self._store.stage_digests(root)}

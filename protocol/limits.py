@@ -158,7 +158,7 @@ TERMS = (1 << 32) - 1
 """Of coordinators: an owner numbers them by its clock, so that a later appointment is larger wherever it was made."""
 
 APPOINTMENT_BYTES = 160
-"""A digest, a peer id and two numbers."""
+"""Two digests, a peer id and two numbers."""
 
 HELD_BYTES = 64
 """A digest and a number."""

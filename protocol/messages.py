@@ -270,6 +270,7 @@ def _check_appointment(body: pb.Appointment) -> None:
     _check_peer(body.coordinator, "coordinator")
     _require(body.round < limits.ROUNDS, "round number out of range")
     _require(len(body.head) == (32 if body.round else 0), "head is not 32 bytes, or not empty before the genesis commit")
+    _require(len(body.state) in ((0, 32) if body.round else (0,)), "state is not 32 bytes, or said before the genesis commit")
 
 
 _OUTCOMES = frozenset((pb.OUTCOME_ACCEPT, pb.OUTCOME_IGNORE, pb.OUTCOME_REJECT))

@@ -2,7 +2,8 @@
 
 An appointment names the last commit that stands, by its digest; the commit that follows carries the appointment, so a chain proves
 by itself who may sign it. Each begins a new term. Two commits of one round in one term prove that their signer made two chains; the
-owner's next appointment says which commits are the run's, and ends the halt.
+owner's next appointment says which commits are the run's, and ends the halt. Where a run starts again from an archive, it also
+names the state that its round starts from.
 """
 
 from dataclasses import replace
@@ -37,7 +38,10 @@ def appoint(manifest: Manifest, head: Head, envelope: pb.Envelope) -> Head:
         raise RemoteError(pb.REASON_WRONG_HEAD, f"the appointment of term {body.term} names another commit {body.round - 1}")
     if body.term <= head.term:
         raise RemoteError(pb.REASON_STALE_ROUND, f"the appointment of term {body.term} came in term {head.term}")
-    return replace(head, coordinator=body.coordinator, term=body.term, appointment=appointment.envelope)
+    # What the chain says already, nobody says otherwise. Else its owner may: strangers never say what a run's model is, and who
+    # made it may be gone.
+    state = head.state or body.state
+    return replace(head, coordinator=body.coordinator, term=body.term, appointment=appointment.envelope, state=state)
 
 
 def forked_round(manifest: Manifest, fork: pb.Fork) -> tuple[int, int]:

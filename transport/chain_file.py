@@ -357,6 +357,13 @@ class ChainFile:
         for (raw,) in self._reader.execute("SELECT envelope FROM commits WHERE round >= ? ORDER BY round", (first,)):
             yield self._open(raw)
 
+    def state_before(self, round: int) -> bytes:
+        """Root of the state that a round starts from, as the chain or the owner's word says it; empty where neither does."""
+        commit = self.commit(round)
+        if commit is not None:
+            return bytes(commit.body.state)
+        return self.head.state if round == self.head.round else b""
+
     def rows(self) -> str:
         """What people see of every round, a JSON list."""
         return "[" + ",".join(row for (row,) in self._read("SELECT row FROM views ORDER BY round")) + "]"

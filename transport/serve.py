@@ -95,6 +95,9 @@ class Turns:
 class Keeper(Protocol):
     """Who decides what is kept for others."""
 
+    alone: bool
+    """Nobody keeps what we pushed for the open round: nobody else can be dialled either."""
+
     def admit(self, author: str, digest: bytes, size: int) -> None:
         """Raises RemoteError where it is not kept."""
 

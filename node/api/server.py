@@ -46,6 +46,7 @@ def node_status(
         "address": address,
         "reachable": reach.reachable,
         "reach": reach.sentence,
+        "nobody_keeps": blobs.keeper is not None and blobs.keeper.alone,
         "coordinator_connected": connected,
         "attestation": asdict(participant.prover.result) if participant.prover else None,
         "state": status.name,

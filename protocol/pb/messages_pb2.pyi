@@ -609,13 +609,15 @@ class Commit(_message.Message):
     def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closed_at_ms: _Optional[int] = ..., collect_ms: _Optional[int] = ..., vote_ms: _Optional[int] = ..., open_ms: _Optional[int] = ..., ballot: _Optional[_Union[Envelope, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., closing: _Optional[bool] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., state: _Optional[bytes] = ..., norm: _Optional[int] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., rank_or_k: _Optional[int] = ..., inner_steps: _Optional[int] = ..., trained: _Optional[int] = ..., built_by: _Optional[_Iterable[str]] = ..., resting: _Optional[_Iterable[_Union[Rest, _Mapping]]] = ..., collect_history: _Optional[_Iterable[int]] = ..., vote_history: _Optional[_Iterable[int]] = ..., data_root: _Optional[bytes] = ..., merit_root: _Optional[bytes] = ..., signers: _Optional[_Iterable[bytes]] = ..., term: _Optional[int] = ..., appointment: _Optional[_Union[Envelope, _Mapping]] = ..., away: _Optional[_Iterable[_Union[Away, _Mapping]]] = ...) -> None: ...
 
 class Appointment(_message.Message):
-    __slots__ = ("term", "coordinator", "round", "head")
+    __slots__ = ("term", "coordinator", "round", "head", "state")
     TERM_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     term: int
     coordinator: str
     round: int
     head: bytes
-    def __init__(self, term: _Optional[int] = ..., coordinator: _Optional[str] = ..., round: _Optional[int] = ..., head: _Optional[bytes] = ...) -> None: ...
+    state: bytes
+    def __init__(self, term: _Optional[int] = ..., coordinator: _Optional[str] = ..., round: _Optional[int] = ..., head: _Optional[bytes] = ..., state: _Optional[bytes] = ...) -> None: ...

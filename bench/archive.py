@@ -1,0 +1,83 @@
+"""How fast a state goes into an archive and comes back: to a folder of this machine, and to a double of S3 in this process,
+plain and sealed.
+
+The bar is 30 MB/s each way: a line of 240 Mbit/s, which is what a rented box has. Beside it stand the parts that cannot be left
+out: hashing alone, and a plain copy of the same bytes that is on disk when it ends.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.report import judge, table, write
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import sha256
+from dilocox.transport.archive.archive import create_archive
+from dilocox.transport.archive.sealing import make_key
+from dilocox.transport.blobs import BlobStore
+from tests.s3_double import s3_double
+
+BAR = 30.0
+"""MB/s."""
+STAGES, STAGE_CHUNKS = 4, 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.archive")
+    parser.add_argument("--check", action="store_true", help="exit 1 where the bar is missed")
+    parser.add_argument("--quick", action="store_true", help="one stage")
+    options = parser.parse_args()
+    stages = 1 if options.quick else STAGES
+    with tempfile.TemporaryDirectory(prefix="bench-archive-") as scratch, s3_double(page=1000):
+        folder = Path(scratch)
+        store, key = BlobStore(folder / "blobs"), folder / "key"
+        make_key(key)
+        blobs = [store.put(os.urandom(limits.CHUNK_BYTES) for _ in range(STAGE_CHUNKS)) for _ in range(stages)]
+        size = sum(store.size(blob) for blob in blobs) / 1e6
+        found, rows = {}, []
+        for number, (place, url) in enumerate((("folder", str(folder / "archive")), ("S3 double", "s3://bucket"))):
+            for sealed in (False, True):
+                label = f"{place}, sealed" if sealed else place
+                found[label] = _measured(f"{url}/{number}{sealed}", key if sealed else None, store, blobs, folder / label)
+                rows.append([label, *(f"{size / found[label][way]:,.0f}" for way in ("write", "read"))])
+        copied = _seconds(lambda: _copy([store.path(blob) for blob in blobs], folder / "copy"))
+        hashed = _seconds(lambda: [sha256(chunk) for blob in blobs for chunk in store.chunks(blob)])  # type: ignore[arg-type]
+        rows += [["copied and on disk", f"{size / copied:,.0f}", "–"], ["hashed alone", "–", f"{size / hashed:,.0f}"]]
+    print(f"{stages} stages of {STAGE_CHUNKS * limits.CHUNK_BYTES / 1e6:.0f} MB, {os.cpu_count()} cores; MB in a second")
+    table(["archive", "written", "read"], rows)
+    speeds = {label: {way: size / seconds for way, seconds in each.items()} for label, each in found.items()}
+    write("archive", {"bytes": size * 1e6, "megabytes_per_second": speeds})
+    slow = [(label, way, each[way]) for label, each in speeds.items() for way in each if each[way] < BAR]
+    judge([f"{label}: {way} {speed:.0f} MB/s, less than {BAR:g}" for label, way, speed in slow], options.check)
+
+
+def _measured(url: str, key: Path | None, store: BlobStore, blobs: list[bytes], into: Path) -> dict[str, float]:
+    """Seconds, there and back."""
+    run, other = sha256(b"bench"), BlobStore(into)
+    archive = create_archive(url, run, key)
+    wrote = _seconds(lambda: [archive.put(store, blob) for blob in blobs])
+    archive = create_archive(url, run, key)
+    read = _seconds(lambda: [archive.fetch(blob, other, limits.BLOB_BYTES) for blob in blobs])
+    assert all(other.verify(blob) for blob in blobs)
+    return {"write": wrote, "read": read}
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _copy(sources: list[Path], target: Path) -> None:
+    for source in sources:
+        with source.open("rb") as read, target.open("wb") as file:
+            while data := read.read(limits.CHUNK_BYTES):
+                file.write(data)
+            os.fsync(file.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""Keeps a run's archive: its chain, the states that it agreed on, its data, and by choice every payload that counted.
+
+What is missing is looked up, level by level, and fetched from peers as a joiner would; then one head names it. A restart, and an
+archive that could not be reached for a day, go on with what peers still keep.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dilocox.node.carrying import Carrier
+from dilocox.node.exchange import Exchange
+from dilocox.node.place import Place
+from dilocox.node.starts import Starts
+from dilocox.protocol import limits
+from dilocox.protocol.chain import taken
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.leaves import read_leaves
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement, canonical, open_envelope, parse
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.archive.archive import Archive, create_archive
+from dilocox.transport.archive.chain import commits_of, standing, word_of, write_commits
+from dilocox.transport.archive.index import ArchiveHead, Snapshot, covered, cut, due, joined
+from dilocox.transport.archive.source import ArchivePlace
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.corpora import Folders, named_store
+from dilocox.transport.data_directory import DataDirectory
+
+__all__ = ["ArchiveSettings", "Archiver", "check_sealing", "make_archiver"]
+
+log = logging.getLogger(__name__)
+
+Done = tuple[ArchiveHead, str]
+"""The head after a step, and why something is still missing."""
+LOOK_SECONDS = 5.0
+"""What could not be had, or written, is tried again after this; a commit is looked at when it comes."""
+
+
+@dataclass(frozen=True)
+class ArchiveSettings:
+    place: ArchivePlace
+    plain: bool
+    """Whoever holds the storage may read it, though the run is not public."""
+    every: int | None
+    """Rounds between two snapshots; None: as the run's peers keep them for joiners."""
+    keep: int | None
+    """So many snapshots; None: all."""
+    payloads: bool
+    """Every payload that counted, too."""
+    data: Folders
+    """Where the run's data lie on this machine, by name; empty: they are fetched."""
+
+
+def check_sealing(manifest: Manifest, key: Path | None, plain: bool) -> None:
+    """Raises ConfigError where an archive would say to others what the run does not."""
+    if key is None and not plain and (manifest.admission.policy == "allow-list" or not manifest.may_read("")):
+        raise ConfigError(
+            "this run is not public, and whoever holds the archive's storage could read it: name a key with --archive-key FILE"
+            " (made where there is none), or say --archive-plain"
+        )
+
+
+def make_archiver(
+    settings: ArchiveSettings,
+    home: DataDirectory,
+    place: Place,
+    manifest: Manifest,
+    chain: ChainFile,
+    starts: Starts,
+    exchange: Exchange,
+) -> tuple["Archiver", set[bytes]]:
+    """And what must stay in the place's store while it is being archived. Raises ConfigError."""
+    named, supplies = named_store(manifest.data, settings.data), None
+    data = named or BlobStore(home.folder / "data")
+    if named is None:
+        me, network = home.identity.peer, place.network
+        supplies = Exchange(manifest, (), data, network.directory, place.channels, me, place.heads)
+    carrier = Carrier(manifest, starts, exchange, place.store, data, supplies)
+    url, key = settings.place.url, settings.place.key
+    archiver = Archiver(manifest, lambda: create_archive(url, manifest.run_id, key), settings, chain, starts, carrier)
+    return archiver, carrier.pinned
+
+
+class Archiver:
+    def __init__(
+        self,
+        manifest: Manifest,
+        open: Callable[[], Archive],
+        settings: ArchiveSettings,
+        chain: ChainFile,
+        starts: Starts,
+        carrier: Carrier,
+    ) -> None:
+        """`open`: the archive, where it can be reached."""
+        self._manifest, self._open, self._settings = manifest, open, settings
+        self._chain, self._starts, self.carrier = chain, starts, carrier
+        self._every = settings.every or manifest.rounds.snapshot_every
+        self._archive: Archive | None = None
+        self._dropped = -1
+        """Number of the head whose retired blobs are gone."""
+        self.has_data = False
+        """All of the run's data was carried."""
+        self.grew = asyncio.Event()
+        """Set when the chain has a commit more."""
+        self.head: ArchiveHead | None = None
+        """As we wrote it last."""
+        self.why = "it was not opened yet"
+        """Why the archive is not as it should be; empty: it is."""
+
+    async def carry_data(self) -> None:
+        """The run's data and its tokenizer, until all of it is archived; the next head says so."""
+        said = ""
+        while not self.has_data:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                if self.head is not None and not self.head.data:
+                    await self.carrier.data(self._chain.parties)
+                self.has_data = self.head is not None
+            except RemoteError as error:
+                if error.detail != said:
+                    log.warning("the run's data are not archived yet: %s", error.detail)
+                    said = error.detail
+        self.grew.set()
+
+    async def run(self) -> None:
+        """Until cancelled. Raises ConfigError where something else lies in the archive's place."""
+        said = ""
+        while True:
+            self.grew.clear()
+            try:
+                self.why = await self.look()
+            except RemoteError as error:
+                self.why = error.detail
+            if self.why != said:
+                log.warning("%s", self.why) if self.why else log.info("the archive is complete again")
+                said = self.why
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self.grew.wait()
+            except TimeoutError:
+                pass
+
+    async def look(self) -> str:
+        """Have what is missing; why something still is. Raises RemoteError where the archive cannot be used."""
+        if self._archive is None:
+            self._archive = self.carrier.archive = await asyncio.to_thread(self._open)
+        head = await asyncio.to_thread(self._current, self._archive)
+        if head is None:
+            return "the chain here is shorter than the archive's: waiting for the coordinator's"
+        missing = []
+        for step in (self._initial, self._snapshot, self._payload_log):
+            head, why = await step(head)
+            missing += [why] if why else []
+        if self.has_data and not head.data:
+            head = await self._publish(head, head.model_copy(update={"data": True}))
+        self.head = head
+        return "; ".join(missing)
+
+    def status(self) -> dict[str, Any]:
+        """For people."""
+        head = self.head
+        return {
+            "url": self._settings.place.url,
+            "commits": head.length if head else 0,
+            "snapshots": [item.round for item in head.snapshots] if head else [],
+            "payloads": [list(span) for span in head.payloads] if head else [],
+            "data": bool(head and head.data),
+            "why": self.why,
+        }
+
+    # The head
+
+    def _current(self, archive: Archive) -> ArchiveHead | None:
+        """The newest head, with what of its chain is the run's and what follows; None where ours is behind. Blocking."""
+        before = head = archive.head()
+        if head is None:
+            signed = self._chain.signed_manifest
+            assert signed is not None, "who follows a run keeps it"
+            head = ArchiveHead(sequence=0, run=archive.run_id.hex(), manifest=archive.write(canonical(signed)).hex())
+        if before is not None:
+            self._drop(archive, before)
+        ours = standing(archive, head, self._chain)
+        if ours.commits < head.length and not ours.parted:
+            return None
+        gone: list[bytes] = []
+        changed = head
+        if ours.parted:
+            log.warning("the run's owner named another chain: %d of the archive's %d commits stand", ours.commits, head.length)
+            changed, gone = self._without(archive, head, ours.commits)
+        segments = tuple(write_commits(archive, self._chain, ours.segments))
+        blobs = {segment.blob for segment in segments}
+        gone += [bytes.fromhex(segment.blob) for segment in head.segments if segment.blob not in blobs]
+        changed = changed.model_copy(update={"segments": segments, "appointment": word_of(archive, self._chain)})
+        return self._published(archive, before, changed, gone)
+
+    def _without(self, archive: Archive, head: ArchiveHead, stand: int) -> tuple[ArchiveHead, list[bytes]]:
+        """Without what is of commits that do not stand, and its blobs. Blocking."""
+        snapshots = tuple(item for item in head.snapshots if self._chain.state_before(item.round).hex() == item.root)
+        gone = self._states(archive, [bytes.fromhex(item.root) for item in set(head.snapshots) - set(snapshots)])
+        for raw in commits_of(archive, head, stand):
+            gone += self._payloads(archive, head, open_envelope(raw, archive.run_id, (pb.KIND_COMMIT,)))
+        return head.model_copy(update={"snapshots": snapshots, "payloads": cut(head.payloads, 0, stand - 1)}), gone
+
+    def _drop(self, archive: Archive, head: ArchiveHead) -> None:
+        """What no head names any more: before anything else is written, which might be one of these. Blocking."""
+        if self._dropped != head.sequence:
+            for digest in head.retired:
+                archive.drop(bytes.fromhex(digest))
+            self._dropped = head.sequence
+
+    def _published(
+        self, archive: Archive, before: ArchiveHead | None, changed: ArchiveHead, gone: Iterable[bytes] = ()
+    ) -> ArchiveHead:
+        """`changed` instead of `before`; then what is `gone` goes, but for what is of a state that it still names. Blocking."""
+        going = set(gone)
+        if going:
+            initial = [self._manifest.model.root] if changed.initial else []
+            going -= set(self._states(archive, [*changed.roots, *initial]))
+        changed = changed.model_copy(update={"retired": tuple(sorted(digest.hex() for digest in going))})
+        if before is not None and not going and changed == before.model_copy(update={"retired": ()}):
+            return before
+        written = archive.publish(changed)
+        self._drop(archive, written)
+        return written
+
+    async def _publish(self, before: ArchiveHead, changed: ArchiveHead, gone: Iterable[bytes] = ()) -> ArchiveHead:
+        return await asyncio.to_thread(self._published, self._opened, before, changed, gone)
+
+    @property
+    def _opened(self) -> Archive:
+        assert self._archive is not None, "nothing is done before"
+        return self._archive
+
+    # What is of what
+
+    @staticmethod
+    def _states(archive: Archive, roots: Iterable[bytes]) -> list[bytes]:
+        """Blobs of these states. Blocking."""
+        return [
+            blob for root in roots for blob in (root, *parse(pb.StageStates, archive.read(root, limits.LEAVES_BYTES)).digests)
+        ]
+
+    def _payloads(self, archive: Archive, head: ArchiveHead, commit: Statement[pb.Commit]) -> list[bytes]:
+        """What was counted, and is in the archive. Blocking."""
+        if not covered(head.payloads, commit.body.round):
+            return []
+        leaves = [item.contribution.leaves for item in taken(commit.body)]
+        read = [read_leaves(self._manifest, archive.read(digest, limits.LEAVES_BYTES)) for digest in leaves]
+        state = [commit.body.state] if commit.body.state else []
+        return [*state, *leaves, *(leaf.digest for each in read for leaf in each)]
+
+    # States
+
+    async def _initial(self, head: ArchiveHead) -> Done:
+        root = self._manifest.model.root
+        if head.initial or not root:
+            return head, ""
+        try:
+            await self.carrier.stages(0, await self.carrier.root(0, root))
+        except RemoteError as error:
+            return head, f"the state that the run begins with is not archived yet: {error.detail}"
+        return await self._publish(head, head.model_copy(update={"initial": True})), ""
+
+    async def _snapshot(self, head: ArchiveHead) -> Done:
+        agreed, why, begun = self._starts.agreed(), "", head.coming
+        rounds = due(head, agreed, 1 if self._chain.head.finished else self._every)  # what it ended with, always
+        if begun is not None and agreed.get(begun.round, b"").hex() == begun.root:
+            rounds = [begun.round, *(round for round in rounds if round != begun.round)]
+        for round in rounds:
+            try:
+                head = await self._have_state(head, Snapshot(round=round, root=agreed[round].hex()))
+            except RemoteError as error:
+                why = f"the state before round {round} is not archived yet: {error.detail}"
+                newest = await asyncio.to_thread(self._opened.head)
+                assert newest is not None, "there was one"
+                head = newest
+                continue
+            log.info("the state before round %d is archived", round)
+            return await self._retire(head), ""
+        if begun is not None and begun == head.coming and begun.round not in rounds:  # nobody serves the rest of it any more
+            head = await self._instead(head, None)
+        return head, why
+
+    async def _instead(self, head: ArchiveHead, coming: Snapshot | None) -> ArchiveHead:
+        """With another state coming: what is here of the one before goes."""
+        before, gone = head.coming, set[bytes]()
+        if before is not None and before != coming:
+            gone = set(await asyncio.to_thread(self._states, self._opened, [bytes.fromhex(before.root)]))
+            if covered(head.payloads, before.round):  # its list is what a replay is checked by
+                gone.discard(bytes.fromhex(before.root))
+        return await self._publish(head, head.model_copy(update={"coming": coming}), gone)
+
+    async def _have_state(self, head: ArchiveHead, snapshot: Snapshot) -> ArchiveHead:
+        """Raises RemoteError where nobody serves all of it."""
+        root = bytes.fromhex(snapshot.root)
+        digests = await self.carrier.root(snapshot.round, root)
+        head = await self._instead(head, snapshot)
+        await self.carrier.stages(snapshot.round, digests)
+        kept = tuple(sorted({*head.snapshots, snapshot}, key=lambda item: item.round))
+        return await self._publish(head, head.model_copy(update={"snapshots": kept, "coming": None}))
+
+    async def _retire(self, head: ArchiveHead) -> ArchiveHead:
+        """Without the oldest snapshots, and the payloads before the oldest that stays, where so few are kept."""
+        keep = self._settings.keep
+        if keep is None or len(head.snapshots) <= keep:
+            return head
+        old, kept = head.snapshots[:-keep], head.snapshots[-keep:]
+        first = kept[0].round
+        changed = head.model_copy(update={"snapshots": kept, "payloads": cut(head.payloads, first, limits.ROUNDS)})
+
+        def gone() -> list[bytes]:
+            end = min(first, self._chain.length)
+            commits = (self._chain.commit(number) for a, b in head.payloads for number in range(a, min(b + 1, end)))
+            payloads = [blob for c in commits if c is not None for blob in self._payloads(self._opened, head, c)]
+            return payloads + self._states(self._opened, [bytes.fromhex(item.root) for item in old])
+
+        return await self._publish(head, changed, await asyncio.to_thread(gone))
+
+    # Payloads
+
+    async def _payload_log(self, head: ArchiveHead) -> Done:
+        """Of the rounds whose payloads peers still keep."""
+        if not self._settings.payloads:
+            return head, ""
+        before, why, full = head, "", len(head.snapshots) == self._settings.keep
+        oldest = head.snapshots[0].round if full else 0
+        for number in range(max(oldest, self._starts.oldest_kept()), self._chain.length):
+            if covered(head.payloads, number):
+                continue
+            commit = self._chain.commit(number)
+            assert commit is not None
+            try:
+                await self.carrier.payloads(commit)
+            except RemoteError as error:
+                why = f"payloads of round {number} are not archived yet: {error.detail}"
+            else:
+                head = head.model_copy(update={"payloads": joined(head.payloads, number)})
+        return await self._publish(before, head), why

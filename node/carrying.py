@@ -1,0 +1,111 @@
+"""Blobs from the run's peers into its archive, one after the other through this disk."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from dilocox.node.exchange import Exchange
+from dilocox.node.starts import Starts
+from dilocox.protocol import limits
+from dilocox.protocol.chain import holders, taken
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.tensors import state_bytes
+from dilocox.transport.archive.archive import Archive
+from dilocox.transport.archive.source import stoppable
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.corpora import corpus_in
+
+__all__ = ["Carrier"]
+
+
+class Carrier:
+    def __init__(
+        self,
+        manifest: Manifest,
+        starts: Starts,
+        exchange: Exchange,
+        store: BlobStore,
+        data: BlobStore,
+        supplies: Exchange | None,
+    ) -> None:
+        """`exchange` fetches into `store`; `supplies` the run's data into `data`; None: they lie there, for us to read only."""
+        self._manifest, self._starts, self._exchange, self._store = manifest, starts, exchange, store
+        self._data, self._supplies = data, supplies
+        self.pinned: set[bytes] = set()
+        """What stays in `store` while it is being archived."""
+        self.archive: Archive | None = None
+        """As soon as it is open."""
+
+    @contextmanager
+    def _pinned(self, digest: bytes) -> Iterator[None]:
+        self.pinned.add(digest)
+        try:
+            yield
+        finally:
+            self.pinned.discard(digest)
+
+    async def _carry(self, store: BlobStore, digest: bytes, fetch: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Have a blob in the archive; `fetch` has it in `store`, None: it is there. Raises RemoteError."""
+        assert self.archive is not None, "nothing is archived before"
+        if await asyncio.to_thread(self.archive.__contains__, digest):
+            return
+        if fetch is not None:
+            await fetch()
+        try:
+            await stoppable(self.archive.put, store, digest)
+        except FileNotFoundError as error:
+            raise RemoteError(pb.REASON_UNAVAILABLE, "it was removed while it was being archived") from error
+
+    async def root(self, round: int, root: bytes) -> list[bytes]:
+        """The list of an agreed state's stages; returns it. Raises RemoteError where nobody serves it."""
+        with self._pinned(root):
+            digests = await self._starts.stages_of(round, root)
+            await self._carry(self._store, root)
+        return digests
+
+    async def stages(self, round: int, digests: Sequence[bytes]) -> None:
+        """Raises RemoteError where nobody serves one."""
+        keepers = self._starts.keepers(round)
+        for stage, digest in enumerate(digests):
+            size = state_bytes(self._manifest.model, stage)
+            with self._pinned(digest):
+                await self._carry(self._store, digest, partial(self._exchange.fetch, digest, keepers, size, stage))
+
+    async def payloads(self, commit: Statement[pb.Commit]) -> None:
+        """Whatever it counted, and the list of the state that it builds on: enough to replay the round before, and to check that.
+        Raises RemoteError where nobody serves one."""
+        keepers = holders(commit.body)
+        if commit.body.state:
+            await self.root(commit.body.round, commit.body.state)
+        for item in taken(commit.body):
+            providers = keepers[item.cluster]
+            with self._pinned(item.contribution.leaves):
+                for leaf in await self._exchange.leaves(item.contribution, providers):
+                    fetch = partial(self._exchange.fetch, leaf.digest, providers, leaf.size, leaf.stage)
+                    with self._pinned(leaf.digest):
+                        await self._carry(self._store, leaf.digest, fetch)
+                await self._carry(self._store, item.contribution.leaves)
+
+    async def data(self, providers: Sequence[str]) -> None:
+        """The run's data, their tokenizer among them; what was fetched for it goes. Raises RemoteError."""
+        document = bytes.fromhex(self._manifest.data.digest)
+        await self._have_data(document, providers, limits.CORPUS_BYTES)
+        corpus = await asyncio.to_thread(corpus_in, self._data, document)
+        if corpus is None:
+            raise RemoteError(pb.REASON_MALFORMED, "what the run names as its data is no corpus")
+        for blob, size in corpus.blobs:
+            fetch = partial(self._have_data, blob, providers, size or limits.TOKENIZER_BYTES)
+            await self._carry(self._data, blob, fetch)
+            if self._supplies is not None:
+                await asyncio.to_thread(self._data.remove, blob)
+        await self._carry(self._data, document)
+
+    async def _have_data(self, digest: bytes, providers: Iterable[str], most: int) -> None:
+        if self._supplies is not None:
+            await self._supplies.fetch(digest, providers, most)
+        elif not await asyncio.to_thread(self._data.sound, digest):
+            raise RemoteError(pb.REASON_UNAVAILABLE, f"{digest.hex()[:16]}… is missing or damaged in {self._data.folder}")

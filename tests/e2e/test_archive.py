@@ -1,0 +1,84 @@
+"""A run that outlives its peers: all of them killed and their folders deleted, it goes on from its archive."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dilocox.node.testnet import Member, Testnet
+from dilocox.transport.archive.archive import open_archive
+from dilocox.transport.archive.index import ArchiveHead
+from dilocox.transport.data_directory import load_identity
+from tests.e2e.conftest import build, running, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
+
+SOON = {"deadline_seconds = 120": "deadline_seconds = 20", "liveness_seconds = 30": "liveness_seconds = 10"}
+"""A coordinator that starts waits for a deadline and a grace for those who are gone."""
+
+
+def dilocox(*arguments: str) -> str:
+    command = [sys.executable, "-P", "-m", "dilocox.cli.main", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def archive_with(place: Path, round: int) -> ArchiveHead | None:
+    """The archive's head, once it has the data, a state after `round`, and the payloads of `round`."""
+    head = open_archive(str(place), None).head() if (place / "archive.json").exists() else None
+    whole = head is not None and head.data and any(item.round > round for item in head.snapshots)
+    return head if head is not None and whole and head.payloads and head.payloads[-1][1] >= round else None
+
+
+def test_a_run_goes_on_when_all_peers_and_the_coordinator_are_gone(tmp_path: Path):
+    place = tmp_path / "archive"
+    testnet = build(tmp_path, count=100_000, nodes=2, changes={**SOON, "start_clusters = 3": "start_clusters = 2"})
+    link = str(testnet.folder / "link")
+    arguments = ["archive", "--join", f"@{link}", "--archive", str(place), "--every", "2", "--payloads", "--no-dht"]
+    keeper = Member("keeper", testnet.folder / "keeper", [*arguments, "--home", str(testnet.folder / "keeper")])
+    last = testnet.members.pop()
+    testnet.members += [keeper, last, last]  # `running` starts all but the last
+    with running(testnet, rounds=3) as swarm:
+        wait_for(lambda: archive_with(place, 3), "the archive holds a state after round 3, payloads and data")
+        for member in testnet.members[:-1]:
+            testnet.kill(member, signal.SIGKILL)
+        wait_for(lambda: not testnet.running(), "all are gone")
+    head = archive_with(place, 3)
+    assert head is not None
+    shutil.rmtree(testnet.folder)
+    assert "commits hold" in dilocox("verify", "--archive", str(place), head.run)
+
+    after = tmp_path / "after"
+    after.mkdir()
+    (tmp_path / "e2e.key").rename(after / "run.key")
+    round, root = next(iter(head.states.items()))
+    home = after / "coordinator"
+    new = load_identity(home / "identity.key").peer
+    said = dilocox("appoint", new, str(after / "run.toml"), "--archive", str(place))
+    assert f"round {round} starts from the archived state {root.hex()}" in said
+
+    link = str(after / "link")
+    arguments = ["coordinator", str(after / "run.chain"), "--home", str(home), "--link-file", link]
+    members = [Member("coordinator", home, arguments)]
+    for number in (1, 2):
+        home = after / f"node-{number}"
+        arguments = ["node", "--join", f"@{link}", "--home", str(home), "--archive", str(place), "--no-dht", "--threads", "1"]
+        members.append(Member(f"node-{number}", home, [*arguments, "--step-seconds", "0.03"]))
+    home = after / "keeper"
+    arguments = ["archive", "--join", f"@{link}", "--archive", str(place), "--every", "2", "--payloads", "--no-dht"]
+    members.append(Member("keeper", home, [*arguments, "--home", str(home)]))
+    again = Testnet(after, [*members, members[-1]])
+    with running(again, rounds=round + 2) as swarm:
+        wake = swarm.round(round)
+        assert wake["state"] == root.hex(), "the same hash"
+        counted = wait_for(lambda: [n for n in range(round, swarm.open_round()) if swarm.counted(n)], "somebody is counted")
+        assert counted
+        wait_for(lambda: swarm.same_states(swarm.open_round()), "all hold one state")
+        wait_for(lambda: archive_with(place, round + 1), "the archive goes on with the new chain")
+        kept = next(item for item in swarm.status("keeper")["archive"]["payloads"] if item[1] > round)
+        assert kept[0] <= round, "what stands of the old chain's payloads stays"
+    assert "commits hold" in dilocox("verify", "--archive", str(place), head.run)

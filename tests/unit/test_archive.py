@@ -1,0 +1,377 @@
+"""What an archive keeps: blobs and heads, in a folder and in a double of S3, plain and sealed."""
+
+import os
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dilocox.protocol import limits
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.archive.archive import Archive, create_archive, open_archive
+from dilocox.transport.archive.index import ArchiveHead, Segment, Snapshot, covered, cut, due, joined
+from dilocox.transport.archive.sealing import make_key
+from dilocox.transport.archive.storage import BucketStorage, FolderStorage, Storage, open_storage
+from dilocox.transport.blobs import BlobStore
+from tests.helpers import digest
+from tests.s3_double import s3_double
+
+RUN = digest("run")
+SIZES = (0, 1, limits.CHUNK_BYTES, limits.CHUNK_BYTES + 1, 3 * limits.CHUNK_BYTES)
+
+
+@contextmanager
+def moto_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """moto's S3, another double, by others, which is no dependency of ours; the name of a bucket that is new: it remembers them."""
+    bucket = f"bucket-{os.urandom(8).hex()}"
+    reason = "moto's double of S3 is not here: pip install 'moto[server]'"
+    server = pytest.importorskip("moto.server", reason=reason).ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        settings = {
+            "ENDPOINT_URL": f"http://{host}:{port}",
+            "REGION": "us-east-1",
+            "ACCESS_KEY_ID": "x",
+            "SECRET_ACCESS_KEY": "x",
+        }
+        for name, value in settings.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/{bucket}", method="PUT")).close()
+        yield bucket
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=["folder", "sealed folder", "S3 double", "sealed S3 double", "moto"])
+def fresh(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Archive]]:
+    """Opens the archive anew each time."""
+    key = None
+    if "sealed" in request.param:
+        key = tmp_path / "archive.key"
+        make_key(key)
+    if request.param == "moto":
+        with moto_double(monkeypatch) as bucket:
+            yield lambda: create_archive(f"s3://{bucket}/some/prefix", RUN, key)
+    elif "S3" in request.param:
+        with s3_double():
+            yield lambda: create_archive("s3://bucket/some/prefix", RUN, key)
+    else:
+        yield lambda: create_archive(str(tmp_path / "archive"), RUN, key)
+
+
+def content(size: int) -> bytes:
+    return bytes(size) if size < 2 else b"\1" + bytes(size - 2) + b"\2"
+
+
+def head(archive: Archive, **changes: object) -> ArchiveHead:
+    values = {"sequence": 0, "run": archive.run_id.hex(), "manifest": "00" * 32, **changes}
+    return ArchiveHead.model_validate(values)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_blob_comes_back_as_it_was(fresh: Callable[[], Archive], tmp_path: Path, size: int):
+    store, other = BlobStore(tmp_path / "one"), BlobStore(tmp_path / "other")
+    blob = store.put([content(size)])
+    assert blob not in fresh()
+    assert fresh().put(store, blob) == size
+    assert blob in fresh()
+    assert fresh().put(store, blob) == 0, "once is enough"
+    assert fresh().fetch(blob, other, limits.BLOB_BYTES) == size
+    assert other.read(blob) == content(size)
+    assert fresh().read(blob, limits.BLOB_BYTES) == content(size)
+    assert fresh().write(content(size)) == blob
+    archive = fresh()
+    archive.drop(blob)
+    assert blob not in archive
+    assert set(archive.storage.sizes("")) == {"archive.json"}, "nothing of it is left"
+
+
+def test_what_it_does_not_hold_is_a_sentence(fresh: Callable[[], Archive], tmp_path: Path):
+    archive = fresh()
+    with pytest.raises(RemoteError, match="does not hold the blob") as caught:
+        archive.fetch(digest("none"), BlobStore(tmp_path / "one"), 10)
+    assert caught.value.reason == pb.REASON_UNAVAILABLE
+    blob = archive.write(b"more than four")
+    for read in (lambda: archive.read(blob, 4), lambda: archive.fetch(blob, BlobStore(tmp_path / "one"), 4)):
+        with pytest.raises(RemoteError, match="14 bytes; at most 4") as caught:
+            read()
+        assert caught.value.reason == pb.REASON_OVERSIZE
+
+
+def test_the_newest_head_counts_and_two_are_kept(fresh: Callable[[], Archive]):
+    archive = fresh()
+    assert archive.head() is None
+    for round in range(4):
+        written = archive.publish(head(archive, snapshots=(Snapshot(round=round, root="11" * 32),)))
+        assert fresh().head() == written
+        assert (written.sequence, list(written.states)) == (round, [round])
+    assert sorted(archive.storage.sizes("heads")) == ["000000000002", "000000000003"]
+
+
+def test_two_who_write_find_out(fresh: Callable[[], Archive]):
+    one, other = fresh(), fresh()
+    assert one.head() is other.head() is None
+    one.publish(head(one))
+    with pytest.raises(RemoteError, match="somebody else writes"):
+        other.publish(head(other))
+    assert other.head() is not None
+    other.publish(head(other, data=True))
+    found = fresh().head()
+    assert found is not None
+    assert found.data
+
+
+def test_damage_is_found_and_the_head_before_is_read(fresh: Callable[[], Archive], tmp_path: Path):
+    archive, store = fresh(), BlobStore(tmp_path / "one")
+    small, large = store.put([b"small"]), store.put([content(2 * limits.CHUNK_BYTES)])
+    for blob in (small, large):
+        archive.put(store, blob)
+    archive.head()
+    first = archive.publish(head(archive))
+    archive.publish(head(archive, data=True))
+    for name in archive.storage.sizes(""):
+        if name != "archive.json" and not name.endswith(f"heads/{first.sequence:012}"):
+            raw = archive.storage.get(name, 1 << 30)
+            archive.storage.put(name, raw[:-1] + bytes([raw[-1] ^ 1]))
+    again = BlobStore(tmp_path / "again")
+    for blob in (small, large):
+        with pytest.raises(RemoteError):
+            archive.fetch(blob, again, limits.BLOB_BYTES)
+        assert blob not in again
+        with pytest.raises(RemoteError):
+            archive.read(blob, limits.BLOB_BYTES)
+    assert fresh().head() == first
+    after = fresh()
+    after.head()
+    assert after.publish(head(after)).sequence == 2, "the damaged one's number is taken"
+
+
+def test_a_transfer_that_was_cut_goes_on(fresh: Callable[[], Archive], tmp_path: Path):
+    """Chunks that are there are not sent, nor fetched, again."""
+    archive, store, other = fresh(), BlobStore(tmp_path / "one"), BlobStore(tmp_path / "other")
+    blob = store.put([content(6 * limits.CHUNK_BYTES)])
+    cut = Counting(archive.storage, fails_at=3)
+    archive.storage = cut
+    with pytest.raises(RemoteError, match="the line was cut"):
+        archive.put(store, blob)
+    again = fresh()
+    again.storage = counted = Counting(again.storage)
+    assert blob not in again
+    assert again.put(store, blob) < 6 * limits.CHUNK_BYTES
+    assert counted.puts + cut.puts == 7, "six chunks and an index"
+    again.storage = counted = Counting(counted.inner, fails_at=4)
+    with pytest.raises(RemoteError, match="the line was cut"):
+        again.fetch(blob, other, limits.BLOB_BYTES)
+    assert blob not in other
+    received = fresh().fetch(blob, other, limits.BLOB_BYTES)
+    assert 0 < received < 6 * limits.CHUNK_BYTES
+    assert other.sound(blob)
+
+
+class Counting:
+    """A storage that fails from some put or get on."""
+
+    def __init__(self, inner: Storage, fails_at: int | None = None) -> None:
+        self.inner, self.url, self._fails_at = inner, inner.url, fails_at
+        self.puts = self.calls = 0
+        self._lock = threading.Lock()
+
+    def _count(self) -> None:
+        with self._lock:
+            self.calls += 1
+            if self._fails_at is not None and self.calls > self._fails_at:
+                raise RemoteError(pb.REASON_UNAVAILABLE, "the line was cut")
+
+    def get(self, name: str, most: int) -> bytes:
+        self._count()
+        return self.inner.get(name, most)
+
+    def put(self, name: str, data: bytes) -> None:
+        self._count()
+        self.inner.put(name, data)
+        with self._lock:
+            self.puts += 1
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        self._count()
+        return self.inner.put_new(name, data)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        return self.inner.sizes(folder)
+
+    def size(self, name: str) -> int | None:
+        return self.inner.size(name)
+
+    def delete(self, name: str) -> None:
+        self._count()
+        self.inner.delete(name)
+
+
+# What it refuses
+
+
+def test_a_place_that_no_archive_made_is_left_alone(tmp_path: Path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.jpg").write_bytes(b"mine")
+    with pytest.raises(ConfigError, match="files that no archive made"):
+        create_archive(str(tmp_path / "photos"), RUN, None)
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["one.jpg"]
+    with pytest.raises(LocalError, match="there is no archive in"):
+        open_archive(str(tmp_path / "none"), None)
+
+
+def test_another_run_and_another_key_are_refused(tmp_path: Path):
+    key, wrong = tmp_path / "a.key", tmp_path / "b.key"
+    make_key(key)
+    make_key(wrong)
+    create_archive(str(tmp_path / "plain"), RUN, None)
+    create_archive(str(tmp_path / "sealed"), RUN, key)
+    with pytest.raises(ConfigError, match="is of the run"):
+        create_archive(str(tmp_path / "plain"), digest("another"), None)
+    with pytest.raises(ConfigError, match="is sealed: name its key"):
+        open_archive(str(tmp_path / "sealed"), None)
+    with pytest.raises(ConfigError, match="is not sealed"):
+        open_archive(str(tmp_path / "plain"), key)
+    with pytest.raises(ConfigError, match=r"b.key is not the key"):
+        open_archive(str(tmp_path / "sealed"), wrong)
+    key.chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        open_archive(str(tmp_path / "sealed"), key)
+    wrong.write_text("not a key")
+    with pytest.raises(ConfigError, match="does not hold an archive key"):
+        open_archive(str(tmp_path / "sealed"), wrong)
+    with pytest.raises(FileExistsError):
+        make_key(key)
+
+
+def test_a_sealed_archive_says_neither_content_nor_digests(tmp_path: Path):
+    key = tmp_path / "a.key"
+    make_key(key)
+    archive, secret = create_archive(str(tmp_path / "sealed"), RUN, key), b"a sentence that stays in the house"
+    blob = archive.write(secret)
+    archive.head()
+    archive.publish(head(archive, snapshots=(Snapshot(round=3, root=blob.hex()),)))
+    for path in (tmp_path / "sealed").rglob("*"):
+        assert blob.hex() not in str(path)
+        if path.is_file():
+            assert secret not in path.read_bytes()
+            assert blob.hex().encode() not in path.read_bytes()
+
+
+def test_an_object_in_anothers_place_does_not_open(tmp_path: Path):
+    """Nor an old head under a new number."""
+    key = tmp_path / "a.key"
+    make_key(key)
+    archive = create_archive(str(tmp_path / "sealed"), RUN, key)
+    archive.head()
+    for _ in range(2):
+        archive.publish(head(archive))
+    raw = archive.storage.get("heads/000000000000", 1 << 20)
+    archive.storage.put("heads/000000000007", raw)
+    found = archive.head()
+    assert found is not None
+    assert found.sequence == 1
+
+
+@pytest.mark.parametrize("url", ["ftp://host/folder", "s3://", "file://host/folder", "s3://bucket?x=1", "s3://key@bucket/x"])
+def test_an_address_that_is_none_is_a_sentence(url: str):
+    with pytest.raises(ConfigError, match="write a folder"):
+        open_storage(url)
+
+
+def test_addresses(tmp_path: Path):
+    for text in (str(tmp_path), f"file://{tmp_path}", f"file://localhost{tmp_path}"):
+        storage = open_storage(text)
+        assert isinstance(storage, FolderStorage)
+        assert storage.url == tmp_path.as_uri()
+    with s3_double():
+        assert isinstance(open_storage("s3://bucket/prefix/"), BucketStorage)
+
+
+def test_a_folder_that_a_kill_left_half_written_goes_whole(tmp_path: Path):
+    """What a write was killed at has a name that only we give; files that others put there stay."""
+    archive, store = create_archive(str(tmp_path / "archive"), RUN, None), BlobStore(tmp_path / "one")
+    blob, other = store.put([content(2 * limits.CHUNK_BYTES)]), store.put([b"other"])
+    for each in (blob, other):
+        archive.put(store, each)
+        (tmp_path / "archive" / archive.folder(each) / ".000001.4711.tmp").write_bytes(b"half")
+    (tmp_path / "archive" / archive.folder(other) / "notes.txt").write_bytes(b"mine")
+    for each in (blob, other):
+        archive.drop(each)
+    left = sorted(path.name for path in (tmp_path / "archive" / "blobs").rglob("*"))
+    assert left == sorted([other.hex(), ".000001.4711.tmp", "notes.txt"])
+
+
+def test_a_storage_that_does_not_answer_is_a_sentence(tmp_path: Path):
+    with s3_double() as server:
+        archive = create_archive("s3://bucket/x", RUN, None)
+        server.objects.clear()
+        with pytest.raises(LocalError, match="there is no archive in s3://bucket/x"):
+            open_archive("s3://bucket/x", None)
+        nobodys = BucketStorage("nobodys", "")
+        for put in (nobodys.put, nobodys.put_new):
+            with pytest.raises(RemoteError, match="archive s3://nobodys cannot be used: there is no such bucket"):
+                put("x", b"")
+        assert archive.head() is None
+        server.down = True
+        with pytest.raises(RemoteError, match="archive s3://bucket/x cannot be used"):
+            archive.head()
+    folder = tmp_path / "folder"
+    folder.write_bytes(b"a file")
+    with pytest.raises(RemoteError, match="cannot be used"):
+        create_archive(str(folder), RUN, None).write(b"x")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"sequence": 1}',
+        head(Archive(FolderStorage(Path("x")), None, RUN)).model_dump_json().replace("0000", "zzzz", 1).encode(),  # type: ignore[arg-type]
+    ],
+)
+def test_a_head_that_is_none_is_refused(raw: bytes):
+    with pytest.raises(RemoteError):
+        ArchiveHead.parse(raw)
+
+
+def test_a_head_with_a_gap_is_refused():
+    segments = (
+        Segment(first=0, count=2, blob="0" * 64, last="0" * 64),
+        Segment(first=3, count=1, blob="0" * 64, last="0" * 64),
+    )
+    whole = ArchiveHead(sequence=0, run="0" * 64, manifest="0" * 64, segments=segments[:1])
+    assert ArchiveHead.parse(whole.model_dump_json().encode()) == whole
+    with pytest.raises(RemoteError, match="gap"):
+        ArchiveHead.parse(whole.model_copy(update={"segments": segments}).model_dump_json().encode())
+
+
+# What is due
+
+
+def test_one_state_in_so_many_rounds_is_due():
+    empty = ArchiveHead(sequence=0, run="0" * 64, manifest="0" * 64)
+    some = empty.model_copy(update={"snapshots": (Snapshot(round=4, root="1" * 64), Snapshot(round=7, root="1" * 64))})
+    agreed = dict.fromkeys((3, 6, 8, 9, 11, 10), b"")
+    assert due(empty, agreed, 5) == [11, 10, 9, 8, 6, 3]
+    assert due(some, agreed, 5) == [11, 10], "7 stands for 5 … 9"
+    assert due(some, agreed, 1) == [11, 10, 9, 8]
+    assert due(some, {}, 5) == []
+
+
+def test_spans_of_rounds():
+    spans: tuple[tuple[int, int], ...] = ()
+    for round in (1, 2, 5, 4, 9, 9):
+        spans = joined(spans, round)
+    assert spans == ((1, 2), (4, 5), (9, 9))
+    assert joined(spans, 3) == ((1, 5), (9, 9))
+    assert [round for round in range(11) if covered(spans, round)] == [1, 2, 4, 5, 9]
+    assert cut(spans, 2, 8) == ((2, 2), (4, 5))
+    assert cut(spans, 0, -1) == ()

@@ -1,0 +1,329 @@
+"""One run's archive: blobs by digest, and the head that says what they are. All calls block.
+
+Every chunk is hashed before it is written, and again when it is read; a blob is here when its index is, written last of it. A
+transfer that was cut goes on with the first chunk that is missing. At most `AT_ONCE` chunks are in memory.
+"""
+
+import logging
+import re
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from pydantic import ValidationError
+
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.archive.index import ArchiveHead, Marker
+from dilocox.transport.archive.sealing import PLAIN, Sealed, Sealing, load_key
+from dilocox.transport.archive.storage import Storage, open_storage
+from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest, chunk_count, digest_of
+
+__all__ = ["Archive", "create_archive", "open_archive"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+AT_ONCE = 4
+"""Chunks in transfer: a bucket answers each in a tenth of a second or more, so one at a time would fill no line."""
+HEADS_KEPT = 2
+"""The newest, and the one before for whoever reads it just now, and for the day on which the newest is damaged."""
+MARKER, HEADS = "archive.json", "heads"
+MARKER_BYTES = 1 << 10
+HEAD_BYTES = 64 * limits.MIB
+"""Of a run of a million rounds with a snapshot of each tenth: about 120 bytes for each."""
+_OURS = re.compile(r"index|\d{6,}")
+"""Names of a blob's objects."""
+_HEAD = re.compile(r"\d{12}")
+_SIZE = struct.Struct(">Q")
+
+
+class Index(NamedTuple):
+    size: int
+    hashes: list[bytes]
+    inline: bytes
+    """The bytes, where the blob is one chunk."""
+
+
+class Archive:
+    """Of one run. Only one process writes at a time: another one's head is found out, and nothing is lost by it."""
+
+    def __init__(self, storage: Storage, sealing: Sealing, run_id: bytes) -> None:
+        self.storage, self.run_id, self._sealing = storage, run_id, sealing
+        self._here: set[bytes] = set()
+        """Blobs that this process has seen there."""
+        self._newest = -1
+        """Number of the newest head, readable or not, when `head` looked."""
+
+    @property
+    def url(self) -> str:
+        return self.storage.url
+
+    # Objects
+
+    def _get(self, name: str, most: int) -> bytes:
+        return self._sealing.open(name, self.storage.get(name, most + self._sealing.overhead))
+
+    def _put(self, name: str, content: bytes) -> None:
+        self.storage.put(name, self._sealing.seal(name, content))
+
+    def folder(self, digest: bytes) -> str:
+        """In which a blob lies."""
+        return f"blobs/{self._sealing.name(digest)}"
+
+    # Blobs
+
+    def __contains__(self, digest: bytes) -> bool:
+        if digest not in self._here and self.storage.size(f"{self.folder(digest)}/index") is not None:
+            self._here.add(digest)
+        return digest in self._here
+
+    def put(self, store: BlobStore, digest: bytes, stop: threading.Event | None = None) -> int:
+        """Have a blob of ours; returns the bytes that it took. Raises FileNotFoundError where it is not in `store`, RemoteError
+        where it is damaged there, or the archive does not take it, or `stop` was set."""
+        if digest in self:
+            return 0
+        size, hashes = store.size(digest), store.index(digest)
+        if blob_digest(size, hashes) != digest:
+            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"the index of {digest.hex()[:16]}… is damaged on this disk")
+
+        def damaged(number: int) -> RemoteError:
+            store.doubt(digest)
+            return RemoteError(pb.REASON_DIGEST_MISMATCH, f"chunk {number} of {digest.hex()[:16]}… is damaged on this disk")
+
+        with store.path(digest).open("rb") as file:
+            lock = threading.Lock()
+
+            def chunk(number: int) -> bytes:
+                with lock:
+                    file.seek(number * limits.CHUNK_BYTES)
+                    data = file.read(limits.CHUNK_BYTES)
+                if sha256(data) != hashes[number]:
+                    raise damaged(number)
+                return data
+
+            return self._write(digest, size, hashes, chunk, stop)
+
+    def write(self, data: bytes) -> bytes:
+        """Have a small document; returns its digest. Raises RemoteError."""
+        chunks = [data[at : at + limits.CHUNK_BYTES] for at in range(0, len(data), limits.CHUNK_BYTES)]
+        digest = digest_of([data])
+        if digest not in self:
+            self._write(digest, len(data), [sha256(chunk) for chunk in chunks], lambda number: chunks[number], None)
+        return digest
+
+    def _write(
+        self,
+        digest: bytes,
+        size: int,
+        hashes: list[bytes],
+        chunk: Callable[[int], bytes],
+        stop: threading.Event | None,
+    ) -> int:
+        folder, wrote = self.folder(digest), 0
+        index = _SIZE.pack(size) + b"".join(hashes)
+        if len(hashes) <= 1:
+            data = chunk(0) if hashes else b""
+            self._put(f"{folder}/index", index + data)
+            wrote = len(data)
+        else:
+            there = self.storage.sizes(folder)
+
+            def write(number: int) -> int:
+                _check(stop)
+                name, length = f"{number:06}", min(limits.CHUNK_BYTES, size - number * limits.CHUNK_BYTES)
+                if there.get(name) == length + self._sealing.overhead:
+                    return 0  # of a transfer that was cut: an object is whole or not there
+                self._put(f"{folder}/{name}", chunk(number))
+                return length
+
+            with _ahead(write, range(len(hashes))) as sizes:
+                wrote = sum(sizes)
+            self._put(f"{folder}/index", index)
+        self._here.add(digest)
+        return wrote
+
+    def _index(self, digest: bytes) -> Index:
+        """Raises RemoteError where the blob is not here, or this is not its index."""
+        name = f"{self.folder(digest)}/index"
+        try:
+            raw = self._get(name, _SIZE.size + 32 * chunk_count(limits.BLOB_BYTES))
+        except FileNotFoundError as error:
+            self._here.discard(digest)
+            raise RemoteError(
+                pb.REASON_UNAVAILABLE, f"the archive {self.url} does not hold the blob {digest.hex()[:16]}…"
+            ) from error
+        size = _SIZE.unpack_from(raw)[0] if len(raw) >= _SIZE.size else -1
+        end = _SIZE.size + 32 * chunk_count(max(0, size))
+        inline = raw[end:]
+        if 0 <= size <= limits.BLOB_BYTES and len(inline) == (size if size <= limits.CHUNK_BYTES else 0):
+            hashes = [raw[at : at + 32] for at in range(_SIZE.size, end, 32)]
+            if blob_digest(size, hashes) == digest:
+                return Index(size, hashes, inline)
+        raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"{name} in the archive {self.url} is damaged")
+
+    def fetch(self, digest: bytes, store: BlobStore, most: int, stop: threading.Event | None = None) -> int:
+        """Have a blob of the archive in `store`, going on where an earlier fetch ended; returns the bytes received. Raises
+        RemoteError where it is not here, larger than `most`, or damaged: what was right stays."""
+        index = self._index(digest)
+        if index.size > most:
+            raise RemoteError(pb.REASON_OVERSIZE, f"{index.size} bytes; at most {most} expected")
+        partial, received = PartialBlob(store, digest, index.size, index.hashes), 0
+        with self._chunks(digest, index, partial.next_chunk, stop) as chunks:
+            for chunk in chunks:
+                partial.feed(chunk)
+                received += len(chunk)
+        if not partial.complete:
+            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"{digest.hex()[:16]}… in the archive {self.url} is not whole")
+        partial.finish()
+        return received
+
+    def _chunks(
+        self, digest: bytes, index: Index, first: int, stop: threading.Event | None
+    ) -> AbstractContextManager[Iterator[bytes]]:
+        def chunk(number: int) -> bytes:
+            _check(stop)
+            if len(index.hashes) == 1:
+                return index.inline
+            name = f"{self.folder(digest)}/{number:06}"
+            try:
+                return self._get(name, limits.CHUNK_BYTES)
+            except FileNotFoundError as error:
+                raise RemoteError(pb.REASON_UNAVAILABLE, f"{name} is missing in the archive {self.url}") from error
+
+        return _ahead(chunk, range(first, len(index.hashes)))
+
+    def read(self, digest: bytes, most: int) -> bytes:
+        """All of a small document, verified. Raises RemoteError."""
+        index = self._index(digest)
+        if index.size > most:
+            raise RemoteError(pb.REASON_OVERSIZE, f"{index.size} bytes; at most {most} expected")
+        with self._chunks(digest, index, 0, None) as chunks:
+            data = b"".join(chunks)
+        if digest_of([data]) != digest:
+            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"{digest.hex()[:16]}… in the archive {self.url} is damaged")
+        return data
+
+    def drop(self, digest: bytes) -> None:
+        """Remove a blob, and nothing that is not of it."""
+        folder = self.folder(digest)
+        self._here.discard(digest)
+        for name in sorted(self.storage.sizes(folder), reverse=True):  # the index first: then it is not here
+            if _OURS.fullmatch(name):
+                self.storage.delete(f"{folder}/{name}")
+
+    # Heads
+
+    def head(self) -> ArchiveHead | None:
+        """The newest that can be read; None where there is none yet. Raises RemoteError."""
+        names = self._heads()
+        self._newest = int(names[0]) if names else -1
+        for name in names:
+            try:
+                head = ArchiveHead.parse(self._get(f"{HEADS}/{name}", HEAD_BYTES))
+                if (head.run, head.sequence) != (self.run_id.hex(), int(name)):
+                    raise RemoteError(pb.REASON_WRONG_RUN, "it is of another run, or another's place")
+                return head
+            except FileNotFoundError:
+                continue  # a newer one came meanwhile
+            except RemoteError as error:
+                if error.reason == pb.REASON_UNAVAILABLE:
+                    raise
+                log.warning(
+                    "head %s of the archive %s is damaged (%s); looking at the one before", name, self.url, error.detail
+                )
+        return None
+
+    def _heads(self) -> list[str]:
+        """The newest first."""
+        return sorted(filter(_HEAD.fullmatch, self.storage.sizes(HEADS)), reverse=True)
+
+    def publish(self, head: ArchiveHead) -> ArchiveHead:
+        """With its number, the newest from here on. What it names must be here, and it must follow what `head` said last. Raises
+        RemoteError where another one came between."""
+        head = head.model_copy(update={"sequence": self._newest + 1})
+        name = f"{HEADS}/{head.sequence:012}"
+        if not self.storage.put_new(name, self._sealing.seal(name, head.model_dump_json().encode())):
+            self._here.clear()  # the other one may have removed what was here
+            raise RemoteError(pb.REASON_UNAVAILABLE, f"somebody else writes to the archive {self.url} too")
+        self._newest = head.sequence
+        for old in self._heads()[HEADS_KEPT:]:
+            self.storage.delete(f"{HEADS}/{old}")
+        return head
+
+
+def _check(stop: threading.Event | None) -> None:
+    if stop is not None and stop.is_set():
+        raise RemoteError(pb.REASON_UNAVAILABLE, "it was called off")
+
+
+@contextmanager
+def _ahead(work: Callable[[S], T], items: Iterable[S]) -> Iterator[Iterator[T]]:
+    """`map(work, items)` in threads, a few items ahead of whoever takes the results; no thread is left at the end."""
+    with ThreadPoolExecutor(AT_ONCE, "archive") as pool:
+
+        def results() -> Iterator[T]:
+            coming: deque[Future[T]] = deque()
+            try:
+                for item in items:
+                    if len(coming) == AT_ONCE:
+                        yield coming.popleft().result()
+                    coming.append(pool.submit(work, item))
+                while coming:
+                    yield coming.popleft().result()
+            finally:
+                for future in coming:
+                    future.cancel()
+
+        yield results()
+
+
+def _sealing(run_id: bytes, key: Path | None) -> Sealing:
+    return PLAIN if key is None else Sealed(load_key(key), run_id)
+
+
+def create_archive(url: str, run_id: bytes, key: Path | None) -> Archive:
+    """Open the run's archive there, or begin one in an empty place. Raises ConfigError where something else lies there, RemoteError
+    where it cannot be reached."""
+    storage, sealing = open_storage(url), _sealing(run_id, key)
+    if storage.size(MARKER) is None:
+        if storage.sizes(""):
+            raise ConfigError(f"{storage.url} holds files that no archive made. Name an empty place with --archive.")
+        marker = Marker(format="dilocox-archive-1", run=run_id.hex(), check=sealing.check)
+        if storage.put_new(MARKER, marker.model_dump_json(indent=1).encode()):
+            log.info("a new archive in %s", storage.url)
+    return open_archive(url, key, run_id)
+
+
+def open_archive(url: str, key: Path | None, run_id: bytes | None = None) -> Archive:
+    """`run_id`: of which run it must be; None: of whichever it is. Raises ConfigError where it is not that, or the key does not
+    fit, LocalError where there is no archive, RemoteError where it cannot be reached."""
+    storage = open_storage(url)
+    try:
+        marker = Marker.model_validate_json(storage.get(MARKER, MARKER_BYTES))
+    except FileNotFoundError as error:
+        raise LocalError(
+            f"there is no archive in {storage.url}. Make one: dilocox archive --archive URL --join LINK"
+        ) from error
+    except ValidationError as error:
+        raise ConfigError(f"{MARKER} in {storage.url} is damaged, or of another version") from error
+    found = bytes.fromhex(marker.run)
+    if run_id not in (None, found):
+        raise ConfigError(f"the archive {storage.url} is of the run {marker.run}")
+    if marker.check and key is None:
+        raise ConfigError(f"the archive {storage.url} is sealed: name its key with --archive-key FILE")
+    if not marker.check and key is not None:
+        raise ConfigError(f"the archive {storage.url} is not sealed: leave --archive-key away, or name another place")
+    sealing = _sealing(found, key)
+    if marker.check != sealing.check:
+        raise ConfigError(f"{key} is not the key of the archive {storage.url}")
+    return Archive(storage, sealing, found)

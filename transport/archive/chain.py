@@ -1,0 +1,143 @@
+"""A run's chain in its archive: the owner's signed manifest, and the commits, some in each blob. All calls block."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.manifest import Manifest, open_manifest
+from dilocox.protocol.messages import canonical
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.archive.archive import Archive
+from dilocox.transport.archive.index import COMMITS, ArchiveHead, Segment
+from dilocox.transport.chain_file import ChainFile
+
+__all__ = ["Standing", "archived_manifest", "commits_of", "fill_chain", "some_head", "standing", "word_of", "write_commits"]
+
+SEGMENT_BYTES = limits.CHUNK_BYTES
+"""Most bytes in a segment, but for a single larger commit."""
+LOOSE = 16
+"""So many short segments at the end are written anew as one: each follower's look adds one."""
+_LENGTH = struct.Struct(">I")
+
+
+def some_head(archive: Archive) -> ArchiveHead:
+    """Raises LocalError where the archive holds nothing yet, RemoteError."""
+    head = archive.head()
+    if head is None:
+        raise LocalError(f"the archive {archive.url} holds nothing yet: `dilocox archive` has not got so far")
+    return head
+
+
+def signed_manifest(archive: Archive, head: ArchiveHead) -> pb.Envelope:
+    """As the owner signed it. Raises RemoteError."""
+    return _envelope(archive.read(bytes.fromhex(head.manifest), 2 * limits.MANIFEST_BYTES))
+
+
+def _envelope(raw: bytes) -> pb.Envelope:
+    """Raises RemoteError."""
+    try:
+        return pb.Envelope.FromString(raw)
+    except DecodeError as error:
+        raise RemoteError(pb.REASON_MALFORMED, "what should be a statement is none") from error
+
+
+def archived_manifest(archive: Archive, head: ArchiveHead) -> Manifest:
+    """Checked against the run's id and the owner's signature. Raises RemoteError."""
+    return open_manifest(signed_manifest(archive, head), archive.run_id)
+
+
+def fill_chain(archive: Archive, head: ArchiveHead, chain: ChainFile) -> None:
+    """Append what the archive has beyond `chain`; every commit is verified. Raises RemoteError where one does not hold: it is then
+    of another chain, or damaged."""
+    chain.keep_signed_manifest(signed_manifest(archive, head))
+    for raw in commits_of(archive, head, chain.length):
+        chain.append(_envelope(raw))
+    if head.appointment is not None:
+        chain.appoint(_envelope(archive.read(bytes.fromhex(head.appointment), limits.KIB)))
+
+
+def commits_of(archive: Archive, head: ArchiveHead, first: int = 0) -> Iterator[bytes]:
+    """Envelopes from `first` on. Raises RemoteError."""
+    for segment in head.segments:
+        if segment.end > first:
+            raws = _unpacked(archive.read(bytes.fromhex(segment.blob), SEGMENT_BYTES + limits.MESSAGE_BYTES))
+            if len(raws) != segment.count:
+                raise RemoteError(pb.REASON_MALFORMED, f"a segment of {len(raws)} commits, {segment.count} expected")
+            yield from raws[max(0, first - segment.first) :]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What of an archive's chain is ours too."""
+
+    segments: list[Segment]
+    """Whole ones, the first first."""
+    commits: int
+    """How many of its commits are ours."""
+    parted: bool
+    """Whether others of its commits are not the run's any more: its owner named another chain. Else we may be behind."""
+
+
+def standing(archive: Archive, head: ArchiveHead, chain: ChainFile) -> Standing:
+    """Raises RemoteError."""
+    kept: list[Segment] = []
+    for segment in head.segments:
+        last = chain.commit(segment.end - 1)
+        if last is None or last.digest.hex() != segment.last:
+            raws = [chain.raw(number) for number in range(segment.first, segment.end)]
+            ours = [_digest(raw) for raw in raws if raw is not None]
+            theirs = [_digest(raw) for _, raw in zip(ours, commits_of(archive, head, segment.first), strict=False)]
+            same = next((n for n, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other), len(ours))
+            return Standing(kept, segment.first + same, same < len(ours))
+        kept.append(segment)
+    return Standing(kept, head.length, False)
+
+
+def write_commits(archive: Archive, chain: ChainFile, kept: Sequence[Segment]) -> list[Segment]:
+    """What a head can name of the chain: the kept segments and what follows them, short ones joined now and then."""
+    segments = list(kept)
+    short = [segment for segment in segments[-LOOSE:] if segment.count < COMMITS]
+    if len(short) == LOOSE:
+        del segments[-LOOSE:]
+    number = segments[-1].end if segments else 0
+    pack: list[bytes] = []
+    while (raw := chain.raw(number + len(pack))) is not None:
+        if pack and (len(pack) == COMMITS or sum(map(len, pack)) + len(raw) > SEGMENT_BYTES):
+            segments.append(_written(archive, number, pack))
+            number, pack = number + len(pack), []
+        pack.append(raw)
+    return [*segments, _written(archive, number, pack)] if pack else segments
+
+
+def _written(archive: Archive, first: int, raws: Sequence[bytes]) -> Segment:
+    blob = archive.write(b"".join(_LENGTH.pack(len(raw)) + raw for raw in raws))
+    return Segment(first=first, count=len(raws), blob=blob.hex(), last=_digest(raws[-1]))
+
+
+def _digest(raw: bytes) -> str:
+    """Of a commit, as its successor names it."""
+    envelope = _envelope(raw)
+    return sha256(envelope.key, envelope.body).hex()
+
+
+def _unpacked(packed: bytes) -> list[bytes]:
+    """Raises RemoteError."""
+    raws, at = [], 0
+    while at < len(packed):
+        end = at + _LENGTH.size + (_LENGTH.unpack_from(packed, at)[0] if at + _LENGTH.size <= len(packed) else len(packed))
+        if end > len(packed):
+            raise RemoteError(pb.REASON_MALFORMED, "a segment of commits is cut short")
+        raws.append(packed[at + _LENGTH.size : end])
+        at = end
+    return raws
+
+
+def word_of(archive: Archive, chain: ChainFile) -> str | None:
+    """Blob with the owner's newest word on who signs; None where there is none."""
+    word = chain.newest_word
+    return None if word is None else archive.write(canonical(word)).hex()

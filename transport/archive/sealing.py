@@ -1,0 +1,103 @@
+"""Whether an archive's objects can be read by whoever holds its storage: as they are, or sealed with the run's archive key.
+
+Sealed, each object is ChaCha20-Poly1305 under one key with a random nonce, its name being what is authenticated beside it: an
+object that was put in another's place, or changed, does not open. Nonces of 96 bits may be drawn at random for 2^32 objects. Names
+of blobs are keyed hashes of their digests, so nobody can ask whether the archive holds something he knows. Sizes and times are not
+hidden.
+"""
+
+import hmac
+import os
+from pathlib import Path
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.files import write_new
+
+__all__ = ["PLAIN", "Sealed", "Sealing", "load_key", "make_key"]
+
+KEY_BYTES = 32
+NONCE_BYTES, TAG_BYTES = 12, 16
+
+
+class Sealing(Protocol):
+    overhead: int
+    """Bytes that an object has more than its content."""
+    check: str
+    """Says whether a key is the archive's; empty: it has none."""
+
+    def name(self, digest: bytes) -> str:
+        """Under which a blob lies."""
+
+    def seal(self, name: str, content: bytes) -> bytes: ...
+
+    def open(self, name: str, sealed: bytes) -> bytes:
+        """Raises RemoteError where these are not the bytes that were sealed under that name."""
+
+
+class _Plain:
+    overhead, check = 0, ""
+
+    def name(self, digest: bytes) -> str:
+        return digest.hex()
+
+    def seal(self, name: str, content: bytes) -> bytes:
+        return content
+
+    def open(self, name: str, sealed: bytes) -> bytes:
+        return sealed
+
+
+PLAIN: Sealing = _Plain()
+
+
+class Sealed:
+    overhead = NONCE_BYTES + TAG_BYTES
+
+    def __init__(self, key: bytes, run_id: bytes) -> None:
+        def derived(what: bytes) -> bytes:
+            return HKDF(SHA256(), KEY_BYTES, salt=run_id, info=b"dilocox-archive-v1 " + what).derive(key)
+
+        self._names, self._cipher = derived(b"names"), ChaCha20Poly1305(derived(b"objects"))
+        self.check = hmac.digest(derived(b"check"), b"", "sha256").hex()
+
+    def name(self, digest: bytes) -> str:
+        return hmac.digest(self._names, digest, "sha256").hex()
+
+    def seal(self, name: str, content: bytes) -> bytes:
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, content, name.encode())
+
+    def open(self, name: str, sealed: bytes) -> bytes:
+        try:
+            return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], name.encode())
+        except (InvalidTag, ValueError) as error:
+            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"{name} in the archive is not what was sealed there") from error
+
+
+def load_key(path: Path) -> bytes:
+    """An archive key: 64 hexadecimal digits in a file of mode 0600. Raises ConfigError."""
+    try:
+        raw = path.read_bytes()
+        if path.stat().st_mode & 0o077:
+            raise ConfigError(f"the archive key {path} can be read by others. Run: chmod 600 {path}")
+        key = bytes.fromhex(raw.decode("ascii").strip())
+    except OSError as error:
+        raise ConfigError(f"the archive key {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} does not hold an archive key (64 hexadecimal digits)") from error
+    if len(key) != KEY_BYTES:
+        raise ConfigError(f"{path} does not hold an archive key (64 hexadecimal digits)")
+    return key
+
+
+def make_key(path: Path) -> None:
+    """A new one. Raises FileExistsError: nothing is overwritten."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_new(path, os.urandom(KEY_BYTES).hex().encode() + b"\n", mode=0o600)

@@ -1,0 +1,105 @@
+"""An archive as one more holder, for daemons: asked when no peer serves a blob."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dilocox.protocol.errors import DilocoxError, LocalError, RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.archive.archive import Archive, open_archive
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.rpc import in_thread
+
+__all__ = ["ArchivePlace", "ArchiveSource", "stoppable"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+AGAIN_SECONDS = 30.0
+"""What an archive does not hold, or one that cannot be used, is asked for again after this: a round's payloads are looked
+for several times a second until their author serves them, and each look would be a request to a bucket."""
+MISSES_KEPT = 4096
+
+
+@dataclass(frozen=True)
+class ArchivePlace:
+    """What an operator says of an archive."""
+
+    url: str
+    key: Path | None
+    """File with the key that it is sealed with."""
+
+
+async def stoppable(function: Callable[..., T], *arguments: Any) -> T:
+    """`function(*arguments, stop)` in a thread; when we are cancelled `stop` is set, and we end with the thread."""
+    stop = threading.Event()
+    running = asyncio.create_task(in_thread(function, *arguments, stop))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait({running})
+        running.exception()
+        raise
+
+
+class ArchiveSource:
+    def __init__(self, place: ArchivePlace, run_id: bytes) -> None:
+        self._place, self._run_id = place, run_id
+        self._archive: Archive | None = None
+        self._why: RemoteError | None = None
+        """Why it cannot be used …"""
+        self._why_until = 0.0
+        """… and until when that is believed."""
+        self._missing: dict[bytes, float] = {}
+        """Blobs that it did not hold, and until when that is believed."""
+        self._opening, self._told = asyncio.Lock(), False
+
+    async def _opened(self) -> Archive:
+        """Raises RemoteError where it cannot be used, now and for a while."""
+        async with self._opening:
+            if self._archive is None:
+                if self._why is not None and time.monotonic() < self._why_until:
+                    raise self._why
+                try:
+                    self._archive = await asyncio.to_thread(open_archive, self._place.url, self._place.key, self._run_id)
+                except DilocoxError as error:
+                    detail = error.detail if isinstance(error, RemoteError) else str(error)
+                    if self._why is None or self._why.detail != detail:
+                        log.warning("%s", detail)
+                    self._why, self._why_until = RemoteError(pb.REASON_UNAVAILABLE, detail), time.monotonic() + AGAIN_SECONDS
+                    raise self._why from error
+            return self._archive
+
+    async def fetch(self, digest: bytes, store: BlobStore, most: int) -> int:
+        """Have the blob in `store`, and right; returns the bytes received. Raises RemoteError."""
+        if time.monotonic() < self._missing.get(digest, 0.0):
+            raise RemoteError(pb.REASON_UNAVAILABLE, "the archive did not hold it a moment ago")
+        archive = await self._opened()
+        try:
+            received = await stoppable(archive.fetch, digest, store, most)
+        except RemoteError as error:
+            if error.reason == pb.REASON_UNAVAILABLE:
+                self._missing[digest] = time.monotonic() + AGAIN_SECONDS
+                while len(self._missing) > MISSES_KEPT:
+                    self._missing.pop(next(iter(self._missing)))
+            raise
+        if not self._told:
+            self._told = True
+            log.info("the archive %s serves what no peer does", archive.url)
+        return received
+
+    async def states(self) -> Mapping[int, bytes]:
+        """Roots of the states that it holds, by round, the newest first; none where it cannot be used."""
+        try:
+            archive = await self._opened()
+            head = await asyncio.to_thread(archive.head)
+        except (LocalError, RemoteError):
+            return {}
+        return {} if head is None else head.states

@@ -1,0 +1,257 @@
+"""Where an archive's objects lie: a folder of this machine, or a bucket that speaks S3. All calls block."""
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import S3Store
+
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.files import fsync_directory, write_atomically, write_new
+
+__all__ = ["BucketStorage", "FolderStorage", "Storage", "open_storage"]
+
+T = TypeVar("T")
+
+ATTEMPTS = 4
+"""A bucket's servers are busy now and then; who asks in vain so often asks again in half a minute."""
+CONNECT_SECONDS = 10
+"""A handshake across the world takes under two seconds."""
+ANSWER_SECONDS = 60
+"""An object of 4 MiB takes half of this on a line of 1 Mbit/s."""
+
+
+class Storage(Protocol):
+    """Objects by name, of a few MiB at most. Every call raises RemoteError (unavailable) where the storage does not do it."""
+
+    url: str
+
+    def get(self, name: str, most: int) -> bytes:
+        """Raises FileNotFoundError where there is none, RemoteError (oversize) where it has more bytes than `most`."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Whole or not at all, over what was there; it survives a loss of power when this returns."""
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """`put`, unless there is one: whether there was none."""
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Of all objects in a folder, by their names in it; the whole archive's where it is empty."""
+
+    def size(self, name: str) -> int | None: ...
+
+    def delete(self, name: str) -> None:
+        """Also where there is none."""
+
+
+def open_storage(url: str) -> Storage:
+    """Of `file:///PATH`, a path, or `s3://BUCKET/PREFIX`. Raises ConfigError."""
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        return FolderStorage(Path(url))
+    parts = urlsplit(url)
+    if scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
+        return FolderStorage(Path(unquote(parts.path)))
+    if scheme == "s3" and parts.netloc and not parts.query and not parts.fragment and "@" not in parts.netloc:
+        return BucketStorage(parts.netloc, parts.path.strip("/"))
+    raise ConfigError(
+        f"--archive {url}: write a folder, file:///PATH or s3://BUCKET/PREFIX; where a bucket is and who asks, AWS_ENDPOINT_URL,"
+        " AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY say"
+    )
+
+
+def _unavailable(url: str, why: str) -> RemoteError:
+    return RemoteError(pb.REASON_UNAVAILABLE, f"the archive {url} cannot be used: {why}")
+
+
+def _oversize(url: str, name: str, size: int, most: int) -> RemoteError:
+    return RemoteError(pb.REASON_OVERSIZE, f"{name} in the archive {url} has {size} bytes, at most {most} are expected")
+
+
+class FolderStorage:
+    """Files below a folder."""
+
+    SCRATCH = re.compile(r"\..+\.\d+\.tmp")
+    """What `write_atomically` leaves when the process is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+        self.url = self._folder.as_uri()
+
+    def _doing(self, what: Callable[[], T]) -> T:
+        try:
+            return what()
+        except OSError as error:
+            raise _unavailable(self.url, f"{error.filename or 'a file'}: {error.strerror}") from error
+
+    def get(self, name: str, most: int) -> bytes:
+        def read() -> bytes | None:
+            try:
+                with (self._folder / name).open("rb") as file:
+                    if (size := os.fstat(file.fileno()).st_size) > most:
+                        raise _oversize(self.url, name, size, most)
+                    return file.read(most + 1)
+            except FileNotFoundError:
+                return None
+
+        if (data := self._doing(read)) is None:
+            raise FileNotFoundError(name)
+        return data
+
+    def _ready(self, path: Path) -> Path:
+        """Its folders on disk."""
+        missing = [folder for folder in path.parents if not folder.exists()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            fsync_directory(folder.parent)
+        return path
+
+    def put(self, name: str, data: bytes) -> None:
+        def write() -> None:
+            path = self._ready(self._folder / name)
+            write_atomically(path, data)
+            if path.read_bytes() != data:
+                raise _unavailable(self.url, f"{name} does not read as it was written")
+
+        self._doing(write)
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        def write() -> bool:
+            try:
+                write_new(self._ready(self._folder / name), data)
+            except FileExistsError:
+                return False
+            return True
+
+        return self._doing(write)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        root = self._folder / folder if folder else self._folder
+
+        def look() -> dict[str, int]:
+            found: dict[str, int] = {}
+            for path in root.rglob("*"):
+                with suppress(FileNotFoundError):  # it went meanwhile
+                    if not self.SCRATCH.fullmatch(path.name) and path.is_file():
+                        found[path.relative_to(root).as_posix()] = path.stat().st_size
+            return found
+
+        return self._doing(look)
+
+    def size(self, name: str) -> int | None:
+        def look() -> int | None:
+            try:
+                return (self._folder / name).stat().st_size
+            except FileNotFoundError:
+                return None
+
+        return self._doing(look)
+
+    def delete(self, name: str) -> None:
+        def remove() -> None:
+            path = self._folder / name
+            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if all(self.SCRATCH.fullmatch(left.name) for left in path.parent.iterdir()):
+                    for left in list(path.parent.iterdir()):
+                        left.unlink(missing_ok=True)
+                    path.parent.rmdir()
+
+        self._doing(remove)
+
+
+class BucketStorage:
+    """Objects of a bucket, below a prefix. What arrives otherwise than it was sent the server refuses: requests are signed over
+    the hash of their bytes."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        """Raises ConfigError where the environment names no bucket that can be asked."""
+        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        local = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+        try:
+            self._store = S3Store(
+                bucket,
+                prefix=prefix or None,
+                client_options={
+                    "allow_http": local,
+                    "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+                    "timeout": timedelta(seconds=ANSWER_SECONDS),
+                },
+                retry_config={"max_retries": ATTEMPTS, "retry_timeout": timedelta(seconds=2 * ANSWER_SECONDS)},
+            )
+        except (BaseError, ValueError) as error:
+            raise ConfigError(f"--archive {self.url}: {_first_line(error)}") from error
+
+    def _doing(self, what: Callable[[], T]) -> T:
+        try:
+            return what()
+        except FileNotFoundError as error:
+            raise _unavailable(self.url, "there is no such bucket") from error
+        except BaseError as error:
+            raise _unavailable(self.url, _first_line(error)) from error
+
+    def get(self, name: str, most: int) -> bytes:
+        def read() -> bytes | None:
+            try:
+                result = obstore.get(self._store, name)
+            except FileNotFoundError:
+                return None
+            if (size := result.meta["size"]) > most:
+                raise _oversize(self.url, name, size, most)
+            return bytes(result.bytes())
+
+        if (data := self._doing(read)) is None:
+            raise FileNotFoundError(name)
+        return data
+
+    def put(self, name: str, data: bytes) -> None:
+        self._doing(lambda: obstore.put(self._store, name, data, use_multipart=False))
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        def write() -> bool:
+            try:
+                obstore.put(self._store, name, data, use_multipart=False, mode="create")
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            return True
+
+        return self._doing(write)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        def look() -> dict[str, int]:
+            below = f"{folder}/" if folder else ""
+            found: dict[str, int] = {}
+            for batch in obstore.list(self._store, folder or None):
+                for item in batch:
+                    found[item["path"].removeprefix(below)] = item["size"]
+            return found
+
+        return self._doing(look)
+
+    def size(self, name: str) -> int | None:
+        def look() -> int | None:
+            try:
+                return obstore.head(self._store, name)["size"]
+            except FileNotFoundError:
+                return None
+
+        return self._doing(look)
+
+    def delete(self, name: str) -> None:
+        def remove() -> None:
+            with suppress(FileNotFoundError):
+                obstore.delete(self._store, name)
+
+        self._doing(remove)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
