@@ -25,7 +25,7 @@ from dilocox.cli.common import (
     read_run_text,
 )
 from dilocox.cli.coordinator import data_to_serve, weights_to_serve
-from dilocox.node.check import Here, of_machine, see_run
+from dilocox.node.check import Here, of_machine, of_own_data, see_run
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.findings import Finding, Level, of_run
 from dilocox.protocol.manifest import Manifest, RunFileError
@@ -51,11 +51,13 @@ def check(
     devices: Annotated[int | None, typer.Option(min=1, help="Stage workers (default: one per GPU, or 1).")] = None,
     data: DataOption = None,
     weights: Annotated[Path | None, typer.Option(metavar="DIR", help="As of `dilocox coordinator`.")] = None,
+    private: Annotated[Path | None, typer.Option(metavar="DIR", help="As of `dilocox node`.")] = None,
     cluster_interface: Annotated[str | None, typer.Option(help="As of `dilocox node`.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Look at a run and this machine before they meet: all findings, then the verdict. Exits with 5 where something is wrong."""
-    here = Here(home or base_folder() / "node", host, port, devices, parse_folders(data or ()), cluster_interface)
+    home = home or base_folder() / "node"
+    here = Here(home, host, port, devices, parse_folders(data or ()), cluster_interface, private)
     found = [_versions()]
     if run is None:
         say(found, as_json, "name a run file or a join link to hear whether this machine fits a run")
@@ -63,7 +65,7 @@ def check(
         seen = asyncio.run(see_run(read_link(run), here))
         found += seen.findings
         if seen.manifest is not None:
-            found += [*of_run(seen.manifest), *of_machine(seen.manifest, here)]
+            found += [*of_run(seen.manifest), *of_machine(seen.manifest, here), *of_own_data(seen.manifest, here.private)]
         say(found, as_json, f"join with: dilocox node --join {run}")
     else:
         path = Path(run)

@@ -29,6 +29,7 @@ __all__ = ["init", "preset_names", "render_preset"]
 
 
 VOCABULARY_UNIT = 64
+PRIVATE = "private = true            # each cluster brings its own: dilocox node --private DIR"
 
 
 def preset_names() -> list[str]:
@@ -64,6 +65,9 @@ def init(
             metavar="NAME|NAME=DIR", help="A corpus that `dilocox data build` made (default: the standard library's text)."
         ),
     ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Each cluster trains on text of its own; --data is what all evaluate on.")
+    ] = False,
     begin: Annotated[
         Path | None,
         typer.Option(
@@ -91,6 +95,8 @@ def init(
     digest = last_built(folder)
     corpus = check_whole(BlobStore(folder), digest)
     text = render_preset(preset, name or run_file.stem, owner.key.hex(), coordinator, source, digest)
+    if private:
+        text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1)
     if begin is None:
         if stages or sequence_length:
             fail("--stages and --sequence-length go with --from", 2, f"else edit {run_file}")

@@ -97,6 +97,16 @@ def node(
     data: DataOption = None,
     archive: ArchiveOption = None,
     archive_key: ArchiveKeyOption = None,
+    private: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            resolve_path=True,
+            metavar="DIR",
+            help="Train on your own corpus, which `dilocox data build` put there: where the run's data are private.",
+        ),
+    ] = None,
     begin: Annotated[
         Path | None,
         typer.Option(
@@ -142,6 +152,8 @@ def node(
     if (join is None) == (link is None):
         raise ConfigError("say either --join LINK, or --cluster FILE for a box of somebody's cluster")
     _check_cluster(link, cluster_boxes, cluster_interface, upload_copies)
+    if private is not None and (cluster_boxes > 1 or link is not None):
+        raise ConfigError("--private is for a cluster of one box: several cannot be held to one corpus yet")
     try:
         cpus = tuple(int(cpu) for cpu in codec_cpus.split(",") if cpu)
     except ValueError as error:
@@ -162,6 +174,7 @@ def node(
         data=parse_folders(data or ()),
         archive=archive_place(archive, archive_key),
         begin=begin,
+        private=private,
         step_seconds=step_seconds,
         checkpoint_every=checkpoint_every,
         boxes=cluster_boxes,

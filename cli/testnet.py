@@ -27,7 +27,7 @@ from dilocox.cli.common import (
 )
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node.data.build import build_stdlib
-from dilocox.node.data.check import check_corpus
+from dilocox.node.data.check import check_corpus, check_own
 from dilocox.node.data.sources import STDLIB
 from dilocox.node.namespaces import Traffic, lacking
 from dilocox.node.testnet import POLL_SECONDS, WAN, Lines, Member, Testnet
@@ -35,7 +35,8 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
-from dilocox.transport.corpora import library, parse_folders, weights_library
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.corpora import corpus_in, library, parse_folders, weights_library
 from dilocox.transport.data_directory import format_identity
 
 __all__ = ["app"]
@@ -71,6 +72,9 @@ def up(
     kill: Annotated[list[str] | None, typer.Option(help="NAME@ROUND: kill -9 that member when the round opens.")] = None,
     baseline: Annotated[bool, typer.Option(help="At the end, train one node alone for as many inner steps.")] = True,
     data: DataOption = None,
+    private: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Of a run on private data, a node's own: said once for each node.")
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return; stop with `testnet down`.")] = False,
 ) -> None:
     """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces what an earlier testnet made."""
@@ -79,13 +83,14 @@ def up(
     manifest = Manifest.from_toml(run.decode())
     folders = {manifest.data.name: library(manifest.data.name), **parse_folders(data or ())}
     place = folders[manifest.data.name]
-    check_corpus(manifest, place)
+    store = check_corpus(manifest, place)
     if nodes < manifest.start_clusters:
         fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", 2)
+    private = _own_data(manifest, store, nodes, private or [])
     options = ["--devices", str(devices), "--threads", "1"]
     options += ["--upload-limit", str(upload_limit)] if upload_limit is not None else []
     kills = [_parse_kill(text) for text in kill or []]
-    testnet = Testnet.create(folder, run, key, nodes, options, place, boxes, _lines(lan, wan, boxes))
+    testnet = Testnet.create(folder, run, key, nodes, options, place, boxes, _lines(lan, wan, boxes), private)
     if detach:
         testnet.start_all(attached=False)
         errors.print(f"{nodes} nodes and a coordinator run in {folder}; stop them: dilocox testnet down", highlight=False)
@@ -97,7 +102,20 @@ def up(
         watched = Watcher(testnet, kills).follow()
     finally:
         testnet.stop()
-    _final(testnet, manifest, watched, place if baseline else None)
+    _final(testnet, manifest, watched, place if baseline else None, private)
+
+
+def _own_data(manifest: Manifest, store: BlobStore, nodes: int, private: list[Path]) -> list[Path]:
+    """A folder for each node of a run on private data; none else. `store`: of the run's corpus."""
+    if manifest.data.private and len(private) != nodes:
+        fail(f"{nodes} nodes train on private data, and {len(private)} were named", 2, "say --private DIR once for each node")
+    if private and not manifest.data.private:
+        fail("--private is for a run whose data are private", 2, "leave it out, or set data.private = true in the run file")
+    shared = corpus_in(store, bytes.fromhex(manifest.data.digest))
+    assert shared is not None, "it was checked"
+    for folder in private:
+        check_own(manifest, shared, folder)
+    return [folder.absolute() for folder in private]
 
 
 def _lines(lan: str | None, wan: str | None, boxes: int) -> Lines | None:
@@ -253,8 +271,8 @@ class Watcher:
         return max(sum(steps.values()) for steps in self.phase_steps.values())
 
 
-def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Path | None) -> None:
-    """`baseline`: where the corpus lies for a node alone; None: without one."""
+def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Path | None, private: list[Path]) -> None:
+    """`baseline`: where the corpus lies for a node alone; None: without one. `private`: what each node trains on alone."""
     if not watched.identical:
         fail("state hashes differ between nodes")
     rows = [row for row in watched.rows if row["counted"]]
@@ -274,10 +292,15 @@ def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Pat
     _print_traffic(testnet, watched)
     if baseline is not None:
         errors.print("training one node alone for as many inner steps …", highlight=False)
-        alone = _train_alone(testnet, watched.inner_steps, baseline)
-        console.print(
-            f"held-out loss of one node alone after {watched.inner_steps} inner steps: {number(alone)}", highlight=False
-        )
+        sites: list[Path | None] = [*private] or [None]
+        for folder in sites:
+            alone = _train_alone(testnet, watched.inner_steps, baseline, folder)
+            who = f"{folder} alone" if folder is not None else "one node alone"
+            console.print(
+                f"held-out loss of {who} after {watched.inner_steps} inner steps: {number(alone)}",
+                highlight=False,
+                soft_wrap=True,
+            )
     console.print("every node has the same state hash after every round", highlight=False)
 
 
@@ -303,7 +326,7 @@ def _print_traffic(testnet: Testnet, watched: Watcher) -> None:
     console.print()
 
 
-def _train_alone(testnet: Testnet, steps: int, data: Path) -> float:
+def _train_alone(testnet: Testnet, steps: int, data: Path, private: Path | None) -> float:
     command = [
         sys.executable,
         "-P",
@@ -313,6 +336,7 @@ def _train_alone(testnet: Testnet, steps: int, data: Path) -> float:
         str(steps),
         str(data),
         str(weights_library()),
+        *(["--private", str(private)] if private is not None else []),
     ]
     told: dict[str, Any] = {}
     with (

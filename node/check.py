@@ -15,7 +15,7 @@ import grpc.aio
 
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.coordinator_link import record_of
-from dilocox.node.data.check import check_corpus
+from dilocox.node.data.check import check_corpus, check_whole, must_bring_own
 from dilocox.node.machine import Machine, this_machine
 from dilocox.node.memory import host_bytes, lacks, stage_bytes
 from dilocox.node.plan import layouts_of, payload_bytes
@@ -32,13 +32,15 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.tensors import stage_tensors, state_bytes
 from dilocox.transport import tls
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.corpora import last_built
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.heads import Heads
 from dilocox.transport.presence import Directory
 from dilocox.transport.reach import Reach
 from dilocox.transport.rpc import ChannelPool
 
-__all__ = ["Here", "Seen", "disk_bytes", "of_machine", "of_room", "see_run"]
+__all__ = ["Here", "Seen", "disk_bytes", "of_machine", "of_own_data", "of_room", "see_run"]
 
 CALL_SECONDS = 10.0
 LARGEST_OFFSET_SECONDS = 60.0
@@ -56,6 +58,7 @@ class Here:
     devices: int | None
     data: dict[str, Path]
     interface: str | None
+    private: Path | None = None
 
 
 def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
@@ -158,6 +161,18 @@ def _data(manifest: Manifest, here: Here) -> Iterator[Finding]:
         yield Finding(Level.WRONG, f"--data {name}", str(error), "leave it out: a node fetches the data from peers")
     else:
         yield Finding(Level.FINE, f"--data {name}", "whole, and the run's")
+
+
+def of_own_data(manifest: Manifest, private: Path | None) -> Iterator[Finding]:
+    """What a node brings to a run on private data. Whether it was built with the run's tokenizer shows when it joins."""
+    try:
+        must_bring_own(manifest, private)
+        if private is not None:
+            store = BlobStore(private, ours=False)
+            corpus = check_whole(store, last_built(private))
+            yield Finding(Level.FINE, "--private", f"{corpus.tokens:,} tokens, built with tokenizer {corpus.tokenizer}")
+    except (ConfigError, OSError) as error:
+        yield Finding(Level.WRONG, "--private", str(error))
 
 
 def _interface(name: str) -> Finding:

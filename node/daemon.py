@@ -18,7 +18,7 @@ from dilocox.node.boxes.link import CLUSTER_LINK, ClusterLink, address_on, expos
 from dilocox.node.boxes.team import Team
 from dilocox.node.check import of_room
 from dilocox.node.coordinator_link import CoordinatorLink
-from dilocox.node.data.check import check_corpus
+from dilocox.node.data.check import check_corpus, check_own, must_bring_own
 from dilocox.node.data.supply import Supply
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
@@ -87,6 +87,8 @@ class NodeSettings(PeerSettings):
     """Of the cluster whose box we are; None: our own."""
     interface: str | None = None
     """On which the boxes of a cluster exchange tensors."""
+    private: Path | None = None
+    """Where our own corpus lies; None: the run's data are what we train on."""
     box_patience: float = 60.0
     """Seconds for which a box of our cluster that is gone is waited for; then the others share out its stages."""
 
@@ -110,6 +112,7 @@ async def _take_part(
         for finding in await asyncio.to_thread(lambda: [*of_room(manifest, home.folder, settings.devices)]):
             if finding.level is not Level.FINE:
                 log.warning("%s: %s", finding.about, finding.says)
+    must_bring_own(manifest, settings.private)
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
     keep_manifest(place, manifest)
     if not settings.data:  # what an operator named is not for others, unless they find it with the coordinator
@@ -166,7 +169,7 @@ async def _take_part(
     closing.push_async_exit(partial(_leave, participant))
     tasks.start(participant.watch(), "watch")
     tasks.start(participant.offer(), "offer")
-    tasks.start(_train(supply, participant, tasks), "supervise")
+    tasks.start(_train(supply, participant, tasks, settings.private), "supervise")
     tasks.start(participant.beat(), "beat")
     tasks.start(holding.supply(starts.newest_snapshot), "supply holders")
     if prover is not None:
@@ -182,8 +185,10 @@ def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
     return check_corpus(manifest, folder)
 
 
-async def _train(supply: Supply, participant: Participant, tasks: Tasks) -> None:
+async def _train(supply: Supply, participant: Participant, tasks: Tasks, private: Path | None) -> None:
     corpus = await supply.begin()
+    if private is not None:
+        await asyncio.to_thread(check_own, participant.manifest, corpus, private)
     reading = partial(phase.reading, participant.manifest, participant.cluster)
     following = supply.follow(
         corpus, lambda: reading(participant.chain.head), lambda: participant.progress.waiting == phase.SAMPLES_COMING
@@ -232,6 +237,7 @@ def _worker_pool(settings: NodeSettings, machine: Machine, home: DataDirectory, 
             data=data.folder,
             step_seconds=settings.step_seconds,
             checkpoint_every=settings.checkpoint_every,
+            private=settings.private,
         ).environment()
 
     return WorkerPool(home.folder, environment)

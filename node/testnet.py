@@ -19,6 +19,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -136,10 +137,11 @@ class Testnet:
         data: Path,
         boxes: int = 1,
         lines: Lines | None = None,
+        private: Sequence[Path] = (),
     ) -> "Testnet":
         """Lay out a new testnet in `folder`, replacing an old one: `run` is the run file, `key` its owner's, `data` the
         folder of its corpus, which the coordinator serves; each node is a cluster of so many `boxes`. `lines`: in network
-        namespaces, which `start_all` makes; None: on loopback.
+        namespaces, which `start_all` makes; None: on loopback. `private`: of each node, the folder of its own corpus.
 
         Raises ConfigError when the folder holds what no testnet made, LocalError while one runs there.
         """
@@ -163,6 +165,7 @@ class Testnet:
         for name in leads:
             home = folder / name
             arguments = ["node", "--join", f"@{link}", "--home", str(home), "--name", name, *options]
+            arguments += ["--private", str(private[len(members) - 1])] if private else []
             members.append(Member(name, home, [*arguments, *(["--cluster-boxes", str(boxes)] if lan else []), *lan]))
         for name, lead in others.items():
             home, needs = folder / name, folder / lead / CLUSTER_LINK

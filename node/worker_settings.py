@@ -38,10 +38,13 @@ class WorkerSettings:
     """An inner step takes at least this long; 0: as long as it takes."""
     checkpoint_every: int = 1
     """Boundaries are written complete in rounds that this divides."""
+    private: Path | None = None
+    """Where the cluster's own corpus lies, which it trains on; None: on the run's."""
 
     def environment(self) -> dict[str, str]:
         values = {field.name: str(getattr(self, field.name)) for field in fields(self)}
         values["codec_cpus"] = ",".join(map(str, self.codec_cpus))
+        values["private"] = str(self.private or "")
         return {_PREFIX + name.upper(): value for name, value in values.items()}
 
     @classmethod
@@ -62,4 +65,5 @@ class WorkerSettings:
             data=Path(get("data")),
             step_seconds=float(get("step_seconds")),
             checkpoint_every=int(get("checkpoint_every")),
+            private=Path(get("private")) if get("private") else None,
         )

@@ -23,7 +23,18 @@ from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["BYTES", "Corpus", "Order", "Shard", "check_fits", "order_of", "permute", "samples_in", "token_bytes"]
+__all__ = [
+    "BYTES",
+    "Corpus",
+    "Order",
+    "Shard",
+    "check_fits",
+    "check_private",
+    "order_of",
+    "permute",
+    "samples_in",
+    "token_bytes",
+]
 
 BYTES = "bytes"
 """The tokenizer of a corpus whose tokens are the bytes of its text; 0, which no text holds, ends a document."""
@@ -102,7 +113,7 @@ class Corpus(_Section):
 
 
 def check_fits(manifest: Manifest, corpus: Corpus) -> None:
-    """Raises ConfigError where the run's model cannot be trained on it."""
+    """Raises ConfigError where the run's model cannot be trained on it; where data are private, where it cannot be evaluated."""
     model, training = manifest.model, manifest.training
     if corpus.vocabulary_size > model.vocabulary_size:
         raise ConfigError(
@@ -110,7 +121,8 @@ def check_fits(manifest: Manifest, corpus: Corpus) -> None:
         )
     width = model.sequence_length + 1
     samples, held_out = (sum(samples_in(manifest, each) for each in shards) for shards in (corpus.training, corpus.held_out))
-    if samples < training.batch_size or not held_out:
+    read = not manifest.data.private or manifest.scoring.voters > 0
+    if (read and samples < training.batch_size) or not held_out:
         raise ConfigError(
             f"the data makes {samples:,} sequences of {width} tokens to train on and {held_out:,} held out; a batch has"
             f" {training.batch_size}, and at least one is held out. Build it from more text, or with --held-out-every smaller."
@@ -121,9 +133,27 @@ def samples_in(manifest: Manifest, shard: Shard) -> int:
     return shard.tokens // (manifest.model.sequence_length + 1)
 
 
-def order_of(manifest: Manifest, corpus: Corpus) -> "Order":
-    """In which the run reads its training shards."""
-    return Order([samples_in(manifest, shard) for shard in corpus.training], manifest.data.seed)
+def order_of(manifest: Manifest, corpus: Corpus, cluster: str = "") -> "Order":
+    """In which the run reads its training shards; a cluster its own, where data are private."""
+    seed = int.from_bytes(sha256(b"dilocox private", cluster.encode())[:4], "big") if cluster else 0
+    return Order([samples_in(manifest, shard) for shard in corpus.training], manifest.data.seed ^ seed)
+
+
+def check_private(manifest: Manifest, shared: Corpus, own: Corpus) -> None:
+    """Raises ConfigError where a cluster's own corpus does not speak the run's tokens, or is too little to train on."""
+    if (own.tokenizer, own.end_token) != (shared.tokenizer, shared.end_token):
+        raise ConfigError(
+            f"the private data were built with tokenizer {own.tokenizer}, and the run's is {shared.tokenizer}: build them with the"
+            " tokenizer of the run"
+        )
+    if own.vocabulary_size != shared.vocabulary_size:
+        raise ConfigError(f"the private data have {own.vocabulary_size:,} tokens, the run's {shared.vocabulary_size:,}")
+    samples, width = sum(samples_in(manifest, shard) for shard in own.training), manifest.model.sequence_length + 1
+    if samples < manifest.training.batch_size:
+        raise ConfigError(
+            f"the private data make {samples:,} sequences of {width} tokens; a batch has {manifest.training.batch_size}. Build them"
+            " from more text"
+        )
 
 
 def token_bytes(vocabulary_size: int) -> int:

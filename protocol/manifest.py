@@ -188,6 +188,9 @@ class Data(_Section):
     """For people, and for `--data NAME=DIR`."""
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Of the corpus: what `dilocox data build` printed."""
+    private: bool = False
+    """Each cluster trains on text of its own (`dilocox node --private DIR`), of which nothing leaves but pseudo-gradients. The
+    corpus that is named here says the tokenizer and what all evaluate on; scores are measured on what it has to train on."""
     seed: Count = 0
     """Of the order in which its samples are read."""
     evaluation_sequences: Positive = 32

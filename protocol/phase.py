@@ -263,7 +263,9 @@ def upcoming(state: PhaseState, trained: bool) -> list[int]:
 
 
 def reading(manifest: Manifest, cluster: str, head: Head) -> tuple[Span, ...]:
-    """Where a cluster reads after this head: what it has to have ahead of its steps."""
+    """Where a cluster reads of the run's data after this head: what it has to have ahead of its steps, or to score on."""
+    if manifest.data.private and not manifest.scoring.voters:
+        return ()
     if cluster in head.roster:
         return head.ledger.leases.get(cluster, Lease()).spans
     if head.round == 0:
@@ -299,10 +301,13 @@ def _why_wait(state: PhaseState) -> str:
 
 
 def _positions(state: PhaseState) -> list[int] | None:
-    """Of the next batch; None where the lease ends before it."""
+    """Of the next batch; None where the lease ends before it. On private data a cluster counts its own samples: the lease says how
+    many, and not which."""
     batch = state.manifest.training.batch_size
     if state.on_roster:
-        return state.lease.positions(state.samples_read, batch)
+        leased = state.lease.positions(state.samples_read, batch)
+        private = leased is not None and state.manifest.data.private
+        return list(range(state.samples_read, state.samples_read + batch)) if private else leased
     own = _own_positions(state.cluster)
     return list(range(own + state.steps * batch, own + (state.steps + 1) * batch))
 

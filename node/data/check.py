@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
-from dilocox.protocol.corpus import Corpus, Shard, check_fits
+from dilocox.protocol.corpus import Corpus, Shard, check_fits, check_private
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.corpora import corpus_in, lacking, named_store
+from dilocox.transport.corpora import corpus_in, lacking, last_built, named_store
 
-__all__ = ["check_corpus", "check_shard", "check_whole"]
+__all__ = ["check_corpus", "check_own", "check_shard", "check_whole", "must_bring_own"]
 
 
 def check_shard(store: BlobStore, corpus: Corpus, shard: Shard) -> None:
@@ -46,3 +46,20 @@ def check_corpus(manifest: Manifest, folder: Path) -> BlobStore:
     assert store is not None, "it is named"
     check_fits(manifest, check_whole(store, bytes.fromhex(manifest.data.digest)))
     return store
+
+
+def must_bring_own(manifest: Manifest, private: Path | None) -> None:
+    """Raises ConfigError where a cluster has to bring text of its own, or must not."""
+    if manifest.data.private and private is None:
+        raise ConfigError(
+            "the run's data are private: each cluster brings its own. Build yours with the run's tokenizer (`dilocox data build`)"
+            " and name their folder with --private DIR"
+        )
+    if private is not None and not manifest.data.private:
+        raise ConfigError("--private: the run trains on shared data, and would not read yours. Leave it out")
+
+
+def check_own(manifest: Manifest, shared: Corpus, folder: Path) -> None:
+    """Raises ConfigError where a cluster's own corpus is not whole, or does not fit the run."""
+    store = BlobStore(folder, ours=False)
+    check_private(manifest, shared, check_whole(store, last_built(folder)))

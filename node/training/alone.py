@@ -1,7 +1,7 @@
 """One node alone, exchanging nothing: the baseline a swarm must beat.
 
 `python -m dilocox.node.training.alone RUN.toml STEPS DATA WEIGHTS` prints a JSON line per step, and one with the loss; DATA is
-the folder of the run's corpus, WEIGHTS that of its initial state, where the run names one.
+the folder of the run's corpus, WEIGHTS that of its initial state, where the run names one; --private is that of a site's own.
 """
 
 import argparse
@@ -12,22 +12,28 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dilocox.node.training.data import load_dataset
+from dilocox.node.training.data import load_dataset, load_private
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
 
+ALONE = "alone"
+"""Instead of a cluster's name."""
 
-def train_alone(manifest: Manifest, steps: int, data: Path, weights: Path, follow: Callable[[int], None]) -> float:
+
+def train_alone(
+    manifest: Manifest, steps: int, data: Path, weights: Path, follow: Callable[[int], None], private: Path | None = None
+) -> float:
     """Held-out loss after `steps` inner steps of the run's own training settings, nats per token. `follow`: after each step."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(manifest, Mesh(device=device))
     trainer.load_initial(BlobStore(weights, ours=False) if manifest.model.root else None)
     dataset, batch = load_dataset(manifest, data), manifest.training.batch_size
+    text = load_private(manifest, private, ALONE) if private is not None else dataset
     for step in range(steps):
-        trainer.step(*dataset.batch(list(range(step * batch, (step + 1) * batch))))
+        trainer.step(*text.batch(list(range(step * batch, (step + 1) * batch))))
         follow(step + 1)
     loss = trainer.evaluate(*dataset.evaluation())
     dist.destroy_process_group()
@@ -40,9 +46,10 @@ if __name__ == "__main__":
     parser.add_argument("steps", type=int)
     parser.add_argument("data", type=Path)
     parser.add_argument("weights", type=Path)
+    parser.add_argument("--private", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)  # as a testnet's nodes; where others compute too, two threads mostly wait for each other
     manifest = Manifest.from_toml(options.run.read_text())
     follow = lambda step: print(json.dumps({"step": step}), flush=True)  # noqa: E731
-    loss = train_alone(manifest, options.steps, options.data, options.weights, follow)
+    loss = train_alone(manifest, options.steps, options.data, options.weights, follow, options.private)
     print(json.dumps({"step": options.steps, "evaluation_loss": loss}), flush=True)

@@ -16,9 +16,9 @@ from dilocox.protocol.corpus import Corpus, Shard, check_fits, order_of, samples
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.corpora import corpus_in
+from dilocox.transport.corpora import corpus_in, last_built
 
-__all__ = ["SHARDS_MAPPED", "Dataset", "load_dataset"]
+__all__ = ["SHARDS_MAPPED", "Dataset", "load_dataset", "load_private"]
 
 Tokens = npt.NDArray[np.unsignedinteger]
 
@@ -30,15 +30,14 @@ SHARDS_MAPPED = 16
 class Dataset:
     """Reads the shards where they lie: mapped into memory, never copied whole. The daemon brings them (node/data/supply.py)."""
 
-    def __init__(self, manifest: Manifest, corpus: Corpus, store: BlobStore) -> None:
-        """Raises ConfigError where the run's model cannot be trained on it."""
-        check_fits(manifest, corpus)
+    def __init__(self, manifest: Manifest, corpus: Corpus, store: BlobStore, cluster: str = "") -> None:
+        """`cluster`: whose own corpus it is, where it is not the run's."""
         self._width = manifest.model.sequence_length + 1
         self._store, self._dtype = store, np.dtype(f"<u{corpus.token_bytes}")
         self._training, self._held_out = corpus.training, corpus.held_out
         self._map = lru_cache(maxsize=SHARDS_MAPPED)(self._mapped)
         self._samples = partial(samples_in, manifest)
-        self._order = order_of(manifest, corpus)
+        self._order = order_of(manifest, corpus, cluster)
         self._evaluation = min(manifest.data.evaluation_sequences, sum(map(self._samples, self._held_out)))
         self._checking: dict[bytes, Future[bool]] = {}
         self._checker = ThreadPoolExecutor(1, "check shards")
@@ -100,4 +99,14 @@ def load_dataset(manifest: Manifest, folder: Path) -> Dataset:
     corpus = corpus_in(store, bytes.fromhex(manifest.data.digest))
     if corpus is None:
         raise ConfigError(f"the run's corpus {manifest.data.digest} does not lie in {folder}")
+    check_fits(manifest, corpus)
     return Dataset(manifest, corpus, store)
+
+
+def load_private(manifest: Manifest, folder: Path, cluster: str) -> Dataset:
+    """`folder`: where the cluster's own corpus lies, which its daemon has checked. Raises ConfigError where there is none."""
+    store = BlobStore(folder, ours=False)
+    corpus = corpus_in(store, last_built(folder))
+    if corpus is None:
+        raise ConfigError(f"the private data in {folder} are damaged: build them again")
+    return Dataset(manifest, corpus, store, cluster)

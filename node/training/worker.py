@@ -19,7 +19,7 @@ from dilocox.node.outer.background import Background
 from dilocox.node.outer.checkpoint import BoundaryMeta
 from dilocox.node.training.boundaries import Boundaries
 from dilocox.node.training.commits import Commits, Prepared
-from dilocox.node.training.data import load_dataset
+from dilocox.node.training.data import load_dataset, load_private
 from dilocox.node.training.link import DaemonLink
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.pace import Pace
@@ -56,6 +56,9 @@ class Worker:
         self.mesh = Mesh(rank, workers, settings.copies, self.device)
         self.trainer = Trainer(manifest, self.mesh)
         self.dataset = load_dataset(manifest, settings.data)
+        """What all evaluate on, and score on …"""
+        self.text = load_private(manifest, settings.private, settings.cluster) if settings.private else self.dataset
+        """… and what this cluster trains on."""
         self.store = BlobStore(settings.blobs)
         self.background = Background(settings.codec_cpus)
         self.commits = Commits(manifest, self.trainer, self.store)
@@ -138,7 +141,7 @@ class Worker:
         self._pace.rest(self._take_commands)
         started = time.monotonic()
         result = self.trainer.step(
-            *self.dataset.batch(action.positions), self._flags(trained=True), before_update=self.boundaries.wait
+            *self.text.batch(action.positions), self._flags(trained=True), before_update=self.boundaries.wait
         )
         seconds = max(time.monotonic() - started, self._pace.step_seconds)
         self._fastest_step = min(self._fastest_step, seconds)
@@ -160,7 +163,7 @@ class Worker:
         prepared = self._preparing is not None and self._preparing.done()
         box = self.manifest.rounds.round_seconds
         time_is_up = self.rank == 0 and box is not None and self._seconds >= box
-        lacking = not self.dataset.here(phase.upcoming(self.state, trained))
+        lacking = not self.text.here(phase.upcoming(self.state, trained))
         busy = not self.background.idle
         scorable = self._preparing is None and self.scores.ready
         return Flags(self._preparing is not None, prepared, busy, self._stopping, time_is_up, lacking, scorable).numbers()

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_the_page_s_commands_train_a_model_further(tmp_path: Path, monkeypatch: 
         assert done.returncode == 0, (command, done.stdout)
         said[verb] = done.stdout
         if verb == "init":
-            _make_smaller(tmp_path / "my-run.toml")
+            make_smaller(tmp_path / "my-run.toml", SMALLER)
     assert "every node has the same state hash after every round" in said["testnet"]
     [committed] = re.findall(r"committed model after \d+ inner steps: ([0-9.]+)", said["testnet"])
     [measured] = re.findall(r"held-out loss with transformers: ([0-9.]+)", said["export"])
@@ -67,10 +68,10 @@ def test_the_page_s_commands_train_a_model_further(tmp_path: Path, monkeypatch: 
     _began_there_and_moved(tmp_path)
 
 
-def _make_smaller(run_file: Path) -> None:
+def make_smaller(run_file: Path, smaller: Mapping[str, str]) -> None:
     text = run_file.read_text()
-    for pattern, smaller in SMALLER.items():
-        text, found = re.subn(pattern, smaller, text, count=1, flags=re.MULTILINE)
+    for pattern, instead in smaller.items():
+        text, found = re.subn(pattern, instead, text, count=1, flags=re.MULTILINE)
         assert found, pattern
     run_file.write_text(text)
 
