@@ -27,14 +27,17 @@ def plan(
     clusters: Annotated[int, typer.Option(min=2, help="Clusters that exchange.")] = 2,
     boxes: Annotated[int, typer.Option(min=1, help="Boxes of a cluster, each with its own line.")] = 10,
     bandwidth: Annotated[str, typer.Option(help="Of one box's line, each way, such as 1gbit or 200mbit.")] = "1gbit",
-    upload: Annotated[str, typer.Option(help="Of that line to the others, where it is another (default: as --bandwidth).")] = "",
+    upload: Annotated[
+        str, typer.Option(help="Of that line to the others, where it is another (default: as --bandwidth).")
+    ] = "",
     lan: Annotated[str, typer.Option(help="Of the line between a cluster's boxes, each way (default: as --bandwidth).")] = "",
     devices: Annotated[int, typer.Option(min=1, help="Of a box.")] = 8,
     device: Annotated[str, typer.Option(help=f"Its kind ({', '.join(model.PEAKS)}), or its peak in TFLOP/s.")] = "a800",
     step_seconds: Annotated[
-        float | None, typer.Option(min=1e-9, help="Of one inner step, computing only, as measured (default: by the device's peak).")
+        float | None,
+        typer.Option(min=1e-9, help="Of one inner step, computing only, as measured (default: by the device's peak)."),
     ] = None,
-    fixed_seconds: Annotated[float, typer.Option(min=0, help="That a round costs whatever its bytes: checkpoint, ballot, votes.")] = 1.0,
+    fixed_seconds: Annotated[float, typer.Option(min=0, help="That a round costs whatever its bytes: votes and such.")] = 1.0,
     encode_seconds: Annotated[float, typer.Option(min=0, help="To encode a cluster's payload.")] = 0.0,
     apply_seconds: Annotated[float, typer.Option(min=0, help="To check and apply one cluster's payload.")] = 0.0,
     inner_steps: Annotated[str, typer.Option(help="H to compare, separated by commas.")] = "30,125,500",
@@ -162,21 +165,22 @@ def _assumptions(site: Site, cluster: Inside, device: str) -> list[str]:
     """`device`: by whose peak the step was found; empty: it was measured."""
     tiling, held, step = cluster.tiling, cluster.device, site.step
     limit = "activations" if step.activations > step.working else "computing"
-    found = f"by {model.EFFICIENCY:.0%} of the peak of {tiling.workers} x {device}, and its bubble" if device else "as --step-seconds"
+    found = f"by {model.EFFICIENCY:.0%} of the peak of {tiling.workers} x {device}, and its bubble" if device else "as measured"
     return [
         f"a cluster: {tiling.workers} workers on {site.boxes} boxes, as {tiling.copies} copies of a pipeline of {tiling.length},"
         f" {tiling.schedule} with {cluster.turns} chunks each; each waits {cluster.bubble:.0%} of a step for the pipeline to fill"
         " and drain: in --step-seconds, if it was measured so",
-        f"a step: {step.seconds:,.3g} s, for its {limit}; computing {step.working:,.3g} s, {found}; the box with the most activations to"
-        f" pass on sends {cluster.activation_bytes:,} B in each, and receives as many: {step.activations:,.3g} s on its line",
+        f"a step: {step.seconds:,.3g} s, for its {limit}; computing {step.working:,.3g} s, {found}",
+        f"activations: the box with the most to pass on sends {cluster.activation_bytes:,} B in a step, and receives as many:"
+        f" {step.activations:,.3g} s on its line, beside computing",
         f"memory: a worker holds up to {_gigabytes(cluster.device_bytes)} on its device: {_gigabytes(held.weights)} weights,"
         f" {_gigabytes(held.gradients)} gradients, {_gigabytes(held.moments)} moments,"
         f" {_gigabytes(held.activations)} activations; a box up to {_gigabytes(cluster.host_bytes)} of outer state and copies",
         f"bytes: the payload layout's own sizes for {site.parameters:,} parameters; Huffman coding, top-k: from entropy",
-        f"line: each of {site.boxes} boxes a cluster sends its share of a payload to {site.clusters - 1} other clusters and receives"
-        f" theirs, both ways at once, {HEADERS - 1:.1%} of headers; AllReduce is a ring in 16 bits",
-        f"arrives: after {site.fixed_seconds:g} s that a round costs whatever its bytes (`python -m bench.clock` measures yours), the"
-        " codec's seconds and the line's; where that is beyond H a cluster trains on, to as many rounds' steps as the run allows",
+        f"line: each of {site.boxes} boxes a cluster sends its share of a payload to {site.clusters - 1} other clusters and"
+        f" receives theirs, both ways at once, {HEADERS - 1:.1%} of headers; AllReduce is a ring in 16 bits",
+        f"arrives: after {site.fixed_seconds:g} s that a round costs whatever its bytes (`python -m bench.clock` measures yours),"
+        " the codec's seconds and the line's; where that is beyond H a cluster trains on, as far as max_inner_steps allow",
         f"overlap: rebase costs {model.DELAY_COST:g} x arrival / H more tokens for the same loss (docs/results.md), waiting costs"
         " its time; the sooner wins",
     ]
@@ -203,7 +207,7 @@ def _print_paper(as_json: bool) -> None:
         ],
     )
     fitted = (
-        f"the first three rows make {model.PAPER.step.seconds:.3g} s and {model.PAPER.tokens_per_step:,.0f} tokens an inner step and"
+        f"three rows make {model.PAPER.step.seconds:.3g} s and {model.PAPER.tokens_per_step:,.0f} tokens an inner step and"
         f" {model.PAPER.fixed_seconds:.3g} s a round that no compression removes; the last row was not used"
     )
     console.print(fitted, style="dim", highlight=False, soft_wrap=True)

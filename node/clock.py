@@ -1,15 +1,15 @@
-"""The clock: what a step and a round take, when a commit arrives, and what a cluster does until then. Arithmetic only; `dilocox plan`,
-the lab and the tests read the same one, and `python -m bench.clock` holds it against real swarms.
+"""The clock: what a step and a round take, when a commit arrives, and what a cluster does until then. Arithmetic only; `dilocox
+plan`, the lab and the tests read the same one, and `python -m bench.clock` holds it against real swarms.
 
-    a step         the longer of computing it, with the pipeline's bubble, and of passing its activations on between a cluster's boxes
-    the line       every contributor's payload goes to the n - 1 others: a box sends its share n - 1 times and receives n - 1 shares,
-                   both ways at once, with the headers of every layer; the slower direction counts
+    a step         the longer of computing it, with the pipeline's bubble, and of passing activations on between a cluster's boxes
+    the line       every contributor's payload goes to the n - 1 others: a box sends its share n - 1 times and receives n - 1
+                   shares, both ways at once, with the headers of every layer; the slower direction counts
     the exchange   from the end of a phase until its commit can be applied: what every round costs (checkpoint, ballot, votes),
                    encoding, the line, and checking and applying n payloads
     arrival step   inner steps of the next phase that are done when its commit arrives: exchange / step, rounded up
     a round        none               H steps, then the exchange
-                   delayed, rebase    H steps beside the exchange; where that takes longer the cluster trains on, to max_inner_steps,
-                                      and then waits
+                   delayed, rebase    H steps beside the exchange; where that takes longer the cluster trains on, to
+                                      max_inner_steps, and then waits
 """
 
 import math

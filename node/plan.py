@@ -38,7 +38,7 @@ lead); measured by bench/convergence.py."""
 PEAKS = {"a100": 312e12, "a800": 312e12, "h100": 989e12, "h200": 989e12, "l40s": 362e12, "4090": 165e12, "3090": 71e12}
 """Dense bfloat16 operations per second with float32 sums, by NVIDIA's data sheets."""
 EFFICIENCY = 0.4
-"""Of the peak, that matrix products of a transformer reach while nothing is waited for: what well-kept trainers report on such GPUs."""
+"""Of the peak, that a transformer's steps reach while nothing is waited for: what well-kept trainers report on such GPUs."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def flops_per_token(manifest: Manifest) -> float:
 
 
 def step_of(manifest: Manifest, cluster: Inside, peak: float, lan: float, measured: float | None) -> Step:
-    """An inner step of a cluster of devices with that peak, on boxes with lines of `lan` bits per second between them. `measured`: its
-    seconds, bubble included, where somebody knows.
+    """An inner step of a cluster of devices with that peak, on boxes with lines of `lan` bits per second between them. `measured`:
+    its seconds, bubble included, where somebody knows.
 
     Raises ConfigError where that is faster than its devices are.
     """
@@ -119,8 +119,8 @@ def step_of(manifest: Manifest, cluster: Inside, peak: float, lan: float, measur
         return Step(least / EFFICIENCY, cluster.bubble, activations)
     if measured < least:
         raise ConfigError(
-            f"a step of {measured:g} s is over the devices' peak: {manifest.tokens_per_step:,} tokens take {work:.3g} operations, and"
-            f" {workers} devices make {workers * peak:.3g} a second at most, so {least:.3g} s. Measure a step, or leave it out."
+            f"a step of {measured:g} s is over the devices' peak: {manifest.tokens_per_step:,} tokens take {work:.3g} operations,"
+            f" and {workers} devices make {workers * peak:.3g} a second at most, so {least:.3g} s. Measure a step, or leave it out."
         )
     return Step(measured, activations=activations)
 
