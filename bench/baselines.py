@@ -1,5 +1,6 @@
 """What the swarm is compared with: one optimizer step on the mean gradient of all clusters, whole or compressed."""
 
+import struct
 import zlib
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from dilocox.node.outer import codec
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.arrays import GROUP, BlockInt4, Sparse, Writer, groups
+from dilocox.protocol.arrays import BlockInt4, Reader, Section, Writer
 from dilocox.protocol.manifest import Manifest
 
-__all__ = ["AllReduce", "CocktailSGD"]
+__all__ = ["AllReduce", "CocktailSGD", "decoded_message", "encoded_message"]
 
 
 class AllReduce:
@@ -106,7 +107,7 @@ class CocktailSGD(AllReduce):
         positions = self.drawn[chosen]
         feedback[positions] -= decoded
         self.sum[positions] += decoded
-        self.sent = max(self.sent, encoded_bytes(len(candidates), chosen.cpu().numpy(), values))
+        self.sent = max(self.sent, len(encoded_message(chosen.cpu().numpy(), values)))
 
     def exchange(self) -> int:
         offset = 0
@@ -120,11 +121,37 @@ class CocktailSGD(AllReduce):
         return sent
 
 
-def encoded_bytes(size: int, positions: "np.ndarray[tuple[int], np.dtype[np.int64]]", values: BlockInt4) -> int:
-    """Bytes of `values` at `positions` of `size`: gaps as in a payload, Int4 codes, both Huffman coded."""
+_MESSAGE = struct.Struct("<IIII")
+WIDE_GAP = 255
+"""What a byte says of a gap that does not fit: so much, and more follows."""
+
+
+def encoded_message(positions: "np.ndarray[tuple[int], np.dtype[np.int64]]", values: BlockInt4) -> bytes:
+    """`values` at ascending `positions`: gaps in bytes, Int4 codes, both Huffman coded."""
+    gaps = np.diff(positions, prepend=-1) - 1
+    wide = np.repeat(WIDE_GAP, int((gaps // WIDE_GAP).sum()))
+    narrow = np.insert(gaps % WIDE_GAP, np.repeat(np.arange(len(gaps)), gaps // WIDE_GAP), wide).astype(np.uint8)
     writer = Writer()
-    nothing = np.zeros(0, dtype=bool)
-    Sparse(size, np.zeros((groups(GROUP), 2), dtype=np.float32), positions, nothing, nothing).write(writer)
     values.write(writer)
-    streams = [b"".join(parts) for parts in writer.parts.values()]
-    return sum(len(zlib.compress(stream, 1)) for stream in streams)
+    streams = [narrow.tobytes(), writer.bytes_of(Section.HEADS), writer.bytes_of(Section.CODES)]
+    stored = [zlib.compress(stream, 1) for stream in streams]
+    return _MESSAGE.pack(len(positions), *map(len, stored)) + b"".join(stored)
+
+
+def decoded_message(
+    raw: bytes,
+) -> "tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.float64]]]":
+    """(positions, values)"""
+    count, *lengths = _MESSAGE.unpack_from(raw)
+    streams, offset = [], _MESSAGE.size
+    for length in lengths:
+        streams.append(zlib.decompress(raw[offset : offset + length]))
+        offset += length
+    steps = np.frombuffer(streams[0], dtype=np.uint8).astype(np.int64)
+    ends = steps != WIDE_GAP
+    positions = np.cumsum(steps + ends)[ends] - 1
+    sections = dict.fromkeys(Section, memoryview(b"")) | {
+        Section.HEADS: memoryview(streams[1]),
+        Section.CODES: memoryview(streams[2]),
+    }
+    return positions, BlockInt4.read(Reader(sections), 1, count).values()[0]

@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.lines import swarm
 from bench.report import judge, machine, table, write
+from bench.texts import stdlib
 from dilocox.node.clock import Estimate, Line, Method, Overlap, Site, Step, estimate, layouts_of, payload_bytes
 from dilocox.node.namespaces import lacking
 from dilocox.protocol.manifest import Manifest
@@ -132,7 +133,7 @@ def measured(folder: Path, kind: Kind, lines: Sequence[float | None], rounds: in
     """On one line after the other; on loopback each is a swarm of its own."""
     groups = [[line] for line in lines] if lacking() else [list(lines)]
     for number, group in enumerate(groups):
-        with swarm(folder / str(number), kind.run, kind.clusters, STEP_SECONDS, group[0]) as running:
+        with swarm(folder / str(number), stdlib().into(kind.run), kind.clusters, STEP_SECONDS, group[0], stdlib()) as running:
             running.measure(1)
             for line in group:
                 if line != group[0]:

@@ -1,42 +1,37 @@
 """One round's exchange of 25.8M parameters among four peers: ours, hivemind's averager and gloo's all-reduce, in the same run.
 
-Each peer is a process of one thread, in a network namespace (root; elsewhere on loopback, and no line is shaped); the time is from a
-common start until the last one is done. Ours is what the product does: encode, store, announce, fetch over TLS with credentials,
+Each peer is a process of one thread, in a network namespace (root; elsewhere on loopback, and no line is shaped); the time is from
+a common start until the last one is done. Ours is what the product does: encode, store, announce, fetch over TLS with credentials,
 check, apply; the bench stands for the coordinator and passes announcements on. hivemind's groups stand before its time begins.
 gloo and hivemind move the same parameters in float32, hivemind also in 8 bits. `--check` exits with 1 where a bar is missed.
 """
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
 
 from bench.exchangers import LAYERS, QUICK_LAYERS, run_of
+from bench.processes import Peer, started
 from bench.report import judge, machine, table, write
 from dilocox.node.namespaces import Namespaces, Net, lacking
+from dilocox.node.testnet import WAN
 from dilocox.protocol.tensors import parameter_count
 
 __all__ = ["Row", "main", "missed"]
 
 PEERS = 4
-WAN = "wan"
 SHAPED = 100e6
 """Bits per second of each peer's line, each way."""
 KINDS = ("ours", "gloo", "hivemind", "hivemind, 8 bit")
 ROUNDS, QUICK_ROUNDS = 5, 2
 BAR = 5.0
 """Times hivemind's, at least."""
-LOOPBACK = "127.0.0.1"
-ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -55,76 +50,15 @@ class Row:
         return statistics.median(self.seconds)
 
 
-class Peer:
-    def __init__(self, process: "subprocess.Popen[str]", log: IO[str]) -> None:
-        self._process, self._log = process, log
-
-    def tell(self, **what: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what) + "\n")
-        self._process.stdin.flush()
-
-    def said(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self._log.seek(0)
-            raise SystemExit(f"a peer ended:\n{self._log.read()[-2000:]}")
-        return json.loads(line)
-
-
 @contextmanager
 def peers(kind: str, network: Namespaces | None, layers: int) -> Iterator[list[Peer]]:
     """Processes that know each other."""
     with tempfile.TemporaryDirectory(prefix="dx-") as name, ExitStack() as closing:
-        found = [started(kind, rank, network, layers, Path(name), closing) for rank in range(PEERS)]
+        found = started(closing, "bench.exchangers", PEERS, network, Path(name), kind, str(layers))
         records = {said["peer"]: said.get("record", "") for said in [peer.said() for peer in found]}
         for peer in found:
             peer.tell(records=records)
         yield found
-
-
-def started(kind: str, rank: int, network: Namespaces | None, layers: int, folder: Path, closing: ExitStack) -> Peer:
-    address = network.address(str(rank), WAN) if network else LOOPBACK
-    prefix = network.prefix(str(rank)) if network else ()
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": WAN if network else "lo"}
-    log = closing.enter_context((folder / f"{rank}.log").open("w+"))
-    process = subprocess.Popen(
-        [
-            *prefix,
-            sys.executable,
-            "-P",
-            "-m",
-            "bench.exchangers",
-            kind,
-            str(rank),
-            str(PEERS),
-            address,
-            str(folder),
-            str(layers),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    closing.callback(ended, process)
-    return Peer(process, log)
-
-
-def ended(process: "subprocess.Popen[str]") -> None:
-    """With all that it started: its session is its own."""
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-    try:
-        os.killpg(process.pid, 9)
-    except ProcessLookupError:
-        pass
-    process.wait()
 
 
 def exchanged(kind: str, found: Sequence[Peer], round: int) -> tuple[float, float]:

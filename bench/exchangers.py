@@ -1,4 +1,4 @@
-"""One peer of `python -m bench.exchange`, in a process of its own: it is told on stdin what to do, line by line, and answers on stdout.
+"""One peer of `python -m bench.exchange`, in a process of its own: it is told on stdin what to do, and answers on stdout.
 
 ours       encodes, stores, announces (the bench passes announcements on, as a coordinator does); then fetches, checks and applies
 gloo       torch.distributed.all_reduce of the same parameters in float32
@@ -8,7 +8,6 @@ hivemind   hivemind's averager, of the same in float32, sent as it is or in 8 bi
 import asyncio
 import base64
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -27,9 +26,9 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import canonical, open_envelope, seal
+from dilocox.protocol.payload import owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.payload import owner_of
 from dilocox.transport import tls
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.callers import Callers
@@ -203,7 +202,6 @@ def main() -> None:
         asyncio.run(gloo(int(rank), int(peers), place, size))
     else:
         asyncio.run(hivemind(int(rank), int(peers), address, size, 8 if kind.endswith("8 bit") else 32))
-    os._exit(0)
 
 
 if __name__ == "__main__":

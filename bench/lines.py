@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.texts import Text, stdlib
+from bench.texts import Text
 from dilocox.node.clock import HEADERS
 from dilocox.node.namespaces import Traffic, lacking
 from dilocox.node.testnet import WAN, Lines, Testnet
@@ -74,10 +74,9 @@ class Swarm:
 
 @contextmanager
 def swarm(
-    folder: Path, run: str, nodes: int, step_seconds: float, bits_per_second: float | None = None, text: Text | None = None
+    folder: Path, run: str, nodes: int, step_seconds: float, bits_per_second: float | None, text: Text
 ) -> Iterator[Swarm]:
-    """Nodes of one worker of one thread, whose steps take at least so long; `run`: a run file with {owner}, without its data."""
-    text = text or stdlib()
+    """Nodes of one worker of one thread, whose steps take at least so long; `run`: a run file with {owner}."""
     options = ["--devices", "1", "--threads", "1", "--no-dht", "--step-seconds", str(step_seconds)]
     options += ["--data", f"{text.name}={text.folder}"]
     spaces = not lacking()
@@ -85,7 +84,7 @@ def swarm(
         options += ["--upload-limit", f"{bits_per_second / HEADERS / 1e6:.6f}"]  # which counts no headers
     folder.mkdir(parents=True, exist_ok=True)
     owner = load_identity(folder / "run.key")
-    filled = text.into(run).replace("{owner}", owner.key.hex())
+    filled = run.replace("{owner}", owner.key.hex())
     lines = Lines(wan=bits_per_second) if spaces else None
     key = (folder / "run.key").read_bytes()
     testnet = Testnet.create(folder / "swarm", filled.encode(), key, nodes, options, text.folder, lines=lines)
