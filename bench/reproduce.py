@@ -53,7 +53,7 @@ DRAWN_SHARE = 0.2
 """Of what CocktailSGD draws, that it sends: with a tenth drawn and Int4 its published 117 times less (ICML 2023)."""
 TIMED, QUICK_TIMED = 10, 3
 """Steps on the line, of methods that exchange in each."""
-STEPS, QUICK_STEPS = 750, 250
+STEPS, QUICK_STEPS = 625, 250
 CURVE = 25
 """Steps between the losses of the arithmetic."""
 EVALUATIONS = 3
@@ -484,10 +484,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help=f"{', '.join(QUICK)}; {QUICK_STEPS} steps, {QUICK_TIMED} of them timed"
     )
+    parser.add_argument("--rows", help="names separated by commas, DiLoCoX and ours always (default: all)")
     parser.add_argument("--preset", default="", choices=["", *preset_names()], help="a bigger model than the toy, in one stage")
     parser.add_argument("--clusters", type=int, default=PAPER.clusters)
     parser.add_argument("--steps", type=int, help=f"inner steps of a cluster (default {STEPS})")
-    parser.add_argument("--step-seconds", type=float, default=0.07, help="that computing a step takes at least")
+    parser.add_argument("--step-seconds", type=float, default=0.08, help="that computing a step takes at least")
     parser.add_argument("--line", help="of a cluster, each way, such as 20mbit (default: the published ratio)")
     parser.add_argument("--data", metavar="NAME=DIR", help="a corpus of `dilocox data build` (default: the standard library)")
     options = parser.parse_args(arguments)
@@ -495,6 +496,10 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(
             f"--clusters 2 at least, --step-seconds above 0, --steps {PAPER_STEPS} at least: a round of the published H"
         )
+    named = set(options.rows.split(",")) if options.rows else {method.name for method in METHODS}
+    if unknown := named - {method.name for method in METHODS}:
+        parser.error(f"no row {', '.join(sorted(unknown))}; rows: {', '.join(method.name for method in METHODS)}")
+    options.rows = set(QUICK) if options.quick and not options.rows else named | {"DiLoCoX", "ours"}
     return options
 
 
@@ -527,7 +532,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         bits_per_second(options.line, "--line") if options.line else None,
         text_of(options.data),
     )
-    methods = [method for method in METHODS if not quick or method.name in QUICK]
+    methods = [method for method in METHODS if method.name in options.rows]
     line, parameters = scale.bits_per_second(), parameter_count(scale.model.model)
     print(f"{scale.clusters} clusters of {parameters:,} parameters on lines of {line / 1e3:,.0f} kbit/s", flush=True)
     rows: dict[str, Found] = {}
