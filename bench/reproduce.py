@@ -89,7 +89,7 @@ class Method:
 
 METHODS = (
     Method("AllReduce", "allreduce", "AllReduce", "torch DDP over gloo, gradients in 16 bits, AdamW"),
-    Method("AllReduce, Muon", "allreduce", "AllReduce, Muon", "the same with Muon; timed as AllReduce"),
+    Method("AllReduce (Muon)", "allreduce", "AllReduce, Muon", "the same with Muon; timed as AllReduce"),
     Method(
         "CocktailSGD",
         "cocktail",
@@ -106,7 +106,7 @@ METHODS = (
         "as published: low rank and Int4, one round late; the next phase starts from the delayed state",
     ),
     Method(
-        "DiLoCoX, other restart",
+        "DiLoCoX (other restart)",
         "swarm",
         "DiLoCoX",
         "the paper's restart is not known for sure: here a phase goes on from its own work",
@@ -122,7 +122,7 @@ METHODS = (
     ),
     Method("ours", "swarm", "ours", "Muon, sparse 2 bits as equal bytes allow, rebase with half the lead", OURS_STEPS),
 )
-QUICK = ("AllReduce", "AllReduce, Muon", "DiLoCoX", "ours")
+QUICK = ("AllReduce", "AllReduce (Muon)", "DiLoCoX", "ours")
 
 
 @dataclass(frozen=True)
@@ -389,7 +389,7 @@ def row_of(scale: Scale, method: Method, rows: dict[str, Found]) -> Found | None
     path = path_of(scale, method)
     if (found := kept(path)) is None:
         began = time.monotonic()
-        like = rows.get("AllReduce") if method.name == "AllReduce, Muon" else None
+        like = rows.get("AllReduce") if method.name == "AllReduce (Muon)" else None
         found = train(scale, method) if method.kind == "swarm" else step_by_step(scale, method, like)
         KEPT.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(asdict(found)).encode())
@@ -397,7 +397,7 @@ def row_of(scale: Scale, method: Method, rows: dict[str, Found]) -> Found | None
     return found
 
 
-REFERENCES = {"ours": "AllReduce, Muon"}
+REFERENCES = {"ours": "AllReduce (Muon)"}
 """AllReduce with the same inner optimizer; of all others AllReduce."""
 
 

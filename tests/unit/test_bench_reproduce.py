@@ -74,7 +74,7 @@ def test_bars_are_missed_one_by_one():
     reference = replace(FOUND, curve=[Point(0, 0.0, 5.0), Point(750, 100.0, 2.0)])
     theirs = replace(reference, tokens_per_second=full, curve=[Point(0, 0.0, 5.0), Point(750, 100.0, 2.4)])
     ours = replace(theirs, curve=[Point(0, 0.0, 5.0), Point(750, 100.0, 2.1)])
-    rows = {"AllReduce": reference, "AllReduce, Muon": reference, "DiLoCoX": theirs, "ours": ours}
+    rows = {"AllReduce": reference, "AllReduce (Muon)": reference, "DiLoCoX": theirs, "ours": ours}
     assert reproduce.missed(SCALE, rows) == []
     for worse in (replace(ours, curve=theirs.curve), replace(ours, tokens_per_second=0.98 * full)):
         assert len(reproduce.missed(SCALE, {**rows, "ours": worse})) == 1
