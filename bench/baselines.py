@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bench.lab import CPU, Point
 from bench.texts import stdlib
+from dilocox.node.clock import Site
 from dilocox.node.outer import codec
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.mesh import Mesh
@@ -21,12 +22,20 @@ __all__ = ["AllReduce", "CocktailSGD", "decoded_message", "encoded_message"]
 
 
 class AllReduce:
-    """Data parallelism with an exchange at every step: `clusters` batches, one update. Exchanges fp32 gradients."""
+    """Data parallelism with an exchange at every step: `clusters` batches, one update. Exchanges fp32 gradients, in a ring."""
 
     def __init__(
-        self, run: Manifest, clusters: int, evaluate_every: int = 20, device: torch.device = CPU, data: Path | None = None
+        self,
+        run: Manifest,
+        clusters: int,
+        evaluate_every: int = 20,
+        device: torch.device = CPU,
+        data: Path | None = None,
+        site: Site | None = None,
     ) -> None:
-        self.run, self.clusters, self.evaluate_every = run, clusters, evaluate_every
+        """`site`: whose clock says what the time is."""
+        self.run, self.clusters, self.evaluate_every, self.site = run, clusters, evaluate_every, site
+        self.seconds = 0.0
         self.trainer = Trainer(run, Mesh(device=device))
         self.trainer.load_initial()
         self.dataset = load_dataset(run, data or stdlib().folder)
@@ -42,12 +51,20 @@ class AllReduce:
                 self.trainer.pipeline.step(*self.dataset.batch(list(range(position, position + batch))))
                 position += batch
                 self.take(cluster)
-            self.wire_bytes += self.exchange()
+            sent = self.exchange()
+            self.wire_bytes += sent
+            if self.site is not None:
+                moved = sent * self.copies()
+                self.seconds += self.site.step.seconds + self.site.line.seconds(moved, moved)
             torch.nn.utils.clip_grad_norm_(self.parameters, self.run.training.gradient_clip)
             self.trainer.optimizer.step()
             if step % self.evaluate_every == 0 or step == self.run.training.total_steps:
                 self.points.append(self.measure(step, position))
         return self
+
+    def copies(self) -> float:
+        """How often what a cluster sends crosses its line."""
+        return 2 * (self.clusters - 1) / self.clusters
 
     def take(self, cluster: int) -> None:
         """A cluster's gradient stands in the parameters: here it stays there and the next one is added."""
@@ -61,7 +78,7 @@ class AllReduce:
 
     def measure(self, step: int, position: int) -> Point:
         loss = self.trainer.evaluate(*self.dataset.evaluation())
-        return Point(step, position * self.run.model.sequence_length, self.wire_bytes, loss, 0.0)
+        return Point(step, position * self.run.model.sequence_length, self.wire_bytes, loss, 0.0, seconds=self.seconds)
 
 
 class CocktailSGD(AllReduce):
@@ -78,9 +95,10 @@ class CocktailSGD(AllReduce):
         evaluate_every: int = 20,
         device: torch.device = CPU,
         data: Path | None = None,
+        site: Site | None = None,
     ) -> None:
         """`share`: of the drawn values, how many are sent."""
-        super().__init__(run, clusters, evaluate_every, device, data)
+        super().__init__(run, clusters, evaluate_every, device, data, site)
         size = sum(parameter.numel() for parameter in self.parameters)
         self.share = share
         self.feedback = [torch.zeros(size, device=device) for _ in range(clusters)]
@@ -88,6 +106,10 @@ class CocktailSGD(AllReduce):
         self.generator = torch.Generator().manual_seed(run.model.seed)
         self.drawn = self.draw()
         self.sent = 0
+
+    def copies(self) -> float:
+        """To every other cluster."""
+        return self.clusters - 1
 
     def draw(self) -> Tensor:
         size = len(self.sum)

@@ -206,7 +206,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     print(f"{facts['cores']} cores, {facts['platform']}; {where}; {INNER_STEPS} steps of {STEP_SECONDS} s; medians of rounds")
     table(COLUMNS, [described(cell) for cell in cells])
-    write("clock" + ("-quick" if options.quick else ""), {"lines": where, "cells": [asdict(cell) for cell in cells]})
+    shown = {"columns": COLUMNS, "cells": [described(cell) for cell in cells]}
+    write(
+        "clock" + ("-quick" if options.quick else ""),
+        {"cells": [asdict(cell) for cell in cells], "table": shown, "notes": [where]},
+    )
     judge(missed(cells), options.check)
 
 

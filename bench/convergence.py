@@ -64,7 +64,7 @@ class Job:
     @property
     def path(self) -> Path:
         arm = self.definition
-        clock = repr(site_of(self.run, self.ratio)) if arm.runner == "lab" else ""
+        clock = repr(site_of(self.run, self.ratio))
         key = json.dumps([arm.runner, arm.share, CLUSTERS, RANK, clock]).encode() + self.run.canonical_bytes()
         return RUNS / f"{sha256(key).hex()[:24]}.json"
 
@@ -108,21 +108,21 @@ def run_job(job: Job) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     arm, started, data = job.definition, time.monotonic(), job.text.folder
     run = job.run
-    every = max(1, job.steps // POINTS)
+    every, site = max(1, job.steps // POINTS), site_of(run, job.ratio)
     if arm.runner == "lab":
         lab = Lab(
             run,
             CLUSTERS,
-            site=site_of(run, job.ratio),
+            site=site,
             device=device,
             evaluate_every=max(1, every // arm.horizon),
             data=data,
         ).rounds()
         points = lab.points
     elif arm.runner == "allreduce":
-        points = AllReduce(run, CLUSTERS, every, device, data).train().points
+        points = AllReduce(run, CLUSTERS, every, device, data, site).train().points
     else:
-        points = CocktailSGD(run, CLUSTERS, arm.share, every, device, data).train().points
+        points = CocktailSGD(run, CLUSTERS, arm.share, every, device, data, site).train().points
     result = {
         "job": {**asdict(job), "text": job.text.settings},
         "points": [asdict(point) for point in points],
@@ -176,6 +176,7 @@ def summarize(arm: Arm, choice: int, jobs: Sequence[Job], sweep: Sequence[float]
         "sweep": sweep,
         "tokens": last["tokens"],
         "wire_bytes": last["wire_bytes"],
+        "seconds": last["seconds"],
         "bits_per_parameter": 8 * last["wire_bytes"] / results[0]["parameters"],
         "curves": [result["points"] for result in results],
     }
@@ -234,11 +235,23 @@ def print_summary(summaries: Sequence[dict[str, Any]]) -> None:
             f"{item['bits_per_parameter']:.1f}",
             f"{item['wire_bytes']:,}",
             f"{item['tokens']:,}",
+            f"{item['seconds']:,.0f}",
             choice_text(item["choice"]),
         ]
         for item in summaries
     ]
-    columns = ["arm", "loss", "spread", f"over {BASELINE}", "H", "bits/parameter", "wire bytes", "tokens", "tuned"]
+    columns = [
+        "arm",
+        "loss",
+        "spread",
+        f"over {BASELINE}",
+        "H",
+        "bits/parameter",
+        "wire bytes",
+        "tokens",
+        "by the clock, steps",
+        "tuned",
+    ]
     table(columns, rows)
 
 

@@ -127,7 +127,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     table(COLUMNS, [described(row, rows) for row in rows])
     print("ours: of that, until the slowest had encoded; line: bytes that a peer sent and received, with all headers")
-    write("exchange" + ("-quick" if options.quick else ""), {"parameters": parameters, "rows": [asdict(row) for row in rows]})
+    shown = {"columns": COLUMNS, "cells": [described(row, rows) for row in rows]}
+    notes = [f"{parameters:,} parameters, {PEERS} peers of one thread, {rounds} exchanges"]
+    write(
+        "exchange" + ("-quick" if options.quick else ""),
+        {"rows": [asdict(row) for row in rows], "table": shown, "notes": notes},
+    )
     judge(missed(rows), options.check)
 
 

@@ -296,7 +296,7 @@ def found_of(scale: Scale, run: Manifest, rows: list[dict[str, Any]], moved: Seq
         steps, seconds = steps + steps_of(scale, run, row), seconds + row["seconds"]
         if following["evaluation_loss"] is not None:
             points.append(Point(round(steps), seconds, following["evaluation_loss"]))
-    steady = rows[1:-1] or rows[:1]
+    steady = rows[1:-1]
     taken = sum(steps_of(scale, run, row) for row in rows[1:])
     return Found(
         sum(row["tokens"] for row in steady) / sum(row["seconds"] for row in steady),
@@ -492,10 +492,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--line", help="of a cluster, each way, such as 20mbit (default: the published ratio)")
     parser.add_argument("--data", metavar="NAME=DIR", help="a corpus of `dilocox data build` (default: the standard library)")
     options = parser.parse_args(arguments)
-    if options.clusters < 2 or options.step_seconds <= 0 or (options.steps is not None and options.steps < PAPER_STEPS):
-        parser.error(
-            f"--clusters 2 at least, --step-seconds above 0, --steps {PAPER_STEPS} at least: a round of the published H"
-        )
+    if options.clusters < 2 or options.step_seconds <= 0 or (options.steps is not None and options.steps < 2 * PAPER_STEPS):
+        parser.error(f"--clusters 2 at least, --step-seconds above 0, --steps {2 * PAPER_STEPS} at least: two published rounds")
     named = set(options.rows.split(",")) if options.rows else {method.name for method in METHODS}
     if unknown := named - {method.name for method in METHODS}:
         parser.error(f"no row {', '.join(sorted(unknown))}; rows: {', '.join(method.name for method in METHODS)}")
@@ -542,7 +540,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(scale, methods, rows)
     name = "reproduce" + ("-quick" if quick else "")
     facts = {**asdict(scale), "text": scale.text.settings, "line": line}
-    write(name, {"scale": facts, "rows": {name: asdict(found) for name, found in rows.items()}})
+    shown = {"columns": COLUMNS, "cells": [cells(scale, rows, name) for name in rows]}
+    notes = [f"{method.name}: {method.note}" for method in methods]
+    write(name, {"scale": facts, "rows": {name: asdict(found) for name, found in rows.items()}, "table": shown, "notes": notes})
     plot(rows, RESULTS / f"{name}.png")
     print(f"wrote {RESULTS / name}.json and .png")
     judge(missed(scale, rows), options.check)

@@ -31,6 +31,7 @@ def test_an_arm_runs_and_its_result_is_kept(runs, name: str):
     assert 2.0 < last["loss"] < 6.0
     rounds = STEPS // min(arm.horizon, STEPS // 2)
     bits = 8 * last["wire_bytes"] / result["parameters"]
+    assert last["seconds"] > STEPS, "a step is a second, and none of these exchanges for nothing"
     low, high = {"allreduce": (32 * STEPS, 32 * STEPS + 1), "cocktail": (0.02 * STEPS, 0.2 * STEPS)}.get(
         arm.runner, (0.3 * rounds, 1.0 * rounds)
     )
