@@ -3,7 +3,8 @@ plan`, the lab and the tests read the same one, and `python -m bench.clock` hold
 
     a step         the longer of computing it, with the pipeline's bubble, and of passing activations on between a cluster's boxes
     the line       every contributor's payload goes to the n - 1 others: a box sends its share n - 1 times and receives n - 1
-                   shares, both ways at once, with the headers of every layer; the slower direction counts
+                   shares, both ways at once, with the headers of every layer; the slower direction counts. Several transfers
+                   at once do not fill it
     the exchange   from the end of a phase until its commit can be applied: what every round costs (checkpoint, ballot, votes),
                    encoding, the line, and checking and applying n payloads
     arrival step   inner steps of the next phase that are done when its commit arrives: exchange / step, rounded up
@@ -22,6 +23,7 @@ from dilocox.protocol.payload import Form, StageLayout, stage_layout
 
 __all__ = [
     "HEADERS",
+    "SEVERAL_FILL",
     "Estimate",
     "Line",
     "Method",
@@ -47,6 +49,11 @@ RECORD_BYTES, RECORD_HEADER = 16384, 22
 """Of a TLS 1.3 record's data, and what encloses it; HTTP/2 puts another 9 bytes around as much."""
 HEADERS = FRAME_BYTES / SEGMENT_BYTES * (1 + (RECORD_HEADER + 9) / RECORD_BYTES)
 """By which a line carries more than payloads."""
+
+SEVERAL_FILL = 0.8
+"""Of a line, what transfers from and to several others at once fill: queues that drop their tail serve them unevenly, and while the
+last ones end other lines stand idle. `python -m bench.clock` finds 0.6 to 0.9 among four clusters, and hivemind's exchange of all
+with all fills as much (`python -m bench.exchange`); a single transfer each way, or a ring, fills its line."""
 
 INT4_CODED, INT2_CODED = 0.90, 0.97
 """What Huffman coding leaves of a payload's bytes, for estimates (a test compares them with real payloads)."""
@@ -107,7 +114,7 @@ class Site:
     def copies_seconds(self, payload_bytes: float) -> float:
         """Until every payload has reached the other clusters."""
         share = payload_bytes / self.boxes * (self.clusters - 1)
-        return self.line.seconds(share, share)
+        return self.line.seconds(share, share) / (SEVERAL_FILL if self.clusters > 2 else 1.0)
 
 
 @dataclass(frozen=True)

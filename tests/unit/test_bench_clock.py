@@ -6,7 +6,7 @@ import pytest
 
 from bench import clock
 from bench.clock import Cell, Kind
-from dilocox.node.clock import HEADERS
+from dilocox.node.clock import HEADERS, SEVERAL_FILL
 from dilocox.protocol.manifest import Manifest
 from tests.helpers import identity
 
@@ -16,7 +16,7 @@ CELL = Cell(2, "none", 1000, 1e6, 8e6, 4.0, [3.9, 4.0, 4.2])
 def test_it_foretells_computing_what_a_round_costs_and_its_bytes():
     assert clock.foretold(CELL, 0.5).round.seconds == pytest.approx(clock.INNER_STEPS * clock.STEP_SECONDS + 0.5 + HEADERS)
     thrice = replace(CELL, clusters=4)
-    assert clock.foretold(thrice, 0.5).line_seconds == pytest.approx(3 * HEADERS)
+    assert clock.foretold(thrice, 0.5).line_seconds == pytest.approx(3 * HEADERS / SEVERAL_FILL)
 
 
 def test_a_round_is_missed_in_either_direction():

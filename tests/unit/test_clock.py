@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox.node import clock
-from dilocox.node.clock import HEADERS, Line, Method, Site, Step, Timeline, estimate
+from dilocox.node.clock import HEADERS, SEVERAL_FILL, Line, Method, Site, Step, Timeline, estimate
 
 SITE = Site(10**9, Step(1.0), 1000, clusters=3, line=Line.both_ways(1e8), boxes=2)
 METHOD = Method("x", 100e6, 50, 150)
-BY_LINE = 8 * HEADERS * 100e6 / 2 * 2 / 1e8
+BY_LINE = 8 * HEADERS * 100e6 / 2 * 2 / 1e8 / SEVERAL_FILL
 """Seconds: half of a payload, to two others."""
 
 
@@ -21,6 +21,10 @@ def test_a_box_sends_its_share_once_to_every_other_cluster():
     assert found.box_bytes == 100e6
     assert estimate(replace(SITE, clusters=5), METHOD).line_seconds == pytest.approx(2 * BY_LINE)
     assert estimate(replace(SITE, boxes=1), METHOD).line_seconds == pytest.approx(2 * BY_LINE)
+
+
+def test_one_transfer_each_way_fills_a_line_and_several_do_not():
+    assert estimate(replace(SITE, clusters=2), METHOD).line_seconds == pytest.approx(BY_LINE / 2 * SEVERAL_FILL)
 
 
 def test_the_slower_direction_counts():
@@ -39,7 +43,7 @@ def test_what_a_round_costs_does_not_shrink_with_its_bytes():
 def test_hidden_behind_computing_it_costs_nothing_and_waited_for_its_whole_time():
     found = estimate(SITE, METHOD)
     assert (found.utilisation, found.tokens_per_second, found.round.waited) == (1.0, 1000.0, 0.0)
-    assert found.arrival_step == 9
+    assert found.arrival_step == 11
     waiting = estimate(SITE, replace(METHOD, overlap="none"))
     assert waiting.round.seconds == pytest.approx(50 + BY_LINE)
     assert waiting.tokens_per_second == pytest.approx(1000 * 50 / (50 + BY_LINE))
@@ -49,7 +53,7 @@ def test_hidden_behind_computing_it_costs_nothing_and_waited_for_its_whole_time(
 def test_while_a_commit_is_late_a_cluster_trains_on_and_then_waits(overlap: clock.Overlap):
     late = replace(METHOD, payload_bytes=1e9, overlap=overlap)
     found = estimate(SITE, late)
-    assert found.arrival_step == found.round.steps == 84
+    assert found.arrival_step == found.round.steps == 105
     assert (found.utilisation, found.tokens_per_second) == (1.0, 1000.0)
     held = estimate(SITE, replace(late, max_inner_steps=60))
     assert held.round.steps == 60
