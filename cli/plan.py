@@ -178,7 +178,8 @@ def _assumptions(site: Site, cluster: Inside, device: str) -> list[str]:
         f" {_gigabytes(held.activations)} activations; a box up to {_gigabytes(cluster.host_bytes)} of outer state and copies",
         f"bytes: the payload layout's own sizes for {site.parameters:,} parameters; Huffman coding, top-k: from entropy",
         f"line: each of {site.boxes} boxes a cluster sends its share of a payload to {site.clusters - 1} other clusters and"
-        f" receives theirs, both ways at once, {HEADERS - 1:.1%} of headers, several at once filling {SEVERAL_FILL:.0%} of it; AllReduce is a ring in 16 bits",
+        f" receives theirs, both ways at once, {HEADERS - 1:.1%} of headers; more than two clusters fill {SEVERAL_FILL:.0%}"
+        " of it; AllReduce is a ring in 16 bits",
         f"arrives: after {site.fixed_seconds:g} s that a round costs whatever its bytes (`python -m bench.clock` measures yours),"
         " the codec's seconds and the line's; where that is beyond H a cluster trains on, as far as max_inner_steps allow",
         f"overlap: rebase costs {model.DELAY_COST:g} x arrival / H more tokens for the same loss (docs/results.md), waiting costs"
