@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup lock testnet test test-all lint mutants proto chaos bench docker clean
+.PHONY: setup lock testnet test test-all lint mutants proto chaos bench reproduce docker clean
 
 setup: $(STAMP)
 
@@ -52,6 +52,9 @@ chaos: setup  ## real processes on a wire of their own, a fault every half minut
 
 bench: setup
 	$(BIN)/python -m bench
+
+reproduce: setup  ## the paper's table, measured here: real processes on lines at its ratio of computing to network; root only
+	$(BIN)/python -m bench.reproduce
 
 docker:
 	docker build --network host -t dilocox .

@@ -1,5 +1,6 @@
 """What the swarm is compared with: one optimizer step on the mean gradient of all clusters, whole or compressed."""
 
+import struct
 import zlib
 from pathlib import Path
 
@@ -9,23 +10,32 @@ from torch import Tensor
 
 from bench.lab import CPU, Point
 from bench.texts import stdlib
+from dilocox.node.clock import Site
 from dilocox.node.outer import codec
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.arrays import GROUP, BlockInt4, Sparse, Writer, groups
+from dilocox.protocol.arrays import BlockInt4, Reader, Section, Writer
 from dilocox.protocol.manifest import Manifest
 
-__all__ = ["AllReduce", "CocktailSGD"]
+__all__ = ["AllReduce", "CocktailSGD", "decoded_message", "encoded_message"]
 
 
 class AllReduce:
-    """Data parallelism with an exchange at every step: `clusters` batches, one update. Exchanges fp32 gradients."""
+    """Data parallelism with an exchange at every step: `clusters` batches, one update. Exchanges fp32 gradients, in a ring."""
 
     def __init__(
-        self, run: Manifest, clusters: int, evaluate_every: int = 20, device: torch.device = CPU, data: Path | None = None
+        self,
+        run: Manifest,
+        clusters: int,
+        evaluate_every: int = 20,
+        device: torch.device = CPU,
+        data: Path | None = None,
+        site: Site | None = None,
     ) -> None:
-        self.run, self.clusters, self.evaluate_every = run, clusters, evaluate_every
+        """`site`: whose clock says what the time is."""
+        self.run, self.clusters, self.evaluate_every, self.site = run, clusters, evaluate_every, site
+        self.seconds = 0.0
         self.trainer = Trainer(run, Mesh(device=device))
         self.trainer.load_initial()
         self.dataset = load_dataset(run, data or stdlib().folder)
@@ -41,12 +51,20 @@ class AllReduce:
                 self.trainer.pipeline.step(*self.dataset.batch(list(range(position, position + batch))))
                 position += batch
                 self.take(cluster)
-            self.wire_bytes += self.exchange()
+            sent = self.exchange()
+            self.wire_bytes += sent
+            if self.site is not None:
+                moved = sent * self.copies()
+                self.seconds += self.site.step.seconds + self.site.line.seconds(moved, moved)
             torch.nn.utils.clip_grad_norm_(self.parameters, self.run.training.gradient_clip)
             self.trainer.optimizer.step()
             if step % self.evaluate_every == 0 or step == self.run.training.total_steps:
                 self.points.append(self.measure(step, position))
         return self
+
+    def copies(self) -> float:
+        """How often what a cluster sends crosses its line."""
+        return 2 * (self.clusters - 1) / self.clusters
 
     def take(self, cluster: int) -> None:
         """A cluster's gradient stands in the parameters: here it stays there and the next one is added."""
@@ -60,7 +78,7 @@ class AllReduce:
 
     def measure(self, step: int, position: int) -> Point:
         loss = self.trainer.evaluate(*self.dataset.evaluation())
-        return Point(step, position * self.run.model.sequence_length, self.wire_bytes, loss, 0.0)
+        return Point(step, position * self.run.model.sequence_length, self.wire_bytes, loss, 0.0, seconds=self.seconds)
 
 
 class CocktailSGD(AllReduce):
@@ -77,9 +95,10 @@ class CocktailSGD(AllReduce):
         evaluate_every: int = 20,
         device: torch.device = CPU,
         data: Path | None = None,
+        site: Site | None = None,
     ) -> None:
         """`share`: of the drawn values, how many are sent."""
-        super().__init__(run, clusters, evaluate_every, device, data)
+        super().__init__(run, clusters, evaluate_every, device, data, site)
         size = sum(parameter.numel() for parameter in self.parameters)
         self.share = share
         self.feedback = [torch.zeros(size, device=device) for _ in range(clusters)]
@@ -87,6 +106,10 @@ class CocktailSGD(AllReduce):
         self.generator = torch.Generator().manual_seed(run.model.seed)
         self.drawn = self.draw()
         self.sent = 0
+
+    def copies(self) -> float:
+        """To every other cluster."""
+        return self.clusters - 1
 
     def draw(self) -> Tensor:
         size = len(self.sum)
@@ -106,7 +129,7 @@ class CocktailSGD(AllReduce):
         positions = self.drawn[chosen]
         feedback[positions] -= decoded
         self.sum[positions] += decoded
-        self.sent = max(self.sent, encoded_bytes(len(candidates), chosen.cpu().numpy(), values))
+        self.sent = max(self.sent, len(encoded_message(chosen.cpu().numpy(), values)))
 
     def exchange(self) -> int:
         offset = 0
@@ -120,11 +143,37 @@ class CocktailSGD(AllReduce):
         return sent
 
 
-def encoded_bytes(size: int, positions: "np.ndarray[tuple[int], np.dtype[np.int64]]", values: BlockInt4) -> int:
-    """Bytes of `values` at `positions` of `size`: gaps as in a payload, Int4 codes, both Huffman coded."""
+_MESSAGE = struct.Struct("<IIII")
+WIDE_GAP = 255
+"""What a byte says of a gap that does not fit: so much, and more follows."""
+
+
+def encoded_message(positions: "np.ndarray[tuple[int], np.dtype[np.int64]]", values: BlockInt4) -> bytes:
+    """`values` at ascending `positions`: gaps in bytes, Int4 codes, both Huffman coded."""
+    gaps = np.diff(positions, prepend=-1) - 1
+    wide = np.repeat(WIDE_GAP, int((gaps // WIDE_GAP).sum()))
+    narrow = np.insert(gaps % WIDE_GAP, np.repeat(np.arange(len(gaps)), gaps // WIDE_GAP), wide).astype(np.uint8)
     writer = Writer()
-    nothing = np.zeros(0, dtype=bool)
-    Sparse(size, np.zeros((groups(GROUP), 2), dtype=np.float32), positions, nothing, nothing).write(writer)
     values.write(writer)
-    streams = [b"".join(parts) for parts in writer.parts.values()]
-    return sum(len(zlib.compress(stream, 1)) for stream in streams)
+    streams = [narrow.tobytes(), writer.bytes_of(Section.HEADS), writer.bytes_of(Section.CODES)]
+    stored = [zlib.compress(stream, 1) for stream in streams]
+    return _MESSAGE.pack(len(positions), *map(len, stored)) + b"".join(stored)
+
+
+def decoded_message(
+    raw: bytes,
+) -> "tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.float64]]]":
+    """(positions, values)"""
+    count, *lengths = _MESSAGE.unpack_from(raw)
+    streams, offset = [], _MESSAGE.size
+    for length in lengths:
+        streams.append(zlib.decompress(raw[offset : offset + length]))
+        offset += length
+    steps = np.frombuffer(streams[0], dtype=np.uint8).astype(np.int64)
+    ends = steps != WIDE_GAP
+    positions = np.cumsum(steps + ends)[ends] - 1
+    sections = dict.fromkeys(Section, memoryview(b"")) | {
+        Section.HEADS: memoryview(streams[1]),
+        Section.CODES: memoryview(streams[2]),
+    }
+    return positions, BlockInt4.read(Reader(sections), 1, count).values()[0]

@@ -17,8 +17,9 @@ from typing import Any
 
 from bench.report import judge, machine, table, write
 from bench.texts import stdlib
+from dilocox.node.clock import layouts_of, payload_bytes
 from dilocox.node.namespaces import Traffic, lacking
-from dilocox.node.plan import inside, layouts_of, payload_bytes
+from dilocox.node.plan import inside
 from dilocox.node.testnet import LAN, WAN, Lines, Testnet
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors

@@ -1,8 +1,9 @@
 """Which algorithm reaches the best loss at the same tokens and wire bytes: every arm with its own tuned learning rates.
 
 `python -m bench.convergence` prints a table and writes bench/results/convergence.json with two plots. Finished runs are kept in
-bench/results/runs, so an interrupted bench goes on where it was. A commit arrives at the step that its bytes earn: `--ratio` is the
-exchange of DiLoCoX's payload over the computing of its round; the default is what the published 40% without overlap implies.
+bench/results/runs, so an interrupted bench goes on where it was. A commit arrives when the clock (node/clock.py) says: `--ratio` is
+the exchange of DiLoCoX's payload over the computing of its round; the default is what the published 40% without overlap implies. Of
+that exchange about half is what every round costs whatever its bytes, as in the published run; rounds of late commits grow longer.
 """
 
 import argparse
@@ -21,10 +22,10 @@ from typing import Any
 from bench.arms import ARMS, CLUSTERS, HORIZON, RANK, Arm, Lengths, Settings
 from bench.report import RESULTS, table, write
 from bench.texts import Text, text_of
-from dilocox.node.plan import PAPER_RATIO
+from dilocox.node.clock import Estimate, Line, Method, Site, Step, estimate, layouts_of, payload_bytes
+from dilocox.node.plan import PAPER_RATIO, like_the_paper
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Compression, Manifest
-from dilocox.protocol.payload import stage_layout
 from dilocox.protocol.tensors import parameter_count, stage_tensors
 from dilocox.transport.files import write_atomically
 
@@ -55,21 +56,45 @@ class Job:
         return next(arm for arm in ARMS if arm.name == self.arm)
 
     @property
-    def path(self) -> Path:
+    def run(self) -> Manifest:
         arm = self.definition
         run = arm.manifest(arm.choices[self.choice], self.steps, self.seed, self.text)
-        key = json.dumps([arm.runner, arm.share, CLUSTERS, RANK, self.ratio]).encode() + run.canonical_bytes()
+        return of_equal_steps(run, self.steps, self.ratio) if arm.runner == "lab" else run
+
+    @property
+    def path(self) -> Path:
+        arm = self.definition
+        clock = repr(site_of(self.run, self.ratio))
+        key = json.dumps([arm.runner, arm.share, CLUSTERS, RANK, clock]).encode() + self.run.canonical_bytes()
         return RUNS / f"{sha256(key).hex()[:24]}.json"
 
     def result(self) -> dict[str, Any] | None:
         return json.loads(self.path.read_text()) if self.path.exists() else None
 
 
-def arrival_steps(run: Manifest, ratio: float, payload_bytes: float) -> int:
-    """Steps that moving a payload takes on the link on which DiLoCoX's takes `ratio` of its round."""
-    shapes = [spec.shape for stage in range(run.model.stages) for spec in stage_tensors(run.model, stage)]
-    reference = stage_layout(shapes, Compression(rank=RANK), RANK).largest
-    return math.ceil(ratio * HORIZON * payload_bytes / reference)
+def site_of(run: Manifest, ratio: float) -> Site:
+    """In the published run's proportions, with steps of a second: of DiLoCoX's exchange, which takes `ratio` of its round, some is
+    what every round costs, and only the rest shrinks with bytes."""
+    one = Site(parameter_count(run.model), Step(1.0), CLUSTERS * run.tokens_per_step, CLUSTERS, Line.both_ways(1.0))
+    return like_the_paper(
+        one, sum(layout.largest for layout in layouts_of(shapes_of(run), Compression(rank=RANK))), HORIZON, ratio
+    )
+
+
+def shapes_of(run: Manifest) -> list[list[tuple[int, ...]]]:
+    return [[spec.shape for spec in stage_tensors(run.model, stage)] for stage in range(run.model.stages)]
+
+
+def expected(run: Manifest, ratio: float) -> Estimate:
+    """What the clock says of an arm's rounds."""
+    size, rounds = payload_bytes(layouts_of(shapes_of(run), run.compression)), run.rounds
+    return estimate(site_of(run, ratio), Method("", size, rounds.inner_steps, rounds.max_inner_steps, rounds.overlap))
+
+
+def of_equal_steps(run: Manifest, steps: int, ratio: float) -> Manifest:
+    """With as many rounds as fit, where they grow longer than H because commits arrive later."""
+    count = 1 + (steps - run.rounds.inner_steps) // expected(run, ratio).round.steps
+    return run.model_copy(update={"rounds": run.rounds.model_copy(update={"count": count})})
 
 
 def run_job(job: Job) -> None:
@@ -82,22 +107,22 @@ def run_job(job: Job) -> None:
     process_group_of_one()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     arm, started, data = job.definition, time.monotonic(), job.text.folder
-    run = arm.manifest(arm.choices[job.choice], job.steps, job.seed, job.text)
-    every = max(1, job.steps // POINTS)
+    run = job.run
+    every, site = max(1, job.steps // POINTS), site_of(run, job.ratio)
     if arm.runner == "lab":
         lab = Lab(
             run,
             CLUSTERS,
-            arrive_at=lambda lab, _: min(lab.head.inner_steps, arrival_steps(run, job.ratio, lab.payload_bytes)),
+            site=site,
             device=device,
             evaluate_every=max(1, every // arm.horizon),
             data=data,
         ).rounds()
         points = lab.points
     elif arm.runner == "allreduce":
-        points = AllReduce(run, CLUSTERS, every, device, data).train().points
+        points = AllReduce(run, CLUSTERS, every, device, data, site).train().points
     else:
-        points = CocktailSGD(run, CLUSTERS, arm.share, every, device, data).train().points
+        points = CocktailSGD(run, CLUSTERS, arm.share, every, device, data, site).train().points
     result = {
         "job": {**asdict(job), "text": job.text.settings},
         "points": [asdict(point) for point in points],
@@ -151,6 +176,7 @@ def summarize(arm: Arm, choice: int, jobs: Sequence[Job], sweep: Sequence[float]
         "sweep": sweep,
         "tokens": last["tokens"],
         "wire_bytes": last["wire_bytes"],
+        "seconds": last["seconds"],
         "bits_per_parameter": 8 * last["wire_bytes"] / results[0]["parameters"],
         "curves": [result["points"] for result in results],
     }
@@ -193,9 +219,8 @@ def delay_cost(summaries: Sequence[dict[str, Any]], ratio: float, text: Text) ->
     earlier, later = crossing
     reached = earlier[0] + (later[0] - earlier[0]) * (earlier[1] - loss) / (earlier[1] - later[1])
     arm = next(arm for arm in ARMS if arm.name == "ours")
-    run = arm.manifest(ours["choice"], int(steps), 0, text)
-    payload = ours["wire_bytes"] / run.rounds.count
-    return (steps / reached - 1) * run.rounds.inner_steps / arrival_steps(run, ratio, payload)
+    clock = expected(arm.manifest(ours["choice"], int(steps), 0, text), ratio)
+    return (steps / reached - 1) * clock.round.steps / clock.arrival_step
 
 
 def print_summary(summaries: Sequence[dict[str, Any]]) -> None:
@@ -210,11 +235,23 @@ def print_summary(summaries: Sequence[dict[str, Any]]) -> None:
             f"{item['bits_per_parameter']:.1f}",
             f"{item['wire_bytes']:,}",
             f"{item['tokens']:,}",
+            f"{item['seconds']:,.0f}",
             choice_text(item["choice"]),
         ]
         for item in summaries
     ]
-    columns = ["arm", "loss", "spread", f"over {BASELINE}", "H", "bits/parameter", "wire bytes", "tokens", "tuned"]
+    columns = [
+        "arm",
+        "loss",
+        "spread",
+        f"over {BASELINE}",
+        "H",
+        "bits/parameter",
+        "wire bytes",
+        "tokens",
+        "by the clock, steps",
+        "tuned",
+    ]
     table(columns, rows)
 
 

@@ -1,7 +1,8 @@
 """Clusters in one process, exchanging through function calls: the product without its network and clock.
 
 Each cluster drives the phase machine (protocol/phase.py) and the trainer as a worker of one rank does, so a bench measures what the
-product runs: a golden test holds the two to the same bits. What a network would do is said in steps: when a commit arrives.
+product runs: a golden test holds the two to the same bits. What a network would do is said in steps, when a commit arrives; or by a
+site, whose clock (node/clock.py) says that of the payloads' own bytes, and what the time is.
 """
 
 import math
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from bench.committee import Committee, Seconds, Votes, Work
 from bench.texts import stdlib
+from dilocox.node.clock import Method, Site, Timeline
 from dilocox.node.outer.state import EncodedStage
 from dilocox.node.training.data import Dataset, load_dataset
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.trainer import Commit, Take, Trainer
 from dilocox.protocol import adaptive, chain, counting, norms, phase, standing
-from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.head import Cluster, Head, initial_head
 from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload
 from dilocox.protocol.manifest import Manifest
@@ -50,6 +52,8 @@ class Point:
     """Mean relative error of the payloads in the commit."""
     rank_or_k: int = 0
     """Of their codec."""
+    seconds: float = 0.0
+    """By the site's clock, when the commit is applied; 0 where there is no site."""
 
 
 def process_group_of_one() -> None:
@@ -132,6 +136,8 @@ class Lab:
     clusters: int
     arrive_at: int | Arrival = 0
     """Inner step of the next phase at which a commit arrives; means nothing where a cluster waits for it."""
+    site: Site | None = None
+    """By whose clock a commit arrives instead."""
     speeds: Sequence[float] = ()
     """Of time-boxed rounds: inner steps that each cluster takes in a second."""
     names: Sequence[str] = ()
@@ -166,6 +172,11 @@ class Lab:
         self._contributions: dict[str, Sent] = {}
         """Of the open round, by cluster."""
         self._samples_read: dict[str, int] = {}
+        if self.site is not None and self.site.clusters != self.clusters:
+            raise ConfigError(f"a lab of {self.clusters} clusters on a site of {self.site.clusters}")
+        self.timeline = Timeline(self.site) if self.site is not None else None
+        self._phase_steps = 0
+        """Of the longest phase of the open round."""
         self.wire_bytes = self.tokens = 0
         self.dataset: Dataset = load_dataset(self.run, self.data or stdlib().folder)
         self.committee = Committee(self.run, self.dataset, self.seconds)
@@ -208,11 +219,22 @@ class Lab:
         self._take_turns(lambda member: member.state.round == number)
         self.counted = self._counted()
         self.wire_bytes += self.payload_bytes
+        if self.timeline is not None:
+            self.timeline.phase(self._phase_steps, self._method(), self._waited_for(number - 1))
+        self._phase_steps = 0
         self._rank_or_k = self.head.rank_or_k
         self.head = self._advance(self.head, self._samples_read)
         kept = {digest for sent in self.announced.values() for digest in sent.payloads}
         kept |= {digest for member in self.members for digest in member.payloads.values()}
         self._blobs = {digest: raw for digest, raw in self._blobs.items() if digest in kept}
+
+    def _method(self) -> Method:
+        """Of the last commit."""
+        rounds = self.run.rounds
+        return Method("", self.payload_bytes, self.head.inner_steps, rounds.max_inner_steps, rounds.overlap)
+
+    def _waited_for(self, round: int) -> bool:
+        return round > 0 and self.run.overlap(round) == "none"
 
     def _counted(self) -> dict[str, Sent]:
         """Everybody's work, and of what hostile clusters announce all that is well made, but what its committee refuses."""
@@ -303,8 +325,12 @@ class Lab:
         member = self.members[index]
         if member.prepared is not None or member.state.head.round == self.head.round:
             return False
-        arrival = self.arrive_at if isinstance(self.arrive_at, int) else self.arrive_at(self, index)
-        return steps >= arrival or not isinstance(phase.next_action(member.state), Train)
+        return steps >= self._arrival(index) or not isinstance(phase.next_action(member.state), Train)
+
+    def _arrival(self, index: int) -> int:
+        if self.timeline is not None:
+            return self.timeline.arrival_step(self._waited_for(self.head.round - 1))
+        return self.arrive_at if isinstance(self.arrive_at, int) else self.arrive_at(self, index)
 
     def _train(self, index: int) -> None:
         member = self.members[index]
@@ -336,6 +362,7 @@ class Lab:
             member.payloads[state.stage] = self.put(stage.raw)
         self._contributions[name] = announcement(stages, ended.inner_steps * self.run.tokens_per_step)
         self._samples_read[name] = ended.samples_read
+        self._phase_steps = max(self._phase_steps, ended.inner_steps)
 
     def _advance(self, head: Head, samples_read: dict[str, int]) -> Head:
         """What chain.compose makes of a round; but who does not count keeps its seat, which a run takes after MISSED_COMMITS, and
@@ -377,7 +404,9 @@ class Lab:
         loss = self.trainers[0].evaluate_committed(self.dataset)
         errors = [sent.contribution.error for sent in self.counted.values()]
         error = sum(errors) / max(1, len(errors))
-        self.points.append(Point(self.members[0].total_steps, self.tokens, self.wire_bytes, loss, error, self._rank_or_k))
+        seconds = self.timeline.committed if self.timeline is not None else 0.0
+        steps, rank_or_k = self.members[0].total_steps, self._rank_or_k
+        self.points.append(Point(steps, self.tokens, self.wire_bytes, loss, error, rank_or_k, seconds))
 
     def state(self) -> torch.Tensor:
         return torch.cat([state.committed.flatten() for state in self.trainers[0].states])

@@ -1,5 +1,6 @@
 """`dilocox plan`: what a link makes of a run, before anybody rents a box."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,8 @@ import typer
 from dilocox.cli.common import JsonOption, bits_per_second, console, fail, print_json, print_table, read_run
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node import plan as model
-from dilocox.node.plan import Estimate, Inside, Method, Site
+from dilocox.node.clock import HEADERS, SEVERAL_FILL, Estimate, Line, Method, Site, estimate, layouts_of, payload_bytes, ring
+from dilocox.node.plan import Inside
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors
 
@@ -25,10 +27,19 @@ def plan(
     clusters: Annotated[int, typer.Option(min=2, help="Clusters that exchange.")] = 2,
     boxes: Annotated[int, typer.Option(min=1, help="Boxes of a cluster, each with its own line.")] = 10,
     bandwidth: Annotated[str, typer.Option(help="Of one box's line, each way, such as 1gbit or 200mbit.")] = "1gbit",
+    upload: Annotated[
+        str, typer.Option(help="Of that line to the others, where it is another (default: as --bandwidth).")
+    ] = "",
     lan: Annotated[str, typer.Option(help="Of the line between a cluster's boxes, each way (default: as --bandwidth).")] = "",
     devices: Annotated[int, typer.Option(min=1, help="Of a box.")] = 8,
-    step_seconds: Annotated[float, typer.Option(min=1e-6, help="Of one inner step, computing only.")] = 1.0,
-    codec_seconds: Annotated[float, typer.Option(min=0, help="To encode, decode and apply a round.")] = 0.0,
+    device: Annotated[str, typer.Option(help=f"Its kind ({', '.join(model.PEAKS)}), or its peak in TFLOP/s.")] = "a800",
+    step_seconds: Annotated[
+        float | None,
+        typer.Option(min=1e-9, help="Of one inner step, computing only, as measured (default: by the device's peak)."),
+    ] = None,
+    fixed_seconds: Annotated[float, typer.Option(min=0, help="That a round costs whatever its bytes: votes and such.")] = 1.0,
+    encode_seconds: Annotated[float, typer.Option(min=0, help="To encode a cluster's payload.")] = 0.0,
+    apply_seconds: Annotated[float, typer.Option(min=0, help="To check and apply one cluster's payload.")] = 0.0,
     inner_steps: Annotated[str, typer.Option(help="H to compare, separated by commas.")] = "30,125,500",
     paper: Annotated[bool, typer.Option("--paper", help="The published 107B rows beside this model's.")] = False,
     as_json: JsonOption = False,
@@ -39,24 +50,40 @@ def plan(
         return
     manifest = _manifest(run_file, preset)
     cluster = model.inside(manifest, [devices] * boxes)
+    down = bits_per_second(bandwidth, "--bandwidth")
+    inner = bits_per_second(lan or bandwidth, "--lan")
     site = Site(
         parameter_count(manifest.model),
-        step_seconds,
+        model.step_of(manifest, cluster, _peak(device), inner, step_seconds),
         clusters * manifest.tokens_per_step,
         clusters,
+        Line(bits_per_second(upload or bandwidth, "--upload"), down),
         boxes,
-        bits_per_second(bandwidth, "--bandwidth"),
-        cluster.seconds(bits_per_second(lan or bandwidth, "--lan")),
+        fixed_seconds,
     )
-    rows = [_row(site, method) for method in _methods(manifest, _steps(inner_steps), codec_seconds)]
-    rows.append({**_facts(model.allreduce(site)), "parameters": site.parameters, "overlap": "none"})
+    rows = [_row(site, method) for method in _methods(manifest, _steps(inner_steps), encode_seconds, apply_seconds)]
+    rows.append({**_facts(ring(site)), "parameters": site.parameters, "overlap": "none"})
+    assumptions = _assumptions(site, cluster, device if step_seconds is None else "")
     if as_json:
-        print_json({"site": asdict(site), "cluster": asdict(cluster), "rows": rows, "assumptions": _assumptions(site, cluster)})
+        print_json({"site": asdict(site), "cluster": asdict(cluster), "rows": rows, "assumptions": assumptions})
         return
-    columns = ["codec", "H", "bytes", "bit/param", "network s", "arrives at step", "utilisation", "tokens/s", "overlap"]
+    columns = ["codec", "H", "bytes", "bit/param", "line s", "arrives at step", "steps", "utilisation", "tokens/s", "overlap"]
     print_table(columns, [_cells(row) for row in rows])
-    for line in _assumptions(site, cluster):
+    for line in assumptions:
         console.print(line, style="dim", highlight=False, soft_wrap=True)
+
+
+def _peak(device: str) -> float:
+    """Operations per second."""
+    if device.lower() in model.PEAKS:
+        return model.PEAKS[device.lower()]
+    try:
+        peak = 1e12 * float(device)
+    except ValueError:
+        peak = 0.0
+    if not 0 < peak < math.inf:
+        fail(f"--device {device}", 2, f"one of {', '.join(model.PEAKS)}, or its peak in TFLOP/s, such as 165")
+    return peak
 
 
 def _manifest(run_file: Path | None, preset: str) -> Manifest:
@@ -77,7 +104,7 @@ def _steps(text: str) -> list[int]:
     return steps
 
 
-def _methods(manifest: Manifest, steps: list[int], codec_seconds: float) -> list[Method]:
+def _methods(manifest: Manifest, steps: list[int], encode_seconds: float, apply_seconds: float) -> list[Method]:
     rank = manifest.compression.rank or max(1, manifest.model.hidden_size // 8)
     choices = [("fp16", Compression(codec="fp16")), (f"lowrank-int4 {rank}", Compression(rank=rank))]
     choices += [("int4", Compression(codec="int4", entropy_coding=True)), ("int2", Compression(codec="int2"))]
@@ -86,14 +113,16 @@ def _methods(manifest: Manifest, steps: list[int], codec_seconds: float) -> list
     shapes = [[spec.shape for spec in stage_tensors(manifest.model, stage)] for stage in range(manifest.model.stages)]
     methods = []
     for name, compression in choices:
-        size = model.payload_bytes(model.layouts_of(shapes, compression))
-        methods += [Method(name, size, h, codec_seconds=codec_seconds) for h in steps]
+        size = payload_bytes(layouts_of(shapes, compression))
+        for h in steps:
+            most = max(h, h * manifest.rounds.max_inner_steps // manifest.rounds.inner_steps)
+            methods.append(Method(name, size, h, most, "rebase", encode_seconds, apply_seconds))
     return methods
 
 
 def _row(site: Site, method: Method) -> dict[str, Any]:
     return {
-        **_facts(model.estimate(site, method)),
+        **_facts(estimate(site, method)),
         "parameters": site.parameters,
         "overlap": model.recommend(site, method),
     }
@@ -104,8 +133,12 @@ def _facts(result: Estimate) -> dict[str, Any]:
         "codec": result.method.name,
         "inner_steps": result.method.inner_steps,
         "payload_bytes": round(result.method.payload_bytes),
-        "network_seconds": result.network_seconds,
+        "line_seconds": result.line_seconds,
+        "exchange_seconds": result.exchange_seconds,
         "arrival_step": result.arrival_step,
+        "steps": result.round.steps,
+        "round_seconds": result.round.seconds,
+        "box_bytes": round(result.box_bytes),
         "utilisation": result.utilisation,
         "tokens_per_second": result.tokens_per_second,
     }
@@ -117,30 +150,36 @@ def _cells(row: dict[str, Any]) -> list[str]:
         str(row["inner_steps"]),
         f"{row['payload_bytes']:,}",
         f"{8 * row['payload_bytes'] / row['parameters']:.3f}",
-        f"{row['network_seconds']:,.2f}",
-        f"{row['arrival_step']:,.1f}",
+        f"{row['line_seconds']:,.2f}",
+        f"{row['arrival_step']:,}",
+        f"{row['steps']:,}",
         f"{row['utilisation']:.1%}",
         f"{row['tokens_per_second']:,.1f}",
         row["overlap"],
     ]
 
 
-def _assumptions(site: Site, cluster: Inside) -> list[str]:
-    tiling, device = cluster.tiling, cluster.device
-    limit = "activations" if site.activation_seconds > site.step_seconds else "computing"
+def _assumptions(site: Site, cluster: Inside, device: str) -> list[str]:
+    """`device`: by whose peak the step was found; empty: it was measured."""
+    tiling, held, step = cluster.tiling, cluster.device, site.step
+    limit = "activations" if step.activations > step.working else "computing"
+    found = f"by {model.EFFICIENCY:.0%} of the peak of {tiling.workers} x {device}, and its bubble" if device else "as measured"
     return [
         f"a cluster: {tiling.workers} workers on {site.boxes} boxes, as {tiling.copies} copies of a pipeline of {tiling.length},"
         f" {tiling.schedule} with {cluster.turns} chunks each; each waits {cluster.bubble:.0%} of a step for the pipeline to fill"
         " and drain: in --step-seconds, if it was measured so",
-        f"a step: {site.real_step_seconds:,.2f} s, for its {limit}; the box with the most activations to pass on sends"
-        f" {cluster.activation_bytes:,} B in each, and receives as many: {site.activation_seconds:,.2f} s on its line",
-        f"memory: a worker holds up to {_gigabytes(cluster.device_bytes)} on its device: {_gigabytes(device.weights)} weights,"
-        f" {_gigabytes(device.gradients)} gradients, {_gigabytes(device.moments)} moments,"
-        f" {_gigabytes(device.activations)} activations; a box up to {_gigabytes(cluster.host_bytes)} of outer state and copies",
+        f"a step: {step.seconds:,.3g} s, for its {limit}; computing {step.working:,.3g} s, {found}",
+        f"activations: the box with the most to pass on sends {cluster.activation_bytes:,} B in a step, and receives as many:"
+        f" {step.activations:,.3g} s on its line, beside computing",
+        f"memory: a worker holds up to {_gigabytes(cluster.device_bytes)} on its device: {_gigabytes(held.weights)} weights,"
+        f" {_gigabytes(held.gradients)} gradients, {_gigabytes(held.moments)} moments,"
+        f" {_gigabytes(held.activations)} activations; a box up to {_gigabytes(cluster.host_bytes)} of outer state and copies",
         f"bytes: the payload layout's own sizes for {site.parameters:,} parameters; Huffman coding, top-k: from entropy",
-        f"network: each of {site.boxes} boxes a cluster moves its share of {site.clusters - 1} payloads over a full line, both ways"
-        " at once; AllReduce is a ring in 16 bits",
-        "utilisation and tokens per second: with overlap, the longer of computing and exchange; --step-seconds is yours to measure",
+        f"line: each of {site.boxes} boxes a cluster sends its share of a payload to {site.clusters - 1} other clusters and"
+        f" receives theirs, both ways at once, {HEADERS - 1:.1%} of headers; more than two clusters fill {SEVERAL_FILL:.0%}"
+        " of it; AllReduce is a ring in 16 bits",
+        f"arrives: after {site.fixed_seconds:g} s that a round costs whatever its bytes (`python -m bench.clock` measures yours),"
+        " the codec's seconds and the line's; where that is beyond H a cluster trains on, as far as max_inner_steps allow",
         f"overlap: rebase costs {model.DELAY_COST:g} x arrival / H more tokens for the same loss (docs/results.md), waiting costs"
         " its time; the sooner wins",
     ]
@@ -167,6 +206,7 @@ def _print_paper(as_json: bool) -> None:
         ],
     )
     fitted = (
-        f"fitted: {model.PAPER_STEP_SECONDS} s an inner step, {model.PAPER_CODEC_SECONDS} s of codec a round; the rest is given"
+        f"three rows make {model.PAPER.step.seconds:.3g} s and {model.PAPER.tokens_per_step:,.0f} tokens an inner step and"
+        f" {model.PAPER.fixed_seconds:.3g} s a round that no compression removes; the last row was not used"
     )
     console.print(fitted, style="dim", highlight=False, soft_wrap=True)

@@ -14,11 +14,11 @@ from pathlib import Path
 import grpc.aio
 
 from dilocox.node.boxes.link import address_on, exposed
+from dilocox.node.clock import layouts_of, payload_bytes
 from dilocox.node.coordinator_link import record_of
 from dilocox.node.data.check import check_corpus, check_whole, must_bring_own
 from dilocox.node.machine import Machine, this_machine
 from dilocox.node.memory import host_bytes, lacks, stage_bytes
-from dilocox.node.plan import layouts_of, payload_bytes
 from dilocox.node.starts import BOUNDARIES_KEPT, RECENT_STATES, SNAPSHOTS_KEPT
 from dilocox.node.tiling import tile
 from dilocox.protocol import terms

@@ -1,70 +1,44 @@
-"""What a link makes of a run: bytes, arrival steps and tokens per second of a codec and H. Arithmetic only.
+"""What `dilocox plan` says: the clock (node/clock.py) of a run on machines that nobody has rented yet. Arithmetic only.
 
-    a step            the longer of computing it and of passing its activations on between the boxes of a cluster
-    network seconds   a box sends and receives its share of a cluster's payload once per other cluster, both ways at once
-    codec seconds     encode, decode and apply; beside training with overlap, between phases without
-    a round           without overlap: H steps, then codec and network; with it: the longer of both
-    arrival step      of the next phase, at which a commit arrives: (network + codec) / seconds of a step
-
-Checked against the published 107B rows (arXiv 2506.21263) with two constants fitted to them: `PAPER`.
+Checked against the published 107B rows (arXiv 2506.21263): three of the four make three constants, the fourth is foretold.
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from dilocox.node.clock import Estimate, Line, Method, Site, Step, estimate, ring
 from dilocox.node.memory import HALF, WIDE, Device, bubble, fullest_device, host_bytes
 from dilocox.node.tiling import Tiling, chunks, tile
-from dilocox.protocol.manifest import Compression, Manifest
-from dilocox.protocol.payload import Form, StageLayout, stage_layout
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import stage_tensors
 
 __all__ = [
+    "DELAY_COST",
+    "EFFICIENCY",
     "PAPER",
     "PAPER_RATIO",
+    "PEAKS",
     "PUBLISHED",
-    "Estimate",
     "Inside",
-    "Method",
-    "Site",
-    "allreduce",
-    "estimate",
+    "flops_per_token",
     "inside",
-    "layouts_of",
+    "like_the_paper",
     "paper_rows",
-    "payload_bytes",
     "recommend",
+    "step_of",
 ]
 
 DELAY_COST = 0.16
 """Extra tokens to reach the same loss, as a share, when a commit arrives a whole phase late (overlap rebase, half the
 lead); measured by bench/convergence.py."""
 
-INT4_CODED, INT2_CODED = 0.90, 0.97
-"""What Huffman coding leaves of a payload's bytes, for estimates (a test compares them with real payloads)."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """The machines. Two clusters of one box each on a gigabit line unless said otherwise."""
-
-    parameters: int
-    step_seconds: float
-    """Of one inner step in every cluster, computing only."""
-    tokens_per_step: float
-    """Of all clusters together."""
-    clusters: int = 2
-    boxes: int = 1
-    """Of one cluster; each has its own line."""
-    bits_per_second: float = 1e9
-    """Of one box's line to other clusters, each way."""
-    activation_seconds: float = 0.0
-    """Of one inner step, on the line between a cluster's boxes: beside computing."""
-
-    @property
-    def real_step_seconds(self) -> float:
-        return max(self.step_seconds, self.activation_seconds)
+PEAKS = {"a100": 312e12, "a800": 312e12, "h100": 989e12, "h200": 989e12, "l40s": 362e12, "4090": 165e12, "3090": 71e12}
+"""Dense bfloat16 operations per second with float32 sums, by NVIDIA's data sheets."""
+EFFICIENCY = 0.4
+"""Of the peak, that a transformer's steps reach while nothing is waited for: what well-kept trainers report on such GPUs."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +63,7 @@ class Inside:
 
     def seconds(self, bits_per_second: float) -> float:
         """Of its activations, over a line of that speed."""
-        return 8 * self.activation_bytes / bits_per_second
+        return Line.both_ways(bits_per_second).seconds(self.activation_bytes, self.activation_bytes)
 
 
 def inside(manifest: Manifest, devices: Sequence[int]) -> Inside:
@@ -119,67 +93,36 @@ def _most_sent(tiling: Tiling, turns: int) -> int:
     return max(sent.values(), default=0)
 
 
-@dataclass(frozen=True)
-class Method:
-    name: str
-    payload_bytes: float
-    """Of one cluster's exchange."""
-    inner_steps: int
-    overlap: bool = True
-    codec_seconds: float = 0.0
+def flops_per_token(manifest: Manifest) -> float:
+    """Operations of a training step for each token: two for each weight of a matrix product forward and four back (arXiv
+    2001.08361), as many again forward where activations are computed again; and those of causal attention."""
+    model = manifest.model
+    weights = sum(
+        spec.elements for stage in range(model.stages) for spec in stage_tensors(model, stage) if len(spec.shape) == 2
+    )
+    products = weights - model.vocabulary_size * model.hidden_size  # the embedding is a table
+    attention = model.layers * model.sequence_length * model.heads * model.head_size  # scores and sums, half of them masked
+    forward = 2 * products + 2 * attention
+    return float((4 if manifest.training.checkpoint_activations else 3) * forward)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    method: Method
-    network_seconds: float
-    arrival_step: float
-    round_seconds: float
-    utilisation: float
-    """Share of the time in which inner steps are computed."""
-    tokens_per_second: float
+def step_of(manifest: Manifest, cluster: Inside, peak: float, lan: float, measured: float | None) -> Step:
+    """An inner step of a cluster of devices with that peak, on boxes with lines of `lan` bits per second between them. `measured`:
+    its seconds, bubble included, where somebody knows.
 
-
-def estimate(site: Site, method: Method) -> Estimate:
-    return _estimate(site, method, site.clusters - 1)
-
-
-def allreduce(site: Site, bytes_per_parameter: int = 2) -> Estimate:
-    """The gradient once per inner step, as a ring moves it: 2 (D - 1) / D of its size over each line."""
-    method = Method("AllReduce", bytes_per_parameter * site.parameters, 1, overlap=False)
-    return _estimate(site, method, 2 * (site.clusters - 1) / site.clusters)
-
-
-def _estimate(site: Site, method: Method, copies: float) -> Estimate:
-    network = 8 * method.payload_bytes / site.boxes * copies / site.bits_per_second
-    late = network + method.codec_seconds
-    steps = method.inner_steps * site.real_step_seconds
-    seconds = max(steps, late) if method.overlap else steps + late
-    computing = method.inner_steps * site.step_seconds
-    tokens = method.inner_steps * site.tokens_per_step
-    return Estimate(method, network, late / site.real_step_seconds, seconds, computing / seconds, tokens / seconds)
-
-
-def payload_bytes(layouts: Sequence[StageLayout]) -> float:
-    """Expected bytes of a cluster's payloads: exact without entropy coding, else estimated."""
-    return sum(_expected(layout) for layout in layouts)
-
-
-def _expected(layout: StageLayout) -> float:
-    if layout.kept:
-        elements = sum(tensor.elements for tensor in layout.tensors)
-        share = layout.kept / elements
-        positions = -share * math.log2(share) - (1 - share) * math.log2(1 - share) if share < 1 else 0.0
-        return layout.kept / 4 + elements * positions / 8 if layout.entropy else float(layout.largest)
-    form = layout.tensors[0].form
-    if not layout.entropy or form in (Form.FP16, Form.FP32):
-        return float(layout.largest)
-    return layout.largest * (INT2_CODED if form == Form.INT2 else INT4_CODED)
-
-
-def layouts_of(shapes: Sequence[Sequence[Sequence[int]]], compression: Compression) -> list[StageLayout]:
-    """Per stage, from the shapes of its tensors."""
-    return [stage_layout(stage, compression, compression.keep) for stage in shapes]
+    Raises ConfigError where that is faster than its devices are.
+    """
+    work = manifest.tokens_per_step * flops_per_token(manifest)
+    workers, activations = cluster.tiling.workers, cluster.seconds(lan)
+    least = work / (workers * peak)
+    if measured is None:
+        return Step(least / EFFICIENCY, cluster.bubble, activations)
+    if measured < least:
+        raise ConfigError(
+            f"a step of {measured:g} s is over the devices' peak: {manifest.tokens_per_step:,} tokens take {work:.3g} operations,"
+            f" and {workers} devices make {workers * peak:.3g} a second at most, so {least:.3g} s. Measure a step, or leave it out."
+        )
+    return Step(measured, activations=activations)
 
 
 def recommend(site: Site, method: Method) -> str:
@@ -187,9 +130,9 @@ def recommend(site: Site, method: Method) -> str:
 
     Rebase costs DELAY_COST · arrival / H more tokens; waiting costs the time of the exchange.
     """
-    waiting = estimate(site, replace(method, overlap=False))
-    beside = estimate(site, replace(method, overlap=True))
-    late = min(1.0, beside.arrival_step / method.inner_steps)
+    waiting = estimate(site, replace(method, overlap="none"))
+    beside = estimate(site, replace(method, overlap="rebase"))
+    late = min(1.0, beside.arrival_step / beside.round.steps)
     rebase = beside.tokens_per_second / (1 + DELAY_COST * late)
     return "rebase" if rebase > waiting.tokens_per_second else "none"
 
@@ -198,34 +141,45 @@ def recommend(site: Site, method: Method) -> str:
 
 PUBLISHED = {"AllReduce": 10.4, "DiLoCoX": 3728.0, "without overlap": 3728.0 * 0.6, "without compression": 1168.0}
 """Tokens per second (arXiv 2506.21263); without overlap: 40% less."""
-PAPER_STEP_SECONDS = 0.479
-"""Fitted to the AllReduce and DiLoCoX rows: with 3,728 tokens per second of computing it makes 1,786 tokens per inner step."""
-PAPER_CODEC_SECONDS = 18.5
-"""Fitted to the row without overlap: what its exchange takes beyond its bytes on a full line."""
-PAPER = Site(
-    parameters=107_000_000_000,
-    step_seconds=PAPER_STEP_SECONDS,
-    tokens_per_step=PUBLISHED["DiLoCoX"] * PAPER_STEP_SECONDS,
-    clusters=2,
-    boxes=10,
-    bits_per_second=1e9,
-)
-"""20 boxes of 8 GPUs, 1 Gbps by `tc`, 2 clusters."""
+PAPER_RATIO = PUBLISHED["DiLoCoX"] / PUBLISHED["without overlap"] - 1
+"""Exchange over computing of its rounds: one that waits for its exchange is so much longer."""
+PAPER_STEPS = 125
+"""H."""
 PAPER_REDUCTION = 8
 """fp16 to Int4 is 4, rank 2048 another 2; H = 125 makes the published 1,000."""
 
 
-PAPER_RATIO = 1 / 0.6 - 1
-"""Exchange over computing of the published run's rounds: a round that waits for its exchange is 40% slower."""
+def _paper() -> Site:
+    """20 boxes of 8 GPUs, 1 Gbps by `tc`, 2 clusters. Seconds and tokens of a step are those with which the rows AllReduce, whose
+    step waits for the line, and DiLoCoX, whose does not, come out; what a round costs beyond its bytes comes of the row without
+    overlap."""
+    unknown = Site(107_000_000_000, Step(0.0), 0.0, clusters=2, line=Line.both_ways(1e9), boxes=10)
+    slow, fast = PUBLISHED["AllReduce"], PUBLISHED["DiLoCoX"]
+    step = slow * ring(replace(unknown, step=Step(1.0))).line_seconds / (fast - slow)
+    waited = PAPER_STEPS * step * PAPER_RATIO
+    line = unknown.copies_seconds(2.0 * unknown.parameters / PAPER_REDUCTION)
+    return replace(unknown, step=Step(step), tokens_per_step=fast * step, fixed_seconds=waited - line)
+
+
+PAPER = _paper()
+PAPER_METHOD = Method("DiLoCoX", 2.0 * PAPER.parameters / PAPER_REDUCTION, PAPER_STEPS, PAPER_STEPS, "delayed")
 
 
 def paper_rows() -> list[Estimate]:
-    """The published rows, as this model gives them, in the order of PUBLISHED."""
-    dense = 2.0 * PAPER.parameters
-    ours = Method("DiLoCoX", dense / PAPER_REDUCTION, 125, codec_seconds=PAPER_CODEC_SECONDS)
+    """The published rows by the clock, in the order of PUBLISHED. The last one went into no constant."""
     return [
-        allreduce(PAPER),
-        estimate(PAPER, ours),
-        estimate(PAPER, replace(ours, name="without overlap", overlap=False)),
-        estimate(PAPER, Method("without compression", dense, 125)),
+        ring(PAPER),
+        estimate(PAPER, PAPER_METHOD),
+        estimate(PAPER, replace(PAPER_METHOD, name="without overlap", overlap="none")),
+        estimate(PAPER, replace(PAPER_METHOD, name="without compression", payload_bytes=2.0 * PAPER.parameters)),
     ]
+
+
+def like_the_paper(site: Site, payload_bytes: float, inner_steps: int, ratio: float = PAPER_RATIO) -> Site:
+    """A site in the proportions of the published run: an exchange of DiLoCoX's payload, of so many bytes every `inner_steps`, takes
+    `ratio` of computing, and of that as much as there is what no compression removes."""
+    published = estimate(PAPER, PAPER_METHOD)
+    exchange = inner_steps * site.step.seconds * ratio
+    line = exchange * published.line_seconds / published.exchange_seconds
+    full = replace(site, line=Line.both_ways(1.0)).copies_seconds(payload_bytes)
+    return replace(site, line=Line.both_ways(full / line), fixed_seconds=exchange - line)

@@ -3,10 +3,10 @@
 import pytest
 
 from bench import convergence, unequal
-from bench.arms import ARMS, CLUSTERS
+from bench.arms import ARMS, CLUSTERS, Arm
 from bench.convergence import Job
 from bench.texts import stdlib
-from dilocox.node.outer.state import StageState
+from dilocox.node.plan import PAPER_RATIO
 
 STEPS = 8
 
@@ -20,7 +20,7 @@ def runs(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["AllReduce", "CocktailSGD", "SparseLoCo", "DiLoCoX", "ours"])
 def test_an_arm_runs_and_its_result_is_kept(runs, name: str):
-    job = Job(name, 0, seed=1, steps=STEPS, text=stdlib(), ratio=0.5)
+    job = Job(name, 0, seed=1, steps=STEPS, text=stdlib(), ratio=0.1)
     assert job.result() is None
     convergence.run_job(job)
     result = job.result()
@@ -31,6 +31,7 @@ def test_an_arm_runs_and_its_result_is_kept(runs, name: str):
     assert 2.0 < last["loss"] < 6.0
     rounds = STEPS // min(arm.horizon, STEPS // 2)
     bits = 8 * last["wire_bytes"] / result["parameters"]
+    assert last["seconds"] > STEPS, "a step is a second, and none of these exchanges for nothing"
     low, high = {"allreduce": (32 * STEPS, 32 * STEPS + 1), "cocktail": (0.02 * STEPS, 0.2 * STEPS)}.get(
         arm.runner, (0.3 * rounds, 1.0 * rounds)
     )
@@ -45,12 +46,27 @@ def test_every_arm_has_equally_many_choices_and_a_valid_manifest():
             assert sum(run.inner_steps(number) for number in range(1, run.rounds.count + 1)) == 600
 
 
-def test_a_commit_arrives_at_the_step_that_its_bytes_earn():
-    arm = next(arm for arm in ARMS if arm.name == "DiLoCoX")
-    run = arm.manifest(arm.choices[0], 600, 0)  # one stage
-    size = StageState(run, 0).layout().largest
-    assert convergence.arrival_steps(run, 0.5, size) == 10
-    assert convergence.arrival_steps(run, 0.5, size / 2) == 5
+def arm_named(name: str) -> Arm:
+    return next(arm for arm in ARMS if arm.name == name)
+
+
+def test_a_commit_arrives_when_the_paper_s_proportions_say():
+    """Two thirds of a round of 20, of which what every round costs is nearly half: half the bytes take more than half as long."""
+    arm = arm_named("DiLoCoX")
+    clock = convergence.expected(arm.manifest(arm.choices[0], 600, 0), PAPER_RATIO)
+    assert clock.arrival_step == 14
+    assert clock.line_seconds == pytest.approx(0.536 * clock.exchange_seconds, rel=1e-3)
+    dense = convergence.expected(arm_named("DiLoCoX without compression").manifest(arm.choices[0], 600, 0), PAPER_RATIO)
+    assert dense.round.steps == 4 * 20, "it trains on to max_inner_steps, and then waits"
+    assert dense.round.waited > 100
+
+
+def test_rounds_that_grow_longer_are_fewer_so_that_every_arm_reads_as_much():
+    arm = arm_named("ours, H = 5")
+    job = Job(arm.name, 0, seed=1, steps=600, text=stdlib(), ratio=PAPER_RATIO)
+    longer = convergence.expected(job.run, PAPER_RATIO).round.steps
+    assert 5 < longer <= 10
+    assert 600 - longer < 5 + (job.run.rounds.count - 1) * longer <= 600
 
 
 @pytest.mark.parametrize(("rule", "steps"), [("waiting", (10, 10)), ("fixed H", (25, 10)), ("time-boxed", (40, 16))])

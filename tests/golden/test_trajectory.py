@@ -1,6 +1,7 @@
 """Golden outer trajectories, and the identities the outer loop must satisfy bit for bit."""
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from bench.lab import Lab
 from bench.texts import Text
+from dilocox.node.clock import Line, Site, Step
 from dilocox.node.outer.state import StageState, rebase, start_phase
 from dilocox.node.training.trainer import initial_state
 from dilocox.protocol import payload as wire
@@ -62,6 +64,26 @@ def test_rebase_at_step_zero_is_the_synchronous_algorithm_bit_for_bit(lead_weigh
     synchronous = Lab(run_with("none"), data=text().folder, clusters=2).rounds()
     rebased = Lab(run_with("rebase", lead_weight), data=text().folder, clusters=2, arrive_at=0).rounds()
     assert torch.equal(synchronous.state(), rebased.state())
+
+
+def test_a_site_s_clock_says_when_a_commit_arrives_and_what_the_time_is():
+    """Three steps late: the same bits as where the step is said, and each round takes its six steps; waited for, three more."""
+    site = Site(1, Step(1.0), 1.0, clusters=2, line=Line.both_ways(math.inf), fixed_seconds=2.5)
+    said = Lab(run_with("rebase"), data=text().folder, clusters=2, arrive_at=3).rounds()
+    clocked = Lab(run_with("rebase"), data=text().folder, clusters=2, site=site).rounds()
+    assert torch.equal(said.state(), clocked.state())
+    assert [point.seconds for point in clocked.points] == [6 * number + 2.5 for number in range(1, 5)]
+    waited = Lab(run_with("none"), data=text().folder, clusters=2, site=site).rounds()
+    assert [point.seconds for point in waited.points] == [8.5 * number for number in range(1, 5)]
+
+
+def test_the_lab_trains_on_while_a_commit_is_late():
+    """Ten steps late, of a round of six; of at most eight: it waits the last two."""
+    site = Site(1, Step(1.0), 1.0, clusters=2, line=Line.both_ways(math.inf), fixed_seconds=10.0)
+    for most, steps in ((12, 10), (8, 8)):
+        lab = Lab(run_with("rebase", max_inner_steps=most), data=text().folder, clusters=2, site=site).rounds()
+        assert lab.points[-1].steps == 6 + 3 * steps
+        assert lab.points[-1].seconds == 6 + 3 * 10 + 10
 
 
 def test_every_cluster_holds_the_same_bits():

@@ -1,0 +1,218 @@
+"""The clock (node/clock.py) beside real swarms: seconds of a round at three line speeds, two sizes and two numbers of clusters.
+
+Real daemons, in network namespaces on shaped lines (root; elsewhere on loopback, where only what nodes send is limited). Steps take
+a fixed time, longer than computing them, so that clusters do not compete for this machine's cores. Of each swarm the rounds on
+lines as fast as the machine say what a round costs beyond computing and bytes; with that one constant the clock foretells the
+rounds on shaped lines. Rounds wait for their exchange; of one swarm they train beside it, on the constant of its like that waits.
+`--check` exits with 1 where a round is further off than the bar.
+"""
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.lines import swarm
+from bench.report import judge, machine, table, write
+from bench.texts import stdlib
+from dilocox.node.clock import Estimate, Line, Method, Overlap, Site, Step, estimate, layouts_of, payload_bytes
+from dilocox.node.namespaces import lacking
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import parameter_count, stage_tensors
+
+__all__ = ["Cell", "main", "missed"]
+
+OFF = 0.15
+"""Of a measured round, that the clock may be off."""
+LINES = (20e6, 50e6, 200e6)
+"""Bits per second, the slowest first: a run's deadlines follow the times it has seen."""
+WIDTHS, CLUSTERS = (128, 256), (2, 4)
+STEP_SECONDS = 0.2
+INNER_STEPS = 10
+ROUNDS = 5
+RUN = """
+[run]
+name = "clock"
+owner = "{{owner}}"
+[model]
+family = "llama"
+vocabulary_size = 256
+hidden_size = {width}
+intermediate_size = {middle}
+layers = 4
+heads = 4
+kv_heads = 4
+sequence_length = 32
+stages = 1
+[data]
+evaluation_sequences = 8
+[training]
+learning_rate = 1e-3
+total_steps = 100000
+batch_size = 2
+microbatches = 1
+[compression]
+codec = "fp16"
+[rounds]
+count = 100000
+inner_steps = {steps}
+max_inner_steps = {most}
+overlap = "{overlap}"
+evaluate_every = 0
+min_clusters = {clusters}
+start_clusters = {clusters}
+deadline_seconds = 600
+vote_seconds = 300
+liveness_seconds = 30
+snapshot_every = 100000
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A swarm."""
+
+    width: int
+    clusters: int
+    overlap: Overlap = "none"
+
+    @property
+    def run(self) -> str:
+        most = 6 * INNER_STEPS
+        return RUN.format(
+            width=self.width,
+            middle=11 * self.width // 4,
+            steps=INNER_STEPS,
+            most=most,
+            overlap=self.overlap,
+            clusters=self.clusters,
+        )
+
+    @property
+    def waiting(self) -> "Kind":
+        return replace(self, overlap="none")
+
+
+KINDS = [Kind(width, clusters) for width in WIDTHS for clusters in CLUSTERS]
+KINDS.append(Kind(WIDTHS[-1], CLUSTERS[0], "rebase"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A swarm's rounds on one line."""
+
+    clusters: int
+    overlap: Overlap
+    parameters: int
+    payload_bytes: float
+    bits_per_second: float | None
+    """None: as fast as the machine."""
+    seconds: float
+    """Median of its rounds."""
+    rounds: Sequence[float]
+    clock: float | None = None
+    """Seconds, foretold; None: this cell made the constant."""
+    arrival_step: int | None = None
+
+    @property
+    def off(self) -> float | None:
+        return None if self.clock is None else self.clock / self.seconds - 1
+
+
+def foretold(cell: Cell, fixed_seconds: float) -> Estimate:
+    site = Site(
+        cell.parameters, Step(STEP_SECONDS), 0.0, cell.clusters, Line.both_ways(cell.bits_per_second or 0), 1, fixed_seconds
+    )
+    return estimate(site, Method("fp16", cell.payload_bytes, INNER_STEPS, 6 * INNER_STEPS, cell.overlap))
+
+
+def measured(folder: Path, kind: Kind, lines: Sequence[float | None], rounds: int) -> Iterator[Cell]:
+    """On one line after the other; on loopback each is a swarm of its own."""
+    groups = [[line] for line in lines] if lacking() else [list(lines)]
+    for number, group in enumerate(groups):
+        with swarm(folder / str(number), stdlib().into(kind.run), kind.clusters, STEP_SECONDS, group[0], stdlib()) as running:
+            running.measure(1)
+            for line in group:
+                if line != group[0]:
+                    running.shape(line)
+                seconds = [row["seconds"] for row in running.measure(rounds)]
+                yield cell_of(running.manifest, kind, line, seconds)
+
+
+def cell_of(run: Manifest, kind: Kind, line: float | None, seconds: Sequence[float]) -> Cell:
+    stages = [[spec.shape for spec in stage_tensors(run.model, stage)] for stage in range(run.model.stages)]
+    size, median = payload_bytes(layouts_of(stages, run.compression)), statistics.median(seconds)
+    return Cell(kind.clusters, kind.overlap, parameter_count(run.model), size, line, median, seconds)
+
+
+def compare(kinds: Sequence[Kind], lines: Sequence[float], rounds: int) -> list[Cell]:
+    cells: list[Cell] = []
+    fixed: dict[Kind, float] = {}
+    with tempfile.TemporaryDirectory(prefix="dx-") as name:
+        for number, kind in enumerate(kinds):
+            found = list(measured(Path(name) / str(number), kind, [*lines, None], rounds))
+            if kind.overlap == "none":
+                fixed[kind] = found[-1].seconds - INNER_STEPS * STEP_SECONDS
+            for cell in found:
+                if cell.bits_per_second is not None:
+                    clock = foretold(cell, fixed[kind.waiting])
+                    cell = replace(cell, clock=clock.round.seconds, arrival_step=clock.arrival_step)
+                cells.append(cell)
+                print(" ".join(described(cell)), flush=True)
+    return cells
+
+
+def missed(cells: Sequence[Cell]) -> list[str]:
+    """Sentences, one for each bar."""
+    return [
+        f"{cell.clusters} clusters, {cell.parameters:,} parameters, {(cell.bits_per_second or 0) / 1e6:g} Mbit/s, {cell.overlap}:"
+        f" the clock says {cell.clock:.2f} s, a round takes {cell.seconds:.2f} s: {cell.off:+.0%}, at most {OFF:.0%} either way"
+        for cell in cells
+        if cell.off is not None and abs(cell.off) > OFF
+    ]
+
+
+COLUMNS = ["parameters", "payload bytes", "clusters", "overlap", "Mbit/s", "round s", "least", "most", "by the clock", "off"]
+
+
+def described(cell: Cell) -> list[str]:
+    return [
+        f"{cell.parameters:,}",
+        f"{cell.payload_bytes:,.0f}",
+        str(cell.clusters),
+        cell.overlap,
+        "unshaped" if cell.bits_per_second is None else f"{cell.bits_per_second / 1e6:g}",
+        f"{cell.seconds:.2f}",
+        f"{min(cell.rounds):.2f}",
+        f"{max(cell.rounds):.2f}",
+        "–" if cell.clock is None else f"{cell.clock:.2f}",
+        "–" if cell.off is None else f"{cell.off:+.1%}",
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.clock", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit with 1 where the clock is off by more than the bar")
+    parser.add_argument("--quick", action="store_true", help="two swarms, one line, three rounds")
+    options = parser.parse_args(arguments)
+    kinds = [Kind(WIDTHS[-1], CLUSTERS[0]), Kind(WIDTHS[-1], CLUSTERS[0], "rebase")] if options.quick else KINDS
+    cells = compare(kinds, LINES[:1] if options.quick else LINES, 3 if options.quick else ROUNDS)
+    facts: dict[str, Any] = machine()
+    where = (
+        f"loopback, nodes limited in what they send: {lacking()}" if lacking() else "network namespaces, lines shaped both ways"
+    )
+    print(f"{facts['cores']} cores, {facts['platform']}; {where}; {INNER_STEPS} steps of {STEP_SECONDS} s; medians of rounds")
+    table(COLUMNS, [described(cell) for cell in cells])
+    shown = {"columns": COLUMNS, "cells": [described(cell) for cell in cells]}
+    write(
+        "clock" + ("-quick" if options.quick else ""),
+        {"cells": [asdict(cell) for cell in cells], "table": shown, "notes": [where]},
+    )
+    judge(missed(cells), options.check)
+
+
+if __name__ == "__main__":
+    main()

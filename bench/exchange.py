@@ -1,0 +1,157 @@
+"""One round's exchange of 25.8M parameters among four peers: ours, hivemind's averager and gloo's all-reduce, in the same run.
+
+Each peer is a process of one thread, in a network namespace (root; elsewhere on loopback, and no line is shaped); the time is from
+a common start until the last one is done. Ours is what the product does: encode, store, announce, fetch over TLS with credentials,
+check, apply; the bench stands for the coordinator and passes announcements on. hivemind's groups stand before its time begins.
+gloo and hivemind move the same parameters in float32, hivemind also in 8 bits. `--check` exits with 1 where a bar is missed.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.exchangers import LAYERS, QUICK_LAYERS, run_of
+from bench.processes import Peer, started
+from bench.report import judge, machine, table, write
+from dilocox.node.namespaces import Namespaces, Net, lacking
+from dilocox.node.testnet import WAN
+from dilocox.protocol.tensors import parameter_count
+
+__all__ = ["Row", "main", "missed"]
+
+PEERS = 4
+SHAPED = 100e6
+"""Bits per second of each peer's line, each way."""
+KINDS = ("ours", "gloo", "hivemind", "hivemind, 8 bit")
+ROUNDS, QUICK_ROUNDS = 5, 2
+BAR = 5.0
+"""Times hivemind's, at least."""
+
+
+@dataclass(frozen=True)
+class Row:
+    kind: str
+    bits_per_second: float | None
+    seconds: Sequence[float]
+    """Of each exchange, after a first one."""
+    bytes: float
+    """That a peer's line carried in one, both directions, headers included; 0: not measured."""
+    encode_seconds: float = 0.0
+    """Of ours: until the slowest had encoded and stored."""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+@contextmanager
+def peers(kind: str, network: Namespaces | None, layers: int) -> Iterator[list[Peer]]:
+    """Processes that know each other."""
+    with tempfile.TemporaryDirectory(prefix="dx-") as name, ExitStack() as closing:
+        found = started(closing, "bench.exchangers", PEERS, network, Path(name), kind, str(layers))
+        records = {said["peer"]: said.get("record", "") for said in [peer.said() for peer in found]}
+        for peer in found:
+            peer.tell(records=records)
+        yield found
+
+
+def exchanged(kind: str, found: Sequence[Peer], round: int) -> tuple[float, float]:
+    """Seconds of an exchange, and of ours those of encoding."""
+    for peer in found:
+        peer.tell(begin=round)
+    for peer in found:
+        peer.said()
+    began = time.monotonic()
+    for peer in found:
+        peer.tell(go=True)
+    if kind == "ours":
+        contributions = [peer.said()["said"] for peer in found]
+        for peer in found:
+            peer.tell(contributions=contributions)
+    done = [peer.said() for peer in found]
+    seconds = time.monotonic() - began
+    if len({json.dumps(peer.said()["result"]) for peer in found}) > 1 and kind in ("ours", "gloo"):
+        raise SystemExit(f"{kind}: the peers do not hold the same after an exchange")
+    return seconds, max(each.get("encode_seconds", 0.0) for each in done)
+
+
+def measure(kind: str, line: float | None, layers: int, rounds: int) -> Row:
+    network = Namespaces([Net(WAN, [str(rank) for rank in range(PEERS)], line)]) if not lacking() else None
+    with network.present() if network else nullcontext(), peers(kind, network, layers) as found:
+        exchanged(kind, found, 1)  # connections, caches
+        before = network.traffic(WAN) if network else {}
+        times = [exchanged(kind, found, round) for round in range(2, rounds + 2)]
+        after = network.traffic(WAN) if network else {}
+    moved = [after[name].since(before[name]) for name in before]
+    carried = sum(each.sent + each.received for each in moved) / rounds / PEERS
+    return Row(kind, line, [seconds for seconds, _ in times], carried, statistics.median(encode for _, encode in times))
+
+
+def missed(rows: Sequence[Row]) -> list[str]:
+    """Sentences, one for each bar."""
+    sentences = []
+    for line in dict.fromkeys(row.bits_per_second for row in rows):
+        of = {row.kind: row.median for row in rows if row.bits_per_second == line}
+        where = "unshaped" if line is None else f"at {line / 1e6:g} Mbit/s"
+        others = [seconds for kind, seconds in of.items() if kind.startswith("hivemind")]
+        if others and min(others) < BAR * of["ours"]:
+            sentences.append(f"{where} hivemind takes {min(others) / of['ours']:.1f} times as long as ours, not {BAR:g}")
+        if line is not None and of["ours"] > of["gloo"]:
+            sentences.append(f"{where} gloo takes {of['gloo']:.2f} s, ours {of['ours']:.2f} s")
+    return sentences
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.exchange", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser.add_argument("--quick", action="store_true", help="3.5M parameters, two exchanges of each")
+    options = parser.parse_args(arguments)
+    layers, rounds = (QUICK_LAYERS, QUICK_ROUNDS) if options.quick else (LAYERS, ROUNDS)
+    lines: list[float | None] = [None] if lacking() else [None, SHAPED]
+    if lacking():
+        print(f"no shaped lines: {lacking()}")
+    rows = []
+    for line in lines:
+        for kind in KINDS:
+            rows.append(measure(kind, line, layers, rounds))
+            print(" ".join(described(rows[-1], rows)), flush=True)
+    facts, parameters = machine(), parameter_count(run_of(layers).model)
+    print(
+        f"{facts['cores']} cores, {facts['platform']}; {parameters:,} parameters, {PEERS} peers of one thread, {rounds} exchanges"
+    )
+    table(COLUMNS, [described(row, rows) for row in rows])
+    print("ours: of that, until the slowest had encoded; line: bytes that a peer sent and received, with all headers")
+    shown = {"columns": COLUMNS, "cells": [described(row, rows) for row in rows]}
+    notes = [f"{parameters:,} parameters, {PEERS} peers of one thread, {rounds} exchanges"]
+    write(
+        "exchange" + ("-quick" if options.quick else ""),
+        {"rows": [asdict(row) for row in rows], "table": shown, "notes": notes},
+    )
+    judge(missed(rows), options.check)
+
+
+COLUMNS = ["exchange", "Mbit/s", "s", "least", "most", "encode s", "line bytes", "of ours"]
+
+
+def described(row: Row, rows: Sequence[Row]) -> list[str]:
+    ours = next(each.median for each in rows if each.kind == "ours" and each.bits_per_second == row.bits_per_second)
+    return [
+        row.kind,
+        "unshaped" if row.bits_per_second is None else f"{row.bits_per_second / 1e6:g}",
+        f"{row.median:.3f}",
+        f"{min(row.seconds):.3f}",
+        f"{max(row.seconds):.3f}",
+        f"{row.encode_seconds:.3f}" if row.encode_seconds else "–",
+        f"{row.bytes:,.0f}" if row.bytes else "–",
+        f"{row.median / ours:.1f}",
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Real swarms on lines of a known speed, for benches that compare what they take with what the clock says.
+
+As root each member has a network namespace of its own, and the nodes' lines are shaped both ways; elsewhere all are on loopback,
+and a limit on what nodes send is all there is.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bench.texts import Text
+from dilocox.node.clock import HEADERS
+from dilocox.node.namespaces import Traffic, lacking
+from dilocox.node.testnet import WAN, Lines, Testnet
+from dilocox.protocol.manifest import Manifest
+from dilocox.transport.data_directory import load_identity
+
+__all__ = ["PATIENCE_SECONDS", "Swarm", "swarm", "until"]
+
+T = TypeVar("T")
+POLL_SECONDS = 0.05
+PATIENCE_SECONDS = 1800.0
+"""So far away that only a swarm that stands still reaches it."""
+
+
+def until(condition: Callable[[], T | None]) -> T:
+    """What it gives, as soon as that is something."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the swarm did not get there in {PATIENCE_SECONDS:.0f} s")
+        time.sleep(POLL_SECONDS)
+    return value
+
+
+class Swarm:
+    def __init__(self, testnet: Testnet, manifest: Manifest) -> None:
+        self.testnet, self.manifest = testnet, manifest
+
+    @property
+    def clusters(self) -> int:
+        return len(self.testnet.nodes)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Of the rounds that have closed."""
+        if failed := self.testnet.failed():
+            raise SystemExit(f"{failed[0].name} ended:\n{self.testnet.last_words(failed[0])}")
+        return [row for row in self.testnet.coordinator.get("/v1/rounds") or [] if row["round"] > 0]
+
+    def shape(self, bits_per_second: float | None) -> None:
+        """Of every node's line from now on, in namespaces; None: as fast as the machine is."""
+        assert self.testnet.network is not None
+        for node in self.testnet.nodes:
+            if bits_per_second is None:
+                self.testnet.network.quicken(node.name, WAN)
+            else:
+                self.testnet.network.slow(node.name, WAN, bits_per_second)
+
+    def measure(self, rounds: int) -> list[dict[str, Any]]:
+        """So many whole rounds that open from now on. Exits where one does not count everybody."""
+        first = len(self.rows()) + 1  # the open one is not whole
+        found = until(lambda: rows if len(rows := self.rows()) >= first + rounds else None)
+        if any(row["counted"] < self.clusters for row in found[first:]):
+            raise SystemExit("a round did not count everybody: its seconds are not those of a whole exchange")
+        return found[first : first + rounds]
+
+    def traffic(self) -> dict[str, Traffic]:
+        """Of every node's line since it was laid; empty on loopback."""
+        network = self.testnet.network
+        return {node.name: network.traffic(WAN)[node.name] for node in self.testnet.nodes} if network is not None else {}
+
+
+@contextmanager
+def swarm(
+    folder: Path, run: str, nodes: int, step_seconds: float, bits_per_second: float | None, text: Text
+) -> Iterator[Swarm]:
+    """Nodes of one worker of one thread, whose steps take at least so long; `run`: a run file with {owner}."""
+    options = ["--devices", "1", "--threads", "1", "--no-dht", "--step-seconds", str(step_seconds)]
+    options += ["--data", f"{text.name}={text.folder}"]
+    spaces = not lacking()
+    if bits_per_second is not None and not spaces:
+        options += ["--upload-limit", f"{bits_per_second / HEADERS / 1e6:.6f}"]  # which counts no headers
+    folder.mkdir(parents=True, exist_ok=True)
+    owner = load_identity(folder / "run.key")
+    filled = run.replace("{owner}", owner.key.hex())
+    lines = Lines(wan=bits_per_second) if spaces else None
+    key = (folder / "run.key").read_bytes()
+    testnet = Testnet.create(folder / "swarm", filled.encode(), key, nodes, options, text.folder, lines=lines)
+    testnet.coordinator.arguments.append("--no-dht")
+    try:
+        testnet.start_all()
+        if spaces and bits_per_second is not None:
+            assert testnet.network is not None
+            testnet.network.quicken("coordinator", WAN)  # it carries no payloads
+        yield Swarm(testnet, Manifest.from_toml(filled))
+    finally:
+        testnet.stop()

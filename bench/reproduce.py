@@ -1,0 +1,552 @@
+"""`make reproduce`: the paper's table, measured: tokens per second, utilisation, loss and bytes of each method on one machine.
+
+Every row is real processes, one for each cluster, in network namespaces (root; elsewhere on loopback, where nodes are limited in
+what they send, and gloo's rows are left out). Lines have the published run's ratio: AllReduce moves its 16-bit gradient in 357
+times what a step computes; `--line` takes any other. A step computes for at least `--step-seconds`, so that codecs and daemons,
+which have cores of their own on a real box, do not slow the training of others here. `--preset` takes a bigger model, `--data`
+another text.
+
+Swarms (DiLoCoX, OpenDiLoCo, ours) train on their lines from the first step to the last, and the run measures their losses. Of the
+methods that exchange in every step some steps are timed on the line, and the losses come from the same arithmetic in one process,
+placed on the measured clock. Each row is kept under the digest of its settings: an interrupted bench goes on where it was.
+`--check` exits with 1 where a bar is missed.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.arms import ARMS, Settings
+from bench.lines import Swarm, swarm, until
+from bench.processes import started
+from bench.report import RESULTS, judge, load_preset, machine, table, write
+from bench.texts import Text, text_of
+from dilocox.cli.common import bits_per_second
+from dilocox.cli.init import preset_names
+from dilocox.node.clock import Line, Site, Step, layouts_of, payload_bytes, ring
+from dilocox.node.namespaces import Namespaces, Net, lacking
+from dilocox.node.plan import PAPER, PAPER_STEPS, PUBLISHED
+from dilocox.node.testnet import WAN
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.manifest import Compression, Manifest
+from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.transport.files import write_atomically
+
+__all__ = ["METHODS", "Found", "Point", "Scale", "main", "missed"]
+
+KEPT = RESULTS / "reproduce"
+OURS_STEPS = 50
+"""H of ours: shorter rounds with smaller payloads are better, and what every round costs bounds how short (docs/results.md)."""
+RANK_SHARE = 4
+"""Of the width, the published rank: 2,048 of 8,192."""
+DRAWN_SHARE = 0.2
+"""Of what CocktailSGD draws, that it sends: with a tenth drawn and Int4 its published 117 times less (ICML 2023)."""
+TIMED, QUICK_TIMED = 10, 3
+"""Steps on the line, of methods that exchange in each."""
+STEPS, QUICK_STEPS = 625, 250
+CURVE = 25
+"""Steps between the losses of the arithmetic."""
+EVALUATIONS = 3
+"""Of a swarm's run, at least."""
+RATIO = PUBLISHED["DiLoCoX"] / PUBLISHED["AllReduce"]
+UTILISATION_BAR, GAP_BAR = 0.97, 0.5
+PAPER_LOSSES = {
+    "AllReduce": 3.90,
+    "DiLoCoX": 4.20,
+    "DiLoCoX without overlap": 4.15,
+    "DiLoCoX without compression": 4.02,
+    "CocktailSGD": 5.23,
+}
+"""arXiv 2506.21263; AllReduce's and DiLoCoX's are derived from the differences that it gives."""
+PAPER_TOKENS = {
+    "AllReduce": PUBLISHED["AllReduce"],
+    "DiLoCoX": PUBLISHED["DiLoCoX"],
+    "DiLoCoX without overlap": PUBLISHED["without overlap"],
+    "DiLoCoX without compression": PUBLISHED["without compression"],
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    kind: Literal["swarm", "allreduce", "cocktail"]
+    arm: str
+    """Of bench/arms.py: whose settings, and those that won its sweep, it takes."""
+    note: str
+    inner_steps: int = PAPER_STEPS
+    settings: Settings = field(default_factory=dict)
+
+
+METHODS = (
+    Method("AllReduce", "allreduce", "AllReduce", "torch DDP over gloo, gradients in 16 bits, AdamW"),
+    Method("AllReduce (Muon)", "allreduce", "AllReduce, Muon", "the same with Muon; timed as AllReduce"),
+    Method(
+        "CocktailSGD",
+        "cocktail",
+        "CocktailSGD",
+        "timed with its overlap of one step; its losses without that delay, which favours it",
+    ),
+    Method(
+        "OpenDiLoCo", "swarm", "OpenDiLoCo", "its rule on our exchange: synchronous, 16 bits; in the paper it could not run"
+    ),
+    Method(
+        "DiLoCoX",
+        "swarm",
+        "DiLoCoX",
+        "as published: low rank and Int4, one round late; the next phase starts from the delayed state",
+    ),
+    Method(
+        "DiLoCoX (other restart)",
+        "swarm",
+        "DiLoCoX",
+        "the paper's restart is not known for sure: here a phase goes on from its own work",
+        settings={"rounds": {"overlap": "rebase", "lead_weight": 1.0}, "outer": {"learning_rate": 1.0, "momentum": 0.0}},
+    ),
+    Method("DiLoCoX without overlap", "swarm", "DiLoCoX without overlap", "the paper's ablation"),
+    Method(
+        "DiLoCoX without compression",
+        "swarm",
+        "DiLoCoX without compression",
+        "the paper's ablation, in 16 bits",
+        settings={"compression": {"codec": "fp16"}},
+    ),
+    Method("ours", "swarm", "ours", "Muon, sparse 2 bits as equal bytes allow, rebase with half the lead", OURS_STEPS),
+)
+QUICK = ("AllReduce", "AllReduce (Muon)", "DiLoCoX", "ours")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What all rows share."""
+
+    preset: str
+    """Empty: the toy of bench/arms.py."""
+    clusters: int
+    steps: int
+    """Inner steps of every cluster."""
+    timed: int
+    step_seconds: float
+    line: float | None
+    """Bits per second; None: by the paper's ratio."""
+    text: Text
+
+    @property
+    def model(self) -> Manifest:
+        return load_preset(self.preset) if self.preset else ARMS[0].manifest({}, self.steps, 0, self.text)
+
+    def bits_per_second(self) -> float:
+        """On which a ring of 16-bit gradients takes as many steps' time as in the published run."""
+        if self.line is not None:
+            return self.line
+        parameters = parameter_count(self.model.model)
+        site = Site(parameters, Step(self.step_seconds), 0.0, self.clusters, Line.both_ways(1.0))
+        return ring(site).line_seconds / (self.step_seconds * ring(PAPER).line_seconds / PAPER.step.seconds)
+
+    def manifest(self, method: Method) -> Manifest:
+        arm = next(arm for arm in ARMS if arm.name == method.arm)
+        merged = arm.manifest(tuned(method.arm), self.steps, 0, self.text).model_dump(exclude_none=True)
+        if self.preset:
+            merged["model"] = {**self.model.model.model_dump(exclude_none=True), "stages": 1}
+            size = self.model.training
+            merged["training"] |= {
+                "batch_size": size.batch_size,
+                "microbatches": size.microbatches,
+                "warmup_steps": size.warmup_steps,
+            }
+        merged["data"]["evaluation_sequences"] = 64
+        merged["rounds"] |= self.rounds(method, merged)
+        for name, section in method.settings.items():
+            merged[name] |= section
+        run = Manifest.model_validate(merged)
+        return run.model_copy(update={"compression": self.compression(run, method)})
+
+    def rounds(self, method: Method, merged: dict[str, Any]) -> dict[str, Any]:
+        count = max(1, self.steps // method.inner_steps)
+        ours = method.inner_steps != PAPER_STEPS
+        return {
+            "inner_steps": method.inner_steps,
+            "max_inner_steps": (3 if ours else 1) * method.inner_steps,  # the published methods wait
+            "count": 10 * count,  # it is stopped once its last loss is measured
+            "evaluate_every": max(1, count // EVALUATIONS),
+            "start_clusters": self.clusters,
+            "min_clusters": self.clusters,
+            "deadline_seconds": 3600,
+            "vote_seconds": 1800,
+            "liveness_seconds": 120,
+            "snapshot_every": 1000,
+        }
+
+    def compression(self, run: Manifest, method: Method) -> Compression:
+        if run.compression.codec == "lowrank-int4":
+            return Compression(rank=run.model.hidden_size // RANK_SHARE)
+        if method.inner_steps == PAPER_STEPS or run.compression.codec != "topk-int2":
+            return run.compression
+        return of_equal_bytes(run, method.inner_steps)
+
+
+def expected_bytes(run: Manifest, compression: Compression) -> float:
+    shapes = [[spec.shape for spec in stage_tensors(run.model, stage)] for stage in range(run.model.stages)]
+    return payload_bytes(layouts_of(shapes, compression))
+
+
+def of_equal_bytes(run: Manifest, inner_steps: int) -> Compression:
+    """Sparse payloads with as many values as make DiLoCoX's bytes per inner step."""
+    budget = expected_bytes(run, Compression(rank=run.model.hidden_size // RANK_SHARE)) * inner_steps / PAPER_STEPS
+    sparse = run.compression
+    fitting = [k for k in range(1, 1025) if expected_bytes(run, sparse.model_copy(update={"k": k})) <= budget]
+    return sparse.model_copy(update={"k": max(fitting, default=1)})
+
+
+def tuned(arm: str) -> Settings:
+    """What won the arm's sweep of bench.convergence, as docs/results has it."""
+    published = Path(__file__).parents[1] / "docs" / "results" / "convergence.json"
+    arms = json.loads(published.read_text())["results"]["arms"]
+    return next(each["choice"] for each in arms if each["arm"] == arm)
+
+
+@dataclass(frozen=True)
+class Point:
+    steps: int
+    """Inner steps of a cluster, in the mean of all."""
+    seconds: float
+    """On the line."""
+    loss: float
+    """Held-out, nats per token."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A row."""
+
+    tokens_per_second: float
+    step_bytes: float
+    """Payloads that one cluster sends for an inner step."""
+    line_bytes: float
+    """That one cluster's line carried for an inner step, sent and received, with all headers; 0: not measured."""
+    curve: list[Point]
+    rounds: list[float] = field(default_factory=list)
+    """Seconds of each, or of each timed step."""
+
+    def loss_at(self, value: float, key: Literal["steps", "seconds"]) -> float:
+        """Between its points as straight lines go; after the last one the last."""
+        points = self.curve
+        for before, after in pairwise(points):
+            at, then = getattr(before, key), getattr(after, key)
+            if value <= then:
+                share = (value - at) / (then - at) if then > at else 1.0
+                return before.loss + max(0.0, share) * (after.loss - before.loss)
+        return points[-1].loss
+
+
+def toml(run: Manifest) -> str:
+    """A run file, whose owner is to be filled in."""
+    lines = []
+    for name, section in run.model_dump(mode="json", exclude_none=True).items():
+        if isinstance(section, dict):
+            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
+        else:
+            lines.insert(0, f"{name} = {json.dumps(section)}")
+    return "\n".join(lines).replace(f'owner = "{run.run.owner}"', 'owner = "{owner}"') + "\n"
+
+
+# Swarms
+
+
+def train(scale: Scale, method: Method) -> Found:
+    run = scale.manifest(method)
+    with (
+        tempfile.TemporaryDirectory(prefix="dx-") as name,
+        swarm(Path(name), toml(run), scale.clusters, scale.step_seconds, scale.bits_per_second(), scale.text) as running,
+    ):
+        until(lambda: running.rows())
+        before = running.traffic()
+        rows = until(lambda: trained(running, scale))
+        after = running.traffic()
+    return found_of(scale, run, rows, [after[node].since(before[node]) for node in before])
+
+
+def trained(running: Swarm, scale: Scale) -> list[dict[str, Any]] | None:
+    """The rounds until the loss after the last step is known."""
+    rows = running.rows()
+    steps = list(accumulate(steps_of(scale, running.manifest, row) for row in rows))
+    enough = [
+        row for row, done in zip(rows[1:], steps, strict=False) if done >= scale.steps and row["evaluation_loss"] is not None
+    ]
+    return rows[: enough[0]["round"]] if enough else None
+
+
+def steps_of(scale: Scale, run: Manifest, row: dict[str, Any]) -> float:
+    return row["tokens"] / run.tokens_per_step / scale.clusters
+
+
+def found_of(scale: Scale, run: Manifest, rows: list[dict[str, Any]], moved: Sequence[Any]) -> Found:
+    """The first round has no exchange before it: it is on the clock, and not in the tokens per second."""
+    points, steps, seconds = [Point(0, 0.0, initial_loss(run))], 0.0, 0.0
+    for row, following in pairwise(rows):
+        steps, seconds = steps + steps_of(scale, run, row), seconds + row["seconds"]
+        if following["evaluation_loss"] is not None:
+            points.append(Point(round(steps), seconds, following["evaluation_loss"]))
+    steady = rows[1:-1]
+    taken = sum(steps_of(scale, run, row) for row in rows[1:])
+    return Found(
+        sum(row["tokens"] for row in steady) / sum(row["seconds"] for row in steady),
+        sum(row["payload_bytes"] for row in steady) / scale.clusters / sum(steps_of(scale, run, row) for row in steady),
+        sum(each.sent + each.received for each in moved) / scale.clusters / taken if moved else 0.0,
+        points,
+        [row["seconds"] for row in rows],
+    )
+
+
+def initial_loss(run: Manifest) -> float:
+    """Of a model that knows nothing but how many tokens there are; near what initial weights give."""
+    return math.log(run.model.vocabulary_size)
+
+
+# Exchanges in every step
+
+
+def time_steps(scale: Scale, method: Method) -> tuple[list[float], float, float]:
+    """Seconds of each step on the line, bytes that a rank sends in one, and what its line carried."""
+    network = Namespaces([Net(WAN, [str(rank) for rank in range(scale.clusters)], scale.bits_per_second())])
+    share = str(DRAWN_SHARE)
+    with tempfile.TemporaryDirectory(prefix="dx-") as name, network.present(), ExitStack() as closing:
+        run_file = Path(name) / "run.toml"
+        run_file.write_text(toml(scale.manifest(method)).replace("{owner}", "00" * 32))
+        arguments = [str(run_file), str(scale.text.folder), str(scale.step_seconds), share, str(scale.timed)]
+        ranks = started(closing, "bench.reproducers", scale.clusters, network, Path(name), method.kind, *arguments)
+        for rank in ranks:
+            rank.said()
+        before = network.traffic(WAN)
+        for rank in ranks:
+            rank.tell(go=True)
+        steps = [[rank.said() for rank in ranks] for _ in range(scale.timed)]
+        after = network.traffic(WAN)
+    moved = [after[rank].since(before[rank]) for rank in before]
+    carried = sum(each.sent + each.received for each in moved) / scale.clusters / scale.timed
+    return [max(each["seconds"] for each in step) for step in steps], statistics.fmean(s[0]["sent"] for s in steps), carried
+
+
+def arithmetic(scale: Scale, method: Method) -> list[tuple[int, float]]:
+    """(steps, held-out loss) of the method in one process, on no line."""
+    from bench.baselines import AllReduce, CocktailSGD
+    from bench.lab import process_group_of_one
+
+    process_group_of_one()
+    run, every, data = scale.manifest(method), min(CURVE, scale.steps), scale.text.folder
+    if method.kind == "allreduce":
+        done = AllReduce(run, scale.clusters, every, data=data).train()
+    else:
+        done = CocktailSGD(run, scale.clusters, DRAWN_SHARE, every, data=data).train()
+    return [(0, initial_loss(run)), *((point.steps, point.loss) for point in done.points)]
+
+
+def step_by_step(scale: Scale, method: Method, like: Found | None) -> Found:
+    """`like`: a row whose steps take as long, where there is one."""
+    with get_context("spawn").Pool(1) as pool:
+        losses = pool.apply(arithmetic, (scale, method))
+    if like is None:
+        times, sent, carried = time_steps(scale, method)
+    else:
+        times, sent, carried = like.rounds, like.step_bytes, like.line_bytes
+    seconds = statistics.fmean(times)
+    curve = [Point(steps, steps * seconds, loss) for steps, loss in losses]
+    run = scale.manifest(method)
+    return Found(scale.clusters * run.tokens_per_step / seconds, sent, carried, curve, times)
+
+
+# Rows
+
+
+def path_of(scale: Scale, method: Method) -> Path:
+    said = asdict(replace(scale, text=Text(scale.text.name, Path(), scale.text.digest)))
+    facts = [said, str(said["text"]), method.name, method.kind, DRAWN_SHARE, machine(), lacking()]
+    key = json.dumps(facts, default=str).encode() + scale.manifest(method).canonical_bytes()
+    return KEPT / f"{sha256(key).hex()[:24]}.json"
+
+
+def kept(path: Path) -> Found | None:
+    if not path.exists():
+        return None
+    values = json.loads(path.read_text())
+    return Found(**{**values, "curve": [Point(**point) for point in values["curve"]]})
+
+
+def row_of(scale: Scale, method: Method, rows: dict[str, Found]) -> Found | None:
+    """Kept from before, or measured now; None where this machine cannot."""
+    if method.kind != "swarm" and lacking():
+        print(f"{method.name}: left out: {lacking()}, and gloo's lines cannot be shaped without them", flush=True)
+        return None
+    path = path_of(scale, method)
+    if (found := kept(path)) is None:
+        began = time.monotonic()
+        like = rows.get("AllReduce") if method.name == "AllReduce (Muon)" else None
+        found = train(scale, method) if method.kind == "swarm" else step_by_step(scale, method, like)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(asdict(found)).encode())
+        print(f"{method.name}: {found.tokens_per_second:,.1f} tokens/s ({time.monotonic() - began:.0f} s)", flush=True)
+    return found
+
+
+REFERENCES = {"ours": "AllReduce (Muon)"}
+"""AllReduce with the same inner optimizer; of all others AllReduce."""
+
+
+def gap(rows: dict[str, Found], name: str, steps: int) -> float | None:
+    """Over AllReduce with the same inner optimizer, after equal tokens, as a share."""
+    reference = rows.get(REFERENCES.get(name, "AllReduce"))
+    return None if reference is None else rows[name].loss_at(steps, "steps") / reference.loss_at(steps, "steps") - 1
+
+
+def utilisation(scale: Scale, found: Found) -> float:
+    """Steps in a second, over those of a cluster that exchanges nothing."""
+    tokens = scale.clusters * scale.model.training.batch_size * scale.model.model.sequence_length
+    return found.tokens_per_second / tokens * scale.step_seconds
+
+
+def missed(scale: Scale, rows: dict[str, Found]) -> list[str]:
+    """Sentences, one for each bar."""
+    sentences = []
+    theirs, ours = rows["DiLoCoX"], rows["ours"]
+    if ours.tokens_per_second < theirs.tokens_per_second:
+        sentences.append(f"ours makes {ours.tokens_per_second:,.0f} tokens/s, DiLoCoX {theirs.tokens_per_second:,.0f}")
+    of_ours, of_theirs = gap(rows, "ours", scale.steps), gap(rows, "DiLoCoX", scale.steps)
+    if of_ours is not None and of_theirs is not None and of_ours > GAP_BAR * of_theirs:
+        sentences.append(
+            f"our loss is {of_ours:+.1%} over AllReduce's with the same optimizer, DiLoCoX's {of_theirs:+.1%}: not half"
+        )
+    if (used := utilisation(scale, ours)) < UTILISATION_BAR:
+        sentences.append(f"utilisation of ours is {used:.3f}, not {UTILISATION_BAR}")
+    return sentences
+
+
+def end_of(rows: dict[str, Found], steps: int) -> float:
+    """Seconds after which DiLoCoX has read all tokens: the equal time."""
+    curve = rows["DiLoCoX"].curve
+    return next((point.seconds for point in curve if point.steps >= steps), curve[-1].seconds)
+
+
+COLUMNS = ["row", "tokens/s", "x AllReduce", "published", "utilisation", "loss", "gap", "published", "loss at equal time"]
+COLUMNS += ["payload B/step", "line B/step"]
+
+
+def cells(scale: Scale, rows: dict[str, Found], name: str) -> list[str]:
+    found, base = rows[name], rows.get("AllReduce")
+    difference = gap(rows, name, scale.steps)
+    published = PAPER_TOKENS.get(name)
+    loss = PAPER_LOSSES.get(name)
+    return [
+        name,
+        f"{found.tokens_per_second:,.1f}",
+        "–" if base is None else f"{found.tokens_per_second / base.tokens_per_second:,.1f}",
+        "–" if published is None else f"{published / PUBLISHED['AllReduce']:,.1f}",
+        f"{utilisation(scale, found):.1%}",
+        f"{found.loss_at(scale.steps, 'steps'):.4f}",
+        "–" if difference is None else f"{difference:+.1%}",
+        "–" if loss is None else f"{loss / PAPER_LOSSES['AllReduce'] - 1:+.1%}",
+        f"{found.loss_at(end_of(rows, scale.steps), 'seconds'):.4f}",
+        f"{found.step_bytes:,.0f}",
+        f"{found.line_bytes:,.0f}" if found.line_bytes else "–",
+    ]
+
+
+def plot(rows: dict[str, Found], path: Path) -> None:
+    """Loss over time on the line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5.5))
+    for name, found in rows.items():
+        reached = [point for point in found.curve if point.seconds > 0]
+        axes.plot([point.seconds for point in reached], [point.loss for point in reached], label=name)
+    axes.set(xlabel="seconds on the line", ylabel="held-out loss, nats per token", xscale="log")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.reproduce", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{', '.join(QUICK)}; {QUICK_STEPS} steps, {QUICK_TIMED} of them timed"
+    )
+    parser.add_argument("--rows", help="names separated by commas, DiLoCoX and ours always (default: all)")
+    parser.add_argument("--preset", default="", choices=["", *preset_names()], help="a bigger model than the toy, in one stage")
+    parser.add_argument("--clusters", type=int, default=PAPER.clusters)
+    parser.add_argument("--steps", type=int, help=f"inner steps of a cluster (default {STEPS})")
+    parser.add_argument("--step-seconds", type=float, default=0.08, help="that computing a step takes at least")
+    parser.add_argument("--line", help="of a cluster, each way, such as 20mbit (default: the published ratio)")
+    parser.add_argument("--data", metavar="NAME=DIR", help="a corpus of `dilocox data build` (default: the standard library)")
+    options = parser.parse_args(arguments)
+    if options.clusters < 2 or options.step_seconds <= 0 or (options.steps is not None and options.steps < 2 * PAPER_STEPS):
+        parser.error(f"--clusters 2 at least, --step-seconds above 0, --steps {2 * PAPER_STEPS} at least: two published rounds")
+    named = set(options.rows.split(",")) if options.rows else {method.name for method in METHODS}
+    if unknown := named - {method.name for method in METHODS}:
+        parser.error(f"no row {', '.join(sorted(unknown))}; rows: {', '.join(method.name for method in METHODS)}")
+    options.rows = set(QUICK) if options.quick and not options.rows else named | {"DiLoCoX", "ours"}
+    return options
+
+
+def report(scale: Scale, methods: Sequence[Method], rows: dict[str, Found]) -> None:
+    facts, equal = machine(), end_of(rows, scale.steps)
+    print(
+        f"{facts['cores']} cores, {facts['platform']}; {scale.steps} steps of {scale.step_seconds:g} s; text {scale.text.name}"
+    )
+    table(COLUMNS, [cells(scale, rows, name) for name in rows])
+    for method in methods:
+        print(f"{method.name}: {method.note}")
+    print(f"loss: after {scale.steps} steps of every cluster; at equal time: after {equal:.0f} s, when DiLoCoX has taken them;")
+    print(
+        "gap: over AllReduce with the same inner optimizer; losses of what exchanges in every step: arithmetic, on the timed clock"
+    )
+    if (base := rows.get("AllReduce")) is not None:
+        times = rows["DiLoCoX"].tokens_per_second / base.tokens_per_second
+        print(f"DiLoCoX as published over AllReduce: {times:,.0f} times the tokens per second; published: {RATIO:.0f}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parsed(arguments)
+    quick = options.quick
+    scale = Scale(
+        options.preset,
+        options.clusters,
+        options.steps or (QUICK_STEPS if quick else STEPS),
+        QUICK_TIMED if quick else TIMED,
+        options.step_seconds,
+        bits_per_second(options.line, "--line") if options.line else None,
+        text_of(options.data),
+    )
+    methods = [method for method in METHODS if method.name in options.rows]
+    line, parameters = scale.bits_per_second(), parameter_count(scale.model.model)
+    print(f"{scale.clusters} clusters of {parameters:,} parameters on lines of {line / 1e3:,.0f} kbit/s", flush=True)
+    rows: dict[str, Found] = {}
+    for method in methods:
+        if (found := row_of(scale, method, rows)) is not None:
+            rows[method.name] = found
+    report(scale, methods, rows)
+    name = "reproduce" + ("-quick" if quick else "")
+    facts = {**asdict(scale), "text": scale.text.settings, "line": line}
+    shown = {"columns": COLUMNS, "cells": [cells(scale, rows, name) for name in rows]}
+    notes = [f"{method.name}: {method.note}" for method in methods]
+    write(name, {"scale": facts, "rows": {name: asdict(found) for name, found in rows.items()}, "table": shown, "notes": notes})
+    plot(rows, RESULTS / f"{name}.png")
+    print(f"wrote {RESULTS / name}.json and .png")
+    judge(missed(scale, rows), options.check)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The paper's table: rows stand on one scale, losses are read off measured curves, and bars say when they are missed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench import reproduce
+from bench.baselines import decoded_message, encoded_message
+from bench.exchange import Row
+from bench.exchange import missed as exchange_missed
+from bench.reproduce import METHODS, Found, Point, Scale
+from bench.texts import Text
+from dilocox.node.clock import Line, Site, Step, ring
+from dilocox.node.outer import codec
+from dilocox.node.plan import PAPER
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import parameter_count
+
+SCALE = Scale("", 2, 750, 10, 0.08, None, Text("x", Path(), "00" * 32))
+FOUND = Found(100.0, 1.0, 1.0, [Point(0, 0.0, 5.0), Point(100, 10.0, 3.0), Point(200, 30.0, 2.0)])
+
+
+def test_a_line_has_the_published_run_s_ratio_unless_another_is_asked_for():
+    site = Site(parameter_count(SCALE.model.model), Step(0.08), 0.0, 2, Line.both_ways(SCALE.bits_per_second()))
+    assert ring(site).line_seconds / 0.08 == pytest.approx(ring(PAPER).line_seconds / PAPER.step.seconds)
+    assert replace(SCALE, line=1e6).bits_per_second() == 1e6
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_every_row_has_a_run_file_that_says_what_its_manifest_says(method: reproduce.Method):
+    run = SCALE.manifest(method)
+    assert Manifest.from_toml(reproduce.toml(run).replace("{owner}", run.run.owner)) == run
+    assert run.rounds.start_clusters == SCALE.clusters
+    assert run.training.total_steps == SCALE.steps
+
+
+def test_ours_sends_no_more_than_the_published_payload_for_each_step():
+    of = {method.name: method for method in METHODS}
+    runs = {name: SCALE.manifest(of[name]) for name in ("ours", "DiLoCoX")}
+    sent = {name: reproduce.expected_bytes(run, run.compression) / run.rounds.inner_steps for name, run in runs.items()}
+    assert 0.98 * sent["DiLoCoX"] < sent["ours"] <= sent["DiLoCoX"]
+
+
+def test_losses_are_read_between_measured_points():
+    assert [FOUND.loss_at(steps, "steps") for steps in (0, 50, 150, 200, 999)] == [5.0, 4.0, 2.5, 2.0, 2.0]
+    assert [FOUND.loss_at(seconds, "seconds") for seconds in (5.0, 20.0)] == [4.0, 2.5]
+
+
+def test_rounds_become_a_curve_and_the_first_is_not_in_the_tokens_per_second():
+    run = SCALE.manifest(next(method for method in METHODS if method.name == "DiLoCoX"))
+    tokens = 2 * 125 * run.tokens_per_step
+    losses = [None, None, 3.0, None, 2.0]
+    rows = [
+        {
+            "round": number,
+            "tokens": tokens,
+            "seconds": 20.0 if number == 1 else 10.0,
+            "payload_bytes": 500,
+            "evaluation_loss": loss,
+        }
+        for number, loss in enumerate(losses, 1)
+    ]
+    found = reproduce.found_of(SCALE, run, rows, [])
+    assert found.curve[1:] == [Point(250, 30.0, 3.0), Point(500, 50.0, 2.0)]
+    assert found.tokens_per_second == tokens / 10
+    assert found.step_bytes == 250 / 125
+
+
+def test_bars_are_missed_one_by_one():
+    full = 2 * 8 * 64 / 0.08
+    reference = replace(FOUND, curve=[Point(0, 0.0, 5.0), Point(750, 100.0, 2.0)])
+    theirs = replace(reference, tokens_per_second=full, curve=[Point(0, 0.0, 5.0), Point(750, 100.0, 2.4)])
+    ours = replace(theirs, curve=[Point(0, 0.0, 5.0), Point(750, 100.0, 2.1)])
+    rows = {"AllReduce": reference, "AllReduce (Muon)": reference, "DiLoCoX": theirs, "ours": ours}
+    assert reproduce.missed(SCALE, rows) == []
+    for worse in (replace(ours, curve=theirs.curve), replace(ours, tokens_per_second=0.98 * full)):
+        assert len(reproduce.missed(SCALE, {**rows, "ours": worse})) == 1
+    assert len(reproduce.missed(SCALE, {**rows, "ours": replace(ours, tokens_per_second=0.96 * full)})) == 2
+
+
+def test_a_row_is_kept_under_its_settings_alone():
+    method = METHODS[0]
+    path = reproduce.path_of(SCALE, method)
+    assert path == reproduce.path_of(replace(SCALE, text=Text("x", Path("elsewhere"), "00" * 32)), method)
+    others = [replace(SCALE, steps=800), replace(SCALE, line=1e6), replace(SCALE, timed=3), replace(SCALE, step_seconds=0.1)]
+    assert len({path, *(reproduce.path_of(other, method) for other in others)}) == 5
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 1), (50, 100_000), (2000, 10_000), (4000, 4000)])
+def test_a_message_of_cocktail_sgd_is_read_as_it_was_written(count: int, size: int):
+    positions = np.sort(np.random.default_rng(0).choice(size, count, replace=False)).astype(np.int64)
+    values = codec.quantize(torch.randn(1, count, generator=torch.Generator().manual_seed(0)))
+    read, decoded = decoded_message(encoded_message(positions, values))
+    assert np.array_equal(read, positions)
+    assert np.array_equal(decoded, values.values()[0])
+
+
+def test_gaps_of_exactly_a_byte_are_read_too():
+    positions = np.array([254, 255, 511, 766, 1277], dtype=np.int64)
+    read, _ = decoded_message(encoded_message(positions, codec.quantize(torch.ones(1, 5))))
+    assert np.array_equal(read, positions)
+
+
+def test_the_exchange_is_missed_where_hivemind_is_near_or_gloo_ahead():
+    rows = [Row("ours", 1e8, [1.0], 0.0), Row("gloo", 1e8, [1.1], 0.0), Row("hivemind", 1e8, [5.1], 0.0)]
+    assert exchange_missed(rows) == []
+    assert len(exchange_missed([replace(rows[0], seconds=[1.05]), *rows[1:]])) == 1
+    assert len(exchange_missed([replace(rows[0], seconds=[1.2]), *rows[1:]])) == 2
