@@ -4,7 +4,7 @@ import asyncio
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
@@ -28,6 +28,7 @@ from dilocox.cli.coordinator import data_to_serve, weights_to_serve
 from dilocox.node.check import Here, of_machine, of_own_data, see_run
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.findings import Finding, Level, of_run
+from dilocox.protocol.ids import printable
 from dilocox.protocol.manifest import Manifest, RunFileError
 from dilocox.transport.corpora import parse_folders
 from dilocox.transport.data_directory import load_identity
@@ -75,6 +76,7 @@ def check(
 
 def say(found: Sequence[Finding], as_json: bool, next: str) -> None:
     """All findings, then the verdict; exits with 5 where something is wrong."""
+    found = [replace(one, about=printable(one.about), says=printable(one.says), do=printable(one.do)) for one in found]
     wrong = [finding for finding in found if finding.level is Level.WRONG]
     if as_json:
         print_json({"findings": [{**asdict(one), "level": one.level.value} for one in found], "fine": not wrong})

@@ -36,7 +36,7 @@ from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.corpora import corpus_in, library, parse_folders, weights_library
+from dilocox.transport.corpora import corpus_in, last_built, library, parse_folders, weights_library
 from dilocox.transport.data_directory import format_identity
 
 __all__ = ["app"]
@@ -114,7 +114,7 @@ def _own_data(manifest: Manifest, store: BlobStore, nodes: int, private: list[Pa
     shared = corpus_in(store, bytes.fromhex(manifest.data.digest))
     assert shared is not None, "it was checked"
     for folder in private:
-        check_own(manifest, shared, folder)
+        check_own(manifest, shared, folder, last_built(folder))
     return [folder.absolute() for folder in private]
 
 

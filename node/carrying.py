@@ -99,8 +99,9 @@ class Carrier:
             raise RemoteError(pb.REASON_MALFORMED, "what the run names as its data is no corpus")
         for blob, size in corpus.blobs:
             fetch = partial(self._have_data, blob, providers, size or limits.TOKENIZER_BYTES)
+            lay_here = await asyncio.to_thread(self._data.sound, blob)
             await self._carry(self._data, blob, fetch)
-            if self._supplies is not None:
+            if self._supplies is not None and not lay_here:
                 await asyncio.to_thread(self._data.remove, blob)
         await self._carry(self._data, document)
 

@@ -42,7 +42,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.transport.archive.source import ArchivePlace, ArchiveSource
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.corpora import Shelf, named_store
+from dilocox.transport.corpora import Shelf, last_built, named_store
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import write_atomically
 from dilocox.transport.room import lack_of_room
@@ -113,11 +113,12 @@ async def _take_part(
             if finding.level is not Level.FINE:
                 log.warning("%s: %s", finding.about, finding.says)
     must_bring_own(manifest, settings.private)
+    own_text = await asyncio.to_thread(last_built, settings.private) if settings.private is not None else b""
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
     keep_manifest(place, manifest)
     if not settings.data:  # what an operator named is not for others, unless they find it with the coordinator
         place.blobs.shelves = (Shelf(data, bytes.fromhex(manifest.data.digest)),)
-    pool = _worker_pool(settings, machine, home, place, data)
+    pool = _worker_pool(settings, machine, home, place, data, own_text)
     closing.push_async_callback(pool.close)
     await pool.open()
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
@@ -169,7 +170,7 @@ async def _take_part(
     closing.push_async_exit(partial(_leave, participant))
     tasks.start(participant.watch(), "watch")
     tasks.start(participant.offer(), "offer")
-    tasks.start(_train(supply, participant, tasks, settings.private), "supervise")
+    tasks.start(_train(supply, participant, tasks, settings.private, own_text), "supervise")
     tasks.start(participant.beat(), "beat")
     tasks.start(holding.supply(starts.newest_snapshot), "supply holders")
     if prover is not None:
@@ -185,10 +186,10 @@ def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
     return check_corpus(manifest, folder)
 
 
-async def _train(supply: Supply, participant: Participant, tasks: Tasks, private: Path | None) -> None:
+async def _train(supply: Supply, participant: Participant, tasks: Tasks, private: Path | None, own_text: bytes) -> None:
     corpus = await supply.begin()
     if private is not None:
-        await asyncio.to_thread(check_own, participant.manifest, corpus, private)
+        await asyncio.to_thread(check_own, participant.manifest, corpus, private, own_text)
     reading = partial(phase.reading, participant.manifest, participant.cluster)
     following = supply.follow(
         corpus, lambda: reading(participant.chain.head), lambda: participant.progress.waiting == phase.SAMPLES_COMING
@@ -222,7 +223,9 @@ def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
     return Prover(home.identity, manifest, kind, attester)
 
 
-def _worker_pool(settings: NodeSettings, machine: Machine, home: DataDirectory, place: Place, data: BlobStore) -> WorkerPool:
+def _worker_pool(
+    settings: NodeSettings, machine: Machine, home: DataDirectory, place: Place, data: BlobStore, own_text: bytes
+) -> WorkerPool:
     def environment(socket: str, launch: Launch) -> dict[str, str]:
         return WorkerSettings(
             socket=socket,
@@ -238,6 +241,7 @@ def _worker_pool(settings: NodeSettings, machine: Machine, home: DataDirectory, 
             step_seconds=settings.step_seconds,
             checkpoint_every=settings.checkpoint_every,
             private=settings.private,
+            private_digest=own_text.hex(),
         ).environment()
 
     return WorkerPool(home.folder, environment)

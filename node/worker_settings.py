@@ -40,6 +40,8 @@ class WorkerSettings:
     """Boundaries are written complete in rounds that this divides."""
     private: Path | None = None
     """Where the cluster's own corpus lies, which it trains on; None: on the run's."""
+    private_digest: str = ""
+    """Of that corpus: what was checked, whatever is built there meanwhile."""
 
     def environment(self) -> dict[str, str]:
         values = {field.name: str(getattr(self, field.name)) for field in fields(self)}
@@ -66,4 +68,5 @@ class WorkerSettings:
             step_seconds=float(get("step_seconds")),
             checkpoint_every=int(get("checkpoint_every")),
             private=Path(get("private")) if get("private") else None,
+            private_digest=get("private_digest"),
         )

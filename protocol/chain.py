@@ -216,7 +216,9 @@ def seats(
     if manifest.admission.policy == "open":
         whole = standing.total(manifest, head.standings, head.roster) // max(1, manifest.standing_rounds)
         most = max(manifest.rounds.min_clusters, whole // NEWCOMER_SHARE)
-        fresh = sorted(fresh, key=lambda name: sha256(head.digest, name.encode()))[:most]
+        back = [name for name in fresh if name in head.standings]  # who earned something and left takes no newcomer's place
+        lots = sorted(set(fresh) - set(back), key=lambda name: sha256(head.digest, name.encode()))
+        fresh = [*sorted(back, key=lambda name: (-head.standings[name].earned, name)), *lots[:most]]
     fresh = fresh[: limits.CLUSTERS - len(head.roster)]
     return Seating({name: complete[name][0] for name in wanting if name in head.roster or name in fresh}, state)
 

@@ -51,13 +51,6 @@ def _admission(manifest: Manifest) -> Iterator[Finding]:
             f"names {named} peers, and the first round waits for {manifest.start_clusters}",
             "add the peer ids that `dilocox id --home FOLDER` prints on their machines, or lower rounds.start_clusters",
         )
-    if admission.policy == "open" and named:
-        yield Finding(
-            Level.ODD,
-            "admission.allow",
-            "means nothing in an open run: anybody may take part",
-            'set admission.policy = "allow-list", or leave it out',
-        )
     if admission.policy == "open" and manifest.rounds.min_clusters == 1:
         yield Finding(
             Level.ODD,
@@ -78,6 +71,13 @@ def _training(manifest: Manifest) -> Iterator[Finding]:
             f"{training.total_steps:,}: the learning rate's cosine ends {where}, which takes about {steps:,} steps"
             f" ({rounds.count:,} rounds of {rounds.inner_steps:,})",
             f"total_steps = {steps}",
+        )
+    if training.warmup_steps >= training.total_steps:
+        yield Finding(
+            Level.ODD,
+            "training.warmup_steps",
+            f"{training.warmup_steps:,} do not end before total_steps {training.total_steps:,}",
+            f"warmup_steps = {training.total_steps // 10}",
         )
     for key, rate, most in (
         ("training.learning_rate", training.learning_rate, LARGE_ADAMW),

@@ -113,8 +113,9 @@ class Head:
 
     @cached_property
     def known_peers(self) -> Set[str]:
-        """Who is on the roster, or leads a cluster that made the state which the open round starts from."""
-        return {*self.cluster_by_peer, *self.built_by}
+        """Who is on the roster, leads a cluster that made the state which the open round starts from, or left with more standing
+        than a newcomer has."""
+        return {*self.cluster_by_peer, *self.built_by, *self.standings}
 
     def closing(self, manifest: Manifest) -> bool:
         """Whether all rounds are trained: the open round only records the final state."""

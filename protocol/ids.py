@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["JoinLink", "key_of_peer", "peer_id", "short"]
+__all__ = ["JoinLink", "key_of_peer", "peer_id", "printable", "short"]
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _PREFIX = b"\x00\x24\x08\x01\x12\x20"  # identity multihash, 36 bytes: PublicKey{Type=Ed25519, Data=32 bytes}
@@ -42,6 +42,11 @@ def key_of_peer(peer: str) -> bytes:
     if not raw.startswith(_PREFIX) or peer_id(raw[len(_PREFIX) :]) != peer:
         raise ValueError("not the peer id of an Ed25519 key")
     return raw[len(_PREFIX) :]
+
+
+def printable(text: str) -> str:
+    """What a stranger wrote, for a terminal or a log: without control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def short(peer: str) -> str:

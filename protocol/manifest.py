@@ -232,8 +232,6 @@ class Training(_Section):
     def _divides(self) -> "Training":
         if self.batch_size % self.microbatches:
             raise ValueError("batch_size must be a multiple of microbatches")
-        if self.warmup_steps >= self.total_steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} do not end before total_steps {self.total_steps}")
         return self
 
 
@@ -381,7 +379,8 @@ class Standing(_Section):
 class Admission(_Section):
     policy: Literal["open", "allow-list"] = "open"
     allow: tuple[str, ...] = ()
-    """Peer ids, for allow-list."""
+    """Peer ids: with an allow-list those who may take part. In an open run the founders: who begins the run with full standing;
+    where none are named, all who take a seat in its first commit."""
     public_read: bool | None = None
     """Whether anybody may follow the run and fetch what it makes: payloads, states, commits; default: in an open run. Else only who
     may take part: with an allow-list those on it, in an open run whoever says who it is."""

@@ -302,19 +302,21 @@ def _why_wait(state: PhaseState) -> str:
 
 def _positions(state: PhaseState) -> list[int] | None:
     """Of the next batch; None where the lease ends before it. On private data a cluster counts its own samples: the lease says how
-    many, and not which."""
+    many, and not which; who comes back begins elsewhere in them."""
     batch = state.manifest.training.batch_size
     if state.on_roster:
         leased = state.lease.positions(state.samples_read, batch)
-        private = leased is not None and state.manifest.data.private
-        return list(range(state.samples_read, state.samples_read + batch)) if private else leased
+        if leased is None or not state.manifest.data.private:
+            return leased
+        first = _own_positions(state.cluster, state.joined.to_bytes(4, "big")) + state.samples_read
+        return list(range(first, first + batch))
     own = _own_positions(state.cluster)
     return list(range(own + state.steps * batch, own + (state.steps + 1) * batch))
 
 
-def _own_positions(cluster: str) -> int:
-    """Where a cluster reads that is not counted: any samples will do."""
-    return int.from_bytes(sha256(cluster.encode())[:6], "big")
+def _own_positions(cluster: str, stay: bytes = b"") -> int:
+    """Where a cluster begins that is not counted, or that reads text of its own in this stay: any samples will do."""
+    return int.from_bytes(sha256(cluster.encode(), stay)[:6], "big")
 
 
 def _trained(state: PhaseState) -> PhaseState:

@@ -374,16 +374,16 @@ def _keep_time(state: RoundState, now: float) -> RoundState:
         clock = _with_a_grace(replace(state, clock=clock), now)
     if clock.returning_until is not None and (now >= clock.returning_until or heard == len(state.head.roster)):
         clock = replace(clock, returning_until=None)
-    if clock.contributed_at is None and _most_did(state, gathered.contributions):
+    if clock.contributed_at is None and _are_most(state, gathered.contributions):
         clock = replace(clock, contributed_at=now)
     if gathered.ballot is not None and clock.ballot_at is None:
         clock = replace(clock, ballot_at=now)
-    if clock.ballot_at is not None and clock.voted_at is None and _most_did(state, gathered.receipts):
+    if clock.ballot_at is not None and clock.voted_at is None and _are_most(state, gathered.receipts):
         clock = replace(clock, voted_at=now)
     return state if clock == state.clock else replace(state, clock=clock)
 
 
-def _most_did(state: RoundState, done: Collection[str]) -> bool:
+def _are_most(state: RoundState, done: Collection[str]) -> bool:
     """Whether these are more than half of the roster, by standing, and min_clusters."""
     manifest, standings, roster = state.manifest, state.head.standings, state.head.roster
     if len(done) < manifest.rounds.min_clusters:
@@ -404,8 +404,7 @@ def _started(state: RoundState, now: float) -> bool:
     """Whether enough of the last roster was heard since the start: then what it knows, we know."""
     if state.starting_since is None or not state.head.roster:
         return True
-    heard = len(_heard(state))
-    enough = heard >= state.manifest.rounds.min_clusters and 2 * heard > len(state.head.roster)
+    enough = _are_most(state, _heard(state))
     due = _due(state)
     return enough or (due is not None and now >= due)
 

@@ -33,7 +33,7 @@ from dilocox.protocol.ids import short
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.standing import by_standing
+from dilocox.protocol.standing import by_standing, capped
 
 __all__ = [
     "ACCEPT",
@@ -386,7 +386,7 @@ def known_state(manifest: Manifest, head: Head, gathered: Gathered) -> bytes:
     """
     if head.state:
         return head.state
-    says = by_standing(manifest, head.standings, head.built_by)
+    says = capped(by_standing(manifest, head.standings, head.built_by))
     votes: dict[bytes, int] = {}
     for name, root in told_states(gathered, head.built_by).items():
         votes[root] = votes.get(root, 0) + says[name]

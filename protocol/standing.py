@@ -3,12 +3,15 @@
 Where a run is open identities cost nothing, so a new one says little: a hundred of them outvote nobody before their work has
 counted for as long as others' has. In a run with an allow-list the owner named everybody, and all stand equal.
 
-    takes a seat in the genesis commit        as many rounds as there are to earn: at the beginning all stand equal
+    takes a seat in the genesis commit        as many rounds as there are to earn: at the beginning all stand equal, or, where the
+                                              manifest names founders (admission.allow of an open run), those
     takes a seat later                        a sixteenth of them, or what is left of what it had
     counted                                   one more
     not counted while others are, or away     one less, down to a newcomer's
     refused for what it did                   a quarter of all less
     signed two different things for one slot  one is left
+
+Nobody weighs more in a vote than all others together: one cluster whose line is broken, or who left its senses, stops no run.
 
 Only commits that count somebody change it. It is read off the chain: nobody is asked, and everybody has the same.
 """
@@ -20,7 +23,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["Record", "after", "by_standing", "newcomer", "say", "total"]
+__all__ = ["Record", "after", "by_standing", "capped", "newcomer", "say", "total"]
 
 NEWCOMER_SHARE = 16
 """A newcomer has one of so many parts of what there is to earn …"""
@@ -73,6 +76,12 @@ def total(manifest: Manifest, standings: Mapping[str, Record], names: Iterable[s
     return sum(say(manifest, standings, name) for name in names)
 
 
+def capped(says: Mapping[str, int]) -> dict[str, int]:
+    """These, none above all others together; a lone one keeps what it has."""
+    everybody = sum(says.values())
+    return {name: min(weight, everybody - weight) if everybody > weight else weight for name, weight in says.items()}
+
+
 def after(
     manifest: Manifest,
     standings: Mapping[str, Record],
@@ -84,8 +93,9 @@ def after(
 ) -> dict[str, Record]:
     """By cluster, after a commit that counts these and seats those: of all who are seated, and of those who left with more than a
     newcomer has. `excluded`: why roster clusters do not count; `scored`: whose work was measured."""
-    fresh = Record(max(1, manifest.standing_rounds)) if genesis else newcomer(manifest)
-    known = {**{name: standings.get(name, fresh) for name in seated}, **standings}
+    founders = set(manifest.admission.allow or seated) if genesis else set[str]()
+    full, fresh = Record(max(1, manifest.standing_rounds)), newcomer(manifest)
+    known = {**{name: full if name in founders else fresh for name in seated}, **standings}
     if counted:
         known = {
             name: _after_a_round(manifest, record, name in counted, excluded.get(name), name in scored)

@@ -7,7 +7,6 @@ it; a lone one counts only where the manifest's min_clusters is 1. What a voter 
 all the same, those say who were drawn to score it (scoring.py).
 """
 
-from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -109,12 +108,19 @@ def _accepted(
     voters = _voters(gathered, candidates)
     everybody = sum(says[name] for name in voters)
     yes = _yes_votes(gathered, voters, says)
-    complaints = _complaints(gathered, voters)
+    complaints = _complaints(gathered, voters, says)
+    first = max(voters, key=lambda name: (says[name], name), default="")
     well_made: dict[str, int] = {}
     for name in candidates:
         opinion = opinions.get(name, NO_OPINION)
-        votes = int(yes[index[name]]) + sum(says[voter] for voter in opinion.harmed)
+        said_yes = {
+            *(voter for voter in voters if _bit(gathered.receipts[voter][0].body.accepted, index[name])),
+            *opinion.harmed,
+        }
         others = everybody - says[name] * (name in gathered.receipts)
+        over = max(0, 2 * says[first] - others) if first not in ("", name) and others > says[first] else 0
+        votes = int(yes[index[name]]) + sum(says[voter] for voter in opinion.harmed) - over * (first in said_yes)
+        others -= over  # nobody weighs more than all others together
         if opinion.refuses(manifest):
             reasons[name] = pb.REASON_HARMS, str(opinion)
         elif (votes and 2 * votes >= others) or (not others and manifest.rounds.min_clusters == 1):
@@ -122,9 +128,8 @@ def _accepted(
             assert statement is not None
             accepted[name], well_made[name] = statement, votes
         else:
-            said_yes = [voter for voter in voters if _bit(gathered.receipts[voter][0].body.accepted, index[name])]
             asked = len(voters) - (name in gathered.receipts)
-            few = f"{len({*said_yes, *opinion.harmed})} of {asked} accepted it"
+            few = f"{len(said_yes)} of {asked} accepted it"
             few += "" if len(set(says.values())) == 1 else f", with {votes} of {others} rounds of standing"
             reasons[name] = _complaint(complaints.get(index[name]), asked, few)
     _drop_copies(accepted, well_made, reasons)
@@ -182,21 +187,48 @@ def _yes_votes(gathered: Gathered, voters: Sequence[str], says: Mapping[str, int
     return np.array([says[name] for name in voters], np.int64) @ accepted
 
 
-def _complaints(gathered: Gathered, voters: Sequence[str]) -> dict[int, Counter[pb.Reason]]:
-    """Reasons that the voters give, by contribution on the ballot."""
-    found: dict[int, Counter[pb.Reason]] = {}
+NO_FINDINGS = frozenset(
+    {
+        pb.REASON_EQUIVOCATION,
+        pb.REASON_ABSENT,
+        pb.REASON_LATE,
+        pb.REASON_DID_NOT_VOTE,
+        pb.REASON_TOO_FEW_ACCEPTS,
+        pb.REASON_TOO_FEW_CLUSTERS,
+        pb.REASON_HARMS,
+    }
+)
+"""What the chain shows, or a committee decides, and no voter finds alone: said by one, it is no reason."""
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """What voters say of a contribution."""
+
+    reason: pb.Reason
+    voters: int = 0
+    says: int = 0
+    """What those weigh."""
+
+
+def _complaints(gathered: Gathered, voters: Sequence[str], says: Mapping[str, int]) -> dict[int, dict[pb.Reason, Complaint]]:
+    """By contribution on the ballot and reason."""
+    found: dict[int, dict[pb.Reason, Complaint]] = {}
     for name in voters:
         for finding in gathered.receipts[name][0].body.findings:
-            found.setdefault(finding.index, Counter())[finding.reason] += 1
+            if finding.reason not in NO_FINDINGS:
+                told = found.setdefault(finding.index, {})
+                before = told.get(finding.reason, Complaint(finding.reason))
+                told[finding.reason] = Complaint(finding.reason, before.voters + 1, before.says + says[name])
     return found
 
 
-def _complaint(complaints: Counter[pb.Reason] | None, others: int, few: str) -> Why:
-    """The commonest complaint; of equally common ones the first of the enum. `few`: what to say where nobody complains."""
+def _complaint(complaints: Mapping[pb.Reason, Complaint] | None, others: int, few: str) -> Why:
+    """The commonest complaint, by standing; of equal ones the first of the enum. `few`: what to say where nobody has one."""
     if not complaints:
         return pb.REASON_TOO_FEW_ACCEPTS, few
-    reason, count = min(complaints.items(), key=lambda item: (-item[1], item[0]))
-    return reason, f"{count} of {others} voters: {reason_name(reason)}"
+    told = min(complaints.values(), key=lambda each: (-each.says, each.reason))
+    return told.reason, f"{told.voters} of {others} voters: {reason_name(told.reason)}"
 
 
 def _keep_one_base(accepted: dict[str, Statement[pb.Contribution]], says: Mapping[str, int], reasons: dict[str, Why]) -> None:
@@ -204,7 +236,12 @@ def _keep_one_base(accepted: dict[str, Statement[pb.Contribution]], says: Mappin
     groups: dict[bytes, list[str]] = {}
     for name, statement in accepted.items():
         groups.setdefault(statement.body.base_state, []).append(name)
-    for base in sorted(groups, key=lambda base: (-sum(says[name] for name in groups[base]), base))[1:]:
+    weights = standing.capped({name: says[name] for name in accepted})
+
+    def order(base: bytes) -> tuple[int, int, bytes]:
+        return -sum(weights[name] for name in groups[base]), -len(groups[base]), base
+
+    for base in sorted(groups, key=order)[1:]:
         for name in groups[base]:
             del accepted[name]
             reasons[name] = pb.REASON_WRONG_BASE, "its base state differs from the state the others built on"

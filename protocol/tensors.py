@@ -86,8 +86,13 @@ def stage_units(model: Model) -> tuple[tuple[int, int], ...]:
     best: list[list[tuple[int, int]]] = [[(0, 0)] + [(1 << 62, 0)] * count]  # (largest stage, where the last one starts)
     for stage in range(1, model.stages + 1):
         row = [(1 << 62, 0)] * (count + 1)
+        cut = stage - 1
         for end in range(stage, count + 1):
-            row[end] = min((max(best[-1][cut][0], total[end] - total[cut]), cut) for cut in range(stage - 1, end))
+            # The more units lie before the cut, the larger the largest stage there, and the smaller the last: where they meet, and
+            # that only moves on.
+            while cut < end - 1 and best[-1][cut][0] < total[end] - total[cut]:
+                cut += 1
+            row[end] = min((max(best[-1][at][0], total[end] - total[at]), at) for at in range(max(stage - 1, cut - 1), cut + 1))
         best.append(row)
     cuts, end = [count], count
     for stage in range(model.stages, 0, -1):

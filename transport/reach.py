@@ -14,6 +14,7 @@ import grpc.aio
 
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.ids import printable
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
@@ -146,6 +147,6 @@ class Reach:
             if reply.reachable:
                 self.reachable, self.why = True, ""
                 return
-            answers.append(reply.why)
+            answers.append(printable(reply.why[: limits.TEXT_CHARACTERS]))
         if answers and len(answers) >= min(2, len(there)):  # one alone may lie
             self.reachable, self.why = False, answers[0]

@@ -8,7 +8,7 @@ from dilocox.protocol.corpus import Corpus, Shard, check_fits, check_private
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.corpora import corpus_in, lacking, last_built, named_store
+from dilocox.transport.corpora import corpus_in, lacking, named_store
 
 __all__ = ["check_corpus", "check_own", "check_shard", "check_whole", "must_bring_own"]
 
@@ -59,7 +59,6 @@ def must_bring_own(manifest: Manifest, private: Path | None) -> None:
         raise ConfigError("--private: the run trains on shared data, and would not read yours. Leave it out")
 
 
-def check_own(manifest: Manifest, shared: Corpus, folder: Path) -> None:
+def check_own(manifest: Manifest, shared: Corpus, folder: Path, digest: bytes) -> None:
     """Raises ConfigError where a cluster's own corpus is not whole, or does not fit the run."""
-    store = BlobStore(folder, ours=False)
-    check_private(manifest, shared, check_whole(store, last_built(folder)))
+    check_private(manifest, shared, check_whole(BlobStore(folder, ours=False), digest))

@@ -17,6 +17,7 @@ from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
+from dilocox.transport.corpora import last_built
 
 ALONE = "alone"
 """Instead of a cluster's name."""
@@ -31,7 +32,7 @@ def train_alone(
     trainer = Trainer(manifest, Mesh(device=device))
     trainer.load_initial(BlobStore(weights, ours=False) if manifest.model.root else None)
     dataset, batch = load_dataset(manifest, data), manifest.training.batch_size
-    text = load_private(manifest, private, ALONE) if private is not None else dataset
+    text = load_private(manifest, private, last_built(private), ALONE) if private is not None else dataset
     for step in range(steps):
         trainer.step(*text.batch(list(range(step * batch, (step + 1) * batch))))
         follow(step + 1)

@@ -16,7 +16,7 @@ from dilocox.protocol.corpus import Corpus, Shard, check_fits, order_of, samples
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.corpora import corpus_in, last_built
+from dilocox.transport.corpora import corpus_in
 
 __all__ = ["SHARDS_MAPPED", "Dataset", "load_dataset", "load_private"]
 
@@ -103,10 +103,11 @@ def load_dataset(manifest: Manifest, folder: Path) -> Dataset:
     return Dataset(manifest, corpus, store)
 
 
-def load_private(manifest: Manifest, folder: Path, cluster: str) -> Dataset:
-    """`folder`: where the cluster's own corpus lies, which its daemon has checked. Raises ConfigError where there is none."""
+def load_private(manifest: Manifest, folder: Path, digest: bytes, cluster: str) -> Dataset:
+    """`folder`: where the cluster's own corpus of this digest lies, which its daemon has checked. Raises ConfigError where it does
+    not."""
     store = BlobStore(folder, ours=False)
-    corpus = corpus_in(store, last_built(folder))
+    corpus = corpus_in(store, digest)
     if corpus is None:
         raise ConfigError(f"the private data in {folder} are damaged: build them again")
     return Dataset(manifest, corpus, store, cluster)

@@ -57,7 +57,8 @@ class Worker:
         self.trainer = Trainer(manifest, self.mesh)
         self.dataset = load_dataset(manifest, settings.data)
         """What all evaluate on, and score on …"""
-        self.text = load_private(manifest, settings.private, settings.cluster) if settings.private else self.dataset
+        own = bytes.fromhex(settings.private_digest)
+        self.text = load_private(manifest, settings.private, own, settings.cluster) if settings.private else self.dataset
         """… and what this cluster trains on."""
         self.store = BlobStore(settings.blobs)
         self.background = Background(settings.codec_cpus)

@@ -52,7 +52,6 @@ WRONG = [
     ("training", "learning_rate", '"6e-3"'),
     ("training", "beta2", "1.0"),
     ("training", "weight_decay", "2"),
-    ("training", "warmup_steps", "200"),
     ("training", "total_steps", "0"),
     ("training", "batch_size", "7"),
     ("training", "batch_size", "false"),
@@ -164,6 +163,7 @@ def abouts(found: Iterable[Finding], level: Level) -> set[str]:
 ODD: list[tuple[dict[str, dict[str, Any]], str]] = [
     ({"training": {"total_steps": 5000}}, "training.total_steps"),
     ({"training": {"total_steps": 10}}, "training.total_steps"),
+    ({"training": {"warmup_steps": 20, "total_steps": 20}}, "training.warmup_steps"),
     ({"training": {"learning_rate": 3.0}}, "training.learning_rate"),
     ({"training": {"optimizer": "muon", "muon_learning_rate": 2.0}}, "training.muon_learning_rate"),
     ({"outer": {"learning_rate": 7.0}}, "outer.learning_rate"),
@@ -184,7 +184,6 @@ ODD: list[tuple[dict[str, dict[str, Any]], str]] = [
     ({"rounds": {"snapshot_every": 9}}, "rounds.snapshot_every"),
     ({"rounds": {"evaluate_every": 9}}, "rounds.evaluate_every"),
     ({"rounds": {"min_clusters": 1}}, "rounds.min_clusters"),
-    ({"admission": {"allow": [identity(0).peer]}}, "admission.allow"),
 ]
 SENSIBLE: dict[str, dict[str, Any]] = {"training": {"total_steps": 20}}
 

@@ -46,20 +46,20 @@ def test_who_must_bring_own_data_and_who_must_not(tmp_path: Path):
 
 def test_own_data_speak_the_run_s_tokens_and_are_enough_and_whole(tmp_path: Path):
     shared, own = corpus_of(tmp_path / "shared", words(40, 60)), corpus_of(tmp_path / "own", words(40, 60, 1))
-    check_own(private_run(), corpus_at(shared.folder), own.folder)
+    check_own(private_run(), corpus_at(shared.folder), own.folder, last_built(own.folder))
     (tmp_path / "tokenizer.json").write_text(train_tokenizer(words(40, 60), 300))
     another = corpus_of(tmp_path / "another", words(40, 60, 1), open_encoder(str(tmp_path / "tokenizer.json")))
     with pytest.raises(ConfigError, match="build them with the tokenizer of the run"):
-        check_own(private_run(), corpus_at(shared.folder), another.folder)
+        check_own(private_run(), corpus_at(shared.folder), another.folder, last_built(another.folder))
     with pytest.raises(ConfigError, match="a batch has 4096"):
-        check_own(private_run(training={"batch_size": 4096}), corpus_at(shared.folder), own.folder)
+        check_own(private_run(training={"batch_size": 4096}), corpus_at(shared.folder), own.folder, last_built(own.folder))
     with pytest.raises(ConfigError, match="holds no corpus"):
-        check_own(private_run(), corpus_at(shared.folder), tmp_path)
+        check_own(private_run(), corpus_at(shared.folder), tmp_path, last_built(tmp_path))
     shard = own.folder / corpus_at(own.folder).training[0].digest
     found = shard if shard.exists() else next(own.folder.rglob(shard.name))
     found.write_bytes(found.read_bytes()[:-1] + b"\1")
     with pytest.raises(ConfigError, match="missing or damaged"):
-        check_own(private_run(), corpus_at(shared.folder), own.folder)
+        check_own(private_run(), corpus_at(shared.folder), own.folder, last_built(own.folder))
 
 
 def test_the_shared_text_need_not_be_enough_to_train_on_unless_scores_are_measured_on_it(tmp_path: Path):
@@ -86,7 +86,11 @@ def at(run: Manifest, samples_read: int = 100) -> phase.PhaseState:
 
 def test_a_cluster_counts_its_own_samples_as_far_as_its_lease_allows():
     assert phase.upcoming(at(manifest(), samples_read=104), trained=False) == [10_004, 10_005, 10_006, 10_007]
-    assert phase.upcoming(at(private_run(), samples_read=104), trained=False) == [104, 105, 106, 107]
+    first, *others = phase.upcoming(at(private_run(), samples_read=104), trained=False)
+    assert others == [first + 1, first + 2, first + 3]
+    assert phase.upcoming(at(private_run(), samples_read=108), trained=False)[0] == first + 4
+    again = replace(at(private_run(), samples_read=104), joined=7)
+    assert phase.upcoming(again, trained=False)[0] != first, "who comes back does not read the same again"
     assert phase.upcoming(at(private_run(), samples_read=132), trained=False) == [], "its lease ends"
 
 
@@ -100,7 +104,7 @@ def test_nothing_of_the_run_s_data_is_read_ahead_but_to_score_on():
 def test_a_cluster_reads_its_own_text_in_an_order_of_its_own(tmp_path: Path):
     shared, own = corpus_of(tmp_path / "shared", words(40, 60)), corpus_of(tmp_path / "own", ["z" * n for n in range(200, 240)])
     run = private_run(data=shared.settings)
-    text, dataset = load_private(run, own.folder, ME), load_dataset(run, shared.folder)
+    text, dataset = load_private(run, own.folder, last_built(own.folder), ME), load_dataset(run, shared.folder)
     inputs, _ = text.batch(range(8))
     assert set(inputs.unique().tolist()) <= {0, ord("z")}
     assert not set(dataset.evaluation()[0].unique().tolist()) <= {0, ord("z")}, "all evaluate on what they share"
@@ -108,7 +112,7 @@ def test_a_cluster_reads_its_own_text_in_an_order_of_its_own(tmp_path: Path):
     reads = [[order.find(position) for position in range(order.total)] for order in orders]
     assert len({tuple(read) for read in reads}) == 3
     assert len({tuple(sorted(read)) for read in reads}) == 1, "each sample once in an epoch"
-    assert torch.equal(text.batch([3])[0], load_private(run, own.folder, ME).batch([3])[0])
+    assert torch.equal(text.batch([3])[0], load_private(run, own.folder, last_built(own.folder), ME).batch([3])[0])
 
 
 def test_what_is_served_of_a_run_is_what_its_corpus_names(tmp_path: Path):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.protocol import chain, counting, limits, rules, standing
+from dilocox.protocol import chain, counting, limits, round, rules, standing
 from dilocox.protocol.head import Cluster
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.norms import lower_median
@@ -228,3 +228,94 @@ def test_what_many_identities_pay():
         records = standing.after(run, records, records.keys(), {}, set(), {*founders, *strangers}, genesis=False)
         rounds += 1
     assert rounds == 20
+
+
+# What a hostile reader found.
+
+
+def test_one_who_stands_above_all_others_stops_no_run_by_refusing_everybody():
+    """A founder whose line is broken, beside newcomers; the other founders are gone."""
+    table = crowd(4)
+    for number in (1, 2, 3):
+        table.submit(table.leave(number))
+    table.train(1, table.roster())
+    here = table.roster()
+    assert earned(table)[0] > sum(earned(table)[number] for number in here if number)
+    before = table.head.trained
+    table.contribute(here)
+    for number in here:
+        others = {other: pb.REASON_UNAVAILABLE for other in here if other} if not number else {}
+        table.submit(table.receipt(number, others))
+    assert table.head.trained == before + 1
+    assert set(table.counted()) == set(here)
+    table.verify()
+
+
+def test_nor_by_holding_another_state():
+    table = crowd(4)
+    for number in (1, 2, 3):
+        table.submit(table.leave(number))
+    table.train(2, table.roster())
+    here, root = table.roster(), table.state_root()
+    for number in here:
+        table.submit(table.report(number, **({} if number else {"state": bytes(32)})))
+    assert rules.known_state(table.run, table.head, table.state.gathered) != bytes(32)
+    for number in here:
+        table.submit(table.contribution(number, base_state=root if number else bytes(32)))
+    table.vote(here)
+    assert set(table.counted()) == set(here) - {0}
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(1, 99), min_size=1, max_size=6))
+def test_nobody_weighs_more_than_all_others(says: dict[str, int]):
+    capped = standing.capped(says)
+    assert all(0 < capped[who] <= says[who] for who in says)
+    for who in says if len(says) > 1 else ():
+        assert capped[who] <= sum(says.values()) - says[who]
+
+
+@pytest.mark.parametrize("lie", [pb.REASON_EQUIVOCATION, pb.REASON_HARMS, pb.REASON_LATE])
+def test_what_only_the_chain_shows_is_no_finding_of_a_voter(lie: pb.Reason):
+    table = crowd(2).contribute(range(6))
+    told = {1: pb.REASON_UNAVAILABLE, 2: pb.REASON_UNAVAILABLE, 3: pb.REASON_UNAVAILABLE, 4: lie, 5: lie}
+    for number in range(6):
+        table.submit(table.receipt(number, {0: told[number]} if number else {}))
+    assert table.why(0) == pb.REASON_UNAVAILABLE
+    assert earned(table)[0] == ROUNDS - 1
+
+
+def test_why_somebody_is_refused_is_said_by_standing():
+    table = crowd(5).contribute(range(9))
+    for number in range(9):
+        reason = pb.REASON_NORM_MISMATCH if number < 4 else pb.REASON_UNAVAILABLE
+        table.submit(table.receipt(number, {0: reason} if number else {}))
+    assert table.why(0) == pb.REASON_NORM_MISMATCH
+    assert table.head.standings[name(0)].refused == 1
+
+
+def test_founders_are_whom_the_manifest_names():
+    run = run_of(admission={"allow": [name(0), name(1)]})
+    assert earned(Table(run).genesis()) == {0: ROUNDS, 1: ROUNDS, 2: FIRST}
+
+
+def test_who_left_with_standing_takes_no_newcomer_s_place():
+    table = crowd(2)
+    table.submit(table.leave(3))
+    table.train(1, table.roster())
+    assert 3 not in table.roster()
+    for number in range(30, 60):
+        table.submit(table.claim(number))
+    table.submit(table.claim(3))
+    table.train(1, table.roster())
+    assert 3 in table.roster()
+    assert len([number for number in table.roster() if number >= 30]) == table.run.rounds.min_clusters
+    table.verify()
+
+
+@pytest.mark.parametrize("healed", [False, True])
+def test_silent_newcomers_keep_no_coordinator_from_starting_again(healed: bool):
+    table = crowd(6)
+    table.feed(round.Resumed(healed=healed))
+    table.present(0, 1, 2)
+    table.contribute(range(3))
+    assert round.phase_of(table.state) != "starting"

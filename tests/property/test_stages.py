@@ -1,0 +1,40 @@
+"""How a model is split into stages: as evenly as it goes, and at once however many they are."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox.protocol.manifest import Model
+from dilocox.protocol.tensors import stage_units, units
+from tests.helpers import manifest
+
+
+def model_of(layers: int, stages: int, vocabulary: int) -> Model:
+    return manifest(model={"layers": layers, "stages": stages, "vocabulary_size": vocabulary}).model
+
+
+def slowly(sizes: list[int], stages: int) -> list[tuple[int, int]]:
+    """Of all splits whose largest stage is smallest, the one whose last stages begin the earliest."""
+    total = [sum(sizes[:end]) for end in range(len(sizes) + 1)]
+    best = [[(0, 0)] + [(1 << 62, 0)] * len(sizes)]
+    for stage in range(1, stages + 1):
+        row = [(1 << 62, 0)] * (len(sizes) + 1)
+        for end in range(stage, len(sizes) + 1):
+            row[end] = min((max(best[-1][cut][0], total[end] - total[cut]), cut) for cut in range(stage - 1, end))
+        best.append(row)
+    found, end = [], len(sizes)
+    for stage in range(stages, 0, -1):
+        found.append((best[stage][end][1], end))
+        end = best[stage][end][1]
+    return found[::-1]
+
+
+@given(st.integers(1, 14), st.integers(1, 16), st.integers(1, 4000))
+def test_the_split_is_the_one_that_looking_at_all_finds(layers: int, stages: int, vocabulary: int):
+    model = model_of(layers, min(stages, layers + 2), vocabulary)
+    sizes = [sum(spec.elements for spec in unit) for unit in units(model)]
+    assert list(stage_units(model)) == slowly(sizes, model.stages)
+
+
+def test_the_largest_model_that_a_manifest_can_say_is_split_at_once():
+    """It took everybody who looked at such a manifest a minute and a half."""
+    assert len(stage_units(model_of(1024, 1024, 256))) == 1024
