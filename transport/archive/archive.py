@@ -252,6 +252,11 @@ class Archive:
         RemoteError where another one came between."""
         head = head.model_copy(update={"sequence": self._newest + 1})
         name = f"{HEADS}/{head.sequence:012}"
+        if not _HEAD.fullmatch(name.removeprefix(f"{HEADS}/")):
+            last = f"{HEADS}/{self._newest}"
+            raise ConfigError(
+                f"{self.url} has the last head that there can be, {last}, which no archive wrote: remove that object"
+            )
         if not self.storage.put_new(name, self._sealing.seal(name, head.model_dump_json().encode())):
             self._here.clear()  # the other one may have removed what was here
             raise RemoteError(pb.REASON_UNAVAILABLE, f"somebody else writes to the archive {self.url} too")

@@ -21,6 +21,8 @@ __all__ = ["BucketStorage", "FolderStorage", "Storage", "open_storage"]
 
 T = TypeVar("T")
 
+LISTED = 1 << 20
+"""Names in one folder, at most: a blob of the largest size has fewer parts."""
 ATTEMPTS = 4
 """A bucket's servers are busy now and then; who asks in vain so often asks again in half a minute."""
 CONNECT_SECONDS = 10
@@ -232,6 +234,8 @@ class BucketStorage:
             for batch in obstore.list(self._store, folder or None):
                 for item in batch:
                     found[item["path"].removeprefix(below)] = item["size"]
+                if len(found) > LISTED:
+                    raise RemoteError(pb.REASON_OVERSIZE, f"a listing of {folder} that does not end")
             return found
 
         return self._doing(look)
