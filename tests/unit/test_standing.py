@@ -277,10 +277,12 @@ def test_nobody_weighs_more_than_all_others(says: dict[str, int]):
 @pytest.mark.parametrize("lie", [pb.REASON_EQUIVOCATION, pb.REASON_HARMS, pb.REASON_LATE])
 def test_what_only_the_chain_shows_is_no_finding_of_a_voter(lie: pb.Reason):
     table = crowd(2).contribute(range(6))
-    told = {1: pb.REASON_UNAVAILABLE, 2: pb.REASON_UNAVAILABLE, 3: pb.REASON_UNAVAILABLE, 4: lie, 5: lie}
-    for number in range(6):
-        table.submit(table.receipt(number, {0: told[number]} if number else {}))
-    assert table.why(0) == pb.REASON_UNAVAILABLE
+    listed = table.state.gathered.listed()
+    for number in range(1, 6):
+        silent = rules.bits([who not in (name(0), name(number)) for who in listed])
+        table.submit(table.receipt(number, {0: lie}) if number > 3 else table.receipt(number, accepted=silent))
+    table.submit(table.receipt(0))
+    assert table.why(0) == pb.REASON_TOO_FEW_ACCEPTS
     assert earned(table)[0] == ROUNDS - 1
 
 
