@@ -22,6 +22,7 @@ from dilocox.transport.archive.sealing import load_key
 from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.archive.storage import open_storage
 from dilocox.transport.chain_file import find_chains
+from dilocox.transport.event_log import find_events
 from dilocox.transport.health import base_folder, running_daemon
 
 __all__ = [
@@ -233,6 +234,15 @@ def find_chain_files(home: Path | None) -> list[Path]:
             return chains
     place = f"under {home or base_folder()}"
     fail(f"no commit chain {place}", EXIT_USAGE, "name a daemon's --home")
+
+
+def find_event_log(home: Path | None) -> Path:
+    """The newest event log in the first of `known_homes` that has one."""
+    for folder in known_homes(home):
+        if logs := find_events(folder):
+            return max(logs, key=lambda path: path.stat().st_mtime)
+    place = f"under {home or base_folder()}"
+    fail(f"no events {place}", EXIT_USAGE, "name the --home of a node or a coordinator")
 
 
 def api_call(home: Path | None, path: str, method: str = "GET") -> Any:

@@ -15,6 +15,7 @@ from dilocox.cli import (
     check,
     coordinator,
     data,
+    events,
     export,
     generate,
     hold,
@@ -75,6 +76,7 @@ app.command("status")(show.status)
 app.command("peers")(show.peers)
 app.command("stages")(show.stages)
 app.command("rounds")(show.rounds)
+app.command("events")(events.events)
 app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)

@@ -24,6 +24,7 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, corpus_in, initial_shelf
 from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.event_log import EVENTS, EventLog
 from dilocox.transport.handover import take_over
 from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.room import while_there_is_room
@@ -83,8 +84,12 @@ async def _live(
     async with AsyncExitStack() as closing:
         chain = ChainFile(folder / "chain.db", manifest, views.describe)
         closing.callback(chain.close)
+        events = EventLog(folder / EVENTS)
+        closing.callback(events.close)
         signed = _take_office(settings, home, chain)
         service = CoordinatorService(home.identity, chain, signed, appraise)
+        service.events = events
+        tasks.start(events.run(), "events")
         network = await open_network(
             home,
             manifest.run_id,
@@ -102,7 +107,7 @@ async def _live(
         tasks.start(service.run(), "liveness")
         digest = sha256(network.certificate.certificate_der)
         link = JoinLink(manifest.run_id, home.identity.peer, network.address, digest, network.dht_addresses)
-        runner, url = await serve_http(_api(service), settings.api)
+        runner, url = await serve_http(_api(service, events), settings.api)
         closing.push_async_callback(runner.cleanup)
         home.announce(role="coordinator", api=url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
         announce(link)
@@ -155,7 +160,7 @@ def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: Chai
     return kept
 
 
-def _api(service: CoordinatorService) -> web.Application:
+def _api(service: CoordinatorService, events: EventLog) -> web.Application:
     registry = CollectorRegistry()
     Gauge("dilocox_round_current", "The open round", registry=registry).set_function(lambda: service.state.head.round)
     Gauge("dilocox_peers_present", "Peers heard from", registry=registry).set_function(
@@ -188,6 +193,6 @@ def _api(service: CoordinatorService) -> web.Application:
         records = {peer: record.body for peer, record in service.records.items()}
         return views.peers(service.chain.manifest, service.chain.head, service.liveness.view(), records, service.identity.peer)
 
-    add_run_routes(app, service.chain, peers)
+    add_run_routes(app, service.chain, peers, events)
     app.router.add_get("/v1/status", status)
     return app

@@ -44,6 +44,7 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, named_store
 from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.event_log import EVENTS, EventLog
 from dilocox.transport.files import write_atomically
 from dilocox.transport.room import lack_of_room
 from dilocox.transport.tasks import Tasks
@@ -125,6 +126,9 @@ async def _take_part(
         await tasks.race(import_state(manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder))
     open_chain(place, chain, tasks)
     network.directory.know(chain.parties)
+    events = await asyncio.to_thread(EventLog, place.folder / EVENTS)
+    files.callback(events.close)
+    tasks.start(events.run(), "events")
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     stages = range(manifest.model.stages)
@@ -143,7 +147,7 @@ async def _take_part(
     place.attestor.prover = prover
     crew = Employed(settings, machine, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks)
     participant = Participant(
-        me, manifest, chain, own, coordinator, network.directory, exchange, tasks, prover, crew.workers, lead
+        me, manifest, chain, own, coordinator, network.directory, exchange, tasks, events, prover, crew.workers, lead
     )
     supply = Supply(manifest, data, supplies, lambda: chain.parties, participant.tell, bool(settings.data))
     challenger = Challenger(manifest, network.directory, place.channels)

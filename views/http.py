@@ -3,6 +3,7 @@
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -10,7 +11,9 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry, generate_latest
 
+from dilocox.protocol import limits
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
 
 __all__ = ["Problem", "add_run_routes", "create_app", "json_response", "serve_http", "wrong_address"]
@@ -103,8 +106,10 @@ def create_app(registry: CollectorRegistry, ready: Callable[[], str | None]) -> 
     return app
 
 
-def add_run_routes(app: web.Application, chain: ChainFile, peers: Callable[[], Awaitable[list[views.View]]]) -> None:
-    """What a run looks like from any member: /v1/peers, /v1/stages, /v1/rounds."""
+def add_run_routes(
+    app: web.Application, chain: ChainFile, peers: Callable[[], Awaitable[list[views.View]]], events: EventLog | None
+) -> None:
+    """What a run looks like from any member: /v1/peers, /v1/stages, /v1/rounds; and what happened there."""
 
     async def get_peers(request: web.Request) -> web.Response:
         return json_response(await peers())
@@ -126,6 +131,40 @@ def add_run_routes(app: web.Application, chain: ChainFile, peers: Callable[[], A
     app.router.add_get("/v1/stages", get_stages)
     app.router.add_get("/v1/rounds", get_rounds)
     app.router.add_get("/v1/rounds/{number}", get_round)
+    if events is not None:
+        app.router.add_get("/v1/events", _stream(events))
+
+
+def _stream(events: EventLog) -> Handler:
+    """Server-sent events: all that are kept, from the one after `Last-Event-ID` or `?after=`; `?follow=no` ends with the newest."""
+    readers = 0
+
+    async def get_events(request: web.Request) -> web.StreamResponse:
+        nonlocal readers
+        after = request.headers.get("Last-Event-ID") or request.query.get("after", "0")
+        if not (after.isascii() and after.isdecimal() and len(after) < 17):
+            raise Problem(400, "no-event-id", "events are numbered: ?after=NUMBER")
+        if readers >= limits.EVENT_STREAMS:
+            raise Problem(503, "too-many-readers", f"{limits.EVENT_STREAMS} readers of events are served already")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        readers += 1
+        try:
+            await _send(events, int(after), request.query.get("follow") != "no", response)
+        finally:
+            readers -= 1
+        return response
+
+    return get_events
+
+
+async def _send(events: EventLog, after: int, follow: bool, response: web.StreamResponse) -> None:
+    async with aclosing(events.follow(after)) as pages:
+        async for page in pages:
+            if not page and not follow:
+                return
+            text = "".join(f"id: {each.id}\nevent: {each.kind}\ndata: {json.dumps(each.view())}\n\n" for each in page)
+            await response.write(text.encode() or b": nothing new\n\n")
 
 
 async def serve_http(app: web.Application, listen: str) -> tuple[web.AppRunner, str]:

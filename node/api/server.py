@@ -1,7 +1,5 @@
 """Routes of the node's HTTP API. Every value is read when asked for; nothing here changes anything."""
 
-import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
@@ -22,8 +20,6 @@ from dilocox.views import rows as views
 from dilocox.views.http import Problem, add_run_routes, create_app, json_response
 
 __all__ = ["create_node_app"]
-
-EVENT_POLL_SECONDS = 0.2
 
 
 def node_status(
@@ -149,21 +145,6 @@ def create_node_app(
     async def status(request: web.Request) -> web.Response:
         return json_response(node_status(participant, blobs, name, address, reach, connected()))
 
-    async def events(request: web.Request) -> web.StreamResponse:
-        """Server-sent events; `Last-Event-ID` resumes."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        text = request.headers.get("Last-Event-ID", "")
-        sent = int(text) if text.isdecimal() else 0
-        while True:
-            first = participant.event_count - len(participant.events)
-            for number, event in enumerate(list(participant.events), start=first + 1):
-                if number > sent:
-                    line = json.dumps(event.view())
-                    await response.write(f"id: {number}\nevent: {event.kind}\ndata: {line}\n\n".encode())
-                    sent = number
-            await asyncio.sleep(EVENT_POLL_SECONDS)
-
     async def attest(request: web.Request) -> web.Response:
         """Challenge a peer now."""
         peer = request.match_info["peer"]
@@ -171,8 +152,7 @@ def create_node_app(
             raise Problem(404, "no-attestation", "this run asks for no evidence")
         return json_response(await challenger.report(peer))
 
-    add_run_routes(app, participant.chain, peers)
+    add_run_routes(app, participant.chain, peers, participant.events)
     app.router.add_post("/v1/attest/{peer}", attest)
     app.router.add_get("/v1/status", status)
-    app.router.add_get("/v1/events", events)
     return app

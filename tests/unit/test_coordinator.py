@@ -369,6 +369,7 @@ async def test_whoever_is_refused_fills_no_log(desk: Desk, caplog: pytest.LogCap
     for number in range(2 * limits.REFUSALS_PER_ROUND):
         for _ in range(2):
             await desk.service.judge(desk.contribution(1000 + number).envelope, f"address {number}")
+    await desk.service.driver.flush()
     lines = [record.message for record in caplog.records if "rejected" in record.message]
     assert len(set(lines)) == len(lines) == limits.REFUSALS_PER_ROUND
     assert "not-on-roster" in lines[0]
