@@ -16,6 +16,7 @@ from dilocox.cli import (
     coordinator,
     data,
     events,
+    explain,
     export,
     generate,
     hold,
@@ -77,6 +78,7 @@ app.command("peers")(show.peers)
 app.command("stages")(show.stages)
 app.command("rounds")(show.rounds)
 app.command("events")(events.events)
+app.command("explain")(explain.explain)
 app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)

@@ -86,7 +86,8 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         label = "SIMULATED" if result["kind"] == "simulated" else result["kind"]
         text = f"until {_until(result)}" if result["attested"] else f"refused: {result['code']}: {result['reason']}"
         lines.append(("attested", f"{label}, {text}"))
-    lines += [("warning", f"not counted: {_reason(item)}") for item in value["excluded"]]
+    for item in value["excluded"]:
+        lines += [("warning", f"not counted: {_reason(item)}"), *([("help", item["do"])] if item["do"] else [])]
     if value["nobody_keeps"]:
         why = "nobody of the roster can be dialled, and no holder or archive of the run either: nobody can be counted"
         lines += [

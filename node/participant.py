@@ -222,7 +222,9 @@ class Participant:
 
     def _hears_tip(self, tip: services.Tip) -> None:
         """The first event of a stream; a coordinator that knows less than we do gets back what it signed."""
-        self.round_why = tip.why
+        if tip.why != self.round_why:
+            self.round_why = tip.why
+            self.events.add(events.RoundOpen(tip.round, tip.why))
         if (error := replaced(self.chain, tip.appointment)) is not None:
             raise error
         if not self.state.connected:

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from dilocox.protocol.events import Event
 from dilocox.transport.chain_file import DamagedError, open_database, sentences
 from dilocox.transport.files import quarantine
 
-__all__ = ["EVENTS", "EventLog", "Happened", "find_events", "read_events"]
+__all__ = ["EVENTS", "EventLog", "Happened", "find_events", "read_events", "read_page"]
 
 EVENTS = "events.db"
 """In the folder of a run."""
@@ -55,13 +55,13 @@ def _clipped(value: Any) -> Any:
     return [_clipped(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _read(database: sqlite3.Connection, path: Path, after: int, kinds: Sequence[str] = ()) -> list[Happened]:
-    """The first events after that number, at most a page. Raises LocalError."""
-    chosen = f" AND kind IN ({','.join('?' * len(kinds))})" if kinds else ""
+def _read(database: sqlite3.Connection, path: Path, after: int, round: int | None) -> list[Happened]:
+    """The first events after that number, at most a page; of one round, where it is named. Raises LocalError."""
+    chosen = "" if round is None else " AND round = ?"
     query = f"SELECT id, seconds, kind, body FROM events WHERE id > ?{chosen} ORDER BY id LIMIT {PAGE}"
     try:
         with sentences(path):
-            rows = database.execute(query, (after, *kinds)).fetchall()
+            rows = database.execute(query, (after,) if round is None else (after, round)).fetchall()
         return [Happened(id, seconds, kind, json.loads(body)) for id, seconds, kind, body in rows]
     except (ValueError, TypeError) as error:
         raise DamagedError(f"{path} is damaged: it holds what is no event.") from error
@@ -92,8 +92,10 @@ class EventLog:
             with sentences(self.path):
                 self._database.execute(
                     "CREATE TABLE IF NOT EXISTS events"
-                    " (id INTEGER PRIMARY KEY AUTOINCREMENT, seconds REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL)"
+                    " (id INTEGER PRIMARY KEY AUTOINCREMENT, seconds REAL NOT NULL, kind TEXT NOT NULL, round INTEGER,"
+                    " body TEXT NOT NULL)"
                 )
+                self._database.execute("CREATE INDEX IF NOT EXISTS by_round ON events (round)")
                 newest = self._database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
                 if newest is None and first > 1:
                     self._database.execute("INSERT INTO sqlite_sequence VALUES ('events', ?)", (first - 1,))
@@ -128,10 +130,10 @@ class EventLog:
             batch = [self._queue.popleft() for _ in range(len(self._queue))]
             if not batch:
                 return
-            rows = [(at, event.kind, json.dumps(_clipped(event.view()))) for at, event in batch]
+            rows = [(at, event.kind, getattr(event, "round", None), json.dumps(_clipped(event.view()))) for at, event in batch]
             self._database.execute("BEGIN")
             try:
-                self._database.executemany("INSERT INTO events (seconds, kind, body) VALUES (?, ?, ?)", rows)
+                self._database.executemany("INSERT INTO events (seconds, kind, round, body) VALUES (?, ?, ?, ?)", rows)
                 (newest,) = self._database.execute("SELECT max(id) FROM events").fetchone()
                 self._database.execute("DELETE FROM events WHERE id <= ?", (newest - limits.EVENTS,))
                 self._database.execute("COMMIT")
@@ -141,10 +143,10 @@ class EventLog:
                 raise
             self.newest = newest
 
-    def read(self, after: int, kinds: Sequence[str] = ()) -> list[Happened]:
-        """The first events on disk after that number, at most `PAGE`; of `kinds`, where there are any. Blocking."""
+    def read(self, after: int, round: int | None = None) -> list[Happened]:
+        """The first events on disk after that number, at most `PAGE`; of one round, where it is named. Blocking."""
         with self._reading:
-            return _read(self._reader, self.path, after, kinds)
+            return _read(self._reader, self.path, after, round)
 
     async def follow(self, after: int) -> AsyncGenerator[list[Happened]]:
         """Everything after that number, and then what comes; an empty list when there is nothing more yet, and now and then while
@@ -175,12 +177,17 @@ def find_events(home: Path) -> list[Path]:
     return sorted(home.glob(f"runs/*/{EVENTS}"))
 
 
-def read_events(path: Path, after: int = 0, kinds: Sequence[str] = ()) -> Iterator[Happened]:
-    """What a file holds after that number, of `kinds`, where there are any. Changes nothing. Raises LocalError."""
+def read_events(path: Path, after: int = 0) -> Iterator[Happened]:
+    """What a file holds after that number. Changes nothing. Raises LocalError."""
+    while page := read_page(path, after):
+        yield from page
+        after = page[-1].id
+
+
+def read_page(path: Path, after: int, round: int | None = None) -> list[Happened]:
+    """As `EventLog.read`, of a file that no daemon need have open. Changes nothing. Raises LocalError."""
     try:
         with closing(open_database(path, check=False)) as database:
-            while page := _read(database, path, after, kinds):
-                yield from page
-                after = page[-1].id
+            return _read(database, path, after, round)
     except DamagedError as error:
         raise LocalError(f"{path} cannot be read: {error} Its daemon heals it when it starts.") from error

@@ -1,5 +1,6 @@
 """What the node's and the coordinator's HTTP APIs share: problem documents, JSON, health and metrics."""
 
+import asyncio
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable
@@ -12,9 +13,11 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry, generate_latest
 
 from dilocox.protocol import limits
+from dilocox.protocol.errors import LocalError
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
+from dilocox.views.explain import explain
 
 __all__ = ["Problem", "add_run_routes", "create_app", "json_response", "serve_http", "wrong_address"]
 
@@ -107,9 +110,14 @@ def create_app(registry: CollectorRegistry, ready: Callable[[], str | None]) -> 
 
 
 def add_run_routes(
-    app: web.Application, chain: ChainFile, peers: Callable[[], Awaitable[list[views.View]]], events: EventLog | None
+    app: web.Application,
+    chain: ChainFile,
+    peers: Callable[[], Awaitable[list[views.View]]],
+    events: EventLog | None,
+    me: str = "",
 ) -> None:
-    """What a run looks like from any member: /v1/peers, /v1/stages, /v1/rounds; and what happened there."""
+    """What a run looks like from any member: /v1/peers, /v1/stages, /v1/rounds; where it keeps `events`, what happened and why.
+    `me`: the cluster that explanations call this node."""
 
     async def get_peers(request: web.Request) -> web.Response:
         return json_response(await peers())
@@ -118,7 +126,12 @@ def add_run_routes(
         return json_response(views.stages(chain.manifest, chain.head))
 
     async def get_rounds(request: web.Request) -> web.Response:
-        return web.Response(text=chain.rows(), content_type="application/json")
+        """All of them, or `?last=`: so many."""
+        last = request.query.get("last", "")
+        if last and not (last.isascii() and last.isdecimal() and len(last) < 10):
+            raise Problem(400, "no-number", "how many? /v1/rounds?last=NUMBER")
+        text = await asyncio.to_thread(chain.rows, max(0, chain.length - int(last)) if last else 0)
+        return web.Response(text=text, content_type="application/json")
 
     async def get_round(request: web.Request) -> web.Response:
         text = request.match_info["number"]
@@ -133,6 +146,21 @@ def add_run_routes(
     app.router.add_get("/v1/rounds/{number}", get_round)
     if events is not None:
         app.router.add_get("/v1/events", _stream(events))
+        app.router.add_get("/v1/explain/{number}", _explainer(chain, events, me))
+
+
+def _explainer(chain: ChainFile, events: EventLog, me: str) -> Handler:
+    async def get_explanation(request: web.Request) -> web.Response:
+        number, peer = request.match_info["number"], request.query.get("peer", "")
+        if not (number.isascii() and number.isdecimal() and len(number) < 10 and len(peer) <= limits.TEXT_CHARACTERS):
+            raise Problem(400, "no-round", "which round? /v1/explain/NUMBER")
+        try:
+            said = await asyncio.to_thread(explain, chain, lambda round: events.read(0, round), int(number), peer, me)
+        except LocalError as error:
+            raise Problem(404, "no-such-round", str(error)) from error
+        return json_response(said)
+
+    return get_explanation
 
 
 def _stream(events: EventLog) -> Handler:

@@ -18,6 +18,7 @@ from dilocox.transport.reach import Reach
 from dilocox.transport.serve import PeerService
 from dilocox.views import rows as views
 from dilocox.views.http import Problem, add_run_routes, create_app, json_response
+from dilocox.views.reasons import advice
 
 __all__ = ["create_node_app"]
 
@@ -60,7 +61,10 @@ def node_status(
         "cluster": participant.cluster,
         "boxes": views.boxes(head, participant.cluster),
         "counted": history,
-        "excluded": [{"reason": reason_name(item.reason), "detail": item.detail} for item in mine],
+        "excluded": [
+            {"reason": reason_name(item.reason), "detail": item.detail, "do": advice(reason_name(item.reason)).do}
+            for item in mine
+        ],
         "loss": progress.loss or None,
         "tokens_per_second": progress.tokens_per_second,
         "step_seconds": progress.step_seconds,
@@ -152,7 +156,7 @@ def create_node_app(
             raise Problem(404, "no-attestation", "this run asks for no evidence")
         return json_response(await challenger.report(peer))
 
-    add_run_routes(app, participant.chain, peers, participant.events)
+    add_run_routes(app, participant.chain, peers, participant.events, participant.cluster)
     app.router.add_post("/v1/attest/{peer}", attest)
     app.router.add_get("/v1/status", status)
     return app
