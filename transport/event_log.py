@@ -10,7 +10,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -77,6 +77,8 @@ class EventLog:
         self._wake = asyncio.Event()
         self._written = asyncio.Event()
         """Set, and replaced, when there is more to read."""
+        self.kinds: Counter[str] = Counter()
+        """Events of this life of the daemon, by kind."""
         self._writing, self._reading = threading.Lock(), threading.Lock()
         try:
             self._load(first=1)
@@ -113,6 +115,7 @@ class EventLog:
     def add(self, event: Event) -> None:
         """It is on disk soon, and then read by everybody."""
         self._queue.append((self._clock(), event))
+        self.kinds[event.kind] += 1
         self._wake.set()
 
     async def run(self) -> None:

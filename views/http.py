@@ -88,8 +88,11 @@ def _is_ip(host: str) -> bool:
     return True
 
 
-def create_app(registry: CollectorRegistry, ready: Callable[[], str | None]) -> web.Application:
-    """An app with /livez, /readyz and /metrics. `ready` returns why not, or None."""
+def create_app(
+    registry: CollectorRegistry, ready: Callable[[], str | None], refresh: Callable[[], None] = lambda: None
+) -> web.Application:
+    """An app with /livez, /readyz and /metrics. `ready` returns why not, or None; `refresh` is called, in a thread, before /metrics
+    is told."""
 
     async def livez(request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -100,6 +103,7 @@ def create_app(registry: CollectorRegistry, ready: Callable[[], str | None]) -> 
         return web.Response(text="ok\n")
 
     async def metrics(request: web.Request) -> web.Response:
+        await asyncio.to_thread(refresh)
         return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     app = web.Application(middlewares=[_problems])

@@ -6,9 +6,8 @@ from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from dilocox.node.api.metrics import node_metrics
 from dilocox.node.attest.prover import Challenger
 from dilocox.node.participant import Participant
 from dilocox.protocol.errors import reason_name
@@ -87,38 +86,6 @@ def node_status(
     }
 
 
-class _Metrics(Collector):
-    def __init__(self, participant: Participant, blobs: PeerService) -> None:
-        self._participant, self._blobs = participant, blobs
-
-    def collect(self) -> list[Metric]:
-        progress, chain = self._participant.progress, self._participant.chain
-        traffic = CounterMetricFamily("dilocox_network_bytes", "Blob bytes", labels=["direction"])
-        traffic.add_metric(["sent"], self._blobs.bytes_sent)
-        traffic.add_metric(["received"], self._participant.exchange.statistics().bytes_received)
-        loss = GaugeMetricFamily("dilocox_train_loss", "Training loss, nats per token", value=progress.loss)
-        step = GaugeMetricFamily("dilocox_step_seconds", "Wall time of an inner step", value=progress.step_seconds)
-        tokens = CounterMetricFamily("dilocox_tokens", "Tokens in announced phases", value=progress.tokens)
-        current = GaugeMetricFamily("dilocox_round_current", "The open round", value=chain.head.round)
-        roster = GaugeMetricFamily(
-            "dilocox_roster_clusters", "Clusters on the open round's roster", value=len(chain.head.roster)
-        )
-        return [traffic, loss, step, tokens, current, roster, *self._attestations()]
-
-    def _attestations(self) -> list[Metric]:
-        """By kind: the labels of a metric must not grow with the swarm."""
-        held = self._participant.chain.head.attestations.values()
-        peers = GaugeMetricFamily("dilocox_peers_attested", "Peers whose evidence holds", labels=["kind"])
-        until = GaugeMetricFamily(
-            "dilocox_attestation_valid_until", "Unix time at which the first of their verdicts runs out", labels=["kind"]
-        )
-        for kind in sorted({item.kind for item in held}):
-            ends = [item.valid_until_ms / 1000 for item in held if item.kind == kind]
-            peers.add_metric([kind], len(ends))
-            until.add_metric([kind], min(ends))
-        return [peers, until] if until.samples else []
-
-
 def create_node_app(
     participant: Participant,
     directory: Directory,
@@ -132,13 +99,13 @@ def create_node_app(
 ) -> web.Application:
     """`presence`: who is heard, asked of the coordinator when somebody asks us."""
     registry = CollectorRegistry()
-    registry.register(_Metrics(participant, blobs))
+    metrics = node_metrics(registry, participant, blobs, reach, connected)
 
     def not_ready() -> str | None:
         status = participant.status
         return None if status.name in ("training", "waiting", "finished") else f"{status.name}: {status.why}"
 
-    app = create_app(registry, not_ready)
+    app = create_app(registry, not_ready, metrics.refresh)
 
     async def peers() -> list[views.View]:
         records = {peer: record.body for peer, record in directory.records.items()}
