@@ -111,6 +111,7 @@ async def _live(
         runner, url = await serve_http(_api(service, events, blobs), settings.api)
         closing.push_async_callback(runner.cleanup)
         home.announce(role="coordinator", api=url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
+        log.info("serving on %s, page and API %s", network.address, url)
         announce(link)
         await tasks.wait()
 

@@ -165,7 +165,7 @@ async def _take_part(
     runner, url = await serve_http(app, settings.api)
     closing.push_async_callback(runner.cleanup)
     home.announce(role="node", api=url, run_id=link.run_id.hex(), name=settings.name, **network.ports)
-    log.info("%s is %s, serving on %s, API %s", settings.name, me.peer, network.address, url)
+    log.info("%s is %s, serving on %s, page and API %s", settings.name, me.peer, network.address, url)
     closing.push_async_callback(place.lead.close)
     closing.push_async_exit(partial(_leave, participant))
     tasks.start(participant.watch(), "watch")

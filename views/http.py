@@ -18,6 +18,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
 from dilocox.views.explain import explain
+from dilocox.views.page import page
 
 __all__ = ["Problem", "add_run_routes", "create_app", "json_response", "serve_http", "wrong_address"]
 
@@ -149,6 +150,7 @@ def add_run_routes(
     app.router.add_get("/v1/rounds", get_rounds)
     app.router.add_get("/v1/rounds/{number}", get_round)
     if events is not None:
+        app.router.add_get("/", page())
         app.router.add_get("/v1/events", _stream(events))
         app.router.add_get("/v1/explain/{number}", _explainer(chain, events, me))
 
@@ -168,14 +170,18 @@ def _explainer(chain: ChainFile, events: EventLog, me: str) -> Handler:
 
 
 def _stream(events: EventLog) -> Handler:
-    """Server-sent events: all that are kept, from the one after `Last-Event-ID` or `?after=`; `?follow=no` ends with the newest."""
+    """Server-sent events: all that are kept, or `?last=` so many, or from the one after `Last-Event-ID` or `?after=`; `?follow=no`
+    ends with the newest."""
     readers = 0
 
     async def get_events(request: web.Request) -> web.StreamResponse:
         nonlocal readers
         after = request.headers.get("Last-Event-ID") or request.query.get("after", "0")
-        if not (after.isascii() and after.isdecimal() and len(after) < 17):
+        last = request.query.get("last", "0")
+        if not all(text.isascii() and text.isdecimal() and len(text) < 17 for text in (after, last)):
             raise Problem(400, "no-event-id", "events are numbered: ?after=NUMBER")
+        if int(last) and "Last-Event-ID" not in request.headers:
+            after = str(max(int(after), events.newest - int(last)))
         if readers >= limits.EVENT_STREAMS:
             raise Problem(503, "too-many-readers", f"{limits.EVENT_STREAMS} readers of events are served already")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})

@@ -12,7 +12,7 @@ from dilocox.transport.reach import Reach
 from dilocox.transport.serve import PeerService
 from dilocox.views.metrics import RunMetrics
 
-__all__ = ["node_metrics"]
+__all__ = ["NodeMetrics", "node_metrics", "state_agreed"]
 
 
 def node_metrics(
@@ -32,6 +32,14 @@ def node_metrics(
     return run
 
 
+def state_agreed(participant: Participant) -> bool | None:
+    """Whether the newest of our states that the run agreed on is the run's; None: it agreed on none of those that we remember."""
+    for number, root in sorted(participant.progress.roots.items(), reverse=True):
+        if state := participant.chain.state_before(number):
+            return state == root
+    return None
+
+
 class NodeMetrics(Collector):
     def __init__(self, participant: Participant, reach: Reach, connected: Callable[[], bool]) -> None:
         self._participant, self._reach, self._connected = participant, reach, connected
@@ -48,15 +56,9 @@ class NodeMetrics(Collector):
         yield CounterMetricFamily("dilocox_tokens", "Tokens in announced phases", value=progress.tokens)
         yield GaugeMetricFamily("dilocox_inner_steps", "Inner steps since the workers started", value=progress.total_steps)
         yield GaugeMetricFamily("dilocox_phase_round", "The round that this node trains for", value=progress.round)
-        if (agreed := self._agreed()) is not None:
+        if (agreed := state_agreed(self._participant)) is not None:
             what = "1 where our newest state that the run agreed on is the run's"
             yield GaugeMetricFamily("dilocox_state_digest_agreed", what, value=agreed)
-
-    def _agreed(self) -> bool | None:
-        for number, root in sorted(self._participant.progress.roots.items(), reverse=True):
-            if state := self._participant.chain.state_before(number):
-                return state == root
-        return None
 
     def _place(self) -> Iterable[Metric]:
         node, head = self._participant, self._participant.chain.head

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from dilocox.node.api.metrics import node_metrics
+from dilocox.node.api.metrics import node_metrics, state_agreed
 from dilocox.node.attest.prover import Challenger
 from dilocox.node.participant import Participant
 from dilocox.protocol.errors import reason_name
@@ -16,6 +16,7 @@ from dilocox.transport.presence import Directory
 from dilocox.transport.reach import Reach
 from dilocox.transport.serve import PeerService
 from dilocox.views import rows as views
+from dilocox.views.answers import answers
 from dilocox.views.http import Problem, add_run_routes, create_app, json_response
 from dilocox.views.reasons import advice
 
@@ -114,7 +115,8 @@ def create_node_app(
         )
 
     async def status(request: web.Request) -> web.Response:
-        return json_response(node_status(participant, blobs, name, address, reach, connected()))
+        value = node_status(participant, blobs, name, address, reach, connected())
+        return json_response({**value, "answers": answers(value, state_agreed(participant))})
 
     async def attest(request: web.Request) -> web.Response:
         """Challenge a peer now."""

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import aiohttp
@@ -96,6 +98,44 @@ async def test_what_is_no_event_is_a_sentence(tmp_path: Path):
         database.execute("UPDATE events SET body = '{'")
     with pytest.raises(LocalError, match="no event"):
         list(read_events(path))
+
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+from dilocox.protocol.events import StateChanged
+from dilocox.transport.event_log import EventLog
+
+async def main():
+    log = EventLog(Path(sys.argv[1]))
+    writing = asyncio.create_task(log.run())
+    after = log.newest
+    async for page in log.follow(after):
+        for each in page:
+            print(each.id, flush=True)
+        for _ in range(100):
+            log.add(StateChanged("training", "x" * 50))
+
+asyncio.run(main())
+"""
+
+
+def test_what_was_told_survives_kill_9(tmp_path: Path):
+    path, told = tmp_path / "events.db", [0]
+    for _ in range(2):
+        child = subprocess.Popen([sys.executable, "-P", "-c", CHILD, str(path)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        first = int(child.stdout.readline())
+        assert first > told[-1]
+        told += [first, *(int(child.stdout.readline()) for _ in range(500))]
+        child.kill()
+        told += [int(line) for line in child.stdout.read().splitlines()]
+        child.wait()
+        child.stdout.close()
+        on_disk = [each.id for each in read_events(path)]
+        assert on_disk == sorted(set(on_disk))
+        assert set(told) - {0} <= set(on_disk), "told, and lost"
+        told = on_disk
 
 
 async def test_a_failing_disk_ends_the_writer(tmp_path: Path):
