@@ -11,6 +11,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from dilocox.protocol import events
+from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.transport.tasks import Tasks
@@ -109,7 +110,7 @@ async def served(tmp_path: Path):
     tasks.start(log.run(), "events")
 
     async def peers() -> list[views.View]:
-        rows = views.peers(table.run, chain.head, views.services.PresenceList(), {}, chain.head.coordinator)
+        rows = views.peers(table.run, chain.head, services.PresenceList(), {}, chain.head.coordinator)
         return [{**row, "name": NASTY} for row in rows]
 
     async def status(request: web.Request) -> web.Response:
