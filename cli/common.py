@@ -272,7 +272,11 @@ def archive_place(url: str | None, key: Path | None) -> ArchivePlace | None:
 
 def print_labelled(label: str, text: str | Text, width: int) -> None:
     """A line that begins with its bold label."""
-    console.print(Text.assemble((f"{label:<{width}}", "bold"), text), soft_wrap=True)
+    console.print(labelled(label, text, width), soft_wrap=True)
+
+
+def labelled(label: str, text: str | Text, width: int) -> Text:
+    return Text.assemble((f"{label:<{width}}", "bold"), text)
 
 
 def print_json(value: Any) -> None:
@@ -280,6 +284,10 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
+    console.print(make_table(columns, rows))
+
+
+def make_table(columns: list[str], rows: list[list[str]]) -> Table:
     """Right-aligned where every cell of a column is a number."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
@@ -288,7 +296,7 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
         table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    return table
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -11,7 +11,17 @@ from typing import Annotated, Any
 
 import typer
 
-from dilocox.cli.common import EXIT_NOT_RUNNING, HomeOption, console, errors, fail, find_daemon, find_event_log, some_daemon
+from dilocox.cli.common import (
+    EXIT_NOT_RUNNING,
+    EXIT_USAGE,
+    HomeOption,
+    console,
+    errors,
+    fail,
+    find_daemon,
+    find_event_log,
+    some_daemon,
+)
 from dilocox.transport.event_log import QUIET_SECONDS, read_events
 
 __all__ = ["events"]
@@ -59,6 +69,12 @@ def _stream(url: str) -> Iterator[dict[str, Any]]:
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
     except urllib.error.HTTPError as error:
+        if error.code == 404:
+            fail(
+                "this daemon keeps no events (or waits for room: `dilocox status`)",
+                EXIT_USAGE,
+                "ask a node or a coordinator: --home",
+            )
         fail(json.load(error)["title"])
     except (OSError, ValueError) as error:
         fail(f"the daemon does not answer any more: {error}", EXIT_NOT_RUNNING, "go on with --since and the last number above")

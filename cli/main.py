@@ -26,6 +26,7 @@ from dilocox.cli import (
     plan,
     show,
     testnet,
+    top,
     verify,
 )
 from dilocox.cli.common import console, fail
@@ -79,6 +80,7 @@ app.command("stages")(show.stages)
 app.command("rounds")(show.rounds)
 app.command("events")(events.events)
 app.command("explain")(explain.explain)
+app.command("top")(top.top)
 app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
