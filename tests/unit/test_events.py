@@ -16,10 +16,11 @@ from dilocox.cli.main import app
 from dilocox.protocol import events, limits, round
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport import event_log
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog, read_events
 from dilocox.views.http import add_run_routes, create_app, serve_http
-from tests.helpers import Told, identity, manifest, until
+from tests.helpers import PATIENCE_SECONDS, Told, identity, manifest, until
 
 
 def said(number: int) -> events.StateChanged:
@@ -176,14 +177,16 @@ async def served(tmp_path: Path):
 async def numbers(response: aiohttp.ClientResponse, count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count:
-        line = (await response.content.readline()).decode()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            line = (await response.content.readline()).decode()
         assert line, "the stream ended"
         if line.startswith("data: "):
             found.append(json.loads(line.removeprefix("data: "))["id"])
     return found
 
 
-async def test_a_stream_goes_on_where_it_stopped(served):
+async def test_a_stream_goes_on_where_it_stopped(served, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(event_log, "QUIET_SECONDS", 10 * PATIENCE_SECONDS)  # who waits is woken
     log, url = served
     for number in range(3):
         log.add(said(number))
@@ -207,10 +210,19 @@ async def test_a_stream_goes_on_where_it_stopped(served):
 
 
 async def test_streams_are_bounded(served, monkeypatch: pytest.MonkeyPatch):
-    _, url = served
+    log, url = served
     monkeypatch.setattr(limits, "EVENT_STREAMS", 1)
     async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/events"), session.get(f"{url}/v1/events") as second:
         assert (second.status, (await second.json())["code"]) == (503, "too-many-readers")
+
+    async def is_served() -> bool:
+        log.add(said(0))  # a server notices by sending that its reader is gone
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/events?follow=no") as third:
+            return third.status == 200
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await is_served():
+            await asyncio.sleep(0.01)
 
 
 async def test_the_verb_reads_a_folder(tmp_path: Path):
