@@ -1,6 +1,7 @@
-"""`python -m bench.reference`: what docs/protocol.md quotes from the source: the rules, the machines, the reasons, the limits.
+"""`python -m bench.reference`: what docs/protocol.md quotes from the source (the rules, the machines, the reasons, the limits), and
+docs/operations.md (what to do about each reason).
 
-A block of the page stands between `<!-- NAME -->` and `<!-- /NAME -->`; a test holds that every block says what the source says.
+A block of a page stands between `<!-- NAME -->` and `<!-- /NAME -->`; a test holds that every block says what the source says.
 """
 
 import ast
@@ -11,11 +12,13 @@ from pathlib import Path
 
 from bench.docs import markdown
 from dilocox.protocol import limits
+from dilocox.protocol.errors import reason_name
+from dilocox.views.reasons import REASONS
 
-__all__ = ["BLOCKS", "main", "render"]
+__all__ = ["ADVICE", "ADVICE_PAGE", "BLOCKS", "main", "render"]
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "protocol.md"
+PAGE, ADVICE_PAGE = ROOT / "docs" / "protocol.md", ROOT / "docs" / "operations.md"
 
 
 def docstring(module: str) -> str:
@@ -63,6 +66,11 @@ def reasons() -> str:
     return markdown(["reason", "meaning"], rows)
 
 
+def advice_rows() -> str:
+    rows = [[f"`{reason_name(reason)}`", said.means, said.do] for reason, said in sorted(REASONS.items())]
+    return markdown(["reason", "it means", "do"], rows)
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "rules": lambda: figure("protocol/rules.py", "kind  "),
     "coordinator": lambda: figure("protocol/round.py", "round 0"),
@@ -74,10 +82,12 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "limits": limit_rows,
 }
 
+ADVICE: Mapping[str, Callable[[], str]] = {"advice": advice_rows}
 
-def render(page: str) -> str:
+
+def render(page: str, blocks: Mapping[str, Callable[[], str]] = BLOCKS) -> str:
     """The page with every block as the source has it."""
-    for name, block in BLOCKS.items():
+    for name, block in blocks.items():
         before, opening, rest = page.partition(f"<!-- {name} -->\n")
         _, closing, after = rest.partition(f"\n<!-- /{name} -->")
         assert opening, f"the page has no block {name}"
@@ -88,6 +98,7 @@ def render(page: str) -> str:
 
 def main() -> None:
     PAGE.write_text(render(PAGE.read_text()))
+    ADVICE_PAGE.write_text(render(ADVICE_PAGE.read_text(), ADVICE))
 
 
 if __name__ == "__main__":

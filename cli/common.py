@@ -22,6 +22,7 @@ from dilocox.transport.archive.sealing import load_key
 from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.archive.storage import open_storage
 from dilocox.transport.chain_file import find_chains
+from dilocox.transport.event_log import find_events
 from dilocox.transport.health import base_folder, running_daemon
 
 __all__ = [
@@ -235,6 +236,15 @@ def find_chain_files(home: Path | None) -> list[Path]:
     fail(f"no commit chain {place}", EXIT_USAGE, "name a daemon's --home")
 
 
+def find_event_log(home: Path | None) -> Path:
+    """The newest event log in the first of `known_homes` that has one."""
+    for folder in known_homes(home):
+        if logs := find_events(folder):
+            return max(logs, key=lambda path: path.stat().st_mtime)
+    place = f"under {home or base_folder()}"
+    fail(f"no events {place}", EXIT_USAGE, "name the --home of a node or a coordinator")
+
+
 def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
     """A JSON document of the running daemon's API; exits with the right code when there is none. POST: it does something for it."""
     url = find_daemon(home)["api"] + path
@@ -262,7 +272,11 @@ def archive_place(url: str | None, key: Path | None) -> ArchivePlace | None:
 
 def print_labelled(label: str, text: str | Text, width: int) -> None:
     """A line that begins with its bold label."""
-    console.print(Text.assemble((f"{label:<{width}}", "bold"), text), soft_wrap=True)
+    console.print(labelled(label, text, width), soft_wrap=True)
+
+
+def labelled(label: str, text: str | Text, width: int) -> Text:
+    return Text.assemble((f"{label:<{width}}", "bold"), text)
 
 
 def print_json(value: Any) -> None:
@@ -270,6 +284,10 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
+    console.print(make_table(columns, rows))
+
+
+def make_table(columns: list[str], rows: list[list[str]]) -> Table:
     """Right-aligned where every cell of a column is a number."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
@@ -278,7 +296,7 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
         table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    return table
 
 
 def number(value: float | None, digits: int = 3) -> str:

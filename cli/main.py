@@ -15,6 +15,8 @@ from dilocox.cli import (
     check,
     coordinator,
     data,
+    events,
+    explain,
     export,
     generate,
     hold,
@@ -24,6 +26,7 @@ from dilocox.cli import (
     plan,
     show,
     testnet,
+    top,
     verify,
 )
 from dilocox.cli.common import console, fail
@@ -75,6 +78,9 @@ app.command("status")(show.status)
 app.command("peers")(show.peers)
 app.command("stages")(show.stages)
 app.command("rounds")(show.rounds)
+app.command("events")(events.events)
+app.command("explain")(explain.explain)
+app.command("top")(top.top)
 app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)

@@ -27,7 +27,9 @@ from dilocox.protocol.ids import short
 from dilocox.transport.chain_file import ChainFile
 from dilocox.views import rows as views
 
-__all__ = ["peers", "rounds", "stages", "status"]
+__all__ = ["PEER_COLUMNS", "ROUND_COLUMNS", "peer_row", "peers", "round_row", "rounds", "stages", "status", "status_rows"]
+
+LABEL_WIDTH = 9
 
 
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
@@ -36,6 +38,12 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(value)
         return
+    for label, text in status_rows(value):
+        print_labelled(label, text, LABEL_WIDTH)
+
+
+def status_rows(value: dict[str, Any]) -> list[tuple[str, str]]:
+    """Labels and lines, of any role."""
     lines = {
         "node": _node_lines,
         "coordinator": _coordinator_lines,
@@ -43,9 +51,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         "archive": _archive_lines,
         "waiting": _waiting_lines,
     }
-    rows = lines[value["role"]](value)
-    for label, text in rows:
-        print_labelled(label, text, 9)
+    return lines[value["role"]](value)
 
 
 def _waiting_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
@@ -86,7 +92,8 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         label = "SIMULATED" if result["kind"] == "simulated" else result["kind"]
         text = f"until {_until(result)}" if result["attested"] else f"refused: {result['code']}: {result['reason']}"
         lines.append(("attested", f"{label}, {text}"))
-    lines += [("warning", f"not counted: {_reason(item)}") for item in value["excluded"]]
+    for item in value["excluded"]:
+        lines += [("warning", f"not counted: {_reason(item)}"), *([("help", item["do"])] if item["do"] else [])]
     if value["nobody_keeps"]:
         why = "nobody of the roster can be dialled, and no holder or archive of the run either: nobody can be counted"
         lines += [
@@ -148,25 +155,27 @@ def peers(
     if as_json:
         print_json(rows)
         return
-    columns = [
-        "peer",
-        "name",
-        "address",
-        "cluster",
-        "stages",
-        "roster",
-        "standing",
-        "present",
-        "round",
-        "step",
-        "loss",
-        "tok/s",
-        "attested",
-    ]
-    print_table(columns, [_peer_row(row) for row in rows])
+    print_table(PEER_COLUMNS, [peer_row(row) for row in rows])
 
 
-def _peer_row(row: dict[str, Any]) -> list[str]:
+PEER_COLUMNS = [
+    "peer",
+    "name",
+    "address",
+    "cluster",
+    "stages",
+    "roster",
+    "standing",
+    "present",
+    "round",
+    "step",
+    "loss",
+    "tok/s",
+    "attested",
+]
+
+
+def peer_row(row: dict[str, Any]) -> list[str]:
     return [
         row["peer"],
         row["name"] or "–",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.protocol import round
@@ -24,6 +24,7 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, corpus_in, initial_shelf
 from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.event_log import EVENTS, EventLog
 from dilocox.transport.handover import take_over
 from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.room import while_there_is_room
@@ -31,6 +32,7 @@ from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Tasks
 from dilocox.views import rows as views
 from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
+from dilocox.views.metrics import RunMetrics
 from dilocox.views.waiting import waiting_page
 
 __all__ = ["CoordinatorSettings", "run_coordinator"]
@@ -83,8 +85,12 @@ async def _live(
     async with AsyncExitStack() as closing:
         chain = ChainFile(folder / "chain.db", manifest, views.describe)
         closing.callback(chain.close)
+        events = EventLog(folder / EVENTS)
+        closing.callback(events.close)
         signed = _take_office(settings, home, chain)
         service = CoordinatorService(home.identity, chain, signed, appraise)
+        service.events = events
+        tasks.start(events.run(), "events")
         network = await open_network(
             home,
             manifest.run_id,
@@ -96,20 +102,21 @@ async def _live(
         )
         service.callers, service.know = network.callers, network.directory.know
         rpc.add_CoordinatorServicer_to_server(service, network.server)
-        _serve_data(settings, home, network, chain)
+        blobs = _serve_data(settings, home, network, chain)
         await network.server.start()
         tasks.start(service.driver.run(), "rounds")
         tasks.start(service.run(), "liveness")
         digest = sha256(network.certificate.certificate_der)
         link = JoinLink(manifest.run_id, home.identity.peer, network.address, digest, network.dht_addresses)
-        runner, url = await serve_http(_api(service), settings.api)
+        runner, url = await serve_http(_api(service, events, blobs), settings.api)
         closing.push_async_callback(runner.cleanup)
         home.announce(role="coordinator", api=url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
+        log.info("serving on %s, page and API %s", network.address, url)
         announce(link)
         await tasks.wait()
 
 
-def _serve_data(settings: CoordinatorSettings, home: DataDirectory, network: Network, chain: ChainFile) -> None:
+def _serve_data(settings: CoordinatorSettings, home: DataDirectory, network: Network, chain: ChainFile) -> PeerService:
     digest = bytes.fromhex(settings.manifest.data.digest)
     # Its own store stays empty: nobody pushes to a coordinator.
     service = PeerService(BlobStore(home.folder / "blobs"), network.callers, settings.upload_bytes_per_second)
@@ -130,6 +137,7 @@ def _serve_data(settings: CoordinatorSettings, home: DataDirectory, network: Net
             )
     service.is_member, service.may_read = lambda peer: peer in chain.head.cluster_by_peer, settings.manifest.may_read
     rpc.add_PeerServicer_to_server(service, network.server)
+    return service
 
 
 def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: ChainFile) -> pb.Envelope:
@@ -155,15 +163,20 @@ def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: Chai
     return kept
 
 
-def _api(service: CoordinatorService) -> web.Application:
+def _api(service: CoordinatorService, events: EventLog, blobs: PeerService) -> web.Application:
+    def peers_by_state() -> dict[str, int]:
+        roster, absent = service.state.head.roster.keys(), service.state.absent
+        return {
+            "roster": len(roster),
+            "heard": len(roster - absent),
+            "absent": len(roster & absent),
+            "claiming": len(service.state.gathered.claims.keys() - roster),
+        }
+
     registry = CollectorRegistry()
-    Gauge("dilocox_round_current", "The open round", registry=registry).set_function(lambda: service.state.head.round)
-    Gauge("dilocox_peers_present", "Peers heard from", registry=registry).set_function(
-        lambda: sum(entry.present for entry in service.liveness.view().peers)
-    )
-    commits = Counter("dilocox_rounds", "Rounds closed", registry=registry)
-    commits.inc(service.chain.length)
-    app = create_app(registry, lambda: None)
+    metrics = RunMetrics("coordinator", service.chain, events, peers_by_state, lambda: {"sent": blobs.bytes_sent})
+    registry.register(metrics)
+    app = create_app(registry, lambda: None, metrics.refresh)
 
     async def status(request: web.Request) -> web.Response:
         state = service.state
@@ -188,6 +201,6 @@ def _api(service: CoordinatorService) -> web.Application:
         records = {peer: record.body for peer, record in service.records.items()}
         return views.peers(service.chain.manifest, service.chain.head, service.liveness.view(), records, service.identity.peer)
 
-    add_run_routes(app, service.chain, peers)
+    add_run_routes(app, service.chain, peers, events)
     app.router.add_get("/v1/status", status)
     return app

@@ -15,9 +15,9 @@ from dilocox.coordinator.log import Committed, Entry, InputLog
 from dilocox.protocol import chain as chains
 from dilocox.protocol import round
 from dilocox.protocol.crypto import Identity
-from dilocox.protocol.errors import RemoteError, reason_name
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.events import Event
 from dilocox.protocol.head import Head
-from dilocox.protocol.ids import short
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.round import (
@@ -34,6 +34,7 @@ from dilocox.protocol.round import (
     Tick,
 )
 from dilocox.protocol.rules import Judgement
+from dilocox.protocol.telling import Telling
 from dilocox.transport.chain_file import ChainFile
 
 __all__ = ["Clock", "RoundDriver"]
@@ -68,6 +69,9 @@ class RoundDriver:
         self._batch: list[Entry | Committed] = []
         self._outbox: list[Statement[object] | Differ] = []
         """What leaves when the batch is on disk, in order."""
+        self.emit: Callable[[Event], None] = lambda event: None
+        """Told what happened, as soon as it is on disk."""
+        self._telling, self._happened = Telling(), list[Event]()
         self._closing: asyncio.Task[None] | None = None
         """While a commit is made, `state` is the one that it closes …"""
         self._queued: list[Input] = []
@@ -91,6 +95,7 @@ class RoundDriver:
                 log.warning("what would close round %d is on disk without its commit; it is waited for again", state.head.round)
                 self._log.keep_first(number)  # another start would stop here too, and miss what comes now
                 break
+            self._telling.saw(self.state, state, entry.moment)  # told by an earlier life
             self.state = state
         if entries or self.chain.length:
             self.feed(Resumed(healed=self.chain.healed))
@@ -106,9 +111,7 @@ class RoundDriver:
         self.state, effects = round.decide(before, event, moment)
         if self.state is not before and self.state != before:
             self._batch.append(Entry(event, moment))
-        for refused in self.state.gathered.refusals[len(before.gathered.refusals) :]:  # each once a round, and not many
-            reason = reason_name(refused.reason)
-            log.warning("rejected a statement of %s: %s: %s", short(refused.peer), reason, refused.detail)
+        self._happened += self._telling.saw(before, self.state, moment)
         judgement = None
         for effect in effects:
             match effect:
@@ -137,7 +140,6 @@ class RoundDriver:
 
         self.state, commit = await asyncio.to_thread(make)
         self._committed(before.head, commit, moment)
-        log.info("round %d closed: %d counted, %d not", before.head.round, len(commit.body.counted), len(commit.body.excluded))
         self._closing = None
         queued, self._queued = self._queued, []
         for event in queued:
@@ -149,6 +151,7 @@ class RoundDriver:
         self._batch.append(Committed(before, commit, self.state.head))
         self._batch += [Entry(event, moment) for event in round.inherited(self.state)]
         self._outbox.append(commit)
+        self._happened += self._telling.closed(before, commit.body, self.state.head)
 
     async def settled(self) -> None:
         """Wait for the commit that is being made. Raises what making it raised."""
@@ -169,6 +172,7 @@ class RoundDriver:
                 raise self._failure
             batch, self._batch = self._batch, []
             outbox, self._outbox = self._outbox, []
+            happened, self._happened = self._happened, []
             if batch:
                 try:
                     await asyncio.to_thread(self._log.write, batch)
@@ -179,6 +183,8 @@ class RoundDriver:
             for item in batch:
                 if isinstance(item, Committed):
                     self.chain.head = item.after
+            for event in happened:
+                self.emit(event)
             for sent in outbox:
                 self._publish(sent)
                 await asyncio.sleep(0)  # each to everyone: others get their turn in between
@@ -191,7 +197,7 @@ class RoundDriver:
                 self.feed(Tick())
             await self.flush()
             self._wake.clear()
-            if not self._batch and not self._outbox:
+            if not self._batch and not self._outbox and not self._happened:
                 pause = TICK_SECONDS if due is None else min(TICK_SECONDS, max(0.01, due - now))
                 try:
                     async with asyncio.timeout(pause):

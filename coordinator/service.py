@@ -20,6 +20,7 @@ from dilocox.protocol import limits, round
 from dilocox.protocol.attestation import Appraiser, AttestationError, Evidence, Policy, check_binding, report_data, summary
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.events import Event, RoundOpen, StatementRefused
 from dilocox.protocol.ids import peer_id, short
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -29,6 +30,7 @@ from dilocox.protocol.round import Absent, Attested, Differ, Present, Received, 
 from dilocox.protocol.rules import ACCEPT, JUDGES, Judgement, Outcome, ignore, reject
 from dilocox.transport.callers import Callers, Context, address_of
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.event_log import EventLog
 from dilocox.transport.presence import same_place
 from dilocox.transport.serve import send
 
@@ -124,7 +126,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self.know: Callable[[Sequence[str]], None] = lambda peers: None
         """Told who takes part."""
         self._said = ""
+        self.events: EventLog | None = None
+        """Keeps what happened; set before the server starts."""
         self.driver = RoundDriver(identity, chain, self._publish, clock)
+        self.driver.emit = self.emit
         self.driver.resume()
         self.ballot = self.state.gathered.ballot
 
@@ -141,6 +146,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
             self.pass_on_records()
             self._say()
             await asyncio.sleep(PRESENCE_SECONDS)
+
+    def emit(self, event: Event) -> None:
+        log.log(logging.WARNING if isinstance(event, StatementRefused) else logging.INFO, "%s", event.line())
+        if self.events is not None:
+            self.events.add(event)
 
     # Who is heard
 
@@ -198,7 +208,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         why = round.why_open(self.state)
         if why != self._said:
             self._said = why
-            log.info("round %d: %s", self.state.head.round, why)
+            self.emit(RoundOpen(self.state.head.round, why))
             self._tell(self._tip())
 
     def _tip(self) -> services.WatchEvent:

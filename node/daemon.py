@@ -44,6 +44,7 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, last_built, named_store
 from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.event_log import EVENTS, EventLog
 from dilocox.transport.files import write_atomically
 from dilocox.transport.room import lack_of_room
 from dilocox.transport.tasks import Tasks
@@ -129,6 +130,9 @@ async def _take_part(
         await tasks.race(import_state(manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder))
     open_chain(place, chain, tasks)
     network.directory.know(chain.parties)
+    events = await asyncio.to_thread(EventLog, place.folder / EVENTS)
+    files.callback(events.close)
+    tasks.start(events.run(), "events")
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     stages = range(manifest.model.stages)
@@ -147,7 +151,7 @@ async def _take_part(
     place.attestor.prover = prover
     crew = Employed(settings, machine, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks)
     participant = Participant(
-        me, manifest, chain, own, coordinator, network.directory, exchange, tasks, prover, crew.workers, lead
+        me, manifest, chain, own, coordinator, network.directory, exchange, tasks, events, prover, crew.workers, lead
     )
     supply = Supply(manifest, data, supplies, lambda: chain.parties, participant.tell, bool(settings.data))
     challenger = Challenger(manifest, network.directory, place.channels)
@@ -165,7 +169,7 @@ async def _take_part(
     runner, url = await serve_http(app, settings.api)
     closing.push_async_callback(runner.cleanup)
     home.announce(role="node", api=url, run_id=link.run_id.hex(), name=settings.name, **network.ports)
-    log.info("%s is %s, serving on %s, API %s", settings.name, me.peer, network.address, url)
+    log.info("%s is %s, serving on %s, page and API %s", settings.name, me.peer, network.address, url)
     closing.push_async_callback(place.lead.close)
     closing.push_async_exit(partial(_leave, participant))
     tasks.start(participant.watch(), "watch")

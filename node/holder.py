@@ -242,6 +242,6 @@ class Holder:
                 self.chain.manifest, self.chain.head, await self._coordinator.presence(), records, self.chain.head.coordinator
             )
 
-        add_run_routes(app, self.chain, peers)
+        add_run_routes(app, self.chain, peers, None)
         app.router.add_get("/v1/status", get_status)
         return app

@@ -13,7 +13,6 @@ Everything a restart needs is in the blob store, the chain file, our own stateme
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -37,6 +36,7 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.rules import Outcome
 from dilocox.protocol.status import Status, status
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.event_log import EventLog
 from dilocox.transport.files import write_atomically
 from dilocox.transport.presence import Directory, same_place
 from dilocox.transport.tasks import Tasks
@@ -51,7 +51,6 @@ HEARTBEAT_SHARE = 0.25
 """Of the liveness window: three heartbeats may be lost …"""
 HEARTBEAT_SECONDS = 2.0
 """… and never rarer than this, for the people who watch."""
-EVENTS_KEPT = 1000
 
 
 class Workers(Protocol):
@@ -91,6 +90,7 @@ class Participant:
         directory: Directory,
         exchange: Exchange,
         tasks: Tasks,
+        kept: EventLog,
         prover: Prover | None,
         workers: Callable[["Participant"], Workers],
         lead: str = "",
@@ -105,8 +105,8 @@ class Participant:
         """Our record, as the coordinator passes it on."""
         self.round_why = ""
         """Why the round is open, as the coordinator says."""
-        self.events: deque[events.Event] = deque(maxlen=EVENTS_KEPT)
-        self.event_count = 0
+        self.events = kept
+        """What happened here."""
         self._speak = asyncio.Event()
         """Set when there may be something to offer."""
         self._vote_timer: asyncio.TimerHandle | None = None
@@ -182,8 +182,7 @@ class Participant:
         if isinstance(event, events.LeftOut) and self._accepted is not None:
             path = self.chain.path.parent / f"left-out-{event.round}.pb"
             self._tasks.start(asyncio.to_thread(write_atomically, path, canonical(self._accepted)), "keep the proof")
-        self.events.append(event)
-        self.event_count += 1
+        self.events.add(event)
         log.info("%s", event.line())
 
     def _show(self) -> None:
@@ -223,7 +222,9 @@ class Participant:
 
     def _hears_tip(self, tip: services.Tip) -> None:
         """The first event of a stream; a coordinator that knows less than we do gets back what it signed."""
-        self.round_why = tip.why
+        if tip.why != self.round_why:
+            self.round_why = tip.why
+            self.events.add(events.RoundOpen(tip.round, tip.why))
         if (error := replaced(self.chain, tip.appointment)) is not None:
             raise error
         if not self.state.connected:

@@ -1,21 +1,35 @@
-"""What happens to a node, as typed events with a line for people: log, status, API and `dilocox node` show the same sentence."""
+"""What happens to a node and at a coordinator, as typed events with a line for people: log, status, API and `dilocox events`
+show the same sentence. A cluster is named by its id."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from dilocox.protocol.errors import reason_name
+from dilocox.protocol.ids import short
 from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = [
+    "Arrival",
     "AttestationRefused",
+    "BallotOpened",
+    "Claimed",
     "CommitApplied",
     "Diverged",
     "Event",
+    "Heard",
+    "Leaving",
     "LeftOut",
+    "Missed",
     "NotCounted",
+    "NotHeard",
     "PhaseEnded",
+    "RosterChanged",
+    "RoundClosed",
+    "RoundOpen",
     "RunFinished",
     "StateChanged",
+    "StatementRefused",
     "WorkersEnded",
 ]
 
@@ -77,6 +91,9 @@ class NotCounted(Event):
     reason: pb.Reason
     detail: str
 
+    def view(self) -> dict[str, Any]:
+        return {**super().view(), "reason": reason_name(self.reason)}
+
     def line(self) -> str:
         why = f": {self.detail}" if self.detail else ""
         return f"round {self.round}: this node was not counted: {reason_name(self.reason)}{why}"
@@ -127,3 +144,148 @@ class RunFinished(Event):
 
     def line(self) -> str:
         return f"the run is finished after {self.rounds} rounds"
+
+
+# At the coordinator.
+
+NAMES_SHOWN = 3
+"""Clusters that a line names before it counts the rest."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """When a cluster's contribution, or its vote, came."""
+
+    cluster: str
+    seconds: float
+    """Since the round was opened."""
+
+
+@dataclass(frozen=True)
+class Missed:
+    """Who of the roster a commit did not count."""
+
+    cluster: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class RoundOpen(Event):
+    """Told when the sentence changes."""
+
+    kind = "round-open"
+    round: int
+    why: str
+
+    def line(self) -> str:
+        return f"round {self.round}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Claimed(Event):
+    kind = "claimed"
+    round: int
+    cluster: str
+
+    def line(self) -> str:
+        return f"round {self.round}: {short(self.cluster)} asks for a seat"
+
+
+@dataclass(frozen=True)
+class Leaving(Event):
+    kind = "leaving"
+    round: int
+    cluster: str
+
+    def line(self) -> str:
+        return f"round {self.round}: {short(self.cluster)} leaves"
+
+
+@dataclass(frozen=True)
+class Heard(Event):
+    kind = "heard"
+    round: int
+    cluster: str
+
+    def line(self) -> str:
+        return f"round {self.round}: {short(self.cluster)} is heard again"
+
+
+@dataclass(frozen=True)
+class NotHeard(Event):
+    kind = "not-heard"
+    round: int
+    cluster: str
+
+    def line(self) -> str:
+        return f"round {self.round}: {short(self.cluster)} is not heard any more, and not waited for"
+
+
+@dataclass(frozen=True)
+class StatementRefused(Event):
+    kind = "statement-refused"
+    round: int
+    peer: str
+    """Unproven."""
+    reason: str
+    detail: str
+
+    def line(self) -> str:
+        return f"round {self.round}: rejected a statement of {short(self.peer)}: {self.reason}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class BallotOpened(Event):
+    kind = "ballot-opened"
+    round: int
+    contributions: int
+    seconds: float
+    """Since the round was opened."""
+    last: tuple[Arrival, ...]
+    """The contributions that came last, the latest at the end."""
+
+    def line(self) -> str:
+        return f"round {self.round}: {self.contributions} contributions after {self.seconds:.1f} s{_last(self.last)}; voting begins"
+
+
+@dataclass(frozen=True)
+class RoundClosed(Event):
+    kind = "round-closed"
+    round: int
+    counted: int
+    not_counted: int
+    seconds: float
+    missed: tuple[Missed, ...]
+    """The first of those who were not counted."""
+    last: tuple[Arrival, ...]
+    """The votes that came last, the latest at the end."""
+
+    def line(self) -> str:
+        named = "; ".join(f"{short(each.cluster)}: {each.reason}" for each in self.missed[:NAMES_SHOWN])
+        without = f", {self.not_counted} not ({named})" if self.not_counted else ""
+        return f"round {self.round}: closed after {self.seconds:.1f} s, {self.counted} counted{without}{_last(self.last)}"
+
+
+@dataclass(frozen=True)
+class RosterChanged(Event):
+    kind = "roster-changed"
+    round: int
+    """The first with this roster."""
+    clusters: int
+    joined: tuple[str, ...]
+    """The first of them."""
+    left: tuple[str, ...]
+
+    def line(self) -> str:
+        joined, left = (_named(what, names) for what, names in (("joined", self.joined), ("gone", self.left)))
+        return f"round {self.round}: {self.clusters} clusters on the roster{joined}{left}"
+
+
+def _last(arrivals: Sequence[Arrival]) -> str:
+    return f", the last from {short(arrivals[-1].cluster)} at {arrivals[-1].seconds:.1f} s" if arrivals else ""
+
+
+def _named(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"; {what}: {', '.join(short(name) for name in names[:NAMES_SHOWN])}{more}" if names else ""

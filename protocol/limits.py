@@ -222,3 +222,21 @@ CHALLENGES = 4096
 
 KNOWN_PEERS = 10_000
 """Peers whose signs of life a coordinator remembers; anybody can make identities."""
+
+EVENTS = 50_000
+"""Events that a daemon keeps, the oldest going first: of a node those of about 10,000 rounds, at 200 bytes each."""
+
+EVENT_CHARACTERS = 2048
+"""Longest text in an event: what a worker fails with can be longer."""
+
+EVENT_STREAMS = 64
+"""Readers of events at one HTTP API at once: a browser opens one for each page."""
+
+ARRIVALS_TOLD = 16
+"""Contributions, or votes, of which the event that ends the waiting says when they came: the last ones."""
+
+MISSED_TOLD = 32
+"""Clusters that an event names; the commit names them all."""
+
+STRANGERS_TOLD = 16
+"""Claims of strangers told in one round: anybody can make identities."""

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from dilocox.protocol import chain, round, rules, scoring
+from dilocox.protocol import chain, events, round, rules, scoring
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.head import Head, initial_head, resting_on
 from dilocox.protocol.manifest import Manifest
@@ -13,6 +13,7 @@ from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.standing import by_standing
+from dilocox.protocol.telling import Telling
 
 COORDINATOR = Identity(b"\xc0" * 32)
 
@@ -250,6 +251,38 @@ class Table:
     def why(self, number: int) -> int:
         """The reason under which the last commit excluded a peer."""
         return next(i.reason for i in self.commits[-1].body.excluded if i.peer == identity(number).peer)
+
+
+class Told(Table):
+    """A round machine, and what is told of it."""
+
+    def __init__(self, run: Manifest) -> None:
+        self.telling, self.told = Telling(), list[events.Event]()
+        self._state: round.RoundState | None = None
+        super().__init__(run)
+
+    @property
+    def state(self) -> round.RoundState:
+        assert self._state is not None
+        return self._state
+
+    @state.setter
+    def state(self, after: round.RoundState) -> None:
+        """A new round is told where it is sealed."""
+        before, self._state = self._state, after
+        if before is not None and before.head is after.head:
+            self.told += self.telling.saw(before, after, self.moment)
+
+    def feed(self, event: round.Input) -> list[round.Effect]:
+        before = self.head
+        effects = super().feed(event)
+        if isinstance(effects[-1] if effects else None, round.SealCommit):
+            self.told += self.telling.closed(before, self.commits[-1].body, self.head)
+        return effects
+
+    def kinds(self) -> list[str]:
+        kinds, self.told = [event.kind for event in self.told], []
+        return kinds
 
 
 PATIENCE_SECONDS = 300.0

@@ -21,6 +21,7 @@ from dilocox.protocol import chain, terms
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.head import Head, advance, initial_head
+from dilocox.protocol.limits import ROUNDS
 from dilocox.protocol.manifest import Manifest, open_manifest
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -364,9 +365,10 @@ class ChainFile:
             return bytes(commit.body.state)
         return self.head.state if round == self.head.round else b""
 
-    def rows(self) -> str:
-        """What people see of every round, a JSON list."""
-        return "[" + ",".join(row for (row,) in self._read("SELECT row FROM views ORDER BY round")) + "]"
+    def rows(self, first: int = 0, until: int = ROUNDS) -> str:
+        """What people see of every round from `first` on and before `until`, a JSON list."""
+        found = self._read("SELECT row FROM views WHERE round >= ? AND round < ? ORDER BY round", first, until)
+        return "[" + ",".join(row for (row,) in found) + "]"
 
     def detail(self, round: int) -> str | None:
         """Everything that people see of one round, a JSON object."""

@@ -1,8 +1,10 @@
 """What the node's and the coordinator's HTTP APIs share: problem documents, JSON, health and metrics."""
 
+import asyncio
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -10,8 +12,13 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry, generate_latest
 
+from dilocox.protocol import limits
+from dilocox.protocol.errors import LocalError
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
+from dilocox.views.explain import explain
+from dilocox.views.page import page
 
 __all__ = ["Problem", "add_run_routes", "create_app", "json_response", "serve_http", "wrong_address"]
 
@@ -82,8 +89,11 @@ def _is_ip(host: str) -> bool:
     return True
 
 
-def create_app(registry: CollectorRegistry, ready: Callable[[], str | None]) -> web.Application:
-    """An app with /livez, /readyz and /metrics. `ready` returns why not, or None."""
+def create_app(
+    registry: CollectorRegistry, ready: Callable[[], str | None], refresh: Callable[[], None] = lambda: None
+) -> web.Application:
+    """An app with /livez, /readyz and /metrics. `ready` returns why not, or None; `refresh` is called, in a thread, before /metrics
+    is told."""
 
     async def livez(request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -94,6 +104,7 @@ def create_app(registry: CollectorRegistry, ready: Callable[[], str | None]) -> 
         return web.Response(text="ok\n")
 
     async def metrics(request: web.Request) -> web.Response:
+        await asyncio.to_thread(refresh)
         return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     app = web.Application(middlewares=[_problems])
@@ -103,8 +114,15 @@ def create_app(registry: CollectorRegistry, ready: Callable[[], str | None]) -> 
     return app
 
 
-def add_run_routes(app: web.Application, chain: ChainFile, peers: Callable[[], Awaitable[list[views.View]]]) -> None:
-    """What a run looks like from any member: /v1/peers, /v1/stages, /v1/rounds."""
+def add_run_routes(
+    app: web.Application,
+    chain: ChainFile,
+    peers: Callable[[], Awaitable[list[views.View]]],
+    events: EventLog | None,
+    me: str = "",
+) -> None:
+    """What a run looks like from any member: /v1/peers, /v1/stages, /v1/rounds; where it keeps `events`, what happened and why.
+    `me`: the cluster that explanations call this node."""
 
     async def get_peers(request: web.Request) -> web.Response:
         return json_response(await peers())
@@ -113,7 +131,12 @@ def add_run_routes(app: web.Application, chain: ChainFile, peers: Callable[[], A
         return json_response(views.stages(chain.manifest, chain.head))
 
     async def get_rounds(request: web.Request) -> web.Response:
-        return web.Response(text=chain.rows(), content_type="application/json")
+        """All of them, or `?last=`: so many."""
+        last = request.query.get("last", "")
+        if last and not (last.isascii() and last.isdecimal() and len(last) < 10):
+            raise Problem(400, "no-number", "how many? /v1/rounds?last=NUMBER")
+        text = await asyncio.to_thread(chain.rows, max(0, chain.length - int(last)) if last else 0)
+        return web.Response(text=text, content_type="application/json")
 
     async def get_round(request: web.Request) -> web.Response:
         text = request.match_info["number"]
@@ -126,6 +149,60 @@ def add_run_routes(app: web.Application, chain: ChainFile, peers: Callable[[], A
     app.router.add_get("/v1/stages", get_stages)
     app.router.add_get("/v1/rounds", get_rounds)
     app.router.add_get("/v1/rounds/{number}", get_round)
+    if events is not None:
+        app.router.add_get("/", page())
+        app.router.add_get("/v1/events", _stream(events))
+        app.router.add_get("/v1/explain/{number}", _explainer(chain, events, me))
+
+
+def _explainer(chain: ChainFile, events: EventLog, me: str) -> Handler:
+    async def get_explanation(request: web.Request) -> web.Response:
+        number, peer = request.match_info["number"], request.query.get("peer", "")
+        if not (number.isascii() and number.isdecimal() and len(number) < 10 and len(peer) <= limits.TEXT_CHARACTERS):
+            raise Problem(400, "no-round", "which round? /v1/explain/NUMBER")
+        try:
+            said = await asyncio.to_thread(explain, chain, lambda round: events.read(0, round), int(number), peer, me)
+        except LocalError as error:
+            raise Problem(404, "no-such-round", str(error)) from error
+        return json_response(said)
+
+    return get_explanation
+
+
+def _stream(events: EventLog) -> Handler:
+    """Server-sent events: all that are kept, or `?last=` so many, or from the one after `Last-Event-ID` or `?after=`; `?follow=no`
+    ends with the newest."""
+    readers = 0
+
+    async def get_events(request: web.Request) -> web.StreamResponse:
+        nonlocal readers
+        after = request.headers.get("Last-Event-ID") or request.query.get("after", "0")
+        last = request.query.get("last", "0")
+        if not all(text.isascii() and text.isdecimal() and len(text) < 17 for text in (after, last)):
+            raise Problem(400, "no-event-id", "events are numbered: ?after=NUMBER")
+        if int(last) and "Last-Event-ID" not in request.headers:
+            after = str(max(int(after), events.newest - int(last)))
+        if readers >= limits.EVENT_STREAMS:
+            raise Problem(503, "too-many-readers", f"{limits.EVENT_STREAMS} readers of events are served already")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        readers += 1
+        try:
+            await _send(events, int(after), request.query.get("follow") != "no", response)
+        finally:
+            readers -= 1
+        return response
+
+    return get_events
+
+
+async def _send(events: EventLog, after: int, follow: bool, response: web.StreamResponse) -> None:
+    async with aclosing(events.follow(after)) as pages:
+        async for page in pages:
+            if not page and not follow:
+                return
+            text = "".join(f"id: {each.id}\nevent: {each.kind}\ndata: {json.dumps(each.view())}\n\n" for each in page)
+            await response.write(text.encode() or b": nothing new\n\n")
 
 
 async def serve_http(app: web.Application, listen: str) -> tuple[web.AppRunner, str]:

@@ -1,16 +1,13 @@
 """Routes of the node's HTTP API. Every value is read when asked for; nothing here changes anything."""
 
-import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from dilocox.node.api.metrics import node_metrics, state_agreed
 from dilocox.node.attest.prover import Challenger
 from dilocox.node.participant import Participant
 from dilocox.protocol.errors import reason_name
@@ -19,11 +16,11 @@ from dilocox.transport.presence import Directory
 from dilocox.transport.reach import Reach
 from dilocox.transport.serve import PeerService
 from dilocox.views import rows as views
+from dilocox.views.answers import answers
 from dilocox.views.http import Problem, add_run_routes, create_app, json_response
+from dilocox.views.reasons import advice
 
 __all__ = ["create_node_app"]
-
-EVENT_POLL_SECONDS = 0.2
 
 
 def node_status(
@@ -64,7 +61,10 @@ def node_status(
         "cluster": participant.cluster,
         "boxes": views.boxes(head, participant.cluster),
         "counted": history,
-        "excluded": [{"reason": reason_name(item.reason), "detail": item.detail} for item in mine],
+        "excluded": [
+            {"reason": reason_name(item.reason), "detail": item.detail, "do": advice(reason_name(item.reason)).do}
+            for item in mine
+        ],
         "loss": progress.loss or None,
         "tokens_per_second": progress.tokens_per_second,
         "step_seconds": progress.step_seconds,
@@ -87,38 +87,6 @@ def node_status(
     }
 
 
-class _Metrics(Collector):
-    def __init__(self, participant: Participant, blobs: PeerService) -> None:
-        self._participant, self._blobs = participant, blobs
-
-    def collect(self) -> list[Metric]:
-        progress, chain = self._participant.progress, self._participant.chain
-        traffic = CounterMetricFamily("dilocox_network_bytes", "Blob bytes", labels=["direction"])
-        traffic.add_metric(["sent"], self._blobs.bytes_sent)
-        traffic.add_metric(["received"], self._participant.exchange.statistics().bytes_received)
-        loss = GaugeMetricFamily("dilocox_train_loss", "Training loss, nats per token", value=progress.loss)
-        step = GaugeMetricFamily("dilocox_step_seconds", "Wall time of an inner step", value=progress.step_seconds)
-        tokens = CounterMetricFamily("dilocox_tokens", "Tokens in announced phases", value=progress.tokens)
-        current = GaugeMetricFamily("dilocox_round_current", "The open round", value=chain.head.round)
-        roster = GaugeMetricFamily(
-            "dilocox_roster_clusters", "Clusters on the open round's roster", value=len(chain.head.roster)
-        )
-        return [traffic, loss, step, tokens, current, roster, *self._attestations()]
-
-    def _attestations(self) -> list[Metric]:
-        """By kind: the labels of a metric must not grow with the swarm."""
-        held = self._participant.chain.head.attestations.values()
-        peers = GaugeMetricFamily("dilocox_peers_attested", "Peers whose evidence holds", labels=["kind"])
-        until = GaugeMetricFamily(
-            "dilocox_attestation_valid_until", "Unix time at which the first of their verdicts runs out", labels=["kind"]
-        )
-        for kind in sorted({item.kind for item in held}):
-            ends = [item.valid_until_ms / 1000 for item in held if item.kind == kind]
-            peers.add_metric([kind], len(ends))
-            until.add_metric([kind], min(ends))
-        return [peers, until] if until.samples else []
-
-
 def create_node_app(
     participant: Participant,
     directory: Directory,
@@ -132,13 +100,13 @@ def create_node_app(
 ) -> web.Application:
     """`presence`: who is heard, asked of the coordinator when somebody asks us."""
     registry = CollectorRegistry()
-    registry.register(_Metrics(participant, blobs))
+    metrics = node_metrics(registry, participant, blobs, reach, connected)
 
     def not_ready() -> str | None:
         status = participant.status
         return None if status.name in ("training", "waiting", "finished") else f"{status.name}: {status.why}"
 
-    app = create_app(registry, not_ready)
+    app = create_app(registry, not_ready, metrics.refresh)
 
     async def peers() -> list[views.View]:
         records = {peer: record.body for peer, record in directory.records.items()}
@@ -147,22 +115,8 @@ def create_node_app(
         )
 
     async def status(request: web.Request) -> web.Response:
-        return json_response(node_status(participant, blobs, name, address, reach, connected()))
-
-    async def events(request: web.Request) -> web.StreamResponse:
-        """Server-sent events; `Last-Event-ID` resumes."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        text = request.headers.get("Last-Event-ID", "")
-        sent = int(text) if text.isdecimal() else 0
-        while True:
-            first = participant.event_count - len(participant.events)
-            for number, event in enumerate(list(participant.events), start=first + 1):
-                if number > sent:
-                    line = json.dumps(event.view())
-                    await response.write(f"id: {number}\nevent: {event.kind}\ndata: {line}\n\n".encode())
-                    sent = number
-            await asyncio.sleep(EVENT_POLL_SECONDS)
+        value = node_status(participant, blobs, name, address, reach, connected())
+        return json_response({**value, "answers": answers(value, state_agreed(participant))})
 
     async def attest(request: web.Request) -> web.Response:
         """Challenge a peer now."""
@@ -171,8 +125,7 @@ def create_node_app(
             raise Problem(404, "no-attestation", "this run asks for no evidence")
         return json_response(await challenger.report(peer))
 
-    add_run_routes(app, participant.chain, peers)
+    add_run_routes(app, participant.chain, peers, participant.events, participant.cluster)
     app.router.add_post("/v1/attest/{peer}", attest)
     app.router.add_get("/v1/status", status)
-    app.router.add_get("/v1/events", events)
     return app

@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,13 +105,32 @@ def test_a_daemon_listens_on_its_two_ports_and_loopback_only(swarm: Swarm, name:
 
 
 def test_metrics_and_health(swarm: Swarm):
-    import urllib.request
-
     facts = swarm.testnet.member("node-1").facts()
     assert facts is not None
     for path, expected in (("/livez", b"ok"), ("/readyz", b"ok"), ("/metrics", b"dilocox_round_current ")):
         with urllib.request.urlopen(facts["api"] + path, timeout=PATIENCE_SECONDS) as response:
             assert expected in response.read()
+
+
+@pytest.mark.parametrize("name", ["node-1", "coordinator"])
+def test_the_page_events_and_explanations_of_both_roles(swarm: Swarm, name: str):
+    swarm.wait_for_round(2)
+    facts = swarm.testnet.member(name).facts()
+    assert facts is not None
+
+    def get(path: str) -> str:
+        with urllib.request.urlopen(facts["api"] + path, timeout=PATIENCE_SECONDS) as response:
+            return str(response.read().decode())
+
+    told = {key for role in ("node-1", "coordinator") for key in swarm.status(role)}
+    page = get("/")
+    assert set(re.findall(r"status\.([a-z_]+)", page)) <= told, "the page asks for what the daemons tell"
+    seen = [json.loads(line[6:]) for line in get("/v1/events?follow=no").splitlines() if line.startswith("data: ")]
+    assert [event["id"] for event in seen] == list(range(1, len(seen) + 1))
+    assert {"node-1": "commit-applied", "coordinator": "ballot-opened"}[name] in {event["event"] for event in seen}
+    explained = json.loads(get("/v1/explain/1"))
+    assert {"time", "counted"} <= {row["about"] for row in explained["findings"]}
+    assert ("this node" in {row["about"] for row in explained["findings"]}) == (name == "node-1")
 
 
 def test_a_late_joiner_is_counted_within_three_rounds_with_the_same_state(swarm: Swarm):

@@ -26,6 +26,7 @@ from dilocox.protocol.rules import Judgement, Outcome
 from dilocox.transport import tls
 from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.event_log import EventLog
 from dilocox.transport.rpc import ChannelPool, create_server
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
@@ -102,6 +103,31 @@ class Desk(Table):
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
+
+
+async def test_a_coordinator_keeps_what_happened_over_a_restart_in_the_middle_of_a_round(desk: Desk):
+    desk.service.events = EventLog(desk.folder / "events.db")
+    await desk.begin()
+    desk.now += 3.0
+    await desk.say(desk.contribution(0))
+    desk.service.events.close()
+    desk.now += 1.0
+    desk.open()
+    desk.service.events = EventLog(desk.folder / "events.db")
+    await desk.hear(0, 1, 2)
+    desk.now += 3.0
+    for number in (1, 2):
+        await desk.say(desk.contribution(number))
+    for receipt in [desk.receipt(number) for number in range(3)]:
+        await desk.say(receipt)
+    desk.service.events.flush()
+    kinds = [each.kind for each in desk.service.events.read(0)]
+    assert kinds[:5] == ["claimed", "claimed", "claimed", "round-closed", "roster-changed"]
+    assert kinds[-2:] == ["ballot-opened", "round-closed"]
+    (ballot,) = [each.body for each in desk.service.events.read(0, 1) if each.kind == "ballot-opened"]
+    came = {each["cluster"]: each["seconds"] for each in ballot["last"]}
+    assert came == {identity(0).peer: 3.0, identity(1).peer: 7.0, identity(2).peer: 7.0}
+    desk.service.events.close()
 
 
 async def test_a_restart_at_any_instant_continues_the_same_chain(desk: Desk):
@@ -369,6 +395,7 @@ async def test_whoever_is_refused_fills_no_log(desk: Desk, caplog: pytest.LogCap
     for number in range(2 * limits.REFUSALS_PER_ROUND):
         for _ in range(2):
             await desk.service.judge(desk.contribution(1000 + number).envelope, f"address {number}")
+    await desk.service.driver.flush()
     lines = [record.message for record in caplog.records if "rejected" in record.message]
     assert len(set(lines)) == len(lines) == limits.REFUSALS_PER_ROUND
     assert "not-on-roster" in lines[0]

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from bench.reference import PAGE, render
+from bench.reference import ADVICE, ADVICE_PAGE, PAGE, render
 from dilocox.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -12,6 +12,9 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 
 def test_the_tables_of_the_protocol_page_are_the_source_s():
     assert PAGE.read_text() == render(PAGE.read_text()), "run python -m bench.reference"
+
+    told = ADVICE_PAGE.read_text()
+    assert told == render(told, ADVICE), "run python -m bench.reference"
 
 
 def test_links_between_pages_lead_somewhere():

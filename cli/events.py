@@ -1,0 +1,82 @@
+"""`dilocox events`: what happened at a daemon, from the daemon or from its folder."""
+
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dilocox.cli.common import (
+    EXIT_NOT_RUNNING,
+    EXIT_USAGE,
+    HomeOption,
+    console,
+    errors,
+    fail,
+    find_daemon,
+    find_event_log,
+    some_daemon,
+)
+from dilocox.transport.event_log import QUIET_SECONDS, read_events
+
+__all__ = ["events"]
+
+SILENCE_SECONDS = 6 * QUIET_SECONDS
+"""A stream that says nothing for so long is broken."""
+
+
+def events(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens from now on.")] = False,
+    since: Annotated[int, typer.Option(min=0, max=(1 << 53) - 1, metavar="ID", help="Only what came after this event.")] = 0,
+    home: HomeOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an event a line.")] = False,
+) -> None:
+    """What happened, oldest first: rounds, who joined and left, who was not counted and why."""
+    for event in _events(home, since, follow):
+        if as_json:
+            sys.stdout.write(json.dumps(event) + "\n")
+            sys.stdout.flush()
+        else:
+            console.print(_line(event), highlight=False, soft_wrap=True)
+
+
+def _line(event: dict[str, Any]) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+    line = "".join(each if each.isprintable() else " " for each in event["line"])
+    return f"{event['id']:>7}  {at}  {line}"
+
+
+def _events(home: Path | None, since: int, follow: bool) -> Iterator[dict[str, Any]]:
+    if follow or some_daemon(home) is not None:
+        yield from _stream(find_daemon(home)["api"] + f"/v1/events?after={since}&follow={'yes' if follow else 'no'}")
+        return
+    path = find_event_log(home)
+    errors.print(f"no daemon runs; reading {path}", style="dim", highlight=False, soft_wrap=True)
+    for each in read_events(path, since):
+        yield each.view()
+
+
+def _stream(url: str) -> Iterator[dict[str, Any]]:
+    """Of server-sent events."""
+    try:
+        with urllib.request.urlopen(url, timeout=SILENCE_SECONDS) as response:
+            for line in response:
+                if line.startswith(b"data: "):
+                    yield json.loads(line.removeprefix(b"data: "))
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            fail(
+                "this daemon keeps no events (or waits for room: `dilocox status`)",
+                EXIT_USAGE,
+                "ask a node or a coordinator: --home",
+            )
+        fail(json.load(error)["title"])
+    except (OSError, ValueError) as error:
+        fail(f"the daemon does not answer any more: {error}", EXIT_NOT_RUNNING, "go on with --since and the last number above")
+    if "follow=yes" in url:
+        fail("the daemon ended", EXIT_NOT_RUNNING, "without -f its folder is read")

@@ -1,0 +1,161 @@
+"""Why a round was slow, short or without somebody: from chain and events, with numbers, and with what to do."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dilocox.cli.main import app
+from dilocox.protocol import events, round
+from dilocox.protocol.errors import LocalError, reason_name
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.event_log import EventLog
+from dilocox.views import rows as views
+from dilocox.views.explain import explain
+from dilocox.views.reasons import REASONS, advice
+from tests.helpers import Told, identity, manifest
+
+PEERS = [identity(number).peer for number in range(5)]
+
+
+def test_every_reason_has_a_meaning_and_advice():
+    assert REASONS.keys() == set(pb.Reason.values()) - {pb.REASON_UNSPECIFIED}
+    assert all(said.means and said.do for said in REASONS.values())
+    assert advice(reason_name(pb.REASON_LATE)) == REASONS[pb.REASON_LATE]
+
+
+class Run:
+    """Rounds on a fake clock: the chain file, and a coordinator's event log."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self.table, self.wall = Told(manifest(rounds={"count": 9})), 0.0
+        self.chain = ChainFile(folder / "chain.db", self.table.run, views.describe)
+        self.log = EventLog(folder / "events.db", lambda: self.table.now)
+
+    def keep(self) -> None:
+        """What was told and sealed is on disk, each at its time."""
+        for event in self.table.told:
+            self.log.add(event)
+        self.table.told = []
+        self.log.flush()
+        for commit in self.table.commits[self.chain.length :]:
+            self.chain.append(commit.envelope)
+
+    def say(self, *statements) -> None:
+        for statement in statements:
+            self.table.feed(round.Received(statement))
+            self.keep()
+
+    def wait(self, seconds: float, why: str = "") -> None:
+        if why:
+            self.log.add(events.RoundOpen(self.table.head.round, why))
+            self.log.flush()
+        self.table.now += seconds
+
+    def usual(self) -> None:
+        self.wait(2.0)
+        self.say(*(self.table.contribution(number) for number in range(3)))
+        self.wait(0.5)
+        self.say(*[self.table.receipt(number) for number in range(3)])
+
+    def read(self, number: int):
+        return self.log.read(0, number)
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    run = Run(tmp_path / "runs" / "ab")
+    run.say(*(run.table.claim(number) for number in range(3)))
+    for _ in range(3):
+        run.usual()
+    run.wait(2.0, "waiting for the contributions of all")
+    run.say(run.table.contribution(0), run.table.contribution(1, norm=run.table.contribution(1).body.norm + 32))
+    run.wait(7.0, "waiting for the contributions of the third")
+    run.say(run.table.contribution(2))
+    receipts = [run.table.receipt(0), run.table.receipt(1)]
+    run.wait(1.0)
+    run.say(receipts[0])
+    run.wait(1.5)
+    run.say(receipts[1])
+    run.table.feed(round.Absent(PEERS[2]))
+    run.keep()
+    assert run.chain.length == 5
+    yield run
+    run.log.close()
+    run.chain.close()
+
+
+def said(value, about: str) -> list[str]:
+    return [row["says"] for row in value["findings"] if row["about"] == about]
+
+
+def test_a_round_like_the_others(run: Run):
+    value = explain(run.chain, run.read, 3)
+    assert (value["verdict"], value["seconds"], value["usual_seconds"]) == ("as usual", 2.5, 2.5)
+    assert said(value, "counted") == ["3 of 3 clusters"]
+    assert said(value, "time") == ["2.5 s from its opening to its commit (median of the 2 before: 2.5 s)"]
+    assert not said(value, "not counted")
+
+
+def test_a_slow_and_short_round(run: Run):
+    value = explain(run.chain, run.read, 4, me=PEERS[2])
+    assert (value["verdict"], value["seconds"], value["usual_seconds"]) == ("slow and short", 11.5, 2.5)
+    third, second = (f"{PEERS[n][:4]}…{PEERS[n][-4:]}" for n in (2, 1))
+    assert f"the last contribution came from {third} at 9.0 s, 7.0 s after the one before it" in said(value, "collect")
+    assert f"the last vote came from {second} at 11.5 s, 1.5 s after the one before it" in said(value, "vote")
+    assert said(value, "waited")[0] == "9.5 s: waiting for the contributions of the third"
+    (excluded,) = [row for row in value["findings"] if row["about"] == "not counted"]
+    assert excluded["says"].startswith(f"{third}: did-not-vote: its vote did not arrive")
+    assert excluded["do"] == REASONS[pb.REASON_DID_NOT_VOTE].do
+    (mine,) = [row for row in value["findings"] if row["about"] == "this node"]
+    assert "its contribution came at 9.0 s" in mine["says"]
+    assert mine["do"] == REASONS[pb.REASON_DID_NOT_VOTE].do
+    (clipped,) = said(value, "clipped")
+    assert clipped.startswith(f"{second} to 0.")
+
+
+def test_without_events_the_chain_says_what_it_knows(run: Run):
+    value = explain(run.chain, lambda number: [], 4, PEERS[1])
+    assert value["verdict"] == "slow and short"
+    assert said(value, "cluster")[0].endswith("weight 256")
+    assert not said(value, "waited")
+
+
+def test_the_open_round(run: Run):
+    run.wait(3.0, "waiting for somebody")
+    value = explain(run.chain, run.read, 5, me=PEERS[0])
+    assert (value["verdict"], said(value, "open")) == ("open", ["waiting for somebody"])
+    assert said(value, "this node") == ["this node is on the roster"]
+
+
+def test_who_was_not_there(run: Run):
+    for _ in range(2):
+        run.wait(1.0)
+        run.say(run.table.contribution(0), run.table.contribution(1))
+        run.say(*[run.table.receipt(number) for number in range(2)])
+    assert PEERS[2] not in run.chain.head.roster
+    run.wait(1.0)
+    run.say(run.table.contribution(0), run.table.contribution(1))
+    run.say(*[run.table.receipt(number) for number in range(2)])
+    value = explain(run.chain, run.read, run.chain.length - 1, PEERS[2][:20])
+    assert "was not on the roster; it was last in round" in said(value, "cluster")[0]
+
+
+def test_what_is_not_there_is_a_sentence(run: Run, tmp_path: Path):
+    with pytest.raises(LocalError, match="the run stands at round 5"):
+        explain(run.chain, run.read, 6)
+    with pytest.raises(LocalError, match="no cluster's"):
+        explain(run.chain, run.read, 4, "nobody")
+    with pytest.raises(LocalError, match="several"):
+        explain(run.chain, run.read, 4, "12D3")
+    for arguments in (["6"], ["4", "nobody"]):
+        assert CliRunner().invoke(app, ["explain", *arguments, "--home", str(tmp_path)]).exit_code == 2
+
+
+def test_the_verb_reads_a_folder(run: Run, tmp_path: Path):
+    shown = CliRunner().invoke(app, ["explain", "4", PEERS[2], "--home", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert "round 4: slow and short: 11.5 s, usually 2.5 s" in shown.stdout
+    assert REASONS[pb.REASON_DID_NOT_VOTE].do in shown.stdout

@@ -1,0 +1,158 @@
+"""What Prometheus reads: right numbers, no label that grows with the swarm, and boards and alerts that name nothing else."""
+
+import re
+import shutil
+import subprocess
+from configparser import ConfigParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
+
+from dilocox.cli.main import app
+from dilocox.node.api import metrics
+from dilocox.node.api.metrics import NodeMetrics
+from dilocox.protocol import events
+from dilocox.protocol.status import Status
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.event_log import EventLog
+from dilocox.views import metrics as views_metrics
+from dilocox.views import rows as views
+from dilocox.views.metrics import RunMetrics
+from tests.helpers import Table, identity, manifest
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+@pytest.fixture
+async def told(tmp_path: Path):
+    """A run of four rounds, the last two without peer 2, and everything that a node on it tells; the first two were told before."""
+    table = Table(manifest(rounds={"count": 9})).genesis().train(2, seconds=2.0)
+    chain, log = ChainFile(tmp_path / "chain.db", table.run, views.describe), EventLog(tmp_path / "events.db")
+    for commit in table.commits:
+        chain.append(commit.envelope)
+    me = identity(2).peer
+    run = RunMetrics("node", chain, log, lambda: {"roster": 3}, lambda: {"sent": 7, "received": 9}, me)
+    table.absent(2)
+    for _ in range(2):
+        table.train(1, [0, 1])
+    for commit in table.commits[chain.length :]:
+        chain.append(commit.envelope)
+    log.add(events.Diverged(3, ""))
+    run.refresh()
+    registry = CollectorRegistry()
+    registry.register(run)
+    progress = SimpleNamespace(loss=2.0, step_seconds=0.1, tokens=5, total_steps=6, round=4, roots={2: chain.state_before(2)})
+    node = SimpleNamespace(
+        progress=progress, chain=chain, cluster=me, manifest=table.run, status=Status("training", "on the roster")
+    )
+    registry.register(NodeMetrics(node, SimpleNamespace(reachable=True), lambda: True))  # type: ignore[arg-type]
+    yield registry
+    log.close()
+    chain.close()
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(name, labels)
+
+
+async def test_numbers(told: CollectorRegistry):
+    assert value(told, "dilocox_round_current") == 5
+    assert value(told, "dilocox_rounds_total", outcome="short") == 2, "only those since the start"
+    assert value(told, "dilocox_rounds_total", outcome="complete") == 0
+    assert value(told, "dilocox_contributions_total", verdict="counted", reason="") == 4
+    assert value(told, "dilocox_contributions_total", verdict="excluded", reason="absent") == 2
+    assert (value(told, "dilocox_counted"), value(told, "dilocox_rounds_missed")) == (0, 2)
+    assert value(told, "dilocox_events_total", kind="diverged") == 1
+    assert value(told, "dilocox_events_total", kind="left-out") == 0, "or an increase from nothing would not be seen"
+    assert value(told, "dilocox_network_bytes_total", direction="received", kind="blob") == 9
+    assert value(told, "dilocox_state_digest_agreed") == 1
+    assert value(told, "dilocox_round_loss") == 2.0
+    assert (value(told, "dilocox_disk_free_bytes") or 0) > 0
+
+
+async def test_no_label_grows_with_the_swarm(told: CollectorRegistry):
+    text = generate_latest(told).decode()
+    assert "12D3" not in text
+    families = list(text_string_to_metric_families(text))
+    assert all(family.name.startswith("dilocox_") and family.documentation for family in families)
+
+
+def names(text: str) -> set[str]:
+    return set(re.findall(r"dilocox_[a-z_]+", text))
+
+
+@pytest.mark.parametrize("file", ["alerts.yml", "grafana.json"])
+async def test_boards_and_alerts_name_what_is_told(told: CollectorRegistry, file: str):
+    samples = {sample.name for family in told.collect() for sample in family.samples}
+    sometimes = {"dilocox_peers_attested", "dilocox_held_out_loss"}  # where the run asks for evidence, or measures
+    assert all(
+        f'"{name}"' in (Path(metrics.__file__).read_text() + Path(views_metrics.__file__).read_text()) for name in sometimes
+    )
+    text = (DEPLOY / file).read_text()
+    assert names(text) <= samples | sometimes
+    assert names(text) >= {"dilocox_rounds_missed", "dilocox_disk_free_bytes", "dilocox_events_total"}
+    assert yaml.safe_load(text)
+
+
+def series(metric: str, values: str, **labels: str) -> dict[str, str]:
+    return {"series": metric + named({"instance": "a", **labels}), "values": values}
+
+
+def named(labels: dict[str, str]) -> str:
+    return "{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}"
+
+
+def fires(alert: str, severity: str, **labels: str) -> dict:
+    """After three minutes, of these labels and no others."""
+    expected = {"alertname": alert, "alertstate": "firing", "severity": severity, "instance": "a", **labels}
+    return {
+        "expr": f'ALERTS{{alertname="{alert}"}}',
+        "eval_time": "3m",
+        "exp_samples": [{"labels": f"ALERTS{named(expected)}", "value": 1}],
+    }
+
+
+def test_prometheus_takes_the_alerts(tmp_path: Path):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool (Debian's prometheus) is not here")
+    rules = DEPLOY / "alerts.yml"
+    subprocess.run([promtool, "check", "rules", rules], check=True, capture_output=True)
+    whole = "dilocox_round_phase_seconds"
+    given = [
+        series("dilocox_rounds_missed", "0 1 2 2"),
+        series("dilocox_rounds_missed", "0 1 1 1", instance="b"),
+        series("dilocox_events_total", "0 0 1 1", kind="diverged"),
+        series("dilocox_run_finished", "0 0 1 1"),
+        series("dilocox_round_open_seconds", "0 60 5000 5000"),
+        series(f"{whole}_sum", "0 100 200 300", phase="whole"),
+        series(f"{whole}_count", "0 1 2 3", phase="whole"),
+        series("dilocox_round_open_seconds", "0 60 700 700", instance="b"),
+        series(f"{whole}_sum", "0 100 200 300", phase="whole", instance="b"),
+        series(f"{whole}_count", "0 1 2 3", phase="whole", instance="b"),
+    ]
+    expected = [
+        fires("DilocoxNotCounted", "warning"),
+        fires("DilocoxDiverged", "critical", kind="diverged"),
+        fires("DilocoxRunFinished", "info"),
+        fires("DilocoxRoundStuck", "warning"),
+    ]
+    test = {"interval": "1m", "input_series": given, "promql_expr_test": expected}
+    (tmp_path / "test.yml").write_text(yaml.dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
+    ran = subprocess.run([promtool, "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_unit_starts_what_exists():
+    unit = ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(DEPLOY / "dilocox-node.service")
+    program, *arguments = unit["Service"]["ExecStart"].split()
+    assert program.endswith("/dilocox")
+    assert "DILOCOX_NODE__JOIN" in (DEPLOY / "dilocox-node.service").read_text()
+    assert CliRunner().invoke(app, [*arguments, "--help"]).exit_code == 0

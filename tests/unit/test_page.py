@@ -1,0 +1,169 @@
+"""The page at `/`: it asks nobody but its daemon, runs nothing but its own script, and shows strangers' words as text."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from dilocox.protocol import events
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.event_log import EventLog
+from dilocox.transport.tasks import Tasks
+from dilocox.views import page as pages
+from dilocox.views import rows as views
+from dilocox.views.answers import answers
+from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
+from tests.browser import browser
+from tests.helpers import Table, identity, manifest
+
+HTML = Path(pages.__file__).with_name("page.html").read_text()
+NASTY = '<img src=x onerror="document.title=1">[/]</script>'
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Tree(HTMLParser):
+    """Checks that what opens closes, and keeps what a reader of screens needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_labelled_and_asks_nobody_else():
+    tree = Tree()
+    tree.feed(HTML)
+    assert not tree.open
+    ids = {attributes["id"] for _, attributes in tree.tags if "id" in attributes}
+    assert ("html", {"lang": "en"}) in tree.tags
+    assert {"header", "main", "h1", "section"} <= {tag for tag, _ in tree.tags}
+    for tag, attributes in tree.tags:
+        assert not {name for name in attributes if name.startswith("on") or name in ("src", "href", "style")}, (tag, attributes)
+        assert tag != "section" or "aria-label" in attributes or attributes["aria-labelledby"] in ids
+    assert set(re.findall(r"https?://[^\"' ]*", HTML)) == {"http://www.w3.org/2000/svg"}, (
+        "that one is a name, nobody fetches it"
+    )
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "import("):
+        assert way not in HTML
+    assert set(re.findall(r'at\("([a-z-]+)"\)', HTML)) <= ids
+
+
+def test_the_page_listens_to_every_event():
+    (listed,) = re.findall(r"const kinds = \[(.*?)\]", HTML, re.DOTALL)
+    assert set(re.findall(r'"([a-z-]+)"', listed)) == {each.kind for each in events.Event.__subclasses__()}
+
+
+STATUS: dict[str, Any] = {
+    "role": "node",
+    "run": views.run(manifest()),
+    "peer": identity(0).peer,
+    "name": NASTY,
+    "state": "training",
+    "why": "on the roster",
+    "advice": "",
+    "round": 4,
+    "round_why": "waiting for somebody",
+    "reachable": False,
+    "reach": NASTY,
+    "on_roster": True,
+    "counted": [True, True, False],
+    "excluded": [{"reason": "late", "detail": NASTY, "do": "be faster"}],
+    "tokens_per_second": 1234.0,
+    "loss": 2.0,
+    "attestation": {"kind": "simulated", "attested": True, "code": "", "reason": ""},
+}
+
+
+def test_four_answers():
+    found = answers(STATUS, None)
+    assert [each["question"] for each in found] == ["Reachable?", "In sync?", "In this round?", "Counted?"]
+    assert [each["answer"] for each in found] == [False, None, True, False]
+    assert found[3]["says"] == "in 2 of the last 3 rounds that counted anybody; not counted: late"
+    assert found[3]["do"] == "be faster"
+    assert answers({**STATUS, "counted": [], "excluded": []}, True)[3]["answer"] is None
+
+
+@pytest.fixture
+async def served(tmp_path: Path):
+    """A node's API over a chain of three rounds, the last without peer 2."""
+    table = Table(manifest(rounds={"count": 9})).genesis().train(2, seconds=2.0)
+    table.absent(2)
+    table.train(1, [0, 1], seconds=1.0)
+    chain, log = ChainFile(tmp_path / "chain.db", table.run, views.describe), EventLog(tmp_path / "events.db")
+    for commit in table.commits:
+        chain.append(commit.envelope)
+    tasks = Tasks()
+    tasks.start(log.run(), "events")
+
+    async def peers() -> list[views.View]:
+        rows = views.peers(table.run, chain.head, services.PresenceList(), {}, chain.head.coordinator)
+        return [{**row, "name": NASTY} for row in rows]
+
+    async def status(request: web.Request) -> web.Response:
+        return json_response({**STATUS, "answers": answers(STATUS, None)})
+
+    app = create_app(CollectorRegistry(), lambda: None)
+    add_run_routes(app, chain, peers, log, identity(0).peer)
+    app.router.add_get("/v1/status", status)
+    runner, url = await serve_http(app, "127.0.0.1:0")
+    yield url, log
+    await runner.cleanup()
+    await tasks.close()
+    log.close()
+    chain.close()
+
+
+async def test_it_is_served_under_a_policy_that_names_its_own_script(served):
+    url, _ = served
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        assert (response.status, response.content_type) == (200, "text/html")
+        assert await response.text() == HTML
+        policy = response.headers["Content-Security-Policy"]
+    assert policy == pages.policy(HTML)
+    assert policy != pages.policy(HTML.replace('"use strict"', '"use sloppy"'))
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none'")
+
+
+async def test_a_browser_shows_it(served, tmp_path: Path):
+    url, log = served
+    async with browser(tmp_path / "browser", url + "/#3") as tab:
+        await tab.wait("document.querySelectorAll('#answers .card').length === 5")
+        assert await tab.evaluate("[...document.querySelectorAll('#answers .answer')].map(a => a.textContent).join()") == (
+            "no,not known yet,yes,no,yes"
+        )
+        assert "SIMULATED" in await tab.evaluate("document.getElementById('answers').textContent")
+        await tab.wait("document.querySelectorAll('#loss polyline').length === 2")
+        assert await tab.wait("document.querySelectorAll('#rounds .good').length") == 8
+        assert await tab.evaluate("[...document.querySelectorAll('#rounds .bad')].map(a => a.ariaLabel).join()") == "absent"
+        await tab.wait("document.getElementById('explained-title').textContent.startsWith('Round 3: short')")
+        assert "the coordinator did not hear from it" in await tab.evaluate(
+            "document.getElementById('explanation').textContent"
+        )
+        await tab.evaluate("document.querySelector('#rounds button').click()")
+        await tab.wait("document.getElementById('explained-title').textContent.startsWith('Round 1: as usual')")
+        log.add(events.WorkersEnded(NASTY))
+        await tab.wait("document.getElementById('happened').textContent.includes('stage workers ended (<img')")
+        await tab.wait("document.querySelectorAll('#peers tbody tr').length === 3")
+        assert NASTY in await tab.evaluate("document.getElementById('peers').textContent")
+        assert await tab.evaluate("document.querySelectorAll('img, script').length") == 1, "a stranger's name is text"
+        assert await tab.evaluate("document.title") == "test – dilocox"
+        light = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        await tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+        assert await tab.evaluate("getComputedStyle(document.body).backgroundColor") != light
+        await tab.picture(tmp_path / "page.png")
+        assert not [error for error in tab.errors if "favicon" not in error]

@@ -1,0 +1,206 @@
+"""Why a round was slow, or short, or went without somebody: from the chain, and from the events where they are still kept."""
+
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.ids import short
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.event_log import Happened
+from dilocox.views.reasons import advice
+
+__all__ = ["explain"]
+
+View = dict[str, Any]
+ReadEvents = Callable[[int], Sequence[Happened]]
+"""What happened in a round, oldest first."""
+
+BEFORE = 16
+"""Rounds whose median is what is usual."""
+SLOW, SLOW_SECONDS = 1.5, 1.0
+"""A round is slow above this multiple of the usual time, and by more than this."""
+WAITS_SHOWN = 3
+"""What the coordinator waited for longest."""
+LOOK_BACK = 64
+"""Rounds in which somebody who was not on the roster is looked for."""
+
+
+def explain(chain: ChainFile, events: ReadEvents, number: int, peer: str = "", me: str = "") -> View:
+    """`peer`: the beginning of the id of a cluster that is asked about; `me`: the one called this node. Blocking: reads the file.
+
+    Raises LocalError where there is no such round, or no such cluster.
+    """
+    happened, told = events(number), chain.detail(number)
+    if told is None and number != chain.length:
+        raise LocalError(f"no round {number}: the run stands at round {chain.length}")
+    name = _one(chain, number, told, peer) if peer else me
+    if told is None:
+        says = [*_waited(happened, 0.0), *([_mine(chain, number, name, me, None, happened)] if name else [])]
+        open_rows = says or [_row("open", "no commit closed it yet, and nothing is kept of why")]
+        return {"round": number, "verdict": "open", "seconds": None, "usual_seconds": None, "findings": open_rows}
+    detail: View = json.loads(told)
+    before = [row for row in json.loads(chain.rows(max(0, number - BEFORE), number)) if row["counted"]]
+    usual = {key: _median(before, key) for key in ("seconds", "collect_seconds", "vote_seconds")}
+    slow = usual["seconds"] is not None and detail["seconds"] > max(SLOW * usual["seconds"], usual["seconds"] + SLOW_SECONDS)
+    short_of = bool(detail["excluded"])
+    verdict = " and ".join([*(["slow"] if slow else []), *(["short"] if short_of else [])]) or "as usual"
+    findings = [
+        *_times(detail, usual, len(before)),
+        *_last(happened),
+        *_waited(happened, detail["seconds"]),
+        *_counting(detail),
+        *_clips(detail),
+        *([_mine(chain, number, name, me, detail, happened)] if name else []),
+    ]
+    return {
+        "round": number,
+        "verdict": verdict,
+        "seconds": detail["seconds"],
+        "usual_seconds": usual["seconds"],
+        "findings": findings,
+    }
+
+
+def _row(about: str, says: str, do: str = "") -> View:
+    return {"about": about, "says": says, "do": do}
+
+
+def _median(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    return statistics.median(row[key] for row in rows) if rows else None
+
+
+def _times(detail: View, usual: Mapping[str, float | None], rounds: int) -> Iterator[View]:
+    def beside(key: str) -> str:
+        return f" (median of the {rounds} before: {usual[key]:.1f} s)" if usual[key] is not None else ""
+
+    yield _row("time", f"{detail['seconds']:.1f} s from its opening to its commit{beside('seconds')}")
+    if detail["collect_seconds"]:
+        yield _row(
+            "collect", f"more than half had contributed after {detail['collect_seconds']:.1f} s{beside('collect_seconds')}"
+        )
+    if detail["vote_seconds"]:
+        yield _row("vote", f"more than half had voted {detail['vote_seconds']:.1f} s after the ballot{beside('vote_seconds')}")
+
+
+def _last(happened: Sequence[Happened]) -> Iterator[View]:
+    """Who came last, and by how much."""
+    for kind, what, about in (("ballot-opened", "contribution", "collect"), ("round-closed", "vote", "vote")):
+        for event in happened:
+            if event.kind != kind or not event.body["last"]:
+                continue
+            arrivals = event.body["last"]
+            gap = f", {arrivals[-1]['seconds'] - arrivals[-2]['seconds']:.1f} s after the one before it" if arrivals[1:] else ""
+            yield _row(
+                about, f"the last {what} came from {short(arrivals[-1]['cluster'])} at {arrivals[-1]['seconds']:.1f} s{gap}"
+            )
+
+
+def _waited(happened: Sequence[Happened], seconds: float) -> Iterator[View]:
+    """For what it stayed open, the longest first; of the open round also what stands now."""
+    said = [event for event in happened if event.kind in ("round-open", "round-closed")]
+    spans = [
+        (later.seconds - event.seconds, event.body["why"]) for event, later in pairwise(said) if event.kind == "round-open"
+    ]
+    whys = sorted(((span, why) for span, why in spans if span >= max(0.5, 0.1 * seconds)), reverse=True)
+    for span, why in whys[:WAITS_SHOWN]:
+        yield _row("waited", f"{span:.1f} s: {why}")
+    if said and said[-1].kind == "round-open" and not seconds:
+        yield _row("open", said[-1].body["why"])
+
+
+def _counting(detail: View) -> Iterator[View]:
+    if detail["closing"]:
+        yield _row("counted", "the round's commit only agreed on the run's last state: nobody is counted in it")
+        return
+    yield _row("counted", f"{detail['counted']} of {detail['roster']} clusters")
+    for item in detail["excluded"]:
+        yield _excluded(item)
+    for item in detail["refused"]:
+        if item not in detail["excluded"]:
+            said = advice(item["reason"])
+            yield _row(
+                "refused", f"a statement of {short(item['peer'])}: {item['reason']}: {said.means}{_detail(item)}", said.do
+            )
+
+
+def _excluded(item: View) -> View:
+    said = advice(item["reason"])
+    return _row("not counted", f"{short(item['peer'])}: {item['reason']}: {said.means}{_detail(item)}", said.do)
+
+
+def _detail(item: View) -> str:
+    return f" ({item['detail']})" if item["detail"] else ""
+
+
+def _clips(detail: View) -> Iterator[View]:
+    for item in detail["clusters"]:
+        if item["clipped"] < 1:
+            norms = f"{item['norm']:.3g} (the median: {detail['median_norm']:.3g})"
+            yield _row(
+                "clipped",
+                f"{short(item['cluster'])} to {item['clipped']:.2f} of its norm {norms}",
+                "what was cut off stays with its author, and counts later",
+            )
+
+
+def _roster(detail: View) -> set[str]:
+    return {item["cluster"] for item in detail["clusters"]} | {item["peer"] for item in detail["excluded"]}
+
+
+def _one(chain: ChainFile, number: int, told: str | None, peer: str) -> str:
+    """The cluster whose id begins so, in this round or one of those before it."""
+    rounds = [told] if told else []
+    known = set(chain.head.roster).union(*(_roster(json.loads(each)) for each in rounds))
+    found = {name for name in known if name.startswith(peer)}
+    for earlier in range(number - 1, max(-1, number - LOOK_BACK), -1):
+        if found:
+            break
+        found = {name for name in _roster(json.loads(chain.detail(earlier) or "{}") or _NOBODY) if name.startswith(peer)}
+    if len(found) != 1:
+        which = "several clusters'" if found else "no cluster's"
+        raise LocalError(f"{peer} begins {which} id around round {number}; `dilocox peers` names them")
+    return found.pop()
+
+
+_NOBODY: View = {"clusters": [], "excluded": []}
+
+
+def _mine(chain: ChainFile, number: int, name: str, me: str, detail: View | None, happened: Sequence[Happened]) -> View:
+    """What became of one cluster's work."""
+    who = "this node" if name == me else short(name)
+    about = "this node" if name == me else "cluster"
+    if detail is None:
+        return _row(about, f"{who} is {'' if name in chain.head.roster else 'not '}on the roster")
+    for item in detail["clusters"]:
+        if item["cluster"] == name:
+            return _row(
+                about, f"{who} was counted: {item['tokens']:,} tokens, weight {item['weight']:,}{_arrived(name, happened)}"
+            )
+    for item in detail["excluded"]:
+        if item["peer"] == name:
+            said = advice(item["reason"])
+            arrived = _arrived(name, happened)
+            return _row(about, f"{who} was not counted: {item['reason']}: {said.means}{_detail(item)}{arrived}", said.do)
+    for earlier in range(number - 1, max(-1, number - LOOK_BACK), -1):
+        was = json.loads(chain.detail(earlier) or "null")
+        if was is not None and name in _roster(was):
+            why = next((item["reason"] for item in was["excluded"] if item["peer"] == name), "counted")
+            return _row(about, f"{who} was not on the roster; it was last in round {earlier}: {why}", advice("resting").do)
+    return _row(
+        about, f"{who} was not on the roster, nor in the {LOOK_BACK} rounds before", "nothing: it claims a seat by itself"
+    )
+
+
+def _arrived(name: str, happened: Sequence[Happened]) -> str:
+    ways = {"ballot-opened": "its contribution came", "round-closed": "its vote"}
+    times = [
+        f"{ways[event.kind]} at {each['seconds']:.1f} s"
+        for event in happened
+        if event.kind in ways
+        for each in event.body["last"]
+        if each["cluster"] == name
+    ]
+    return f"; {', '.join(times)}" if times else ""
