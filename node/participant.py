@@ -21,6 +21,7 @@ from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.crew import Progress
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import proof_of_fork, replaced
+from dilocox.node.offering import keep_offering
 from dilocox.node.own import OwnStatements
 from dilocox.protocol import events, member
 from dilocox.protocol.chain import taken
@@ -45,8 +46,6 @@ __all__ = ["Participant"]
 
 log = logging.getLogger(__name__)
 
-OFFER_SECONDS = 3.0
-"""What the coordinator does not hold is offered again after this."""
 HEARTBEAT_SHARE = 0.25
 """Of the liveness window: three heartbeats may be lost …"""
 HEARTBEAT_SECONDS = 2.0
@@ -271,18 +270,7 @@ class Participant:
 
     async def offer(self) -> None:
         """Say what the coordinator does not hold, now and again."""
-        while True:
-            self._speak.clear()
-            for statement in member.offers(self.state):
-                if not await self._offer(statement):
-                    break
-                self._speak.clear()
-            await self._offer_record()
-            try:
-                async with asyncio.timeout(OFFER_SECONDS):
-                    await self._speak.wait()
-            except TimeoutError:
-                pass
+        await keep_offering(self._speak, lambda: member.offers(self.state), self._offer, self._offer_record)
 
     async def _offer_record(self) -> None:
         """How to dial us, for the coordinator to pass on: when that changed, and after it forgot us."""

@@ -1,0 +1,36 @@
+"""What a node says to the coordinator, again and again, until it is held or refused."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from dilocox.protocol.messages import Statement
+
+__all__ = ["AGAIN_SECONDS", "keep_offering"]
+
+AGAIN_SECONDS = 3.0
+"""Between two offers of a statement that the coordinator may have lost."""
+
+
+async def keep_offering(
+    speak: asyncio.Event,
+    offers: Callable[[], Sequence[Statement[Any]]],
+    offer: Callable[[Statement[Any]], Awaitable[bool]],
+    first: Callable[[], Awaitable[None]],
+    again_seconds: float = AGAIN_SECONDS,
+) -> None:
+    """For ever. `speak`: set when there may be something new in `offers`, also while another one is offered; `offer`: whether an
+    answer came; `first`: before each time that something is said. Each is offered once, and all are again after some seconds."""
+    while True:
+        await first()
+        said: set[bytes] = set()
+        while fresh := [statement for statement in offers() if statement.digest not in said]:
+            said.add(fresh[0].digest)
+            if not await offer(fresh[0]):
+                break
+        speak.clear()  # nothing was waited for since the last look: what is signed from here on sets it again
+        try:
+            async with asyncio.timeout(again_seconds):
+                await speak.wait()
+        except TimeoutError:
+            pass
