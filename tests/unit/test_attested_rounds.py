@@ -84,7 +84,8 @@ def test_strangers_who_are_gone_hold_no_verdict_for_ever(monkeypatch: pytest.Mon
 
 
 def test_what_waits_for_the_next_round_has_room_there(monkeypatch: pytest.MonkeyPatch):
-    """Who leaves is a stranger to the next round: a restart, which hears it all again, stands where the coordinator stood."""
+    """Strangers have half of the room; who leaves with standing is none. A restart, which hears it all again, stands where the
+    coordinator stood."""
     table = attested_table()
     monkeypatch.setattr(limits, "ATTESTATIONS", 8)
     for number in range(10, 14):
@@ -92,7 +93,7 @@ def test_what_waits_for_the_next_round_has_room_there(monkeypatch: pytest.Monkey
     table.attest(0, label="renewed")
     table.submit(table.leave(0))
     table.contribute([1, 2]).vote([1, 2])
-    assert len(table.state.gathered.attested) == 4
+    assert len(table.state.gathered.attested) == 5
     table.verify()
 
 

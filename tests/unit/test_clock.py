@@ -100,5 +100,5 @@ def test_a_timeline_of_equal_rounds_is_the_estimated_round(
 @given(st.floats(1e-3, 1e3), st.floats(0, 1e5))
 def test_a_commit_is_there_at_its_arrival_step_and_not_before(step: float, exchange: float):
     arrival = clock.arrival_step(step, exchange)
-    assert arrival * step >= exchange * (1 - 1e-9)
+    assert arrival * step >= exchange * (1 - 1e-9) - 1e-9, "but for what a float cannot say"
     assert (arrival - 1) * step < exchange or arrival == 0
