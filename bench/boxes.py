@@ -120,7 +120,7 @@ def read(testnet: Testnet) -> dict[str, tuple[Traffic, Traffic, Traffic]]:
     found = {}
     for member in testnet.nodes:
         status = waited(lambda member=member: member.get("/v1/status"))  # type: ignore[misc]
-        blobs = Traffic(status["bytes_sent"], status["bytes_received"])
+        blobs = Traffic(*(status["network"][way].get("blob", 0) for way in ("sent", "received")))
         found[member.name] = wan[member.name], blobs, lan.get(member.name, Traffic(0, 0))
     return found
 

@@ -81,7 +81,7 @@ def swarm(
     options += ["--data", f"{text.name}={text.folder}"]
     spaces = not lacking()
     if bits_per_second is not None and not spaces:
-        options += ["--upload-limit", f"{bits_per_second / HEADERS / 1e6:.6f}"]  # which counts no headers
+        options += ["--upload", f"{bits_per_second / HEADERS / 1e6:.6f}mbit"]  # which counts no headers
     folder.mkdir(parents=True, exist_ok=True)
     owner = load_identity(folder / "run.key")
     filled = run.replace("{owner}", owner.key.hex())

@@ -118,7 +118,7 @@ class Pair:
     """The swarm: node-1 is measured."""
 
     def __init__(self, folder: Path, run_file: Path, megabits: float) -> None:
-        options = ["--devices", "1", "--threads", "1", "--upload-limit", str(megabits)]
+        options = ["--devices", "1", "--threads", "1", "--upload", f"{megabits}mbit"]
         self._testnet = Testnet.create(
             folder / "swarm", run_file.read_bytes(), run_file.with_suffix(".key").read_bytes(), 2, options, stdlib().folder
         )

@@ -8,38 +8,27 @@ from typing import Annotated
 import typer
 
 from dilocox.cli.common import (
-    THIS_MACHINE,
-    ApiOption,
     DataOption,
-    DhtOption,
-    DhtPortOption,
-    HomeOption,
-    HostOption,
     JoinOption,
-    NameOption,
-    PortOption,
-    UploadLimitOption,
     archive_place,
-    bytes_per_second,
     read_link,
-    set_up_logging,
 )
+from dilocox.cli.options import PeerOptions, grouped
 from dilocox.node.archiver import ArchiveSettings
 from dilocox.node.holder import HolderSettings, run_holder
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.archive.sealing import make_key
 from dilocox.transport.corpora import parse_folders
-from dilocox.transport.health import base_folder
-from dilocox.transport.network import Listen
-from dilocox.transport.parent_pipe import exit_with_parent
 
 __all__ = ["archive"]
 
 log = logging.getLogger(__name__)
 
 
+@grouped
 def archive(
     join: JoinOption,
+    peer: PeerOptions,
     url: Annotated[
         str, typer.Option("--archive", metavar="URL", help="Where: a folder that is new or an archive, or s3://BUCKET/PREFIX.")
     ],
@@ -61,21 +50,11 @@ def archive(
     payloads: Annotated[
         bool, typer.Option("--payloads", help="Also every payload that counted: any round can be replayed.")
     ] = False,
-    home: HomeOption = None,
-    name: NameOption = THIS_MACHINE,
-    host: HostOption = "127.0.0.1",
-    port: PortOption = 0,
-    dht_port: DhtPortOption = 0,
-    dht: DhtOption = True,
-    api: ApiOption = "127.0.0.1:0",
     data: DataOption = None,
-    upload_limit: UploadLimitOption = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
 ) -> None:
     """Keep a run's archive: its chain, states, data, and payloads by choice. Trains nothing, needs no GPU. Where the run names this
     peer in `run.holders`, it also keeps what peers push that cannot be dialled, as `dilocox hold` does."""
-    exit_with_parent()
-    set_up_logging(verbose)
+    peer.begin()
     if key is not None and plain:
         raise ConfigError("--archive-key seals the archive and --archive-plain does not: say one of them")
     if key is not None and not key.exists():
@@ -84,12 +63,8 @@ def archive(
     place = archive_place(url, key)
     assert place is not None, "it has a URL"
     settings = HolderSettings(
+        **peer.settings("archive"),
         join=read_link(join),
-        home=home or base_folder() / "archive",
-        name=name,
-        listen=Listen(host, port, dht_port, dht),
-        api=api,
-        upload_bytes_per_second=bytes_per_second(upload_limit),
         archive=ArchiveSettings(place, plain, every, keep, payloads, parse_folders(data or ())),
     )
     asyncio.run(run_holder(settings))

@@ -22,6 +22,7 @@ from dilocox.transport.archive.sealing import load_key
 from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.archive.storage import open_storage
 from dilocox.transport.chain_file import find_chains
+from dilocox.transport.data_directory import API_KEY
 from dilocox.transport.event_log import find_events
 from dilocox.transport.health import base_folder, running_daemon
 
@@ -42,11 +43,8 @@ __all__ = [
     "PortOption",
     "ReadArchiveOption",
     "ReadOption",
-    "UploadLimitOption",
     "api_call",
     "archive_place",
-    "bits_per_second",
-    "bytes_per_second",
     "fail",
     "print_json",
     "print_labelled",
@@ -59,8 +57,6 @@ __all__ = [
 
 EXIT_UNEXPECTED, EXIT_USAGE, EXIT_NOT_RUNNING = 1, 2, 3
 API_SECONDS = 10.0
-UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "": 1.0}
-"""Of a line's speed, in bits per second."""
 
 # Off a terminal a table keeps its width: somebody greps it.
 # No markup: what is printed holds names that strangers chose.
@@ -95,9 +91,6 @@ PortOption = Annotated[int, typer.Option(**PORTS, envvar="DILOCOX_NETWORK__PORT"
 DhtPortOption = Annotated[int, typer.Option(**PORTS, envvar="DILOCOX_NETWORK__DHT_PORT", help="DHT port (0: any, kept).")]
 ApiOption = Annotated[
     str, typer.Option(envvar="DILOCOX_API__LISTEN", callback=lambda text: _listen(text), help="host:port of the HTTP API.")
-]
-UploadLimitOption = Annotated[
-    float | None, typer.Option(min=0.25, help="Send at most so many megabits per second (default: no limit).")
 ]
 DataOption = Annotated[
     list[str] | None,
@@ -148,19 +141,6 @@ def fail(message: str, code: int = EXIT_UNEXPECTED, help: str | None = None) -> 
     if help:
         errors.print(f"  help  {help}", highlight=False, soft_wrap=True)
     raise typer.Exit(code)
-
-
-def bytes_per_second(upload_limit: float | None) -> float | None:
-    """Of `--upload-limit`, megabits per second."""
-    return None if upload_limit is None else upload_limit * 1e6 / 8
-
-
-def bits_per_second(text: str, option: str) -> float:
-    """Of a line, as an option says it; exits where it says none."""
-    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(kbit|mbit|gbit|)", text.strip().lower())
-    if found is None or float(found[1]) <= 0:
-        fail(f"{option} {text}", 2, "a number and kbit, mbit or gbit, such as 1gbit")
-    return float(found[1]) * UNITS[found[2]]
 
 
 def read_link(text: str) -> JoinLink:
@@ -215,7 +195,7 @@ def some_daemon(home: Path | None) -> dict[str, Any] | None:
         if (facts := running_daemon(folder)) is not None:
             if home is None:
                 errors.print(f"reading {folder}", style="dim", highlight=False, soft_wrap=True)
-            return facts
+            return {**facts, "home": str(folder)}
     return None
 
 
@@ -247,15 +227,25 @@ def find_event_log(home: Path | None) -> Path:
 
 def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
     """A JSON document of the running daemon's API; exits with the right code when there is none. POST: it does something for it."""
-    url = find_daemon(home)["api"] + path
+    facts = find_daemon(home)
+    url = facts["api"] + path
+    request = urllib.request.Request(url, method=method, headers=_operator(Path(facts["home"])) if method != "GET" else {})
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=API_SECONDS) as response:
+        with urllib.request.urlopen(request, timeout=API_SECONDS) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
         problem = json.load(error)
         fail(problem["title"], EXIT_USAGE if error.code == 404 else EXIT_UNEXPECTED)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         fail(f"the daemon does not answer at {url}: {error}", EXIT_NOT_RUNNING)
+
+
+def _operator(home: Path) -> dict[str, str]:
+    """What says that this is the daemon's operator; nothing where it has no such key, or it is not ours to read."""
+    try:
+        return {"Authorization": f"Bearer {(home / API_KEY).read_text()}"}
+    except (OSError, UnicodeDecodeError):
+        return {}
 
 
 def archive_place(url: str | None, key: Path | None) -> ArchivePlace | None:

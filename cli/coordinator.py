@@ -9,18 +9,10 @@ from typing import Annotated
 import typer
 
 from dilocox.cli.common import (
-    ApiOption,
     DataOption,
-    DhtOption,
-    DhtPortOption,
-    HomeOption,
-    HostOption,
-    PortOption,
-    UploadLimitOption,
-    bytes_per_second,
     read_run,
-    set_up_logging,
 )
+from dilocox.cli.options import DaemonOptions, grouped
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol.corpus import check_fits
@@ -33,35 +25,25 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import Folders, corpus_in, library, named_store, parse_folders, weights_library
 from dilocox.transport.data_directory import load_identity
 from dilocox.transport.handover import read_handover
-from dilocox.transport.health import base_folder
-from dilocox.transport.network import Listen
-from dilocox.transport.parent_pipe import exit_with_parent
 
 __all__ = ["coordinator", "data_to_serve", "weights_to_serve"]
 
 log = logging.getLogger(__name__)
 
 
+@grouped
 def coordinator(
     run_file: Annotated[Path, typer.Argument(help="The run file that `dilocox init` made, or RUN.chain of `dilocox appoint`.")],
-    home: HomeOption = None,
-    host: HostOption = "127.0.0.1",
-    port: PortOption = 0,
-    dht_port: DhtPortOption = 0,
-    dht: DhtOption = True,
-    api: ApiOption = "127.0.0.1:0",
+    daemon: DaemonOptions,
     data: DataOption = None,
     weights: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The initial state that the run names lies in DIR (default: ~/.dilocox/weights)."),
     ] = None,
-    upload_limit: UploadLimitOption = None,
     link_file: Annotated[Path | None, typer.Option(help="Also write the join link here.")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
 ) -> None:
     """Serve a run: admit peers, close rounds, sign commits. Prints the join link."""
-    exit_with_parent()
-    set_up_logging(verbose)
+    daemon.begin()
     key = run_file.with_suffix(".key")
     if run_file.suffix == ".chain" and run_file.is_file():
         handover: Path | None = run_file
@@ -85,12 +67,13 @@ def coordinator(
         owner=load_identity(key) if key.is_file() else None,
         handover=handover,
         signer=signer,
-        home=home or base_folder() / "coordinator",
-        listen=Listen(host, port, dht_port, dht),
-        api=api,
+        home=daemon.folder("coordinator"),
+        listen=daemon.listen(),
+        api=daemon.api,
         data=data_to_serve(manifest, parse_folders(data or ())),
         weights=weights_to_serve(manifest, weights),
-        upload_bytes_per_second=bytes_per_second(upload_limit),
+        upload=daemon.upload_rates(),
+        notice=daemon.notice(),
     )
     asyncio.run(run_coordinator(settings, announce, appraise))
 

@@ -11,6 +11,7 @@ import typer
 from dilocox.cli import (
     appoint,
     archive,
+    attend,
     attest,
     check,
     coordinator,
@@ -71,6 +72,9 @@ app.command("check")(check.check)
 app.command("coordinator")(coordinator.coordinator)
 app.command("appoint")(appoint.appoint)
 app.command("node")(node.node)
+app.command("pause")(attend.pause)
+app.command("resume")(attend.resume)
+app.command("leave")(attend.leave)
 app.command("hold")(hold.hold)
 app.command("archive")(archive.archive)
 app.command("id")(identity.identity)

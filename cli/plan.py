@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from dilocox.cli.common import JsonOption, bits_per_second, console, fail, print_json, print_table, read_run
+from dilocox.cli.common import JsonOption, console, fail, print_json, print_table, read_run
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node import plan as model
 from dilocox.node.clock import HEADERS, SEVERAL_FILL, Estimate, Line, Method, Site, estimate, layouts_of, payload_bytes, ring
 from dilocox.node.plan import Inside
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.transport.hours import bits_per_second
 
 __all__ = ["plan"]
 

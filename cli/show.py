@@ -73,17 +73,16 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
             ("state", f"{value['state']}: {value['why']}   {phase}"),
             ("round", f"{value['round']} is open: {value['round_why']}" if value["coordinator_connected"] else away),
         ]
+    if value["hours"] is not None:
+        lines.append(("hours", f"takes part {value['hours']} by this machine's clock"))
     if len(value["boxes"]) > 1 or value["cluster"] != value["peer"]:
         hosts = "; ".join(f"{short(box['peer'])} {listed(box['stages'])}" for box in value["boxes"])
         lines.append(("cluster", f"led by {short(value['cluster'])}   stages by box: {hosts or 'not on the roster yet'}"))
     lines += [
         ("network", f"{value['address']}   {value['reach']}"),
         ("counted", f"{sum(counted)} of the last {len(counted)} rounds" if counted else "no round closed yet"),
-        (
-            "speed",
-            f"{value['tokens_per_second']:,.0f} tok/s   sent {value['bytes_sent']:,} B, received {value['bytes_received']:,} B"
-            f"   loss {number(value['loss'])}",
-        ),
+        ("speed", f"{value['tokens_per_second']:,.0f} tok/s   loss {number(value['loss'])}{_of_round(value)}"),
+        ("line", network_line(value["network"])),
     ]
     if (download := value["downloading"]) is not None:
         held, size = download["held"], download["size"]
@@ -104,6 +103,31 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
+def _of_round(value: dict[str, Any]) -> str:
+    """What the last whole round sent, beside an AllReduce of every gradient."""
+    last = value["network"]["last_round"]
+    if last is None:
+        return ""
+    less = value["allreduce_bytes"] / last["sent"] if last["sent"] else 0
+    return f"   sent {last['sent']:,} B in round {last['round']}" + (f", {less:,.0f}x less than AllReduce" if less >= 2 else "")
+
+
+def network_line(network: dict[str, Any]) -> str:
+    """Bytes since the start, and the limits in force."""
+    return ", ".join(
+        f"{way} {sum(network[way].values()):,} B{_limit(network[limit])}"
+        for way, limit in (("sent", "upload"), ("received", "download"))
+    )
+
+
+def _limit(allowed: dict[str, Any]) -> str:
+    rate, until = allowed["bytes_per_second"], allowed["until"]
+    if rate is None and until is None:
+        return ""
+    ends = f" until {time.strftime('%H:%M', time.localtime(until))}" if until is not None else ""
+    return f" ({'no limit' if rate is None else f'at most {8 * rate / 1e6:g} Mbit/s'}{ends})"
+
+
 def _reason(item: dict[str, Any]) -> str:
     return f"{item['reason']}: {item['detail']}" if item["detail"] else str(item["reason"])
 
@@ -115,7 +139,7 @@ def _coordinator_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         return [*lines, ("state", value["why"])]
     counts = f"{value['contributions']} contributions, {value['receipts']} receipts of {len(value['roster'])} clusters"
     lines += [("state", f"{value['phase']}: {value['why']}"), ("round", f"{value['round']}/{run['rounds']}: {counts}")]
-    lines += [("absent", short(peer)) for peer in value["absent"]]
+    lines += [("line", network_line(value["network"])), *(("absent", short(peer)) for peer in value["absent"])]
     lines += [("refused", f"{short(item['peer'])}: {_reason(item)}") for item in value["refused"]]
     return lines
 
@@ -126,7 +150,8 @@ def _holder_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         ("run", f'{run["name"]} ({run["run_id"][:8]}…)   {value["role"]} {short(value["peer"])} "{value["name"]}"'),
         ("state", "the run is over" if value["finished"] else f"round {value['round']}/{run['rounds']} is open"),
         ("network", f"{value['address']}   {value['reach']}"),
-        ("keeps", f"{value['kept_blobs']} blobs, {value['kept_bytes']:,} B   sent {value['bytes_sent']:,} B"),
+        ("keeps", f"{value['kept_blobs']} blobs, {value['kept_bytes']:,} B"),
+        ("line", network_line(value["network"])),
         *([] if value["coordinator_connected"] else [("warning", "the coordinator is away")]),
     ]
 

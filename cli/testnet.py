@@ -15,7 +15,6 @@ from rich.progress import Progress
 from dilocox.cli.common import (
     DataOption,
     JsonOption,
-    bits_per_second,
     console,
     errors,
     fail,
@@ -38,6 +37,7 @@ from dilocox.protocol.tensors import parameter_count
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import corpus_in, last_built, library, parse_folders, weights_library
 from dilocox.transport.data_directory import format_identity
+from dilocox.transport.hours import bits_per_second
 
 __all__ = ["app"]
 
@@ -68,7 +68,7 @@ def up(
     wan: Annotated[str | None, typer.Option(help=f"Of each box's line to everybody else{LINE_HELP}")] = None,
     preset: Annotated[str, typer.Option(help="The run's preset.")] = "tiny",
     run_file: Annotated[Path | None, typer.Option("--run", help="A run file instead of a preset.")] = None,
-    upload_limit: Annotated[float | None, typer.Option(help="Megabits per second that each node may send.")] = None,
+    upload: Annotated[str | None, typer.Option(metavar="RATE", help="What each node may send, such as 20mbit.")] = None,
     kill: Annotated[list[str] | None, typer.Option(help="NAME@ROUND: kill -9 that member when the round opens.")] = None,
     baseline: Annotated[bool, typer.Option(help="At the end, train one node alone for as many inner steps.")] = True,
     data: DataOption = None,
@@ -88,7 +88,7 @@ def up(
         fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", 2)
     private = _own_data(manifest, store, nodes, private or [])
     options = ["--devices", str(devices), "--threads", "1"]
-    options += ["--upload-limit", str(upload_limit)] if upload_limit is not None else []
+    options += ["--upload", upload] if upload is not None else []
     kills = [_parse_kill(text) for text in kill or []]
     testnet = Testnet.create(folder, run, key, nodes, options, place, boxes, _lines(lan, wan, boxes), private)
     if detach:

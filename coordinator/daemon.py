@@ -26,10 +26,14 @@ from dilocox.transport.corpora import Shelf, corpus_in, initial_shelf
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.event_log import EVENTS, EventLog
 from dilocox.transport.handover import take_over
+from dilocox.transport.hours import Rates
 from dilocox.transport.network import Listen, Network, open_network
+from dilocox.transport.notify import Notice, Notifier
 from dilocox.transport.room import while_there_is_room
 from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Tasks
+from dilocox.transport.traffic import Traffic
+from dilocox.transport.watch import watch
 from dilocox.views import rows as views
 from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
 from dilocox.views.metrics import RunMetrics
@@ -57,8 +61,10 @@ class CoordinatorSettings:
     """Where the run's corpus lies, for those who have none; None: not here."""
     weights: BlobStore | None
     """Where its initial state lies; None: not here, or it follows from the run's seed."""
-    upload_bytes_per_second: float | None
+    upload: Rates
     """At most so much of it is served."""
+    notice: Notice | None
+    """Who is told of what is notable."""
 
 
 async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[JoinLink], None], appraise: Appraiser) -> None:
@@ -91,6 +97,11 @@ async def _live(
         service = CoordinatorService(home.identity, chain, signed, appraise)
         service.events = events
         tasks.start(events.run(), "events")
+        if settings.notice is not None:
+            about = {"name": "coordinator", "run": manifest.run.name, "peer": home.identity.peer, "role": "coordinator"}
+            tasks.start(Notifier(settings.notice, events, about).run(), "notify")
+        tasks.start(watch(home.folder, events.add), "watch machine")
+        traffic = Traffic(settings.upload)
         network = await open_network(
             home,
             manifest.run_id,
@@ -99,16 +110,17 @@ async def _live(
             tasks,
             closing,
             on_record=service.learn_own_record,
+            traffic=traffic,
         )
         service.callers, service.know = network.callers, network.directory.know
         rpc.add_CoordinatorServicer_to_server(service, network.server)
-        blobs = _serve_data(settings, home, network, chain)
+        _serve_data(settings, home, network, chain, traffic)
         await network.server.start()
         tasks.start(service.driver.run(), "rounds")
         tasks.start(service.run(), "liveness")
         digest = sha256(network.certificate.certificate_der)
         link = JoinLink(manifest.run_id, home.identity.peer, network.address, digest, network.dht_addresses)
-        runner, url = await serve_http(_api(service, events, blobs), settings.api)
+        runner, url = await serve_http(_api(service, events, traffic), settings.api)
         closing.push_async_callback(runner.cleanup)
         home.announce(role="coordinator", api=url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
         log.info("serving on %s, page and API %s", network.address, url)
@@ -116,10 +128,12 @@ async def _live(
         await tasks.wait()
 
 
-def _serve_data(settings: CoordinatorSettings, home: DataDirectory, network: Network, chain: ChainFile) -> PeerService:
+def _serve_data(
+    settings: CoordinatorSettings, home: DataDirectory, network: Network, chain: ChainFile, traffic: Traffic
+) -> None:
     digest = bytes.fromhex(settings.manifest.data.digest)
     # Its own store stays empty: nobody pushes to a coordinator.
-    service = PeerService(BlobStore(home.folder / "blobs"), network.callers, settings.upload_bytes_per_second)
+    service = PeerService(BlobStore(home.folder / "blobs"), network.callers, traffic)
     if settings.weights is not None:
         service.shelves += (initial_shelf(settings.weights, settings.manifest.model.root),)
     if settings.data is None:
@@ -137,7 +151,6 @@ def _serve_data(settings: CoordinatorSettings, home: DataDirectory, network: Net
             )
     service.is_member, service.may_read = lambda peer: peer in chain.head.cluster_by_peer, settings.manifest.may_read
     rpc.add_PeerServicer_to_server(service, network.server)
-    return service
 
 
 def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: ChainFile) -> pb.Envelope:
@@ -163,7 +176,7 @@ def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: Chai
     return kept
 
 
-def _api(service: CoordinatorService, events: EventLog, blobs: PeerService) -> web.Application:
+def _api(service: CoordinatorService, events: EventLog, traffic: Traffic) -> web.Application:
     def peers_by_state() -> dict[str, int]:
         roster, absent = service.state.head.roster.keys(), service.state.absent
         return {
@@ -174,7 +187,7 @@ def _api(service: CoordinatorService, events: EventLog, blobs: PeerService) -> w
         }
 
     registry = CollectorRegistry()
-    metrics = RunMetrics("coordinator", service.chain, events, peers_by_state, lambda: {"sent": blobs.bytes_sent})
+    metrics = RunMetrics("coordinator", service.chain, events, peers_by_state, traffic)
     registry.register(metrics)
     app = create_app(registry, lambda: None, metrics.refresh)
 
@@ -194,6 +207,7 @@ def _api(service: CoordinatorService, events: EventLog, blobs: PeerService) -> w
                 "roster": sorted(state.head.roster),
                 "absent": sorted(state.absent),
                 "refused": views.exclusions(state.gathered.refusals),
+                "network": views.network(traffic),
             }
         )
 

@@ -111,6 +111,8 @@ class Archiver:
         """As we wrote it last."""
         self.why = "it was not opened yet"
         """Why the archive is not as it should be; empty: it is."""
+        self.tell: Callable[[str], None] = lambda why: None
+        """Told when that changes."""
 
     async def carry_data(self) -> None:
         """The run's data and its tokenizer, until all of it is archived; the next head says so."""
@@ -137,7 +139,7 @@ class Archiver:
             except RemoteError as error:
                 self.why = error.detail
             if self.why != said:
-                log.warning("%s", self.why) if self.why else log.info("the archive is complete again")
+                self.tell(self.why)
                 said = self.why
             try:
                 async with asyncio.timeout(LOOK_SECONDS):

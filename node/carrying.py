@@ -56,7 +56,10 @@ class Carrier:
         if fetch is not None:
             await fetch()
         try:
+            size = store.size(digest)
+            await self._exchange.traffic.upload.spend(size)
             await stoppable(self.archive.put, store, digest)
+            self._exchange.traffic.bytes["sent", "archive"] += size
         except FileNotFoundError as error:
             raise RemoteError(pb.REASON_UNAVAILABLE, "it was removed while it was being archived") from error
 

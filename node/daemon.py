@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from dilocox.node.api.server import create_node_app
+from dilocox.node.attendance import Attendance
 from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.prover import Challenger, Prover
 from dilocox.node.boxes.follower import Follower
@@ -46,8 +47,11 @@ from dilocox.transport.corpora import Shelf, last_built, named_store
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.event_log import EVENTS, EventLog
 from dilocox.transport.files import write_atomically
+from dilocox.transport.hours import Hours
+from dilocox.transport.notify import Notifier
 from dilocox.transport.room import lack_of_room
 from dilocox.transport.tasks import Tasks
+from dilocox.transport.watch import watch
 from dilocox.views import rows as views
 from dilocox.views.http import serve_http
 
@@ -90,6 +94,8 @@ class NodeSettings(PeerSettings):
     """On which the boxes of a cluster exchange tensors."""
     private: Path | None = None
     """Where our own corpus lies; None: the run's data are what we train on."""
+    hours: Hours | None = None
+    """Of the day, in which this node takes part; None: always."""
     box_patience: float = 60.0
     """Seconds for which a box of our cluster that is gone is waited for; then the others share out its stages."""
 
@@ -133,6 +139,9 @@ async def _take_part(
     events = await asyncio.to_thread(EventLog, place.folder / EVENTS)
     files.callback(events.close)
     tasks.start(events.run(), "events")
+    if settings.notice is not None:
+        about = {"name": settings.name, "run": manifest.run.name, "peer": me.peer, "role": "node"}
+        tasks.start(Notifier(settings.notice, events, about).run(), "notify")
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     stages = range(manifest.model.stages)
@@ -155,8 +164,12 @@ async def _take_part(
     )
     supply = Supply(manifest, data, supplies, lambda: chain.parties, participant.tell, bool(settings.data))
     challenger = Challenger(manifest, network.directory, place.channels)
+    attendance = Attendance(participant, tasks, place.folder, settings.hours)
+    await attendance.look()
     app = create_node_app(
         participant,
+        attendance,
+        home.api_key(),
         network.directory,
         place.blobs,
         challenger,
@@ -171,11 +184,13 @@ async def _take_part(
     home.announce(role="node", api=url, run_id=link.run_id.hex(), name=settings.name, **network.ports)
     log.info("%s is %s, serving on %s, page and API %s", settings.name, me.peer, network.address, url)
     closing.push_async_callback(place.lead.close)
-    closing.push_async_exit(partial(_leave, participant))
+    closing.push_async_exit(partial(_leave, participant, attendance))
     tasks.start(participant.watch(), "watch")
     tasks.start(participant.offer(), "offer")
-    tasks.start(_train(supply, participant, tasks, settings.private, own_text), "supervise")
+    tasks.start(attendance.keep(), "hours")
+    tasks.start(_train(supply, participant, attendance, tasks, settings.private, own_text), "supervise")
     tasks.start(participant.beat(), "beat")
+    tasks.start(watch(home.folder, participant.emit, lambda: coordinator.connected), "watch machine")
     tasks.start(holding.supply(starts.newest_snapshot), "supply holders")
     if prover is not None:
         tasks.start(participant.prove(), "prove")
@@ -190,7 +205,9 @@ def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
     return check_corpus(manifest, folder)
 
 
-async def _train(supply: Supply, participant: Participant, tasks: Tasks, private: Path | None, own_text: bytes) -> None:
+async def _train(
+    supply: Supply, participant: Participant, attendance: Attendance, tasks: Tasks, private: Path | None, own_text: bytes
+) -> None:
     corpus = await supply.begin()
     if private is not None:
         await asyncio.to_thread(check_own, participant.manifest, corpus, private, own_text)
@@ -199,15 +216,17 @@ async def _train(supply: Supply, participant: Participant, tasks: Tasks, private
         corpus, lambda: reading(participant.chain.head), lambda: participant.progress.waiting == phase.SAMPLES_COMING
     )
     tasks.start(following, "supply data")
-    await participant.workers.run()
+    await attendance.work()
 
 
-async def _leave(participant: Participant, kind: object, error: BaseException | None, trace: object) -> None:
+async def _leave(
+    participant: Participant, attendance: Attendance, kind: object, error: BaseException | None, trace: object
+) -> None:
     """Who only waits for room says no goodbye: it comes back, perhaps before two commits came without it."""
     if error is not None and lack_of_room(error):
         await participant.workers.stop()
     else:
-        await participant.leave(GOODBYE_SECONDS)
+        await attendance.go(GOODBYE_SECONDS)
 
 
 def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) -> Prover | None:

@@ -95,6 +95,7 @@ class Exchange:
             me,
         )
         self._heads, self._roster, self._archive = heads or Heads(), roster, archive
+        self.traffic = channels.traffic
         self.stages = frozenset(stages)
         """Hosted here: of other stages nothing is fetched."""
         self._downloads: dict[bytes, Download] = {}
@@ -150,7 +151,8 @@ class Exchange:
                 async with self._slots:
                     heard = partial(self._heads.take, peer)
                     channel = self._channels.channel(record)
-                    received = await fetch_blob(channel, self._store, digest, max_size, watch, heard)
+                    spend = self.traffic.download.spend
+                    received = await fetch_blob(channel, self._store, digest, max_size, watch, heard, spend)
                 self._counts.update(bytes=received, fetches=1)
                 return
             except RemoteError as error:
@@ -161,7 +163,10 @@ class Exchange:
                 self._held.pop(digest, None)
         if self._archive is not None:
             try:
-                self._counts.update(bytes=await self._archive.fetch(digest, self._store, max_size), fetches=1)
+                received = await self._archive.fetch(digest, self._store, max_size)
+                self.traffic.bytes["received", "archive"] += received
+                self._counts.update(bytes=received, fetches=1)
+                await self.traffic.download.spend(received)
                 return
             except RemoteError as error:  # whatever is wrong with it is nobody else's fault
                 last = RemoteError(pb.REASON_UNAVAILABLE, f"{last.detail}; {error.detail}")

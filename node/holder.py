@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from dilocox.node.archiver import Archiver, ArchiveSettings, check_sealing, make_archiver
 from dilocox.node.coordinator_link import CoordinatorLink
@@ -25,15 +25,21 @@ from dilocox.node.place import PeerSettings, Place, keep_manifest, make_holding,
 from dilocox.node.starts import Starts
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.events import CommitFollowed, Event, RunFinished, StateChanged
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.event_log import EVENTS, EventLog
+from dilocox.transport.notify import Notifier
 from dilocox.transport.presence import same_place
 from dilocox.transport.tasks import Tasks
+from dilocox.transport.watch import watch
 from dilocox.views import rows as views
+from dilocox.views.answers import answers_of_holder
 from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
+from dilocox.views.metrics import RunMetrics
 
 __all__ = ["HolderSettings", "run_holder"]
 
@@ -75,7 +81,10 @@ async def _hold(
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     starts = Starts(manifest, chain, place.store, exchange)
-    holder = Holder(me, place, chain, own, holding, starts, coordinator, named)
+    events = await asyncio.to_thread(EventLog, place.folder / EVENTS)
+    files.callback(events.close)
+    tasks.start(events.run(), "events")
+    holder = Holder(me, place, chain, own, holding, starts, coordinator, events, named)
     if settings.archive is not None:
         assert coordinator.signed_manifest is not None, "it said what the run is"
         await asyncio.to_thread(chain.keep_signed_manifest, coordinator.signed_manifest)
@@ -93,7 +102,12 @@ async def _hold(
     tasks.start(holder.follow(), "follow")
     if named:
         tasks.start(holder.beat(), "beat")
+    tasks.start(watch(home.folder, holder.emit, lambda: coordinator.connected), "watch machine")
+    if settings.notice is not None:
+        about = {"name": settings.name, "run": manifest.run.name, "peer": me.peer, "role": role}
+        tasks.start(Notifier(settings.notice, events, about).run(), "notify")
     if holder.archiver is not None:
+        holder.archiver.tell = lambda why: holder.emit(StateChanged("archiving", why or "the archive has all that is due"))
         tasks.start(holder.archiver.run(), "archive")
         tasks.start(holder.archiver.carry_data(), "archive data")
 
@@ -123,11 +137,12 @@ class Holder:
         holding: Holding,
         starts: Starts,
         coordinator: CoordinatorLink,
+        events: EventLog,
         named: bool = True,
     ) -> None:
         """`named`: by the manifest. Else we are a spectator, who says nothing."""
         self._identity, self._place, self.chain, self._own, self._holding = identity, place, chain, own, holding
-        self._starts, self._coordinator = starts, coordinator
+        self._starts, self._coordinator, self._events = starts, coordinator, events
         self._roots: set[bytes] = set()
         self._told: pb.PeerRecord | None = None
         """Our record, as the coordinator passes it on."""
@@ -178,11 +193,18 @@ class Holder:
             if known is not None and known.digest != sent.digest:
                 raise await asyncio.to_thread(proof_of_fork, self.chain, sent.body.round, envelope)
             return
-        await asyncio.to_thread(self.chain.append, envelope)
+        commit = await asyncio.to_thread(self.chain.append, envelope)
+        self.emit(CommitFollowed(commit.body.round, len(commit.body.counted)))
+        if self.chain.head.finished:
+            self.emit(RunFinished(commit.body.trained))
         self._place.network.directory.know(self.chain.parties)
         await self.retain()
         if self.archiver is not None:
             self.archiver.grew.set()
+
+    def emit(self, event: Event) -> None:
+        self._events.add(event)
+        log.info("%s", event.line())
 
     async def retain(self) -> None:
         """Remove what no joiner and no restart can need any more."""
@@ -208,16 +230,22 @@ class Holder:
             await asyncio.sleep(BEAT_SECONDS)
 
     def app(self, name: str) -> web.Application:
-        registry = CollectorRegistry()
-        sent = Gauge("dilocox_holder_sent_bytes", "Blob bytes served", registry=registry)
-        sent.set_function(lambda: self._place.blobs.bytes_sent)
-        app = create_app(registry, lambda: None)
         network, role = self._place.network, "holder" if self.archiver is None else "archive"
+        traffic, registry = self._place.channels.traffic, CollectorRegistry()
+        metrics = RunMetrics(role, self.chain, self._events, lambda: {"roster": len(self.chain.head.roster)}, traffic)
+        registry.register(metrics)
+        app = create_app(registry, lambda: None, metrics.refresh)
 
         def status() -> dict[str, Any]:
             kept = self._place.store.digests()
+            size = sum(self._place.store.size(digest) for digest in kept)
+            reach, connected, archive = network.reach, self._coordinator.connected, self.archiver
+            why = archive.why if archive is not None else ""
             return {
                 "role": role,
+                "state": "archiving" if archive is not None else "keeping",
+                "why": why or f"{len(kept)} blobs, {size:,} bytes",
+                "answers": answers_of_holder(reach.reachable, reach.sentence, connected, why),
                 "run": views.run(self.chain.manifest),
                 "peer": self._identity.peer,
                 "name": name,
@@ -228,8 +256,8 @@ class Holder:
                 "round": self.chain.head.round,
                 "finished": self.chain.head.finished,
                 "kept_blobs": len(kept),
-                "kept_bytes": sum(self._place.store.size(digest) for digest in kept),
-                "bytes_sent": self._place.blobs.bytes_sent,
+                "kept_bytes": size,
+                "network": views.network(traffic),
                 "archive": None if self.archiver is None else self.archiver.status(),
             }
 
@@ -242,6 +270,6 @@ class Holder:
                 self.chain.manifest, self.chain.head, await self._coordinator.presence(), records, self.chain.head.coordinator
             )
 
-        add_run_routes(app, self.chain, peers, None)
+        add_run_routes(app, self.chain, peers, self._events)
         app.router.add_get("/v1/status", get_status)
         return app

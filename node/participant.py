@@ -116,6 +116,10 @@ class Participant:
         self._busy: Status | None = Status("starting", "starting the stage workers")
         """What the daemon does before the workers train."""
         self._shown = Status("", "")
+        self.pause = ""
+        """Until when this node takes no part, or soon will not."""
+        self.stepped: Callable[[MemberState], None] = lambda state: None
+        """Told where the machine stands after each input."""
         self.state: MemberState = member.start(manifest, identity.peer, chain.head, lead=lead)
         self.workers = workers(self)
         for statement in own.all():
@@ -127,7 +131,7 @@ class Participant:
 
     @property
     def status(self) -> Status:
-        return status(self.state, self._busy or self.workers.status())
+        return status(self.state, self._busy or self.workers.status(), self.pause)
 
     # The machine
 
@@ -153,6 +157,7 @@ class Participant:
                 case member.Emit(told):
                     self.emit(told)
         self.workers.spoken(self.state)
+        self.stepped(self.state)
         self._arm_vote_timer()
         self._speak.set()
         self._show()
@@ -266,6 +271,7 @@ class Participant:
         self._directory.know(self.chain.parties)
         self.feed(member.Committed(commit, self.chain.head))
         self._accepted = None
+        self.exchange.traffic.closed(commit.body.round)
         self.workers.chain_grew()
 
     async def offer(self) -> None:
@@ -324,17 +330,3 @@ class Participant:
                 self.emit(events.AttestationRefused(result.code, result.reason))
             said = result.code
             self.feed(member.Attestation(result.attested, result.reason))
-
-    async def leave(self, seconds: float) -> None:
-        """Say goodbye (for at most `seconds`), then end the workers."""
-        self.feed(member.LeaveRun())
-        unsaid = not self.state.lead  # a box's lead says goodbye for it
-        try:
-            async with asyncio.timeout(seconds):
-                while unsaid and (self.state.own.get(pb.KIND_LEAVE) is None or member.offers(self.state)):
-                    for statement in member.offers(self.state):
-                        await self._offer(statement)
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            pass
-        await self.workers.stop()

@@ -21,11 +21,14 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import read_checked, write_atomically
 from dilocox.transport.heads import Heads
+from dilocox.transport.hours import Rates
 from dilocox.transport.network import Listen, Network, open_network
+from dilocox.transport.notify import Notice
 from dilocox.transport.room import while_there_is_room
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Stopped, Tasks
+from dilocox.transport.traffic import Traffic
 from dilocox.views.waiting import waiting_page
 
 __all__ = ["MANIFEST", "PeerSettings", "Place", "keep_manifest", "make_holding", "open_chain", "run_peer"]
@@ -46,7 +49,10 @@ class PeerSettings:
     listen: Listen
     api: str
     """host:port of the HTTP API."""
-    upload_bytes_per_second: float | None
+    upload: Rates
+    download: Rates
+    notice: Notice | None
+    """Who is told of what is notable."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +98,13 @@ async def _join_network(settings: PeerSettings, home: DataDirectory, tasks: Task
     folder = home.run_folder(link.run_id)
     store = BlobStore(folder / "blobs")
     heads = Heads()
-    channels = ChannelPool(home.identity, link.run_id, heads)
+    traffic = Traffic(settings.upload, settings.download)
+    channels = ChannelPool(home.identity, link.run_id, heads, traffic)
     closing.push_async_callback(channels.close)
     network = await open_network(
-        home, link.run_id, settings.listen, settings.name, tasks, closing, link.dht_addresses, heads=heads
+        home, link.run_id, settings.listen, settings.name, tasks, closing, link.dht_addresses, heads=heads, traffic=traffic
     )
-    blobs = PeerService(store, network.callers, settings.upload_bytes_per_second, heads)
+    blobs = PeerService(store, network.callers, traffic, heads)
     attestor, lead = AttestorService(), LeadService(network.callers)
     known = read_checked(folder / MANIFEST, lambda raw: _manifest_of(link.run_id, raw))
     blobs.may_read = known.may_read if known is not None else lambda peer: False
@@ -146,7 +153,7 @@ def make_holding(
         place.network.directory,
         place.channels,
         lambda: place.network.reach.reachable is not False,
-        place.blobs.limit.spend,
+        place.blobs.traffic.upload.spend,
         copies,
         cluster,
     )

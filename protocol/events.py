@@ -10,11 +10,16 @@ from dilocox.protocol.ids import short
 from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = [
+    "NOTABLE",
     "Arrival",
     "AttestationRefused",
     "BallotOpened",
     "Claimed",
     "CommitApplied",
+    "CommitFollowed",
+    "CoordinatorAway",
+    "CoordinatorBack",
+    "DiskLow",
     "Diverged",
     "Event",
     "Heard",
@@ -144,6 +149,47 @@ class RunFinished(Event):
 
     def line(self) -> str:
         return f"the run is finished after {self.rounds} rounds"
+
+
+@dataclass(frozen=True)
+class CoordinatorAway(Event):
+    kind = "coordinator-away"
+    seconds: float
+    """Since it was heard."""
+
+    def line(self) -> str:
+        return f"the coordinator was not heard for {self.seconds:,.0f} s"
+
+
+@dataclass(frozen=True)
+class CoordinatorBack(Event):
+    kind = "coordinator-back"
+
+    def line(self) -> str:
+        return "the coordinator is heard again"
+
+
+@dataclass(frozen=True)
+class DiskLow(Event):
+    kind = "disk-low"
+    free_bytes: int
+    folder: str
+
+    def line(self) -> str:
+        return f"{self.free_bytes / 1e9:,.1f} GB are left on the disk of {self.folder}"
+
+
+# At a holder.
+
+
+@dataclass(frozen=True)
+class CommitFollowed(Event):
+    kind = "commit-followed"
+    round: int
+    counted: int
+
+    def line(self) -> str:
+        return f"round {self.round}: its commit counts {self.counted} clusters"
 
 
 # At the coordinator.
@@ -289,3 +335,8 @@ def _last(arrivals: Sequence[Arrival]) -> str:
 def _named(what: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return f"; {what}: {', '.join(short(name) for name in names[:NAMES_SHOWN])}{more}" if names else ""
+
+
+_TOLD = (NotCounted, LeftOut, Diverged, AttestationRefused, RunFinished, CoordinatorAway, CoordinatorBack, DiskLow)
+NOTABLE = frozenset(each.kind for each in _TOLD)
+"""Kinds of which an operator who is not there wants to be told (`--notify`)."""

@@ -29,6 +29,7 @@ __all__ = [
     "Recheck",
     "Rechecked",
     "Resynchronise",
+    "Return",
     "Score",
     "Scored",
     "Seen",
@@ -181,7 +182,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class LeaveRun:
-    """This node goes."""
+    """This node takes part no longer: from now on, or once the open round has what it owes it."""
+
+    finishing: bool = False
+
+
+@dataclass(frozen=True)
+class Return:
+    """It takes part again."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +270,7 @@ Input = (
     | Whole
     | Asked
     | LeaveRun
+    | Return
     | Tick
 )
 Effect = Sign | Judge | Score | Recheck | Resynchronise | Halt | Emit

@@ -15,6 +15,8 @@ own state or replay contradicts     start again from an agreed state; who just d
     the lead laid its boxes out anew    sign the layout, claim a seat with it
     a box of ours is away               no vote: what it could not look at is nobody else's fault
     our lead asks for our consent       claim what it claims; nothing else is ours to say
+    asked to leave                      at once, or when the round has our vote: leave; nothing more, until asked to return
+    asked to return                     claim a seat; also where the coordinator holds that we leave, and we still have ours
     commit                              everything above begins anew
 """
 
@@ -43,6 +45,7 @@ from dilocox.protocol.facts import (
     Recheck,
     Rechecked,
     Resynchronise,
+    Return,
     Score,
     Scored,
     Seen,
@@ -82,6 +85,7 @@ __all__ = [
     "Recheck",
     "Rechecked",
     "Resynchronise",
+    "Return",
     "Score",
     "Scored",
     "Seen",
@@ -94,6 +98,7 @@ __all__ = [
     "consent",
     "next_deadline",
     "offers",
+    "parted",
     "start",
     "step",
 ]
@@ -154,6 +159,9 @@ class MemberState:
     attestation: Attestation | None = None
     """None: the run asks for none."""
     leaving: bool = False
+    """We say nothing but goodbye."""
+    finishing: int | None = None
+    """The round that is still to have what we owe it, before we leave; None: we stay."""
 
     @property
     def on_roster(self) -> bool:
@@ -231,8 +239,10 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
         case Asked(claim):
             if claim != state.asked:
                 state = replace(_without(state, pb.KIND_CLAIM), asked=claim)
-        case LeaveRun():
-            state = replace(state, leaving=True)
+        case LeaveRun(finishing):
+            state = replace(state, leaving=state.leaving or not finishing, finishing=state.head.round)
+        case Return():
+            state = replace(state, leaving=False, finishing=None)
         case Tick():
             pass
     return _speak(state, effects, now)
@@ -385,7 +395,8 @@ def _answered(state: MemberState, statement: Statement[Any], outcome: Outcome, r
     if outcome is Outcome.REJECT and reason != pb.REASON_RATE:
         away = (reason, detail) if claim else state.turned_away
         return replace(state, refused={**state.refused, statement.kind: (reason, detail)}, turned_away=away)
-    if outcome is not Outcome.ACCEPT and reason != pb.REASON_UNSPECIFIED:
+    gone = statement.kind == pb.KIND_LEAVE and reason == pb.REASON_NOT_ON_ROSTER
+    if outcome is not Outcome.ACCEPT and reason != pb.REASON_UNSPECIFIED and not gone:
         return state
     away = None if claim else state.turned_away
     return replace(state, held=state.held | {statement.digest}, turned_away=away)
@@ -409,11 +420,13 @@ def _rechecked(state: MemberState, round: int, root: bytes) -> tuple[MemberState
 def _speak(state: MemberState, effects: list[Effect], now: float) -> tuple[MemberState, list[Effect]]:
     """Ask for what is due and not asked for yet."""
     state = replace(state, signing=state.signing | {effect.kind for effect in effects if isinstance(effect, Sign)})
+    if state.finishing is not None and not _owes(state):
+        state = replace(state, leaving=True)
     if state.lead and not state.on_roster:  # who led a cluster of its own leaves that first
         return _ask(state, effects, _consenting(state))
     if state.leaving or state.lead:
         leave = pb.Leave(serial=state.serial + 1, round=max(1, state.head.round), head=state.head.digest)
-        return _ask(state, effects, [(pb.KIND_LEAVE, leave)])
+        return _ask(state, effects, [(pb.KIND_LEAVE, leave)] if _named(state) else [])
     if state.root is None or state.head.finished:
         return state, effects
     unjudged = [digest for digest in state.seen if digest not in state.judging]
@@ -440,12 +453,31 @@ def _due(state: MemberState, now: float) -> list[tuple[pb.Kind, Any]]:
         due.append((pb.KIND_STATE_REPORT, _report(state)))
         if (receipt := _vote(state, now)) is not None:
             due.append((pb.KIND_RECEIPT, receipt))
-    if not state.seated and _may_claim(state):
+    if (not state.seated or pb.KIND_LEAVE in state.own) and _may_claim(state):
         if state.hosts and pb.KIND_CLUSTER not in state.own:
             due.append((pb.KIND_CLUSTER, _layout(state)))
         else:
             due.append((pb.KIND_CLAIM, _claim(state)))
     return due
+
+
+def _owes(state: MemberState) -> bool:
+    """Whether the round that we finish is open, and waits for something of ours: our vote, or in the closing round our report."""
+    if not state.on_roster or state.head.finished or state.head.round != state.finishing:
+        return False
+    last = pb.KIND_STATE_REPORT if state.head.closing(state.manifest) else pb.KIND_RECEIPT
+    said = state.own.get(last)
+    return said is None or not (said.digest in state.held or last in state.refused)
+
+
+def _named(state: MemberState) -> bool:
+    """Whether the coordinator may hold that we take part: nobody hears who takes back what was never said."""
+    return state.on_roster or pb.KIND_CLAIM in state.own or pb.KIND_CLAIM in state.signing
+
+
+def parted(state: MemberState) -> bool:
+    """Whether we left, and all that is to be said of it is held."""
+    return state.leaving and (pb.KIND_LEAVE in state.own or not _named(state)) and not offers(state)
 
 
 def _may_claim(state: MemberState) -> bool:

@@ -15,14 +15,15 @@ class Status:
     advice: str = ""
 
 
-def status(state: MemberState, workers: Status | None) -> Status:
-    """Where this node stands: the first row that applies. `workers`: what they do; None before they are up."""
+def status(state: MemberState, workers: Status | None, pause: str = "") -> Status:
+    """Where this node stands: the first row that applies. `workers`: what they do; None before they are up. `pause`: why it takes
+    no part for a while, or soon will not."""
     head = state.head
     away = state.turned_away
     if head.finished:
         return Status("finished", "the run is finished; serving its state")
     if state.leaving:
-        return Status("leaving", "asked to stop")
+        return Status("paused", pause) if pause else Status("leaving", "asked to stop")
     if away is not None and not state.takes_part:
         return Status("refused", f"{reason_name(away[0])}: {away[1]}", "ask the run's owner")
     if state.attestation is not None and not state.attestation.holds and not state.takes_part:
@@ -31,6 +32,9 @@ def status(state: MemberState, workers: Status | None) -> Status:
         return Status("starting", "starting the stage workers")
     if workers.name != "training" and workers.name != "waiting":
         return workers
+    if state.finishing is not None:
+        then = f"it pauses {pause}" if pause else "it leaves"
+        return Status("finishing", f"round {state.finishing} still gets our work and our vote; then {then}")
     if head.round == 0:
         return Status("joining", f"waiting for {state.manifest.start_clusters} clusters")
     rest = head.resting.get(state.me)

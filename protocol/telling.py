@@ -15,6 +15,7 @@ from dilocox.protocol.events import (
     NotHeard,
     RosterChanged,
     RoundClosed,
+    RunFinished,
     StatementRefused,
 )
 from dilocox.protocol.head import Head
@@ -76,6 +77,8 @@ class Telling:
         if joined or left:
             most = limits.MISSED_TOLD
             told.append(RosterChanged(after.round, len(after.roster), tuple(joined[:most]), tuple(left[:most])))
+        if after.finished:
+            told.append(RunFinished(commit.trained))
         self._begin()
         return told
 

@@ -97,7 +97,7 @@ async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit
             exchange = Exchange(run, range(2), store, everybody, channels, identity(number).peer, heads)
             record = pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=certificate.certificate_der)
             everybody.records[identity(number).peer] = record
-            spend = service.limit.spend
+            spend = service.traffic.upload.spend
             holding = Holding(identity(number), run, file, store, everybody, channels, lambda: True, spend)
             service.keeper = holding
             peers.append(

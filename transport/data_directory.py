@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import secrets
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -11,7 +12,9 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.files import read_checked, write_atomically, write_new
 
-__all__ = ["DataDirectory", "format_identity", "load_identity"]
+__all__ = ["API_KEY", "DataDirectory", "format_identity", "load_identity"]
+
+API_KEY = "api.key"
 
 LOCK_SECONDS = 1.0
 """Who looks whether a daemon runs here holds its lock for an instant (health.py); a daemon holds it for good."""
@@ -77,6 +80,12 @@ class DataDirectory:
         folder = self.folder / "runs" / run_id.hex()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def api_key(self) -> str:
+        """A new one, which opens what only this daemon's operator may ask of its API: who may read this folder's files."""
+        key = secrets.token_hex(16)
+        write_atomically(self.folder / API_KEY, key.encode(), mode=0o600)
+        return key
 
     def announce(self, **facts: Any) -> None:
         """Say where this daemon listens, for the command line."""

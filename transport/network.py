@@ -28,6 +28,7 @@ from dilocox.transport.reach import Reach, ReachService
 from dilocox.transport.rpc import ChannelPool, create_server
 from dilocox.transport.tasks import Tasks
 from dilocox.transport.tls import Certificate
+from dilocox.transport.traffic import Traffic
 
 __all__ = ["Listen", "Network", "choose_port", "multiaddr", "open_network"]
 
@@ -107,11 +108,12 @@ async def open_network(
     bootstrap: Iterable[str] = (),
     on_record: Callable[[Statement], None] = lambda record: None,
     heads: Heads | None = None,
+    traffic: Traffic | None = None,
 ) -> Network:
     """Serve, and keep our record in the run's DHT, beginning with the peers known before and `bootstrap`."""
     certificate = tls.load_or_create(home.folder)
     kept = home.remembered()
-    server, port = await create_server(f"0.0.0.0:{listen.port or kept.get('port', 0)}", certificate)
+    server, port = await create_server(f"0.0.0.0:{listen.port or kept.get('port', 0)}", certificate, traffic)
     closing.push_async_callback(server.stop, STOP_SECONDS)
     dht_port = listen.dht_port or kept.get("dht_port") or choose_port()
     known = home.run_folder(run_id) / "peers.json"

@@ -1,4 +1,4 @@
-"""Requests that do not parse are refused in a word.
+"""Requests that do not parse are refused in a word; what comes and goes is counted.
 
 gRPC would answer "unexpected" and log a traceback for each of them, so that any stranger could fill our disk.
 """
@@ -12,6 +12,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from dilocox.transport.traffic import Traffic
+
 __all__ = ["WellFormed"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -21,11 +23,16 @@ Continue = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 class WellFormed(grpc.aio.ServerInterceptor):
     """Handlers see only requests that parsed."""
 
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+
     async def intercept_service(self, continuation: Continue, handler_call_details: grpc.HandlerCallDetails) -> Any:
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None
-        parse, write = handler.request_deserializer, handler.response_serializer
+        path = handler_call_details.method
+        parse = self._traffic.counting("received", path, handler.request_deserializer)
+        write = self._traffic.counting("sent", path, handler.response_serializer)
 
         def tried(raw: bytes) -> Message | None:
             try:

@@ -20,11 +20,14 @@ from dilocox.transport.callers import Credentials
 from dilocox.transport.heads import Heads
 from dilocox.transport.requests import WellFormed
 from dilocox.transport.tls import SERVER_NAME, Certificate, pem_of
+from dilocox.transport.traffic import CountedChannel, Traffic
 
 __all__ = ["ChannelPool", "create_server", "fetch_blob", "in_thread", "push_blob"]
 
 T = TypeVar("T")
 Metadata = Iterable[tuple[str, str | bytes]] | None
+Spend = Callable[[int], Awaitable[float]]
+"""Waits until so many bytes may pass; the seconds that it took."""
 
 CONNECT_SECONDS = 10.0
 """A TCP and TLS handshake across the world takes under two seconds; five times that is a dead address."""
@@ -45,7 +48,7 @@ _OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-async def create_server(listen: str, certificate: Certificate) -> tuple[grpc.aio.Server, int]:
+async def create_server(listen: str, certificate: Certificate, traffic: Traffic | None = None) -> tuple[grpc.aio.Server, int]:
     """A server bound to `listen` (host:port, port 0 for any), not started; and its port. Raises LocalError."""
     allow_open_files(2 * limits.CONNECTIONS)
     options = [
@@ -55,7 +58,7 @@ async def create_server(listen: str, certificate: Certificate) -> tuple[grpc.aio
         ("grpc.max_connection_idle_ms", 1000 * limits.IDLE_SECONDS),
         ("grpc.tsi.max_frame_size", TLS_RECORD_BYTES),
     ]
-    server = grpc.aio.server(options=options, interceptors=[WellFormed()])
+    server = grpc.aio.server(options=options, interceptors=[WellFormed(traffic or Traffic())])
     credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.certificate_pem)])
     try:
         port = server.add_secure_port(listen, credentials)
@@ -75,12 +78,19 @@ def allow_open_files(wanted: int) -> None:
 class ChannelPool:
     """One channel per (address, certificate): dialing trusts exactly the certificate in the peer's signed record."""
 
-    def __init__(self, identity: Identity | None = None, run_id: bytes = b"", heads: Heads | None = None) -> None:
+    def __init__(
+        self,
+        identity: Identity | None = None,
+        run_id: bytes = b"",
+        heads: Heads | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
         """`identity`: who calls; None: a spectator, who does not say."""
         self._identity, self._run_id, self._heads = identity, run_id, heads
-        self._channels: dict[tuple[str, bytes], grpc.aio.Channel] = {}
+        self.traffic = traffic or Traffic()
+        self._channels: dict[tuple[str, bytes], CountedChannel] = {}
 
-    def channel(self, record: pb.PeerRecord) -> grpc.aio.Channel:
+    def channel(self, record: pb.PeerRecord) -> CountedChannel:
         """Raises RemoteError when the record cannot be dialled."""
         key = (record.address, record.certificate)
         if key not in self._channels:
@@ -94,24 +104,30 @@ class ChannelPool:
                 )
                 credentials = grpc.composite_channel_credentials(credentials, caller)
             options = [*_OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
-            self._channels[key] = grpc.aio.secure_channel(record.address, credentials, options=options)
+            channel = grpc.aio.secure_channel(record.address, credentials, options=options)
+            self._channels[key] = CountedChannel(channel, self.traffic)
         return self._channels[key]
 
     async def close(self) -> None:
         for channel in self._channels.values():
-            await channel.close()
+            await channel.channel.close()
+
+
+async def _free(size: int) -> float:
+    return 0.0
 
 
 async def fetch_blob(
-    channel: grpc.aio.Channel,
+    channel: CountedChannel,
     store: BlobStore,
     digest: bytes,
     max_size: int = limits.BLOB_BYTES,
     watch: Callable[[int, int], None] = lambda held, size: None,
     heard: Callable[[Metadata], None] = lambda metadata: None,
+    spend: Spend = _free,
 ) -> int:
     """Download a blob into the store, resuming what is there; returns the bytes received. `watch(bytes held, size)` follows it,
-    `heard` gets what came with the answer.
+    `heard` gets what came with the answer; `spend` holds us to our own limit.
 
     Raises RemoteError when the peer does not hold it, stalls, trickles or sends something else; what was right stays for the next
     attempt.
@@ -133,12 +149,14 @@ async def fetch_blob(
             async with asyncio.timeout(CONNECT_SECONDS):
                 await anext(aiter(stream))
         slowest = (partial.size - partial.held) / limits.TRANSFER_BYTES_PER_SECOND
-        async with asyncio.timeout(STALL_SECONDS + slowest):
+        async with asyncio.timeout(STALL_SECONDS + slowest) as allowed:
             while not partial.complete:
                 watch(partial.held, partial.size)
                 async with asyncio.timeout(STALL_SECONDS):
                     reply = await anext(aiter(stream))
                 received += len(reply.data)
+                waited = await spend(len(reply.data))
+                allowed.reschedule((allowed.when() or 0.0) + waited)  # that was not the peer's doing
                 await in_thread(partial.feed, reply.data)
         watch(partial.held, partial.size)
         await in_thread(partial.finish)
@@ -151,9 +169,7 @@ async def fetch_blob(
     return received
 
 
-async def push_blob(
-    channel: grpc.aio.Channel, store: BlobStore, digest: bytes, spend: Callable[[int], Awaitable[None]]
-) -> pb.Envelope:
+async def push_blob(channel: CountedChannel, store: BlobStore, digest: bytes, spend: Spend) -> pb.Envelope:
     """Have a peer keep a blob of ours; returns what it signed. Raises RemoteError where it does not, or takes too long, and
     FileNotFoundError where we do not hold it any more."""
     size, hashes = store.size(digest), await asyncio.to_thread(store.index, digest)

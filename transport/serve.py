@@ -3,7 +3,6 @@ small one, nobody for ever."""
 
 import asyncio
 import math
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,6 +22,7 @@ from dilocox.transport.callers import Callers, Context, address_of
 from dilocox.transport.corpora import Shelf
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import in_thread
+from dilocox.transport.traffic import Traffic
 
 __all__ = ["PeerService", "send"]
 
@@ -35,29 +35,6 @@ _CODES = {
     pb.REASON_RATE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     pb.REASON_NOT_ADMITTED: grpc.StatusCode.PERMISSION_DENIED,
 }
-
-
-class UploadLimit:
-    """A token bucket over everything this peer serves; None: unlimited."""
-
-    def __init__(self, bytes_per_second: float | None) -> None:
-        self._rate = bytes_per_second
-        self._free_at = 0.0
-        self.spent = 0
-        """Bytes so far."""
-
-    async def spend(self, size: int) -> None:
-        if self._rate is None:
-            self.spent += size
-            return
-        now, seconds = time.monotonic(), size / self._rate
-        self._free_at = max(self._free_at, now) + seconds
-        try:
-            await asyncio.sleep(self._free_at - now)
-        except asyncio.CancelledError:
-            self._free_at -= seconds  # it was not sent
-            raise
-        self.spent += size
 
 
 class Turns:
@@ -138,9 +115,7 @@ class Coming:
 class PeerService(rpc.PeerServicer):
     """Serves the blobs of one store, the run's data, and the chain; keeps what its keeper admits."""
 
-    def __init__(
-        self, store: BlobStore, callers: Callers, bytes_per_second: float | None = None, heads: Heads | None = None
-    ) -> None:
+    def __init__(self, store: BlobStore, callers: Callers, traffic: Traffic | None = None, heads: Heads | None = None) -> None:
         self._store, self.callers, self._heads = store, callers, heads or Heads()
         self.shelves: tuple[Shelf, ...] = ()
         """Served too: the run's data and initial state, which nobody pushes here."""
@@ -152,8 +127,8 @@ class PeerService(rpc.PeerServicer):
         """Whether a peer may have what we hold, also when it is not on the roster; empty: it does not say who it is."""
         self._members = Turns(limits.STREAMS_PER_MEMBER, limits.STREAMS_TO_MEMBERS)
         self._strangers = Turns(limits.STREAMS_PER_ADDRESS, limits.STREAMS_TO_STRANGERS, limits.STRANGERS_WAITING)
-        self.limit = UploadLimit(bytes_per_second)
-        """Of everything that leaves here, pushes too."""
+        self.traffic = traffic or Traffic()
+        """Its limits are of everything that comes and leaves, pushes too."""
         self.keeper: Keeper | None = None
         """As soon as the run is known here."""
         self._coming: dict[bytes, Coming] = {}
@@ -165,7 +140,7 @@ class PeerService(rpc.PeerServicer):
 
     @property
     def bytes_sent(self) -> int:
-        return self.limit.spent
+        return self.traffic.upload.spent
 
     async def Fetch(self, request: services.FetchRequest, context: Context) -> None:  # type: ignore[override]  # it writes
         async with self._turn(context):
@@ -176,7 +151,7 @@ class PeerService(rpc.PeerServicer):
             raw = await asyncio.to_thread(self.commit, request.round)
             if raw is None:
                 raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that commit")
-            await self.limit.spend(len(raw))
+            await self.traffic.upload.spend(len(raw))
             return pb.Envelope.FromString(raw)
         raise AssertionError  # what `_turn` catches ends the call
 
@@ -203,21 +178,24 @@ class PeerService(rpc.PeerServicer):
         coming.pushes += 1
         try:
             if not await asyncio.to_thread(self._store.sound, what.digest):
-                async with asyncio.timeout(GRACE_SECONDS + what.index.size / limits.TRANSFER_BYTES_PER_SECOND):
-                    await self._receive(coming, what, parts)
+                async with asyncio.timeout(GRACE_SECONDS + what.index.size / limits.TRANSFER_BYTES_PER_SECOND) as allowed:
+                    await self._receive(coming, what, parts, allowed)
         finally:
             coming.pushes -= 1
             if not coming.pushes:
                 del self._coming[what.digest]
         return self.keeper.acknowledge(what.digest)
 
-    async def _receive(self, coming: Coming, what: services.PushIndex, parts: AsyncIterator[services.PushRequest]) -> None:
+    async def _receive(
+        self, coming: Coming, what: services.PushIndex, parts: AsyncIterator[services.PushRequest], allowed: asyncio.Timeout
+    ) -> None:
         pending, sent, complete = bytearray(), 0, await coming.add(what, b"", 0)
         while not complete:
             async with asyncio.timeout(GRACE_SECONDS):
                 data = (await anext(parts)).data
             if not data:
                 raise RemoteError(pb.REASON_MALFORMED, "a part without bytes")
+            allowed.reschedule((allowed.when() or 0.0) + await self.traffic.download.spend(len(data)))
             pending += data
             while not complete and len(pending) >= (size := min(limits.CHUNK_BYTES, what.index.size - sent)):
                 complete = await coming.add(what, bytes(pending[:size]), sent)
@@ -260,7 +238,7 @@ class PeerService(rpc.PeerServicer):
         with store.path(request.digest).open("rb") as file:
             file.seek(min(size, request.first_chunk * limits.CHUNK_BYTES))
             while data := await asyncio.to_thread(file.read, limits.FRAME_BYTES):
-                await self.limit.spend(len(data))
+                await self.traffic.upload.spend(len(data))
                 await send(context, services.FetchReply(data=data))
 
 

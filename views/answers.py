@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["answers"]
+__all__ = ["answers", "answers_of_holder"]
 
 View = dict[str, Any]
 
@@ -28,6 +28,16 @@ def answers(status: View, agreed: bool | None) -> list[View]:
         _answer("In sync?", agreed, sync[agreed], "" if agreed is not False else "it resynchronises by itself"),
         _answer("In this round?", status["on_roster"], f"{status['state']}: {status['why']}", status["advice"]),
         _answer("Counted?", counted[-1] if counted else None, history + why, missed[0]["do"] if missed else ""),
+    ]
+
+
+def answers_of_holder(reachable: bool | None, reach: str, connected: bool, lacking: str) -> list[View]:
+    """The three of who keeps and does not train. `lacking`: why its archive is not as it should be."""
+    heard = "the coordinator is heard" if connected else "the coordinator is away"
+    return [
+        _answer("Reachable?", reachable, reach, "" if reachable is not False else "forward the gRPC port; look at --host"),
+        _answer("Following?", connected, heard),
+        _answer("Keeping?", not lacking, lacking or "all that is due"),
     ]
 
 

@@ -118,10 +118,10 @@ def add_run_routes(
     app: web.Application,
     chain: ChainFile,
     peers: Callable[[], Awaitable[list[views.View]]],
-    events: EventLog | None,
+    events: EventLog,
     me: str = "",
 ) -> None:
-    """What a run looks like from any member: /v1/peers, /v1/stages, /v1/rounds; where it keeps `events`, what happened and why.
+    """What a run looks like from any member: /v1/peers, /v1/stages, /v1/rounds, /v1/events, /v1/explain, and the page of all that.
     `me`: the cluster that explanations call this node."""
 
     async def get_peers(request: web.Request) -> web.Response:
@@ -149,10 +149,9 @@ def add_run_routes(
     app.router.add_get("/v1/stages", get_stages)
     app.router.add_get("/v1/rounds", get_rounds)
     app.router.add_get("/v1/rounds/{number}", get_round)
-    if events is not None:
-        app.router.add_get("/", page())
-        app.router.add_get("/v1/events", _stream(events))
-        app.router.add_get("/v1/explain/{number}", _explainer(chain, events, me))
+    app.router.add_get("/", page())
+    app.router.add_get("/v1/events", _stream(events))
+    app.router.add_get("/v1/explain/{number}", _explainer(chain, events, me))
 
 
 def _explainer(chain: ChainFile, events: EventLog, me: str) -> Handler:

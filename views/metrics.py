@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from dilocox.protocol.events import Event
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
+from dilocox.transport.traffic import Traffic
 
 __all__ = ["PHASES", "RunMetrics"]
 
@@ -45,10 +46,10 @@ class RunMetrics(Collector):
         chain: ChainFile,
         events: EventLog,
         peers: Callable[[], Mapping[str, int]],
-        traffic: Callable[[], Mapping[str, int]],
+        traffic: Traffic,
         me: str = "",
     ) -> None:
-        """`peers`: how many by state; `traffic`: bytes of blobs by direction; `me`: the cluster whose counting is told."""
+        """`peers`: how many by state; `me`: the cluster whose counting is told."""
         self._role, self._chain, self._events, self._peers, self._traffic, self._me = role, chain, events, peers, traffic, me
         self._refreshing = threading.Lock()
         self._next = chain.length
@@ -138,10 +139,16 @@ class RunMetrics(Collector):
             yield GaugeMetricFamily("dilocox_rounds_missed", "Such commits in a row without it", value=self._missed)
 
     def _of_machine(self) -> Iterable[Metric]:
-        moved = CounterMetricFamily("dilocox_network_bytes", "Bytes of payloads, states and data", labels=["direction", "kind"])
-        for direction, count in sorted(self._traffic().items()):
-            moved.add_metric([direction, "blob"], count)
-        yield moved
+        moved = CounterMetricFamily(
+            "dilocox_network_bytes", "Bytes of messages, by what they are", labels=["direction", "kind"]
+        )
+        for (direction, kind), count in sorted(self._traffic.bytes.items()):
+            moved.add_metric([direction, kind], count)
+        allowed = GaugeMetricFamily("dilocox_network_limit_bytes_per_second", "What may pass now", labels=["direction"])
+        for direction, limit in (("sent", self._traffic.upload), ("received", self._traffic.download)):
+            if (rate := limit.now().bytes_per_second) is not None:
+                allowed.add_metric([direction], rate)
+        yield from (moved, allowed)
         disk = shutil.disk_usage(self._chain.path.parent)
         yield GaugeMetricFamily("dilocox_disk_free_bytes", "Room on the disk of the run's folder", value=disk.free)
         yield GaugeMetricFamily("dilocox_disk_size_bytes", "Its size", value=disk.total)

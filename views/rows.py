@@ -14,8 +14,9 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.standing import Record
 from dilocox.protocol.tensors import parameter_count, stage_tensors, stage_units
+from dilocox.transport.traffic import Traffic
 
-__all__ = ["boxes", "peers", "round_detail", "round_row", "run", "stages"]
+__all__ = ["allreduce_bytes", "boxes", "network", "peers", "round_detail", "round_row", "run", "stages"]
 
 View = dict[str, Any]
 
@@ -31,6 +32,25 @@ def run(manifest: Manifest) -> View:
         "codec": manifest.compression.codec,
         "rank_or_k": manifest.compression.keep,
     }
+
+
+def network(traffic: Traffic) -> View:
+    """What this daemon sent and received since it started, by kind, and in the last whole round; what its lines may carry now."""
+    last = traffic.last_round
+    return {
+        "sent": traffic.of("sent"),
+        "received": traffic.of("received"),
+        "last_round": last._asdict() if last is not None else None,
+        "upload": traffic.upload.now()._asdict(),
+        "download": traffic.download.now()._asdict(),
+    }
+
+
+def allreduce_bytes(manifest: Manifest, head: Head) -> int:
+    """What a cluster would send in as many inner steps as the open round has, if gradients were averaged in each, in two bytes, by
+    a ring."""
+    clusters = len(head.roster)
+    return 2 * (clusters - 1) * 2 * parameter_count(manifest.model) * head.inner_steps // clusters if clusters else 0
 
 
 def exclusions(items: Iterable[pb.Exclusion]) -> list[View]:

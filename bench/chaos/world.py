@@ -26,13 +26,13 @@ from bench.chaos.loss import Happened, Sample
 from bench.chaos.network import LINE, Wire
 from bench.chaos.schedule import COORDINATOR, WORKER, Fault, cut_pairs
 from bench.texts import stdlib
-from dilocox.cli.common import bits_per_second
 from dilocox.node.namespaces import run
 from dilocox.node.testnet import Member, Testnet
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile, find_chains
 from dilocox.transport.data_directory import load_identity
+from dilocox.transport.hours import bits_per_second
 
 __all__ = ["Usage", "World"]
 

@@ -9,23 +9,20 @@ from prometheus_client.registry import Collector
 from dilocox.node.participant import Participant
 from dilocox.protocol.standing import Record
 from dilocox.transport.reach import Reach
-from dilocox.transport.serve import PeerService
 from dilocox.views.metrics import RunMetrics
 
 __all__ = ["NodeMetrics", "node_metrics", "state_agreed"]
 
 
 def node_metrics(
-    registry: CollectorRegistry, participant: Participant, blobs: PeerService, reach: Reach, connected: Callable[[], bool]
+    registry: CollectorRegistry, participant: Participant, reach: Reach, connected: Callable[[], bool]
 ) -> RunMetrics:
     """Registers everything; what it returns is refreshed before each scrape."""
 
     def peers() -> Mapping[str, int]:
         return {"roster": len(participant.chain.head.cluster_by_peer)}
 
-    def traffic() -> Mapping[str, int]:
-        return {"sent": blobs.bytes_sent, "received": participant.exchange.statistics().bytes_received}
-
+    traffic = participant.exchange.traffic
     run = RunMetrics("node", participant.chain, participant.events, peers, traffic, participant.cluster)
     registry.register(run)
     registry.register(NodeMetrics(participant, reach, connected))

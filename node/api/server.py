@@ -1,5 +1,6 @@
-"""Routes of the node's HTTP API. Every value is read when asked for; nothing here changes anything."""
+"""Routes of the node's HTTP API. Every value is read when asked for; what changes something is for who holds the daemon's key."""
 
+import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
@@ -8,9 +9,10 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from dilocox.node.api.metrics import node_metrics, state_agreed
+from dilocox.node.attendance import Attendance
 from dilocox.node.attest.prover import Challenger
 from dilocox.node.participant import Participant
-from dilocox.protocol.errors import reason_name
+from dilocox.protocol.errors import LocalError, reason_name
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.presence import Directory
 from dilocox.transport.reach import Reach
@@ -21,6 +23,9 @@ from dilocox.views.http import Problem, add_run_routes, create_app, json_respons
 from dilocox.views.reasons import advice
 
 __all__ = ["create_node_app"]
+
+READY = ("training", "waiting", "finishing", "paused", "finished")
+"""States in which a node does what it should."""
 
 
 def node_status(
@@ -72,8 +77,8 @@ def node_status(
         "total_steps": progress.total_steps,
         "clock_seconds": progress.clock_seconds,
         "codec_cpu_seconds": progress.codec_cpu_seconds,
-        "bytes_sent": blobs.bytes_sent,
-        "bytes_received": fetched.bytes_received,
+        "network": views.network(participant.exchange.traffic),
+        "allreduce_bytes": views.allreduce_bytes(participant.manifest, head),
         "fetch_failures": fetched.failures,
         "downloading": {"held": fetched.held, "size": fetched.wanted} if fetched.wanted else None,
         "applied_at_step": {str(round): step for round, step in sorted(progress.applied_at.items())},
@@ -89,6 +94,8 @@ def node_status(
 
 def create_node_app(
     participant: Participant,
+    attendance: Attendance,
+    key: str,
     directory: Directory,
     blobs: PeerService,
     challenger: Challenger,
@@ -98,13 +105,13 @@ def create_node_app(
     connected: Callable[[], bool],
     presence: Callable[[], Awaitable[services.PresenceList]],
 ) -> web.Application:
-    """`presence`: who is heard, asked of the coordinator when somebody asks us."""
+    """`key`: of the operator. `presence`: who is heard, asked of the coordinator when somebody asks us."""
     registry = CollectorRegistry()
-    metrics = node_metrics(registry, participant, blobs, reach, connected)
+    metrics = node_metrics(registry, participant, reach, connected)
 
     def not_ready() -> str | None:
         status = participant.status
-        return None if status.name in ("training", "waiting", "finished") else f"{status.name}: {status.why}"
+        return None if status.name in READY else f"{status.name}: {status.why}"
 
     app = create_app(registry, not_ready, metrics.refresh)
 
@@ -116,7 +123,8 @@ def create_node_app(
 
     async def status(request: web.Request) -> web.Response:
         value = node_status(participant, blobs, name, address, reach, connected())
-        return json_response({**value, "answers": answers(value, state_agreed(participant))})
+        hours = str(attendance.hours) if attendance.hours is not None else None
+        return json_response({**value, "hours": hours, "answers": answers(value, state_agreed(participant))})
 
     async def attest(request: web.Request) -> web.Response:
         """Challenge a peer now."""
@@ -126,6 +134,26 @@ def create_node_app(
         return json_response(await challenger.report(peer))
 
     add_run_routes(app, participant.chain, peers, participant.events, participant.cluster)
+    add_operator_routes(app, attendance, key)
     app.router.add_post("/v1/attest/{peer}", attest)
     app.router.add_get("/v1/status", status)
     return app
+
+
+def add_operator_routes(app: web.Application, attendance: Attendance, key: str) -> None:
+    """What only the operator may ask: to pause, to resume, to leave; `?now=yes` without finishing the round."""
+
+    def route(act: Callable[[bool], Awaitable[str]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), f"Bearer {key}".encode()):
+                raise Problem(403, "not-the-operator", "only who may read api.key in the daemon's folder may ask that")
+            try:
+                return json_response({"says": await act(request.query.get("now") == "yes")})
+            except LocalError as error:
+                raise Problem(409, "not-here", str(error)) from error
+
+        return handle
+
+    app.router.add_post("/v1/pause", route(attendance.pause))
+    app.router.add_post("/v1/resume", route(lambda _: attendance.resume()))
+    app.router.add_post("/v1/leave", route(attendance.leave))

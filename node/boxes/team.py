@@ -123,6 +123,7 @@ class Team:
     async def run_generation(self) -> None:
         """Launch on every box, and return when the generation has ended on all of them."""
         self._generation += 1
+        self._stopping = False
         self._given_up.clear()
         self.workers, self._hosting, self.box_went, self._phases = 0, [], "", 0
         self._look()

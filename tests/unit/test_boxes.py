@@ -235,7 +235,7 @@ async def test_devices_that_have_nothing_to_do_are_named(two: list[Peer], caplog
 
 async def test_a_box_that_cannot_be_dialled_has_others_keep_its_stages(tmp_path: Path):
     async with meeting(tmp_path, RUN, *[list(Table(RUN).genesis().train(2).commits)] * 3) as (lead, box, other):
-        arguments = box.store, box.everybody, box.channels, lambda: False, box.service.limit.spend
+        arguments = box.store, box.everybody, box.channels, lambda: False, box.service.traffic.upload.spend
         hidden = replace(box, holding=Holding(identity(1), RUN, box.chain, *arguments, cluster=identity(0).peer))
         cluster = Cluster(lead, hidden)
         assert cluster.team.serves_its_own()

@@ -597,8 +597,90 @@ def test_a_leave_is_said_instead_of_everything_else():
 
 
 def test_who_leaves_before_the_first_commit_names_round_one():
-    _, state = machine(0, Table(manifest()))
-    assert member.step(state, member.LeaveRun(), 0)[1] == [member.Sign(pb.KIND_LEAVE, pb.Leave(serial=1, round=1))]
+    table, state = machine(0, Table(manifest()))
+    assert member.step(state, member.LeaveRun(), 0)[1] == [], "nobody knows of it"
+    assert member.parted(member.step(state, member.LeaveRun(), 0)[0])
+    state, (sign,) = member.step(state, member.StateReady(0, ROOT, None), 0)
+    state, _ = member.step(state, member.Signed(seal(identity(0), pb.KIND_CLAIM, table.run.run_id, sign.body)), 0)  # type: ignore[union-attr]
+    assert member.step(state, member.LeaveRun(), 0)[1] == [member.Sign(pb.KIND_LEAVE, pb.Leave(serial=2, round=1))]
+
+
+def held(node: Node, kind: pb.Kind, reason: pb.Reason = pb.REASON_UNSPECIFIED) -> None:
+    """The coordinator has what we said."""
+    statement = node.said(kind)
+    assert statement is not None
+    outcome = rules.Outcome.IGNORE if reason else rules.Outcome.ACCEPT
+    node.feed(member.Answered(statement, outcome, reason, ""))
+
+
+def test_who_finishes_leaves_when_the_coordinator_has_its_vote():
+    node = Node(vote_seconds=100).vote()
+    node.feed(member.LeaveRun(finishing=True))
+    assert node.said(pb.KIND_LEAVE) is None
+    for number in range(2):
+        node.feed(member.Judged(node.digests[number], ACCEPTED))
+    assert node.said(pb.KIND_RECEIPT) is not None
+    assert node.said(pb.KIND_LEAVE) is None, "a vote that is on its way may be lost, and with it the others' work"
+    held(node, pb.KIND_RECEIPT)
+    leave = node.said(pb.KIND_LEAVE)
+    assert leave is not None
+    assert not member.parted(node.state)
+    for kind in (pb.KIND_STATE_REPORT, pb.KIND_CONTRIBUTION, pb.KIND_LEAVE):
+        held(node, kind)
+    assert member.parted(node.state)
+
+
+def test_who_finishes_waits_for_no_round_but_the_one_that_was_open():
+    node = Node()
+    node.feed(member.LeaveRun(finishing=True))
+    node.table.absent(0)
+    node.table.contribute([1, 2]).vote([1, 2])  # the round closed without us
+    node.feed(member.Committed(node.table.commits[-1], node.table.head))
+    assert node.said(pb.KIND_LEAVE) is not None
+
+
+def test_who_takes_no_part_says_goodbye_once():
+    node = Node()
+    node.feed(member.LeaveRun())
+    leave = node.said(pb.KIND_LEAVE)
+    assert leave is not None
+    assert node.table.submit(leave) == rules.ACCEPT
+    node.table.contribute([1, 2]).vote([1, 2])
+    assert identity(0).peer not in node.table.head.roster
+    node.feed(member.Committed(node.table.commits[-1], node.table.head))
+    assert node.said(pb.KIND_LEAVE) is None, "the coordinator answers that nobody of that name is here, for ever"
+    assert member.parted(node.state)
+    node.feed(member.Return())
+    node.feed(member.StateReady(node.table.head.round, node.table.state_root(), None))
+    assert node.said(pb.KIND_CLAIM) is not None
+
+
+def test_who_is_back_before_its_leave_counts_takes_it_back():
+    node = Node()
+    node.feed(member.LeaveRun())
+    leave = node.said(pb.KIND_LEAVE)
+    assert leave is not None
+    assert node.table.submit(leave) == rules.ACCEPT
+    node.feed(member.Return())
+    claim = node.said(pb.KIND_CLAIM)
+    assert claim is not None
+    assert node.said(pb.KIND_LEAVE) is None
+    assert node.table.submit(claim) == rules.ACCEPT
+    node.table.contribute().vote()
+    assert identity(0).peer in node.table.head.roster, "it lost no round"
+
+
+def test_a_leave_of_who_is_not_here_is_said():
+    """Its claim never arrived: nobody needs to hear that it is taken back."""
+    node = Node()
+    node.state = member.start(node.table.run, identity(5).peer, node.table.head)
+    node.state = replace(node.state, own={pb.KIND_CLAIM: node.table.claim(5)})
+    leave = seal(identity(5), pb.KIND_LEAVE, node.table.run.run_id, pb.Leave(serial=9, round=1, head=node.table.head.digest))
+    node.state, _ = member.step(node.state, member.LeaveRun(), 0)
+    node.state, _ = member.step(node.state, member.Signed(leave), 0)
+    assert not member.parted(node.state)
+    held(node, pb.KIND_LEAVE, pb.REASON_NOT_ON_ROSTER)
+    assert member.parted(node.state)
 
 
 def test_a_contribution_says_all_of_its_phase():

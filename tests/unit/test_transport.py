@@ -25,9 +25,11 @@ from dilocox.transport.callers import Callers
 from dilocox.transport.data_directory import DataDirectory, load_identity
 from dilocox.transport.files import write_atomically
 from dilocox.transport.health import running_daemon
+from dilocox.transport.hours import Rates
 from dilocox.transport.parent_pipe import ParentPipe
 from dilocox.transport.rpc import ChannelPool, allow_open_files, create_server, fetch_blob
 from dilocox.transport.serve import PeerService
+from dilocox.transport.traffic import Traffic
 from tests import helpers
 
 BIG = os.urandom(2 * limits.CHUNK_BYTES + 12345)
@@ -121,7 +123,7 @@ class Served:
         self.service: Any = service
 
     async def __aenter__(self) -> pb.PeerRecord:
-        self._server, port = await create_server("127.0.0.1:0", self.certificate)
+        self._server, port = await create_server("127.0.0.1:0", self.certificate, getattr(self.service, "traffic", None))
         rpc.add_PeerServicer_to_server(self.service, self._server)
         await self._server.start()
         return pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=self.certificate.certificate_der)
@@ -181,11 +183,11 @@ async def test_another_certificate_is_not_trusted(tmp_path: Path):
         await channels.close()
 
 
-def serving(folder: Path, source: BlobStore, bytes_per_second: float | None = None) -> Served:
+def serving(folder: Path, source: BlobStore, traffic: Traffic | None = None) -> Served:
     """Whoever calls is a stranger, until the service is told who is a member."""
     folder.mkdir(exist_ok=True)
     callers = Callers(RUN_ID, tls.load_or_create(folder).certificate_der)
-    return Served(folder, PeerService(source, callers, bytes_per_second))
+    return Served(folder, PeerService(source, callers, traffic))
 
 
 class Hostile(rpc.PeerServicer):
@@ -224,15 +226,23 @@ async def test_hostile_servers_are_remote_faults(tmp_path: Path):
             await channels.close()
 
 
-async def test_uploads_are_limited(tmp_path: Path):
+@pytest.mark.parametrize("limited", ["upload", "download"])
+async def test_lines_are_limited_and_counted_by_kind(tmp_path: Path, limited: str):
     source = store(tmp_path, "a")
     digest = source.put([os.urandom(limits.FRAME_BYTES)])
-    async with serving(tmp_path / "peer", source, bytes_per_second=4 * limits.FRAME_BYTES) as record:
-        channels = ChannelPool()
+    slow, free = Rates(usual=4 * limits.FRAME_BYTES), Rates()
+    serves = Traffic(upload=slow if limited == "upload" else free)
+    async with serving(tmp_path / "peer", source, serves) as record:
+        channels = ChannelPool(traffic=Traffic(download=slow if limited == "download" else free))
         start = asyncio.get_running_loop().time()
-        await fetch_blob(channels.channel(record), store(tmp_path, "b"), digest)
+        spend = channels.traffic.download.spend
+        await fetch_blob(channels.channel(record), store(tmp_path, "b"), digest, spend=spend)
         assert asyncio.get_running_loop().time() - start > 0.2
         await channels.close()
+    assert channels.traffic.of("received") == serves.of("sent")
+    assert set(channels.traffic.of("received")) == {"blob"}
+    assert limits.FRAME_BYTES < channels.traffic.bytes["received", "blob"] < 1.01 * limits.FRAME_BYTES
+    assert channels.traffic.of("sent") == serves.of("received")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""`dilocox pause | resume | leave`: stop taking part, come back, go."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dilocox.cli.common import EXIT_USAGE, HomeOption, JsonOption, api_call, console, errors, fail, find_daemon, print_json
+from dilocox.transport.health import running_daemon
+
+__all__ = ["leave", "pause", "resume"]
+
+LOOK_SECONDS = 0.5
+
+NowOption = Annotated[bool, typer.Option("--now", help="Give up the open round, instead of finishing it.")]
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is done. Ctrl-C takes nothing back.")]
+
+
+def pause(now: NowOption = False, wait: WaitOption = True, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Take no part until `dilocox resume`: finish the round, leave the roster, free the devices. The daemon goes on."""
+    folder = _ask("pause", now, home, as_json)
+    with errors.status("finishing the round"):
+        while wait and running_daemon(folder) is not None and api_call(folder, "/v1/status")["state"] == "finishing":
+            time.sleep(LOOK_SECONDS)
+
+
+def resume(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Take part again: from the boundary of the last phase, with what no commit has taken of its work."""
+    _ask("resume", False, home, as_json)
+
+
+def leave(now: NowOption = False, wait: WaitOption = True, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Finish the round, leave the roster, and end the daemon."""
+    folder = _ask("leave", now, home, as_json)
+    with errors.status("finishing the round"):
+        while wait and running_daemon(folder) is not None:
+            time.sleep(LOOK_SECONDS)
+
+
+def _ask(what: str, now: bool, home: Path | None, as_json: bool) -> Path:
+    """The folder of the node that was asked, once it said what it does."""
+    facts = find_daemon(home)
+    if facts["role"] != "node":
+        fail(f"in {facts['home']} runs a {facts['role']}: only a node takes part", EXIT_USAGE, "name a node's --home")
+    folder = Path(facts["home"])
+    answer = api_call(folder, f"/v1/{what}{'?now=yes' if now else ''}", "POST")
+    if as_json:
+        print_json(answer)
+    else:
+        console.print(answer["says"], highlight=False, soft_wrap=True)
+    return folder

@@ -1,0 +1,199 @@
+"""Options that several verbs share, in groups: a verb takes a group as one argument."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from dilocox.cli.common import (
+    THIS_MACHINE,
+    ApiOption,
+    DhtOption,
+    DhtPortOption,
+    HomeOption,
+    HostOption,
+    NameOption,
+    PortOption,
+    set_up_logging,
+)
+from dilocox.protocol import limits
+from dilocox.protocol.errors import ConfigError
+from dilocox.transport.health import base_folder
+from dilocox.transport.hours import SLOWEST_DOWNLOAD, Hours, Rates, parse_rates
+from dilocox.transport.network import Listen
+from dilocox.transport.notify import Notice, parse_notice
+from dilocox.transport.parent_pipe import exit_with_parent
+
+__all__ = ["ClusterOptions", "DaemonOptions", "MachineOptions", "PeerOptions", "grouped"]
+
+
+def grouped(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb for typer, whose arguments that are option groups (dataclasses) come as one option for each of their fields."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+
+    def flat() -> Iterator[inspect.Parameter]:
+        for parameter in inspect.signature(verb).parameters.values():
+            if (group := groups.get(parameter.name)) is None:
+                yield parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+                continue
+            types = get_type_hints(group, include_extras=True)
+            for each in fields(group):
+                default = inspect.Parameter.empty if each.default is MISSING else each.default
+                yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[each.name])
+
+    @wraps(verb)
+    def called(**values: Any) -> None:
+        made = {
+            name: group(**{each.name: values.pop(each.name) for each in fields(group)})  # type: ignore[operator]
+            for name, group in groups.items()
+        }
+        verb(**values, **made)
+
+    parameters = list(flat())
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaemonOptions:
+    """Of every daemon."""
+
+    home: HomeOption = None
+    host: HostOption = "127.0.0.1"
+    port: PortOption = 0
+    dht_port: DhtPortOption = 0
+    dht: DhtOption = True
+    api: ApiOption = "127.0.0.1:0"
+    upload: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RATE[@HOURS]",
+            help="Send at most so much, such as 20mbit; by day 20mbit@08-22 (default: no limit). May be said for several hours.",
+        ),
+    ] = None
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DILOCOX_NOTIFY",
+            metavar="URL|COMMAND",
+            help="Tell when not counted, diverged, the disk low, the coordinator away or the run finished: POST JSON to a URL, or "
+            "have a command read it; @FILE holds either.",
+        ),
+    ] = None
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False
+
+    def begin(self) -> None:
+        """What a daemon does before anything else."""
+        exit_with_parent()
+        set_up_logging(self.verbose)
+
+    def folder(self, name: str) -> Path:
+        """`name`: where there is no --home."""
+        return self.home or base_folder() / name
+
+    def listen(self, announced: bool = True) -> Listen:
+        return Listen(self.host, self.port, self.dht_port, self.dht, announced)
+
+    def upload_rates(self) -> Rates:
+        """Raises ConfigError."""
+        return parse_rates(self.upload or (), "--upload")
+
+    def notice(self) -> Notice | None:
+        """Raises ConfigError."""
+        return parse_notice(self.notify) if self.notify is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerOptions(DaemonOptions):
+    """Of everybody but the coordinator."""
+
+    name: NameOption = THIS_MACHINE
+    download: Annotated[
+        list[str] | None, typer.Option(metavar="RATE[@HOURS]", help="Fetch at most so much, as --upload says it.")
+    ] = None
+
+    def settings(self, folder: str, announced: bool = True) -> dict[str, Any]:
+        """Of `PeerSettings`, but for whom to join. `folder`: where there is no --home. Raises ConfigError."""
+        return {
+            "home": self.folder(folder),
+            "name": self.name,
+            "listen": self.listen(announced),
+            "api": self.api,
+            "upload": self.upload_rates(),
+            "download": parse_rates(self.download or (), "--download", slowest=SLOWEST_DOWNLOAD),
+            "notice": self.notice(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """What of this machine a node takes, and when."""
+
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, envvar="DILOCOX_NODE__DEVICES", help="Stage workers (default: one per GPU, or 1)."),
+    ] = None
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per stage worker.")] = None
+    hours: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOURS",
+            help="Take part at these hours of the day by this machine's clock, such as 22-06 (default: always). At their end the "
+            "open round is finished.",
+        ),
+    ] = None
+    codec_cpus: Annotated[str, typer.Option(help="CPUs for encoding and applying, such as 1,3 (default: any).")] = ""
+    step_seconds: Annotated[
+        float, typer.Option(min=0, help="A step takes at least this long: leaves the machine to others (default: no pause).")
+    ] = 0.0
+    checkpoint_every: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Write the inner optimizer's moments and the live parameters every so many rounds: a restart in between goes on "
+            "from the committed model and the moments last written.",
+        ),
+    ] = 1
+
+    def settings(self) -> dict[str, Any]:
+        """Of `NodeSettings`. Raises ConfigError."""
+        try:
+            cpus = tuple(int(cpu) for cpu in self.codec_cpus.split(",") if cpu)
+        except ValueError as error:
+            raise ConfigError(f"--codec-cpus {self.codec_cpus}: {error}") from error
+        return {
+            "devices": self.devices,
+            "threads": self.threads,
+            "hours": Hours.parse(self.hours) if self.hours is not None else None,
+            "codec_cpus": cpus,
+            "step_seconds": self.step_seconds,
+            "checkpoint_every": self.checkpoint_every,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Of a cluster of several boxes."""
+
+    cluster_boxes: Annotated[
+        int,
+        typer.Option(min=1, max=limits.HOSTS, help="Lead a cluster of so many boxes: the log says how the others join it."),
+    ] = 1
+    cluster: Annotated[
+        Path | None,
+        typer.Option(help="Be a box of the cluster whose link lies in this file (instead of --join). Keep it secret."),
+    ] = None
+    cluster_interface: Annotated[
+        str | None,
+        typer.Option(help="Network interface of a trusted LAN or WireGuard, on which the boxes of a cluster exchange tensors."),
+    ] = None
+    cluster_patience_seconds: Annotated[
+        float,
+        typer.Option(min=0, help="On the lead: how long a box that is gone is waited for, before the others take its stages."),
+    ] = 60.0

@@ -1,0 +1,158 @@
+"""Whether this node takes part in the run: what its operator says, and the hours of the day that they gave it.
+
+Who takes no part has left the roster in good order: nobody waits for it, and it may claim a seat again at any time. Its daemon goes
+on: it follows the chain, serves what it holds, and keeps the boundary of the last phase, with what no commit has taken of its work.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from dilocox.node.participant import Participant
+from dilocox.protocol import member
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.member import MemberState
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.files import write_atomically
+from dilocox.transport.hours import Hours, Local, changes_at
+from dilocox.transport.tasks import Tasks
+
+__all__ = ["PAUSED", "Attendance", "Wish", "wish"]
+
+PAUSED = "paused"
+"""In the folder of a run: its operator paused this node, until they say otherwise."""
+LOOK_SECONDS = 20.0
+"""The clock on the wall is looked at so often: it may be set, and a machine may sleep."""
+
+
+class Wish(NamedTuple):
+    takes_part: bool
+    until: str
+    """Until when not."""
+
+
+def wish(paused: bool, hours: Hours | None, now: float, local: Local = datetime.fromtimestamp) -> Wish:
+    """Whether this node is to take part at a time (seconds since 1970)."""
+    if paused:
+        return Wish(False, "until `dilocox resume`")
+    if hours is None or hours.hold(local(now)):
+        return Wish(True, "")
+    begins = changes_at(hours.hold, now, local)
+    return Wish(False, f"until {local(begins):%H:%M} (--hours {hours})" if begins is not None else f"(--hours {hours})")
+
+
+class Attendance:
+    def __init__(
+        self,
+        participant: Participant,
+        tasks: Tasks,
+        folder: Path,
+        hours: Hours | None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`tasks`: of the daemon; `folder`: of the run; `clock`: seconds since 1970."""
+        self.hours = hours
+        self._participant, self._tasks, self._marker, self._clock = participant, tasks, folder / PAUSED, clock
+        self._going = False
+        """The daemon ends when this node has left."""
+        self._moved = asyncio.Event()
+        """Set whenever the machine may stand elsewhere."""
+        self._ending: asyncio.Task[None] | None = None
+        """Of the workers, since this node left."""
+        participant.stepped = self._stepped
+
+    # What is wanted
+
+    async def keep(self) -> None:
+        """The machine knows what is wanted, for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """The machine knows what is wanted now."""
+        node = self._participant
+        if self._going or node.state.lead:
+            return
+        takes_part, node.pause = wish(self._marker.exists(), self.hours, self._clock())
+        stays = not node.state.leaving and node.state.finishing is None
+        if stays and not takes_part:
+            node.feed(member.LeaveRun(finishing=True))
+        elif takes_part and not stays:
+            if self._ending is not None:  # workers that end are not asked to go on
+                await asyncio.wait({self._ending})
+                self._ending = None
+            node.feed(member.Return())
+
+    async def pause(self, at_once: bool) -> str:
+        """Take no part until `resume`; a sentence for who asked. Raises LocalError where that is not ours to say."""
+        self._ours("pauses")
+        await asyncio.to_thread(write_atomically, self._marker, b"")
+        await self.look()
+        if at_once:
+            self._participant.feed(member.LeaveRun())
+        return self._said("pauses")
+
+    async def resume(self) -> str:
+        """As `pause`."""
+        self._ours("resumes")
+        await asyncio.to_thread(self._marker.unlink, missing_ok=True)
+        await self.look()
+        until = self._participant.pause
+        return f"resumed; it takes no part {until}" if until else "it takes part again: it asks for its seat"
+
+    async def leave(self, at_once: bool) -> str:
+        """End the daemon, once this node has left; a sentence for who asked."""
+        self._going, self._participant.pause = True, ""
+        self._participant.feed(member.LeaveRun(finishing=not at_once))
+        if at_once or self._participant.state.lead:
+            self._tasks.stop()
+        return self._said("leaves")
+
+    def _ours(self, does: str) -> None:
+        if self._participant.state.lead:
+            raise LocalError(f"this is a box of a cluster, which its lead {does}: say it there, or `dilocox leave` here")
+
+    def _said(self, does: str) -> str:
+        state = self._participant.state
+        head, least = state.head, state.manifest.rounds.min_clusters
+        alone = state.on_roster and not head.finished and len(head.roster) <= least
+        still = f"; the run needs {least} clusters, and stands still until there are" if alone else ""
+        if not state.leaving:
+            return f"it {does} when round {state.finishing} has its work and its vote{still}"
+        gives_up = state.on_roster and pb.KIND_CONTRIBUTION not in state.own
+        return f"it {does} now{f', and gives up round {head.round}' if gives_up else ''}{still}"
+
+    # What follows
+
+    def _stepped(self, state: MemberState) -> None:
+        if state.leaving and not state.lead and self._ending is None:
+            self._ending = self._tasks.start(self._participant.workers.stop(), "end the workers")
+        if self._going and member.parted(state):
+            self._tasks.stop()
+        self._moved.set()
+
+    async def work(self) -> None:
+        """Have the workers train while this node takes part, until cancelled or the run cannot go on here."""
+        while True:
+            while self._participant.state.leaving:
+                self._participant.progress.tokens_per_second = 0.0
+                self._moved.clear()
+                await self._moved.wait()
+            await self._participant.workers.run()
+
+    async def go(self, seconds: float) -> None:
+        """Say goodbye (for at most `seconds`), then end the workers."""
+        self._going, self._participant.pause = True, ""
+        self._participant.feed(member.LeaveRun())
+        unsaid = not self._participant.state.lead  # a box's lead says goodbye for it
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while unsaid and not member.parted(self._participant.state):
+                    self._moved.clear()
+                    await self._moved.wait()
+        await self._participant.workers.stop()

@@ -1,0 +1,195 @@
+"""Whether a node takes part: by its operator's word and its hours; how it steps back and comes again."""
+
+import asyncio
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry
+
+from dilocox.node.api.server import add_operator_routes
+from dilocox.node.attendance import PAUSED, Attendance, Wish, wish
+from dilocox.protocol import member
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.messages import seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.rules import ACCEPT, Outcome
+from dilocox.protocol.status import Status, status
+from dilocox.transport.data_directory import API_KEY, DataDirectory
+from dilocox.transport.hours import Hours
+from dilocox.transport.tasks import Tasks
+from dilocox.views.http import create_app, serve_http
+from tests.helpers import Table, identity, manifest, until
+
+NIGHT = Hours.parse("22-06")
+NOON, MIDNIGHT = (datetime(2026, 11, 23, hour).timestamp() for hour in (12, 0))
+
+
+class Workers:
+    """What takes a while to end."""
+
+    def __init__(self) -> None:
+        self.generations, self.running = 0, False
+        self.progress = SimpleNamespace(tokens_per_second=5.0)
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        self.generations += 1
+        self.running = True
+        self._ended.clear()
+        await self._ended.wait()
+        self.running = False
+
+    async def stop(self) -> None:
+        await asyncio.sleep(0.01)
+        self._ended.set()
+
+
+class Node:
+    """A participant without a network: what it says is held at once."""
+
+    def __init__(self, number: int = 0, lead: str = "", needed: int = 2) -> None:
+        self.table = Table(manifest(rounds={"min_clusters": needed})).genesis()
+        self.state = member.start(self.table.run, identity(number).peer, self.table.head, lead=lead)
+        self.pause, self.workers = "", Workers()
+        self.progress = self.workers.progress
+        self.stepped: Any = lambda state: None
+        self._identity: Identity = identity(number)
+        self.ready()
+
+    def ready(self) -> None:
+        self.feed(member.StateReady(self.table.head.round, self.table.state_root(), None))
+
+    def feed(self, event: member.Input) -> None:
+        self.state, effects = member.step(self.state, event, self.table.now)
+        self.stepped(self.state)
+        for effect in effects:
+            if isinstance(effect, member.Sign):
+                statement = seal(self._identity, effect.kind, self.table.run.run_id, effect.body)
+                self.feed(member.Signed(statement))
+                assert self.table.submit(statement) == ACCEPT
+                self.feed(member.Answered(statement, Outcome.ACCEPT, pb.REASON_UNSPECIFIED, ""))
+
+    def commit(self) -> None:
+        """A round closes without us."""
+        self.table.absent(0)
+        self.table.contribute([1, 2]).vote([1, 2])
+        self.feed(member.Committed(self.table.commits[-1], self.table.head))
+
+    @property
+    def status(self) -> Status:
+        return status(self.state, Status("training", "on the roster"), self.pause)
+
+
+@pytest.fixture
+async def tasks():
+    tasks = Tasks()
+    yield tasks
+    await tasks.close()
+
+
+def test_what_is_wanted():
+    assert wish(False, None, NOON) == Wish(True, "")
+    assert wish(False, NIGHT, MIDNIGHT) == Wish(True, "")
+    assert wish(False, NIGHT, NOON) == Wish(False, "until 22:00 (--hours 22:00-06:00)")
+    assert wish(True, NIGHT, MIDNIGHT) == Wish(False, "until `dilocox resume`")
+
+
+async def test_who_pauses_finishes_ends_its_workers_and_comes_back(tmp_path: Path, tasks: Tasks):
+    node = Node()
+    attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
+    await attendance.look()
+    tasks.start(attendance.work(), "work")
+    await until(lambda: node.workers.running)
+    assert await attendance.pause(False) == "it pauses when round 1 has its work and its vote"
+    assert node.status.name == "finishing"
+    assert "pauses until `dilocox resume`" in node.status.why
+    assert node.workers.running
+    node.commit()
+    await until(lambda: not node.workers.running)
+    assert node.status == Status("paused", "until `dilocox resume`")
+    assert not node.progress.tokens_per_second
+    assert (tmp_path / PAUSED).exists()
+    assert "takes part again" in await attendance.resume()
+    await until(lambda: node.workers.running)
+    assert node.workers.generations == 2
+    assert not (tmp_path / PAUSED).exists()
+
+
+async def test_a_pause_lasts_over_a_restart(tmp_path: Path, tasks: Tasks):
+    await Attendance(Node(), tasks, tmp_path, None).pause(True)  # type: ignore[arg-type]
+    node = Node()
+    node.state = member.start(node.table.run, identity(7).peer, node.table.head)
+    await Attendance(node, tasks, tmp_path, None).look()  # type: ignore[arg-type]
+    assert node.status.name == "paused"
+    assert member.parted(node.state), "it never had a seat, and says nothing"
+
+
+async def test_now_gives_up_the_round(tmp_path: Path, tasks: Tasks):
+    node = Node(needed=3)
+    attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
+    still = "the run needs 3 clusters, and stands still until there are"
+    assert await attendance.pause(True) == f"it pauses now, and gives up round 1; {still}"
+    assert node.state.leaving
+
+
+async def test_hours_begin_and_end(tmp_path: Path, tasks: Tasks):
+    node, now = Node(), [MIDNIGHT]
+    attendance = Attendance(node, tasks, tmp_path, NIGHT, clock=lambda: now[0])  # type: ignore[arg-type]
+    await attendance.look()
+    assert node.status.name == "training"
+    now[0] = NOON
+    await attendance.look()
+    await attendance.look()
+    assert node.status.name == "finishing"
+    now[0] = MIDNIGHT  # the clock was set back meanwhile
+    await attendance.look()
+    assert node.status.name == "training"
+    assert "no part until 22:00" in await at_noon(attendance, now)
+
+
+async def at_noon(attendance: Attendance, now: list[float]) -> str:
+    now[0] = NOON
+    return await attendance.resume()
+
+
+async def test_leaving_ends_the_daemon_when_all_is_said(tmp_path: Path, tasks: Tasks):
+    node = Node()
+    attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
+    ended = asyncio.create_task(tasks.wait())
+    assert "leaves when round 1" in await attendance.leave(False)
+    await asyncio.sleep(0)
+    assert not ended.done()
+    node.commit()
+    await asyncio.wait_for(ended, 10)
+
+
+async def test_a_box_is_paused_by_its_lead(tmp_path: Path, tasks: Tasks):
+    node = Node(number=5, lead=identity(0).peer)
+    attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
+    with pytest.raises(LocalError, match="its lead pauses"):
+        await attendance.pause(False)
+    await attendance.leave(False)
+    await asyncio.wait_for(tasks.wait(), 10)
+
+
+async def test_only_the_operator_may_ask(tmp_path: Path, tasks: Tasks):
+    home = DataDirectory(tmp_path)
+    key = home.api_key()
+    home.close()
+    assert (tmp_path / API_KEY).stat().st_mode & 0o077 == 0
+    attendance = Attendance(Node(), tasks, tmp_path, None)  # type: ignore[arg-type]
+    app = create_app(CollectorRegistry(), lambda: None)
+    add_operator_routes(app, attendance, key)
+    runner, url = await serve_http(app, "127.0.0.1:0")
+    async with aiohttp.ClientSession() as session:
+        for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer ü"}, {"Authorization": f"Bearer {key}x"}):
+            async with session.post(f"{url}/v1/leave?now=yes", headers=headers) as answer:
+                assert answer.status == 403
+        async with session.post(f"{url}/v1/pause", headers={"Authorization": f"Bearer {key}"}) as answer:
+            assert "pauses when" in (await answer.json())["says"]
+    await runner.cleanup()

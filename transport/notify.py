@@ -1,0 +1,152 @@
+"""Who wants to be told: a webhook or a command gets what is notable of a daemon's events, as JSON.
+
+It reads the event log like everybody else, so nothing waits for it; what it cannot tell is one line in the log. Of one kind it
+tells once in a while, and then how many there were meanwhile. A URL may hold a secret: no line shows more than its host.
+"""
+
+import asyncio
+import json
+import logging
+import shlex
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.events import NOTABLE
+from dilocox.transport.event_log import EventLog, Happened
+from dilocox.transport.files import read_checked, write_atomically
+
+__all__ = ["Command", "Notice", "Notifier", "Webhook", "parse_notice"]
+
+log = logging.getLogger(__name__)
+
+TELL_SECONDS = 10.0
+"""Whoever takes longer to listen has not heard."""
+AGAIN_SECONDS = 300.0
+"""Between two of one kind: rounds of seconds would fill a mailbox."""
+TOLD = "notified"
+"""In the folder of a run: the last event that was looked at, so that what a daemon died of is told by its next life."""
+
+
+class Notice(Protocol):
+    name: str
+    """For a log: shows no secret."""
+
+    async def tell(self, body: bytes) -> str:
+        """Within TELL_SECONDS; why it did not work, or nothing. Raises nothing."""
+
+
+class Webhook(NamedTuple):
+    url: str
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # a NamedTuple's property is read like a field
+        return f"the webhook at {urlsplit(self.url).hostname}"
+
+    async def tell(self, body: bytes) -> str:
+        timeout = aiohttp.ClientTimeout(total=TELL_SECONDS)
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.post(self.url, data=body, headers=headers, allow_redirects=False) as answer,
+            ):
+                return "" if answer.status < 300 else f"it answered {answer.status}"
+        except TimeoutError:
+            return f"no answer within {TELL_SECONDS:.0f} s"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return type(error).__name__  # its words may hold the URL
+
+
+class Command(NamedTuple):
+    words: tuple[str, ...]
+    """No shell reads them."""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"the command {Path(self.words[0]).name}"
+
+    async def tell(self, body: bytes) -> str:
+        nothing = asyncio.subprocess.DEVNULL
+        try:
+            running = await asyncio.create_subprocess_exec(
+                *self.words, stdin=asyncio.subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True
+            )
+        except OSError as error:
+            return error.strerror or type(error).__name__
+        try:
+            async with asyncio.timeout(TELL_SECONDS):
+                await running.communicate(body)
+        except TimeoutError:
+            return f"it did not end within {TELL_SECONDS:.0f} s"
+        finally:
+            if running.returncode is None:
+                with suppress(ProcessLookupError):
+                    running.kill()
+                await running.wait()
+        return "" if running.returncode == 0 else f"it ended with {running.returncode}"
+
+
+def parse_notice(text: str) -> Notice:
+    """A URL, a command, or @FILE that holds either. Raises ConfigError, which does not show it."""
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--notify cannot be read from its file: {error}") from error
+    text = text.strip()
+    if text.startswith(("http://", "https://")):
+        with suppress(ValueError):
+            if urlsplit(text).hostname and urlsplit(text).port != 0:
+                return Webhook(text)
+        raise ConfigError("--notify begins like a URL and names no host: https://HOST/PATH")
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"--notify is no command: {error}") from error
+    if not words or shutil.which(words[0]) is None:
+        raise ConfigError("--notify is neither a URL (https://…) nor a command that is found on this machine")
+    return Command(words)
+
+
+class Notifier:
+    def __init__(
+        self, notice: Notice, events: EventLog, about: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`about`: what tells this daemon from others."""
+        self._notice, self._events, self._about, self._clock = notice, events, about, clock
+        self._again: dict[str, float] = {}
+        """By kind: when it may be told again."""
+        self._kept_back: Counter[str] = Counter()
+        self._path = events.path.with_name(TOLD)
+
+    async def run(self) -> None:
+        """For ever."""
+        begin = await asyncio.to_thread(read_checked, self._path, int)
+        async for page in self._events.follow(self._events.newest if begin is None else begin):
+            for happened in page:
+                if happened.kind in NOTABLE:
+                    await self._look(happened)
+            if page:
+                await asyncio.to_thread(write_atomically, self._path, str(page[-1].id).encode())
+
+    async def _look(self, happened: Happened) -> None:
+        now, kind = self._clock(), happened.kind
+        if now < self._again.get(kind, now):
+            self._kept_back[kind] += 1
+            return
+        self._again[kind] = now + AGAIN_SECONDS
+        text = str(happened.body["line"])
+        if meanwhile := self._kept_back.pop(kind, 0):
+            text = f"{text} (and {meanwhile} times before)"
+        body = {"text": f"{self._about['name']}: {text}", **self._about, **happened.view()}
+        if why := await self._notice.tell(json.dumps(body).encode()):
+            log.warning("%s was not told of %s: %s", self._notice.name, kind, why)

@@ -1,0 +1,131 @@
+"""What a daemon sends and receives: how much it may by the hour, and how much it was, by kind.
+
+Counted are the bytes of messages, without what TLS and HTTP/2 put around them. Not counted: the DHT, and the tensors that the
+workers of a cluster exchange.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import grpc.aio
+
+from dilocox.transport.hours import Local, Rates, changes_at
+
+__all__ = ["Allowance", "CountedChannel", "Limit", "Moved", "Traffic"]
+
+KINDS = {"Fetch": "blob", "Push": "blob", "GetCommit": "chain", "Lead": "cluster", "Attestor": "attestation", "Reach": "reach"}
+"""Of a call, by its method or else its service; all others are with the coordinator."""
+SAID = "coordination"
+
+
+def kind_of(path: str) -> str:
+    """Of a call like /dilocox.v1.Peer/Fetch."""
+    service, _, method = path.rpartition("/")
+    return KINDS.get(method) or KINDS.get(service.rpartition(".")[2], SAID)
+
+
+class Allowance(NamedTuple):
+    """What a line may carry now."""
+
+    bytes_per_second: float | None
+    """None: no limit."""
+    until: float | None
+    """In seconds since 1970; None: for a day at least."""
+
+
+class Limit:
+    """A token bucket over all that goes one way."""
+
+    def __init__(
+        self, rates: Rates | None = None, local: Local = datetime.fromtimestamp, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`clock`: seconds since 1970, of which `local` makes the hour."""
+        self._rates, self._local, self._clock = rates or Rates(), local, clock
+        self._free_at = 0.0
+        self.spent = 0
+        """Bytes so far."""
+
+    def now(self) -> Allowance:
+        at = self._clock()
+        until = changes_at(self._rates.at, at, self._local) if self._rates.timed else None
+        return Allowance(self._rates.at(self._local(at)), until)
+
+    async def spend(self, size: int) -> float:
+        """Wait until so many bytes may pass; the seconds that it took."""
+        rate = self._rates.at(self._local(self._clock()))
+        if rate is None:
+            self.spent += size
+            return 0.0
+        now, seconds = time.monotonic(), size / rate
+        self._free_at = max(self._free_at, now) + seconds
+        waited = self._free_at - now
+        try:
+            await asyncio.sleep(waited)
+        except asyncio.CancelledError:
+            self._free_at -= seconds  # it was not sent
+            raise
+        self.spent += size
+        return waited
+
+
+class Moved(NamedTuple):
+    """Bytes of a round, from one commit to the next."""
+
+    round: int
+    sent: int
+    received: int
+
+
+class Traffic:
+    """Of one daemon."""
+
+    def __init__(self, upload: Rates | None = None, download: Rates | None = None) -> None:
+        self.upload, self.download = Limit(upload), Limit(download)
+        self.bytes: Counter[tuple[str, str]] = Counter()
+        """By direction (sent, received) and kind."""
+        self.last_round: Moved | None = None
+        """The last that was open here from its beginning to its end."""
+        self._began: Moved | None = None
+
+    def of(self, direction: str) -> Mapping[str, int]:
+        """By kind."""
+        return {kind: size for (way, kind), size in sorted(self.bytes.items()) if way == direction}
+
+    def closed(self, round: int) -> None:
+        """A commit came."""
+        now = Moved(round + 1, sum(self.of("sent").values()), sum(self.of("received").values()))
+        if (began := self._began) is not None and began.round == round:
+            self.last_round = Moved(round, now.sent - began.sent, now.received - began.received)
+        self._began = now
+
+    def counting(self, direction: str, path: str, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """A message's serializer or parser that counts its bytes too."""
+        key = direction, kind_of(path)
+
+        def counted(message: Any) -> Any:
+            made = convert(message)
+            self.bytes[key] += len(made if direction == "sent" else message)
+            return made
+
+        return counted
+
+
+class CountedChannel:
+    """A channel whose calls are counted."""
+
+    def __init__(self, channel: grpc.aio.Channel, traffic: Traffic) -> None:
+        self.channel, self._traffic = channel, traffic
+
+    def __getattr__(self, arity: str) -> Callable[..., Any]:
+        """unary_unary, unary_stream, …: what a stub asks of a channel."""
+        make = getattr(self.channel, arity)
+
+        def made(path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
+            write = self._traffic.counting("sent", path, request_serializer)
+            return make(path, write, self._traffic.counting("received", path, response_deserializer), **options)
+
+        return made
