@@ -31,7 +31,6 @@ from bench.lines import Swarm, swarm, until
 from bench.processes import started
 from bench.report import RESULTS, judge, load_preset, machine, table, write
 from bench.texts import Text, text_of
-from dilocox.cli.common import bits_per_second
 from dilocox.cli.init import preset_names
 from dilocox.node.clock import Line, Site, Step, layouts_of, payload_bytes, ring
 from dilocox.node.namespaces import Namespaces, Net, lacking
@@ -41,6 +40,7 @@ from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors
 from dilocox.transport.files import write_atomically
+from dilocox.transport.hours import bits_per_second
 
 __all__ = ["METHODS", "Found", "Point", "Scale", "main", "missed"]
 

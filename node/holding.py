@@ -61,7 +61,7 @@ class Holding:
         directory: Finder,
         channels: ChannelPool,
         dialable: Callable[[], bool],
-        spend: Callable[[int], Awaitable[None]],
+        spend: Callable[[int], Awaitable[object]],
         copies: int | None = None,
         cluster: str = "",
     ) -> None:

@@ -37,8 +37,9 @@ TOLD = "notified"
 
 
 class Notice(Protocol):
-    name: str
-    """For a log: shows no secret."""
+    @property
+    def name(self) -> str:
+        """For a log: shows no secret."""
 
     async def tell(self, body: bytes) -> str:
         """Within TELL_SECONDS; why it did not work, or nothing. Raises nothing."""
@@ -48,7 +49,7 @@ class Webhook(NamedTuple):
     url: str
 
     @property
-    def name(self) -> str:  # type: ignore[override]  # a NamedTuple's property is read like a field
+    def name(self) -> str:
         return f"the webhook at {urlsplit(self.url).hostname}"
 
     async def tell(self, body: bytes) -> str:
@@ -71,7 +72,7 @@ class Command(NamedTuple):
     """No shell reads them."""
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return f"the command {Path(self.words[0]).name}"
 
     async def tell(self, body: bytes) -> str:
@@ -126,12 +127,12 @@ class Notifier:
         self._again: dict[str, float] = {}
         """By kind: when it may be told again."""
         self._kept_back: Counter[str] = Counter()
-        self._path = events.path.with_name(TOLD)
+        self._path, self._newest = events.path.with_name(TOLD), events.newest
 
     async def run(self) -> None:
         """For ever."""
         begin = await asyncio.to_thread(read_checked, self._path, int)
-        async for page in self._events.follow(self._events.newest if begin is None else begin):
+        async for page in self._events.follow(self._newest if begin is None else begin):
             for happened in page:
                 if happened.kind in NOTABLE:
                     await self._look(happened)

@@ -4,7 +4,7 @@ import asyncio
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -88,9 +88,9 @@ class ChannelPool:
         """`identity`: who calls; None: a spectator, who does not say."""
         self._identity, self._run_id, self._heads = identity, run_id, heads
         self.traffic = traffic or Traffic()
-        self._channels: dict[tuple[str, bytes], CountedChannel] = {}
+        self._channels: dict[tuple[str, bytes], grpc.aio.Channel] = {}
 
-    def channel(self, record: pb.PeerRecord) -> CountedChannel:
+    def channel(self, record: pb.PeerRecord) -> grpc.aio.Channel:
         """Raises RemoteError when the record cannot be dialled."""
         key = (record.address, record.certificate)
         if key not in self._channels:
@@ -105,12 +105,12 @@ class ChannelPool:
                 credentials = grpc.composite_channel_credentials(credentials, caller)
             options = [*_OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
             channel = grpc.aio.secure_channel(record.address, credentials, options=options)
-            self._channels[key] = CountedChannel(channel, self.traffic)
+            self._channels[key] = cast("grpc.aio.Channel", CountedChannel(channel, self.traffic))
         return self._channels[key]
 
     async def close(self) -> None:
         for channel in self._channels.values():
-            await channel.channel.close()
+            await channel.close()
 
 
 async def _free(size: int) -> float:
@@ -118,7 +118,7 @@ async def _free(size: int) -> float:
 
 
 async def fetch_blob(
-    channel: CountedChannel,
+    channel: grpc.aio.Channel,
     store: BlobStore,
     digest: bytes,
     max_size: int = limits.BLOB_BYTES,
@@ -169,7 +169,9 @@ async def fetch_blob(
     return received
 
 
-async def push_blob(channel: CountedChannel, store: BlobStore, digest: bytes, spend: Spend) -> pb.Envelope:
+async def push_blob(
+    channel: grpc.aio.Channel, store: BlobStore, digest: bytes, spend: Callable[[int], Awaitable[object]]
+) -> pb.Envelope:
     """Have a peer keep a blob of ours; returns what it signed. Raises RemoteError where it does not, or takes too long, and
     FileNotFoundError where we do not hold it any more."""
     size, hashes = store.size(digest), await asyncio.to_thread(store.index, digest)

@@ -115,14 +115,17 @@ class Traffic:
 
 
 class CountedChannel:
-    """A channel whose calls are counted."""
+    """A channel whose calls are counted, for stubs."""
 
     def __init__(self, channel: grpc.aio.Channel, traffic: Traffic) -> None:
-        self.channel, self._traffic = channel, traffic
+        self._channel, self._traffic = channel, traffic
+
+    async def close(self) -> None:
+        await self._channel.close()
 
     def __getattr__(self, arity: str) -> Callable[..., Any]:
         """unary_unary, unary_stream, …: what a stub asks of a channel."""
-        make = getattr(self.channel, arity)
+        make = getattr(self._channel, arity)
 
         def made(path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
             write = self._traffic.counting("sent", path, request_serializer)

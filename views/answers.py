@@ -41,5 +41,5 @@ def answers_of_holder(reachable: bool | None, reach: str, connected: bool, lacki
     ]
 
 
-def _answer(question: str, answer: bool | None, says: str, do: str) -> View:
+def _answer(question: str, answer: bool | None, says: str, do: str = "") -> View:
     return {"question": question, "answer": answer, "says": says, "do": do}

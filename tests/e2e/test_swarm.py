@@ -436,6 +436,29 @@ def test_a_full_disk_is_waited_for_and_costs_no_seat(swarm: Swarm):
     wait_for(lambda: swarm.status(late.name).get("role") == "node", "it is back")
 
 
+def test_who_pauses_costs_nobody_a_round_and_comes_back(swarm: Swarm):
+    home, me = str(swarm.testnet.member("node-2").home), swarm.peer("node-2")
+    swarm.wait_until_counted("node-2", swarm.open_round() - 1)
+    worker, before = swarm.process("node-2", "dilocox.node.training.worker"), swarm.open_round()
+    assert "round" in command("pause", "--home", home)["says"]
+    status = swarm.status("node-2")
+    assert (status["state"], status["why"]) == ("paused", "until `dilocox resume`")
+    wait_until_gone([worker])
+    assert swarm.roles("node-2", ["dilocox.node.training.worker"]) == {"dilocox.node.training.worker": 0}
+    first = wait_for(
+        lambda: next((n for n in range(before, swarm.open_round()) if me not in swarm.round(n)["next_roster"]), None),
+        "it left the roster",
+    )
+    assert swarm.round(first)["counted"], "others trained on"
+    swarm.wait_for_round(first + 2)
+    assert swarm.status("node-2")["round"] > first, "it follows the chain"
+    for number in range(first + 1, first + 3):
+        assert me not in {item["peer"] for item in swarm.round(number)["excluded"]}, "nobody waited for it"
+    assert "takes part again" in command("resume", "--home", home)["says"]
+    swarm.wait_until_counted("node-2", first + 3)
+    assert swarm.status("node-2")["network"]["sent"]["blob"] > 0
+
+
 def test_the_chain_verifies_and_a_round_replays(swarm: Swarm):
     for name in ("coordinator", "node-1"):
         home, closed = str(swarm.testnet.member(name).home), len(swarm.rounds(name))
@@ -468,6 +491,21 @@ def test_a_node_leaves_cleanly_on_sigterm(swarm: Swarm):
     assert swarm.testnet.processes[late.name].wait(timeout=PATIENCE_SECONDS) == 0
     swarm.wait_for_round(before + 1)
     assert swarm.peer(late.name) not in swarm.round(before + 1)["next_roster"]
+
+
+def test_a_node_finishes_its_round_and_ends_when_told_to_leave(swarm: Swarm):
+    home, peer = str(swarm.testnet.member("node-3").home), swarm.peer("node-3")
+    swarm.wait_until_counted("node-3", swarm.open_round() - 1)
+    processes, before = swarm.processes("node-3"), swarm.open_round()
+    command("leave", "--home", home)
+    wait_until_gone(processes)
+    gone = wait_for(
+        lambda: next((n for n in range(before, swarm.open_round()) if peer not in swarm.round(n)["next_roster"]), None),
+        "it left the roster",
+    )
+    assert swarm.round(gone)["counted"]
+    swarm.testnet.start(swarm.testnet.member("node-3"))
+    swarm.wait_until_counted("node-3", gone)
 
 
 def test_the_owner_gives_the_run_to_another_coordinator(swarm: Swarm):

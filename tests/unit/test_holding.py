@@ -402,7 +402,7 @@ async def test_what_breaks_off_does_not_fill_a_holders_disk(tmp_path: Path):
     table = Table(run).genesis()
     async with meeting(tmp_path, run, *[list(table.commits)] * 4) as (hidden, _, _, one):
         starts = Starts(run, one.chain, one.store, one.exchange)
-        keeps = Holder(identity(3), place_of(one), one.chain, None, one.holding, starts, None)  # type: ignore[arg-type]
+        keeps = Holder(identity(3), place_of(one), one.chain, None, one.holding, starts, None, None)  # type: ignore[arg-type]
         one.everybody.know = lambda peers: None  # type: ignore[attr-defined]
         blob, other = hidden.store.put([BIG]), hidden.store.put([BIG[::-1]])
         sent = asyncio.Event()

@@ -20,6 +20,8 @@ from dilocox.protocol import events
 from dilocox.protocol.status import Status
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
+from dilocox.transport.hours import Rates
+from dilocox.transport.traffic import Traffic
 from dilocox.views import metrics as views_metrics
 from dilocox.views import rows as views
 from dilocox.views.metrics import RunMetrics
@@ -36,7 +38,9 @@ async def told(tmp_path: Path):
     for commit in table.commits:
         chain.append(commit.envelope)
     me = identity(2).peer
-    run = RunMetrics("node", chain, log, lambda: {"roster": 3}, lambda: {"sent": 7, "received": 9}, me)
+    traffic = Traffic(download=Rates(usual=1e6))
+    traffic.bytes.update({("sent", "blob"): 7, ("sent", "coordination"): 1, ("received", "archive"): 9})
+    run = RunMetrics("node", chain, log, lambda: {"roster": 3}, traffic, me)
     table.absent(2)
     for _ in range(2):
         table.train(1, [0, 1])
@@ -69,7 +73,11 @@ async def test_numbers(told: CollectorRegistry):
     assert (value(told, "dilocox_counted"), value(told, "dilocox_rounds_missed")) == (0, 2)
     assert value(told, "dilocox_events_total", kind="diverged") == 1
     assert value(told, "dilocox_events_total", kind="left-out") == 0, "or an increase from nothing would not be seen"
-    assert value(told, "dilocox_network_bytes_total", direction="received", kind="blob") == 9
+    sent = [value(told, "dilocox_network_bytes_total", direction="sent", kind=kind) for kind in ("blob", "coordination")]
+    assert sent == [7, 1]
+    assert value(told, "dilocox_network_bytes_total", direction="received", kind="archive") == 9
+    assert value(told, "dilocox_network_limit_bytes_per_second", direction="received") == 1e6
+    assert value(told, "dilocox_network_limit_bytes_per_second", direction="sent") is None
     assert value(told, "dilocox_state_digest_agreed") == 1
     assert value(told, "dilocox_round_loss") == 2.0
     assert (value(told, "dilocox_disk_free_bytes") or 0) > 0
