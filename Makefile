@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup lock testnet test test-all lint mutants proto chaos bench reproduce docker clean
+.PHONY: setup lock testnet test test-all lint mutants proto chaos bench reproduce site docker clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,9 @@ bench: setup
 
 reproduce: setup  ## the paper's table, measured here: real processes on lines at its ratio of computing to network; root only
 	$(BIN)/python -m bench.reproduce
+
+site: setup  ## the pages as HTML in build/site, for a browser without a network
+	$(BIN)/mkdocs build
 
 docker:
 	docker build --network host -t dilocox .

@@ -1,7 +1,15 @@
 """The documentation says what the source says."""
 
 import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+
+import pytest
+from typer.main import get_command
 
 from bench.reference import ADVICE, ADVICE_PAGE, PAGE, render
 from dilocox.cli.main import app
@@ -32,3 +40,62 @@ def test_every_verb_that_the_pages_name_exists():
     for page in PAGES:
         named = re.findall(r"`(?:\.venv/bin/)?dilocox ([a-z]+)", page.read_text())
         assert set(named) <= verbs, page.name
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """What a page has somebody type: words of each `dilocox …`, in blocks and between backquotes."""
+    blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines += [" ".join(inline.split()) for inline in re.findall(r"`([^`]+)`", outside)]
+    for line in lines:
+        if found := re.match(r"(?:sudo )?(?:\.venv/bin/)?dilocox (.+)", line.partition(" #")[0]):
+            with suppress(ValueError):  # a quotation that was cut
+                yield shlex.split(re.sub(r"[][|…]", " ", found[1]))
+
+
+def options_of(words: list[str]) -> tuple[list[str], list[str]]:
+    """The options that are said and those that there are, of the verb that the words name."""
+    verb = get_command(app)
+    while isinstance(getattr(verb, "commands", None), dict) and words and words[0] in verb.commands:  # type: ignore[attr-defined]
+        verb = verb.commands[words.pop(0)]  # type: ignore[attr-defined]
+    said = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+    known = [name for each in verb.params for name in (*each.opts, *each.secondary_opts)]
+    return said, [*known, "--help", "--install-completion", "--show-completion"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_that_a_page_names_exists(page: Path):
+    for words in commands(page.read_text()):
+        shown = " ".join(words)
+        said, known = options_of(words)
+        assert set(said) <= {*known}, f"{page.name}: dilocox {shown}"
+
+
+def test_the_pages_have_commands():
+    found = [words for page in PAGES for words in commands(page.read_text())]
+    assert len(found) > 60
+    assert ["init", "my-run.toml", "--preset", "tiny"] in found
+    assert ["testnet", "kill", "node-2"] in found
+    said, known = options_of(["node", "--hours", "22-06", "--nosuch=1"])
+    assert said == ["--hours", "--nosuch"]
+    assert "--hours" in known
+    assert "--nosuch" not in known
+
+
+def test_the_site_is_made_of_the_pages_and_asks_nobody_else(tmp_path: Path):
+    made = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr
+    pages = {path.relative_to(tmp_path / "site").as_posix(): path.read_text() for path in tmp_path.rglob("*.html")}
+    assert pages.keys() >= {"index.html", "docs/operations.html", "docs/protocol.html", "examples/private-finetune/index.html"}
+    assert "Join a run in five minutes" in pages["index.html"]
+    for name, html in pages.items():
+        loaded = re.findall(r'<(?:script|img|link)\b[^>]*?(?:src|href)="([^"]+)"', html)
+        assert not [url for url in loaded if url.startswith(("http:", "https:", "//"))], name
+    for path in PAGES:
+        assert path.relative_to(ROOT).with_suffix(".html").as_posix().replace("README", "index") in pages, path.name
