@@ -14,6 +14,7 @@ from dilocox.cli import (
     attend,
     attest,
     check,
+    config,
     coordinator,
     data,
     events,
@@ -69,14 +70,17 @@ def _options(
 
 app.command("init")(init.init)
 app.command("check")(check.check)
-app.command("coordinator")(coordinator.coordinator)
+for _verb, _daemon in (
+    ("coordinator", coordinator.coordinator),
+    ("node", node.node),
+    ("hold", hold.hold),
+    ("archive", archive.archive),
+):
+    app.command(_verb, context_settings=config.from_environment(_verb))(_daemon)
 app.command("appoint")(appoint.appoint)
-app.command("node")(node.node)
 app.command("pause")(attend.pause)
 app.command("resume")(attend.resume)
 app.command("leave")(attend.leave)
-app.command("hold")(hold.hold)
-app.command("archive")(archive.archive)
 app.command("id")(identity.identity)
 app.command("status")(show.status)
 app.command("peers")(show.peers)
@@ -90,6 +94,7 @@ app.command("verify")(verify.verify)
 app.command("export")(export.export)
 app.command("generate")(generate.generate)
 app.add_typer(data.app, name="data")
+app.add_typer(config.app, name="config")
 app.add_typer(testnet.app, name="testnet")
 app.add_typer(attest.app, name="attest")
 

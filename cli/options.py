@@ -20,6 +20,7 @@ from dilocox.cli.common import (
     PortOption,
     set_up_logging,
 )
+from dilocox.cli.config import ConfigOption
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.health import base_folder
@@ -64,6 +65,7 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
 class DaemonOptions:
     """Of every daemon."""
 
+    config: ConfigOption = None
     home: HomeOption = None
     host: HostOption = "127.0.0.1"
     port: PortOption = 0

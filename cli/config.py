@@ -1,0 +1,99 @@
+"""Options of daemons from a file, and `dilocox config show VERB …`: what a daemon would be told, and by whom.
+
+Precedence: default < file < environment < flag.
+"""
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dilocox.cli.common import EXIT_USAGE, JsonOption, fail, print_json, print_table
+from dilocox.protocol.errors import ConfigError
+from dilocox.transport.notify import parse_notice
+
+__all__ = ["ConfigOption", "app", "from_environment"]
+
+ORIGINS = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
+DAEMONS = ("node", "coordinator", "hold", "archive")
+
+app = typer.Typer(help="What a daemon is told, and by whom.", no_args_is_help=True)
+
+
+def from_environment(verb: str) -> dict[str, Any]:
+    """Context settings: every option of the verb is also read from DILOCOX_VERB__OPTION."""
+    return {"auto_envvar_prefix": f"DILOCOX_{verb.upper()}_"}
+
+
+def _read(context: typer.Context, path: Path | None) -> Path | None:
+    """Has a file's values stand for what nobody says. Raises ConfigError."""
+    if path is None:
+        return None
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"--config {path} cannot be read: {error}") from error
+    options = {name.lstrip("-"): each for each in context.command.params for name in each.opts}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in options:
+            near = difflib.get_close_matches(key, options, 1)
+            raise ConfigError(f"{path}: there is no option {key}{f'; did you mean {near[0]}?' if near else ''}")
+        each: Any = options[key]
+        found[each.name] = [value] if getattr(each, "multiple", False) and not isinstance(value, list) else value
+    context.default_map = found
+    return path
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        is_eager=True,
+        callback=_read,
+        help='TOML with options by their names, such as hours = "22-06"; environment and flags win.',
+    ),
+]
+
+
+@app.callback()
+def _config() -> None:
+    """What a daemon is told, and by whom."""
+
+
+@app.command("show", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def show(
+    context: typer.Context,
+    verb: Annotated[str, typer.Argument(help=f"One of {', '.join(DAEMONS)}, and what you would say to it.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Each option of a daemon, its value, and where that comes from: default, file, environment or flag."""
+    if verb not in DAEMONS:
+        fail(f"{verb!r} is no daemon", EXIT_USAGE, f"one of {', '.join(DAEMONS)}")
+    root: Any = context.find_root().command
+    command = root.commands[verb]
+    told = command.make_context(verb, list(context.args), **command.context_settings)
+    rows = []
+    for each in command.params:
+        if each.name in told.params:
+            source = told.get_parameter_source(each.name)
+            value, origin = told.params[each.name], ORIGINS.get(source.name, "default") if source else "default"
+            rows.append({"option": each.opts[0].lstrip("-"), "value": _shown(each.name, value), "origin": origin})
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(
+            ["option", "value", "origin"], [["–" if cell is None else str(cell) for cell in row.values()] for row in rows]
+        )
+
+
+def _shown(name: str, value: Any) -> Any:
+    """Without secrets."""
+    if name == "notify" and value is not None:
+        return parse_notice(value).name
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return ", ".join(map(str, value)) or None if isinstance(value, list | tuple) else str(value)
