@@ -46,6 +46,8 @@ __all__ = ["Decoder", "Encoded", "StageEncoder", "quantize"]
 
 STRETCH = 1 << 18
 """Elements taken at a time: 2 MiB of float64, which stay in a cache through all that is done to them. A multiple of GROUP."""
+PRODUCT = 1 << 22
+"""Elements of a product of factors taken at a time: with few rows the other factor would be read too often."""
 LLOYD_STEPS = 3
 """Rounds of Lloyd's algorithm (least squares, 1-D k-means) that place the two magnitudes of a group."""
 SAMPLE = 1 << 16
@@ -255,8 +257,8 @@ class Decoder:
 
     def stretches(self) -> Iterator[tuple[int, int]]:
         """(start, stop) of each, flat, in order: what `parts` and `weighted_sum` take."""
-        columns = self._layout.columns if self._factors else 1
-        step = max(1, STRETCH // columns) * columns
+        columns = self._layout.columns
+        step = columns * max(1, PRODUCT // columns) if self._factors else STRETCH
         for start in range(0, self._layout.elements, step):
             yield start, min(self._layout.elements, start + step)
 

@@ -143,6 +143,7 @@ def test_the_apply_has_the_same_bits_at_any_stretch_and_thread_count(
     threads = torch.get_num_threads()
     whole = applied()
     monkeypatch.setattr(codec, "STRETCH", 4096)
+    monkeypatch.setattr(codec, "PRODUCT", 4096)
     monkeypatch.setattr(aggregate, "SORTED_VALUES", 1000)
     torch.set_num_threads(2)
     try:
