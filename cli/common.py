@@ -55,7 +55,7 @@ __all__ = [
     "set_up_logging",
 ]
 
-EXIT_UNEXPECTED, EXIT_USAGE, EXIT_NOT_RUNNING = 1, 2, 3
+EXIT_UNEXPECTED, EXIT_USAGE, EXIT_NOT_RUNNING, EXIT_UNKNOWN, EXIT_DEGRADED = 1, 2, 3, 4, 6
 API_SECONDS = 10.0
 
 # Off a terminal a table keeps its width: somebody greps it.

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from dilocox.cli.common import (
+    EXIT_DEGRADED,
+    EXIT_UNKNOWN,
     EXIT_USAGE,
     HomeOption,
     JsonOption,
@@ -32,14 +34,33 @@ __all__ = ["PEER_COLUMNS", "ROUND_COLUMNS", "peer_row", "peers", "round_row", "r
 LABEL_WIDTH = 9
 
 
-def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def status(
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Exit with 6 where one of the four answers is no, with 4 where one is not known yet."),
+    ] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """One screen: reachable, in sync, in this round, counted?"""
     value = api_call(home, "/v1/status")
     if as_json:
         print_json(value)
-        return
-    for label, text in status_rows(value):
-        print_labelled(label, text, LABEL_WIDTH)
+    else:
+        for label, text in status_rows(value):
+            print_labelled(label, text, LABEL_WIDTH)
+    if check and (code := verdict(value)):
+        raise typer.Exit(code)
+
+
+def verdict(value: dict[str, Any]) -> int:
+    """The exit code of `--check`. Who was told to take no part does what it should."""
+    if value["role"] == "waiting":
+        return EXIT_DEGRADED
+    if value.get("state") in ("paused", "finished") or value["finished"]:
+        return 0
+    given = [each["answer"] for each in value.get("answers", [])]
+    return EXIT_DEGRADED if False in given else EXIT_UNKNOWN if None in given else 0
 
 
 def status_rows(value: dict[str, Any]) -> list[tuple[str, str]]:
@@ -68,18 +89,20 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("state", value["why"]))
     else:
         phase = f"round {value['phase_round']}/{run['rounds']}, inner step {value['inner_step']}/{value['inner_steps']}"
+        phase += f", {spell(value['phase_seconds_left'])} left" if value["phase_seconds_left"] else ""
         away = "the coordinator is away"
         lines += [
             ("state", f"{value['state']}: {value['why']}   {phase}"),
             ("round", f"{value['round']} is open: {value['round_why']}" if value["coordinator_connected"] else away),
         ]
+    lines += _left(value)
     if value["hours"] is not None:
         lines.append(("hours", f"takes part {value['hours']} by this machine's clock"))
     if len(value["boxes"]) > 1 or value["cluster"] != value["peer"]:
         hosts = "; ".join(f"{short(box['peer'])} {listed(box['stages'])}" for box in value["boxes"])
         lines.append(("cluster", f"led by {short(value['cluster'])}   stages by box: {hosts or 'not on the roster yet'}"))
     lines += [
-        ("network", f"{value['address']}   {value['reach']}"),
+        ("network", f"{value['address']}   {value['reach']}{_clock(value['clock_offset'])}"),
         ("counted", f"{sum(counted)} of the last {len(counted)} rounds" if counted else "no round closed yet"),
         ("speed", f"{value['tokens_per_second']:,.0f} tok/s   loss {number(value['loss'])}{_of_round(value)}"),
         ("line", network_line(value["network"])),
@@ -101,6 +124,27 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         ]
     lines += [("help", value["advice"])] if value["advice"] else []
     return lines
+
+
+def _left(value: dict[str, Any]) -> list[tuple[str, str]]:
+    """How long the run still takes."""
+    seconds, rounds = value["seconds_left"], value["run"]["rounds"]
+    if seconds is None or value["finished"]:
+        return []
+    ends = time.strftime("%a %d %b %H:%M", time.localtime(time.time() + seconds))
+    return [("left", f"about {spell(seconds)} to round {rounds}: {ends}")]
+
+
+def spell(seconds: float) -> str:
+    """A duration, in the two units that matter."""
+    for size, unit, smaller, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} {seconds % size // smaller:.0f} {below}"
+    return f"{seconds:.0f} s"
+
+
+def _clock(offset: float | None) -> str:
+    return "" if offset is None else f"   clock {1000 * offset:+,.0f} ms"
 
 
 def _of_round(value: dict[str, Any]) -> str:
@@ -139,7 +183,7 @@ def _coordinator_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         return [*lines, ("state", value["why"])]
     counts = f"{value['contributions']} contributions, {value['receipts']} receipts of {len(value['roster'])} clusters"
     lines += [("state", f"{value['phase']}: {value['why']}"), ("round", f"{value['round']}/{run['rounds']}: {counts}")]
-    lines += [("line", network_line(value["network"])), *(("absent", short(peer)) for peer in value["absent"])]
+    lines += [*_left(value), ("line", network_line(value["network"])), *(("absent", short(peer)) for peer in value["absent"])]
     lines += [("refused", f"{short(item['peer'])}: {_reason(item)}") for item in value["refused"]]
     return lines
 

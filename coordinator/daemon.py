@@ -1,6 +1,7 @@
 """`dilocox coordinator`: composition root. One asyncio process, and its DHT child where one is wanted."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -176,6 +177,11 @@ def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: Chai
     return kept
 
 
+def _last_rows(chain: ChainFile) -> list[views.View]:
+    rows: list[views.View] = json.loads(chain.rows(max(0, chain.length - views.USUAL)))
+    return rows
+
+
 def _api(service: CoordinatorService, events: EventLog, traffic: Traffic) -> web.Application:
     def peers_by_state() -> dict[str, int]:
         roster, absent = service.state.head.roster.keys(), service.state.absent
@@ -208,6 +214,7 @@ def _api(service: CoordinatorService, events: EventLog, traffic: Traffic) -> web
                 "absent": sorted(state.absent),
                 "refused": views.exclusions(state.gathered.refusals),
                 "network": views.network(traffic),
+                "seconds_left": views.seconds_left(service.chain.manifest, state.head, _last_rows(service.chain)),
             }
         )
 

@@ -7,6 +7,7 @@ after a failed call the other of the two is tried.
 import asyncio
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -80,6 +81,8 @@ class CoordinatorLink:
     def __init__(self, link: JoinLink, directory: Directory, channels: ChannelPool) -> None:
         self._link, self._directory, self._channels = link, directory, channels
         self.connected = False
+        self.clock_offset: float | None = None
+        """Seconds by which this machine's clock is ahead of the coordinator's, as `run` found."""
         self.signed_manifest: pb.Envelope | None = None
         """As the owner signed it, once `run` returned."""
         self._doubt_record = False
@@ -110,7 +113,9 @@ class CoordinatorLink:
         while True:
             try:
                 async with self._calling() as stub:
+                    asked = time.time()
                     run: services.Run = await stub.GetRun(services.GetRunRequest(), timeout=CALL_SECONDS)
+                    self.clock_offset = (asked + time.time()) / 2 - run.wall_ms / 1000
                     manifest = open_manifest(run.manifest, self._link.run_id)
                     self.signed_manifest = run.manifest
                     appointment = terms.open_appointment(manifest, run.appointment) if run.HasField("appointment") else None

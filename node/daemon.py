@@ -176,8 +176,7 @@ async def _take_part(
         settings.name,
         network.address,
         network.reach,
-        lambda: coordinator.connected,
-        coordinator.presence,
+        coordinator,
     )
     runner, url = await serve_http(app, settings.api)
     closing.push_async_callback(runner.cleanup)

@@ -18,6 +18,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
 from dilocox.views.explain import explain
+from dilocox.views.openapi import describe
 from dilocox.views.page import page
 
 __all__ = ["Problem", "add_run_routes", "create_app", "json_response", "serve_http", "wrong_address"]
@@ -92,8 +93,8 @@ def _is_ip(host: str) -> bool:
 def create_app(
     registry: CollectorRegistry, ready: Callable[[], str | None], refresh: Callable[[], None] = lambda: None
 ) -> web.Application:
-    """An app with /livez, /readyz and /metrics. `ready` returns why not, or None; `refresh` is called, in a thread, before /metrics
-    is told."""
+    """An app with /livez, /readyz, /metrics and /openapi.json. `ready` returns why not, or None; `refresh` is called, in a thread,
+    before /metrics is told."""
 
     async def livez(request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -107,10 +108,14 @@ def create_app(
         await asyncio.to_thread(refresh)
         return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})
 
+    async def openapi(request: web.Request) -> web.Response:
+        return json_response(describe(request.app))
+
     app = web.Application(middlewares=[_problems])
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
+    app.router.add_get("/openapi.json", openapi)
     return app
 
 

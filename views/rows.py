@@ -1,5 +1,6 @@
 """What people see of a run, as JSON-able values: node, coordinator, command line and tests all read these."""
 
+import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,9 +17,11 @@ from dilocox.protocol.standing import Record
 from dilocox.protocol.tensors import parameter_count, stage_tensors, stage_units
 from dilocox.transport.traffic import Traffic
 
-__all__ = ["allreduce_bytes", "boxes", "network", "peers", "round_detail", "round_row", "run", "stages"]
+__all__ = ["allreduce_bytes", "boxes", "network", "peers", "round_detail", "round_row", "run", "seconds_left", "stages"]
 
 View = dict[str, Any]
+USUAL = 8
+"""Rounds whose median is what is usual."""
 
 
 def run(manifest: Manifest) -> View:
@@ -51,6 +54,13 @@ def allreduce_bytes(manifest: Manifest, head: Head) -> int:
     a ring."""
     clusters = len(head.roster)
     return 2 * (clusters - 1) * 2 * parameter_count(manifest.model) * head.inner_steps // clusters if clusters else 0
+
+
+def seconds_left(manifest: Manifest, head: Head, rows: Iterable[View]) -> float | None:
+    """Until the run's last round is trained, where those to come take as long as these (rows of the last ones) usually took; None:
+    none of them trained anything."""
+    taken = [row["seconds"] for row in rows if row["counted"] and row["round"]]
+    return statistics.median(taken) * max(0, manifest.rounds.count - head.trained) if taken else None
 
 
 def exclusions(items: Iterable[pb.Exclusion]) -> list[View]:

@@ -1,6 +1,7 @@
 """Routes of the node's HTTP API. Every value is read when asked for; what changes something is for who holds the daemon's key."""
 
 import hmac
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
@@ -11,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from dilocox.node.api.metrics import node_metrics, state_agreed
 from dilocox.node.attendance import Attendance
 from dilocox.node.attest.prover import Challenger
+from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.participant import Participant
 from dilocox.protocol.errors import LocalError, reason_name
-from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.presence import Directory
 from dilocox.transport.reach import Reach
 from dilocox.transport.serve import PeerService
@@ -29,7 +30,7 @@ READY = ("training", "waiting", "finishing", "paused", "finished")
 
 
 def node_status(
-    participant: Participant, blobs: PeerService, name: str, address: str, reach: Reach, connected: bool
+    participant: Participant, blobs: PeerService, name: str, address: str, reach: Reach, coordinator: CoordinatorLink
 ) -> dict[str, Any]:
     """Am I reachable, in sync, in this round, and counted?"""
     progress, chain = participant.progress, participant.chain
@@ -38,7 +39,8 @@ def node_status(
     history = participant.counted_history()
     last = chain.commit(head.round - 1) if head.round else None
     mine = [item for item in last.body.excluded if item.peer == participant.cluster] if last else []
-    status = participant.status
+    status, manifest = participant.status, participant.manifest
+    inner_steps = head.inner_steps if head.round == progress.round else manifest.inner_steps(max(1, progress.round))
     current = progress.states.get(head.round) or progress.states.get(head.round - 1) or {}
     return {
         "role": "node",
@@ -49,7 +51,8 @@ def node_status(
         "reachable": reach.reachable,
         "reach": reach.sentence,
         "nobody_keeps": blobs.keeper is not None and blobs.keeper.alone,
-        "coordinator_connected": connected,
+        "coordinator_connected": coordinator.connected,
+        "clock_offset": coordinator.clock_offset,
         "attestation": asdict(participant.prover.result) if participant.prover else None,
         "state": status.name,
         "why": status.why,
@@ -59,9 +62,7 @@ def node_status(
         "round": head.round,
         "phase_round": progress.round,
         "inner_step": progress.step,
-        "inner_steps": head.inner_steps
-        if head.round == progress.round
-        else participant.manifest.inner_steps(max(1, progress.round)),
+        "inner_steps": inner_steps,
         "on_roster": participant.identity.peer in head.cluster_by_peer,
         "cluster": participant.cluster,
         "boxes": views.boxes(head, participant.cluster),
@@ -73,6 +74,10 @@ def node_status(
         "loss": progress.loss or None,
         "tokens_per_second": progress.tokens_per_second,
         "step_seconds": progress.step_seconds,
+        "phase_seconds_left": max(0, inner_steps - progress.step) * progress.step_seconds,
+        "seconds_left": views.seconds_left(
+            participant.manifest, head, json.loads(chain.rows(max(0, chain.length - views.USUAL)))
+        ),
         "tokens": progress.tokens,
         "total_steps": progress.total_steps,
         "clock_seconds": progress.clock_seconds,
@@ -102,12 +107,11 @@ def create_node_app(
     name: str,
     address: str,
     reach: Reach,
-    connected: Callable[[], bool],
-    presence: Callable[[], Awaitable[services.PresenceList]],
+    coordinator: CoordinatorLink,
 ) -> web.Application:
-    """`key`: of the operator. `presence`: who is heard, asked of the coordinator when somebody asks us."""
+    """`key`: of the operator. Who is heard is asked of the coordinator when somebody asks us."""
     registry = CollectorRegistry()
-    metrics = node_metrics(registry, participant, reach, connected)
+    metrics = node_metrics(registry, participant, reach, lambda: coordinator.connected)
 
     def not_ready() -> str | None:
         status = participant.status
@@ -118,11 +122,15 @@ def create_node_app(
     async def peers() -> list[views.View]:
         records = {peer: record.body for peer, record in directory.records.items()}
         return views.peers(
-            participant.manifest, participant.chain.head, await presence(), records, participant.chain.head.coordinator
+            participant.manifest,
+            participant.chain.head,
+            await coordinator.presence(),
+            records,
+            participant.chain.head.coordinator,
         )
 
     async def status(request: web.Request) -> web.Response:
-        value = node_status(participant, blobs, name, address, reach, connected())
+        value = node_status(participant, blobs, name, address, reach, coordinator)
         hours = str(attendance.hours) if attendance.hours is not None else None
         return json_response({**value, "hours": hours, "answers": answers(value, state_agreed(participant))})
 

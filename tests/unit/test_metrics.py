@@ -1,5 +1,6 @@
 """What Prometheus reads: right numbers, no label that grows with the swarm, and boards and alerts that name nothing else."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from dilocox.cli.main import app
+from dilocox.cli.show import round_row
 from dilocox.node.api import metrics
 from dilocox.node.api.metrics import NodeMetrics
 from dilocox.protocol import events
@@ -81,6 +83,35 @@ async def test_numbers(told: CollectorRegistry):
     assert value(told, "dilocox_state_digest_agreed") == 1
     assert value(told, "dilocox_round_loss") == 2.0
     assert (value(told, "dilocox_disk_free_bytes") or 0) > 0
+
+
+async def test_metrics_tell_what_the_rows_tell_that_page_top_and_rounds_show(tmp_path: Path):
+    table = Table(manifest(rounds={"count": 9})).genesis()
+    chain, log = ChainFile(tmp_path / "chain.db", table.run, views.describe), EventLog(tmp_path / "events.db")
+    run, registry = RunMetrics("node", chain, log, dict, Traffic()), CollectorRegistry()
+    registry.register(run)
+    table.train(2, seconds=2.0)
+    table.absent(2)
+    table.train(2, [0, 1], seconds=3.0)
+    for commit in table.commits:
+        chain.append(commit.envelope)
+    run.refresh()
+    rows = json.loads(chain.rows())
+    assert [row["counted"] for row in rows] == [0, 3, 3, 2, 2]
+    outcomes = {name: value(registry, "dilocox_rounds_total", outcome=name) for name in ("complete", "short", "roster-only")}
+    assert outcomes == {"complete": 2, "short": 2, "roster-only": 1}
+    counted = value(registry, "dilocox_contributions_total", verdict="counted", reason="")
+    missed = value(registry, "dilocox_contributions_total", verdict="excluded", reason="absent")
+    assert (counted, missed) == (sum(row["counted"] for row in rows), sum(row["roster"] - row["counted"] for row in rows))
+    seconds = value(registry, "dilocox_round_phase_seconds_sum", phase="whole")
+    assert seconds == pytest.approx(sum(row["seconds"] for row in rows))
+    assert value(registry, "dilocox_round_loss") == rows[-1]["loss"]
+    assert value(registry, "dilocox_round_current") == rows[-1]["round"] + 1
+    shown = [round_row(row) for row in rows]
+    assert [cells[2] for cells in shown] == ["0/0", "3/3", "3/3", "2/3", "2/3"]
+    assert [float(cells[4]) for cells in shown[1:]] == [pytest.approx(row["seconds"], abs=0.05) for row in rows[1:]]
+    log.close()
+    chain.close()
 
 
 async def test_no_label_grows_with_the_swarm(told: CollectorRegistry):

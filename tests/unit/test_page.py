@@ -19,6 +19,7 @@ from dilocox.views import page as pages
 from dilocox.views import rows as views
 from dilocox.views.answers import answers
 from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
+from dilocox.views.openapi import SAYS
 from tests.browser import browser
 from tests.helpers import Table, identity, manifest
 
@@ -125,6 +126,16 @@ async def served(tmp_path: Path):
     await tasks.close()
     log.close()
     chain.close()
+
+
+async def test_every_route_is_described(served):
+    url, _ = served
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/openapi.json") as answer:
+        told = await answer.json()
+    assert told["openapi"].startswith("3.1")
+    assert {"/", "/metrics", "/v1/status", "/v1/rounds/{number}", "/v1/events"} <= told["paths"].keys() <= SAYS.keys()
+    (named,) = told["paths"]["/v1/rounds/{number}"]["get"]["parameters"]
+    assert (named["name"], named["in"]) == ("number", "path")
 
 
 async def test_it_is_served_under_a_policy_that_names_its_own_script(served):

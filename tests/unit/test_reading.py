@@ -2,11 +2,13 @@
 
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from dilocox.cli.main import app
+from dilocox.cli.show import spell, verdict
 from dilocox.node.reader import Reader
 from dilocox.node.starts import Starts
 from dilocox.protocol.errors import LocalError
@@ -19,6 +21,50 @@ RUN = manifest(rounds={"count": 100, "snapshot_every": 1})
 def test_the_version_is_told():
     said = CliRunner().invoke(app, ["--version"])
     assert (said.exit_code, said.stdout) == (0, f"dilocox {metadata.version('dilocox')}\n")
+
+
+def test_a_shell_completes_verbs_and_options():
+    for words, wanted in (("dilocox pau", "pause"), ("dilocox node --hou", "--hours"), ("dilocox config s", "show")):
+        environment = {"_DILOCOX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        told = CliRunner().invoke(app, [], env=environment, prog_name="dilocox")
+        assert wanted in told.stdout.split(), told.output
+
+
+def answered(*answers: bool | None, **changes: Any) -> dict[str, Any]:
+    return {
+        "role": "node",
+        "state": "training",
+        "finished": False,
+        "answers": [{"answer": each} for each in answers],
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (answered(True, True), 0),
+        (answered(True, None), 4),
+        (answered(None, False), 6),
+        (answered(False, state="paused"), 0),
+        (answered(None, finished=True), 0),
+        ({"role": "waiting", "why": "disk full"}, 6),
+        ({"role": "coordinator", "finished": False}, 0),
+    ],
+)
+def test_a_status_that_is_not_fine_has_an_exit_code(value: dict[str, Any], code: int):
+    assert verdict(value) == code
+
+
+def test_durations_are_spelt():
+    assert [spell(seconds) for seconds in (0.4, 59, 61, 3599, 7260, 93784)] == [
+        "0 s",
+        "59 s",
+        "1 min 1 s",
+        "59 min 59 s",
+        "2 h 1 min",
+        "1 d 2 h",
+    ]
 
 
 async def test_a_state_that_nobody_serves_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,57 @@
+"""`/openapi.json`: what a daemon's API answers, for those who write programs against it."""
+
+import re
+from importlib import metadata
+from typing import Any
+
+from aiohttp import web
+
+__all__ = ["SAYS", "describe"]
+
+SAYS = {
+    "/": "The page",
+    "/livez": "Whether it lives",
+    "/readyz": "Whether it does what it should",
+    "/metrics": "What Prometheus reads",
+    "/openapi.json": "This",
+    "/v1/status": "Am I reachable, in sync, in this round, and counted? What `dilocox status` shows",
+    "/v1/peers": "Who is there",
+    "/v1/stages": "Which stage has how many replicas",
+    "/v1/rounds": "The rounds so far; ?last=N: so many",
+    "/v1/rounds/{number}": "One round in full",
+    "/v1/explain/{number}": "Why a round was slow, short, or without somebody; ?peer=PEER",
+    "/v1/events": "What happens, as server-sent events; Last-Event-ID or ?after=ID, ?last=N, ?follow=no",
+    "/v1/attest/{peer}": "Challenge a peer now",
+    "/v1/pause": "Take no part until resumed; ?now=yes gives up the open round",
+    "/v1/resume": "Take part again",
+    "/v1/leave": "Leave, and end the daemon; ?now=yes gives up the open round",
+}
+"""By path."""
+OPERATOR = ("/v1/pause", "/v1/resume", "/v1/leave")
+"""With `Authorization: Bearer`, and what api.key holds."""
+
+
+def describe(app: web.Application) -> dict[str, Any]:
+    """An OpenAPI 3.1 document of an app's routes."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in app.router.routes():
+        if route.resource is None or route.method not in ("GET", "POST"):
+            continue
+        path = route.resource.canonical
+        named = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in re.findall(r"\{(\w+)\}", path)
+        ]
+        wrong = {"description": "why not", "content": {"application/problem+json": {}}}
+        paths.setdefault(path, {})[route.method.lower()] = {
+            "summary": SAYS.get(path, path),
+            **({"parameters": named} if named else {}),
+            **({"security": [{"operator": []}]} if path in OPERATOR else {}),
+            "responses": {"200": {"description": "the answer"}, "default": wrong},
+        }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "dilocox", "version": metadata.version("dilocox")},
+        "paths": paths,
+        "components": {"securitySchemes": {"operator": {"type": "http", "scheme": "bearer"}}},
+    }
