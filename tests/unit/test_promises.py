@@ -17,6 +17,7 @@ from dilocox.protocol.payload import owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.rpc import ChannelPool
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 OWNER = identity(99)
@@ -76,7 +77,7 @@ class Announced:
             norm=norm_code(total) + norm_code_off,
         )
         self.statement = seal(identity(1), pb.KIND_CONTRIBUTION, RUN.run_id, body)
-        self.exchange = Exchange(RUN, range(RUN.model.stages), store, None, None, "me")  # type: ignore[arg-type]
+        self.exchange = Exchange(RUN, range(RUN.model.stages), store, None, ChannelPool(), "me")  # type: ignore[arg-type]
 
     async def verdict(self) -> tuple[int, int]:
         return await self.exchange.judge(self.statement, digest("base"), RUN.compression.keep)
