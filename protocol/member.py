@@ -252,7 +252,7 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
     """The round is closed: everything that was said in it is over."""
     effects: list[Effect] = []
     for item in commit.excluded:
-        if item.peer == state.me:
+        if item.peer == state.me and not state.leaving:
             effects.append(Emit(events.NotCounted(commit.round, item.reason, item.detail)))
     if after.finished:
         effects.append(Emit(events.RunFinished(commit.trained)))

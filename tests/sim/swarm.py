@@ -114,7 +114,7 @@ class SimPeer:
     @property
     def works(self) -> bool:
         """Whether workers train for our own cluster."""
-        return self.team is None or (self.team.lead is self and self.team.running)
+        return not self.state.leaving and (self.team is None or (self.team.lead is self and self.team.running))
 
     def train(self) -> None:
         """The workers hold the state that the open round starts from."""
@@ -646,6 +646,20 @@ class Swarm:
         self.at(at, say)
         for number in numbers:
             self.crash(number, at + 5.0, until)
+
+    def pause(self, numbers: Sequence[int], at: float, until: float) -> None:
+        """Finish the round, leave, and come back after a while, with the process alive."""
+
+        def tell(event: member.Input) -> None:
+            for number in numbers:
+                if (peer := self.peers[number]).up:
+                    peer.feed(event)
+                    if isinstance(event, member.Return):
+                        peer.phase_ends = self.now + peer.phase_seconds()
+                        peer.train()
+
+        self.at(at, lambda: tell(member.LeaveRun(finishing=True)))
+        self.at(until, lambda: tell(member.Return()))
 
     # Running
 

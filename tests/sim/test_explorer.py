@@ -52,6 +52,7 @@ FAULT = st.one_of(
     st.tuples(st.just("failed write"), st.just(0), AT, st.just(0.0)),
     st.tuples(st.just("backup of a peer"), NUMBER, AT, LONG),
     st.tuples(st.just("leave"), SOME, AT, LONG),
+    st.tuples(st.just("pause"), SOME, AT, LONG),
     st.tuples(st.just("wall clock"), st.sampled_from([-3600, 3600, 86400]), AT, st.just(0.0)),
     st.tuples(st.just("lurk"), NUMBER, AT, LONG),
     st.tuples(st.just("replay"), NUMBER, AT, st.just(0.0)),
@@ -98,6 +99,8 @@ def inflict(swarm: Swarm, fault: tuple[str, Any, float, float]) -> None:
             swarm.cut_boxes(what, at, until)
         case "leave":
             swarm.leave(what, at, until + 6)
+        case "pause":
+            swarm.pause(what, at, until)
         case "wall clock":
             swarm.at(at, lambda: setattr(swarm, "wall_offset_ms", swarm.wall_offset_ms + 1000 * what))
         case "lurk":

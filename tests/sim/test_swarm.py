@@ -188,6 +188,27 @@ def test_all_nodes_leave_politely_and_come_back():
     check(swarm)
 
 
+def test_who_pauses_between_rounds_costs_the_others_nothing():
+    swarm = build(4, 10, rounds=12)
+    swarm.pause([1], 120.0, 260.0)
+    swarm.pause([2], 130.0, 131.0)  # it changed its mind before it had left
+    swarm.run_until_finished(4000)
+    check(swarm)
+    paused = swarm.peers[1].name
+    rounds = [commit.body for commit in swarm.commits if commit.body.counted][2:]  # all four are here
+    counted = [{item.cluster for item in chain.taken(body)} for body in rounds]
+    away = [number for number, names in enumerate(counted) if paused not in names]
+    assert 0 < len(away) < len(rounds) - 3
+    assert away == list(range(away[0], away[0] + len(away))), "it left once, and was counted before and after"
+    assert all(len(names) >= 3 for names in counted), "everybody else is in every round"
+    missed = {item.peer for body in rounds for item in body.excluded}
+    assert missed <= {paused}
+    assert sum(paused in {item.peer for item in body.excluded} for body in rounds) <= 1, (
+        "the round that closed as it said goodbye"
+    )
+    assert not any(paused in {rest.cluster for rest in body.resting} for body in rounds)
+
+
 def test_two_slow_restarts_of_the_coordinator():
     swarm = build(5, 11)
     swarm.crash_coordinator(60.0, 160.0)

@@ -648,6 +648,7 @@ def test_who_takes_no_part_says_goodbye_once():
     node.table.contribute([1, 2]).vote([1, 2])
     assert identity(0).peer not in node.table.head.roster
     node.feed(member.Committed(node.table.commits[-1], node.table.head))
+    assert not [each for each in node.effects if isinstance(each, member.Emit)], "that it is not counted is no news to it"
     assert node.said(pb.KIND_LEAVE) is None, "the coordinator answers that nobody of that name is here, for ever"
     assert member.parted(node.state)
     node.feed(member.Return())
