@@ -166,6 +166,8 @@ def test_prometheus_takes_the_alerts(tmp_path: Path):
     given = [
         series("dilocox_rounds_missed", "0 1 2 2"),
         series("dilocox_rounds_missed", "0 1 1 1", instance="b"),
+        series("dilocox_rounds_missed", "0 5 6 7", instance="c"),
+        series("dilocox_node_state", "1 1 1 1", state="paused", instance="c"),
         series("dilocox_events_total", "0 0 1 1", kind="diverged"),
         series("dilocox_run_finished", "0 0 1 1"),
         series("dilocox_round_open_seconds", "0 60 5000 5000"),
