@@ -14,7 +14,9 @@ from dilocox.protocol import events
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
+from dilocox.transport.hours import Rates
 from dilocox.transport.tasks import Tasks
+from dilocox.transport.traffic import Traffic
 from dilocox.views import page as pages
 from dilocox.views import rows as views
 from dilocox.views.answers import answers
@@ -68,6 +70,8 @@ def test_the_page_listens_to_every_event():
     assert set(re.findall(r'"([a-z-]+)"', listed)) == {each.kind for each in events.Event.__subclasses__()}
 
 
+TRAFFIC = Traffic(download=Rates(usual=2e6))
+TRAFFIC.bytes.update({("sent", "blob"): 2_500_000, ("sent", "coordination"): 12, ("received", "blob"): 3})
 STATUS: dict[str, Any] = {
     "role": "node",
     "run": views.run(manifest()),
@@ -85,6 +89,8 @@ STATUS: dict[str, Any] = {
     "excluded": [{"reason": "late", "detail": NASTY, "do": "be faster"}],
     "tokens_per_second": 1234.0,
     "loss": 2.0,
+    "network": views.network(TRAFFIC),
+    "seconds_left": 90.0,
     "attestation": {"kind": "simulated", "attested": True, "code": "", "reason": ""},
 }
 
@@ -153,10 +159,13 @@ async def test_it_is_served_under_a_policy_that_names_its_own_script(served):
 async def test_a_browser_shows_it(served, tmp_path: Path):
     url, log = served
     async with browser(tmp_path / "browser", url + "/#3") as tab:
-        await tab.wait("document.querySelectorAll('#answers .card').length === 5")
+        await tab.wait("document.querySelectorAll('#answers .card').length === 6")
         assert await tab.evaluate("[...document.querySelectorAll('#answers .answer')].map(a => a.textContent).join()") == (
-            "no,not known yet,yes,no,yes"
+            "no,not known yet,yes,no,yes,2.5 MB"
         )
+        line = await tab.evaluate("document.getElementById('answers').lastElementChild.textContent")
+        assert "sent: blob 2.5 MB, coordination 12 B" in line
+        assert "received: blob 3 B; at most 2.0 MB/s now" in line
         assert "SIMULATED" in await tab.evaluate("document.getElementById('answers').textContent")
         await tab.wait("document.querySelectorAll('#loss polyline').length === 2")
         assert await tab.wait("document.querySelectorAll('#rounds .good').length") == 8
