@@ -89,8 +89,10 @@ class Attendance:
             node.feed(member.Return())
 
     async def pause(self, at_once: bool) -> str:
-        """Take no part until `resume`; a sentence for who asked. Raises LocalError where that is not ours to say."""
+        """Take no part until `resume`, also where this node was to leave; a sentence for who asked. Raises LocalError where that is
+        not ours to say."""
         self._ours("pauses")
+        self._going = False
         await asyncio.to_thread(write_atomically, self._marker, b"")
         await self.look()
         if at_once:
@@ -100,6 +102,7 @@ class Attendance:
     async def resume(self) -> str:
         """As `pause`."""
         self._ours("resumes")
+        self._going = False
         await asyncio.to_thread(self._marker.unlink, missing_ok=True)
         await self.look()
         until = self._participant.pause

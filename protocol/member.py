@@ -11,7 +11,7 @@ what was signed and put on disk comes back (`Signed`). Drivers are the daemon, t
     ballot, and we are to score some    they are well made:               have each scored (what it does to the loss)
     all on it judged, ours scored       or three quarters of its time:    vote
     "your report differs"               replay from disk
-own state or replay contradicts     start again from an agreed state; who just did that, halts
+    own state or replay contradicts     start again from an agreed state; who just did that, halts
     the lead laid its boxes out anew    sign the layout, claim a seat with it
     a box of ours is away               no vote: what it could not look at is nobody else's fault
     our lead asks for our consent       claim what it claims; nothing else is ours to say

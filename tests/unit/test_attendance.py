@@ -162,6 +162,9 @@ async def test_leaving_ends_the_daemon_when_all_is_said(tmp_path: Path, tasks: T
     attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
     ended = asyncio.create_task(tasks.wait())
     assert "leaves when round 1" in await attendance.leave(False)
+    assert "takes part again" in await attendance.resume(), "that is taken back, as long as it lasts"
+    assert node.status.name == "training"
+    await attendance.leave(False)
     await asyncio.sleep(0)
     assert not ended.done()
     node.commit()
