@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from bench.texts import stdlib
+from dilocox.protocol.events import NOTABLE
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
@@ -46,7 +47,8 @@ def members(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def test_a_testnet_runs_to_its_end_and_the_model_exports(tmp_path: Path):
+def test_a_testnet_runs_to_its_end_and_the_model_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DILOCOX_NOTIFY", f"tee -a {tmp_path / 'told'}")
     process = start(tmp_path, 4, "--devices", "1", "--kill", "node-3@3")
     output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, output
@@ -54,6 +56,9 @@ def test_a_testnet_runs_to_its_end_and_the_model_exports(tmp_path: Path):
     assert "every node has the same state hash after every round" in output
     assert "one node alone" in output
     assert "held-out loss of the committed model" in output
+    told, _ = json.JSONDecoder().raw_decode((tmp_path / "told").read_text())
+    assert told["event"] in NOTABLE
+    assert told["text"] == f"{told['name']}: {told['line']}"
     home = str(tmp_path / "t" / "node-1")
     exported = subprocess.run(
         [
