@@ -531,6 +531,7 @@ def test_the_owner_gives_the_run_to_another_coordinator(swarm: Swarm):
         testnet.start(member)
     swarm.wait_for_round(before + 1)
     assert len(swarm.counted(before + 1)) >= 2
+    wait_for(lambda: all(swarm.status(member.name) for member in members[1:]), "all of them are back")
     with ChainFile.for_reading(path) as chain:
         commits = list(chain.verify())
     assert [commit.peer == heir for commit in commits] == [number >= before for number in range(len(commits))]
