@@ -112,7 +112,7 @@ def _write(folder: Path, chain: ChainFile, store: BlobStore, round: int | None, 
     with Progress(console=errors, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("stages", total=len(digests))
         wrote = lambda stage: bar.update(task, completed=stage + 1)  # noqa: E731
-        export_model(chain.manifest, digests, store, folder, tokenizer, corpus.end_token, card, wrote)
+        export_model(chain.manifest, digests, store, folder, tokenizer, corpus.end_token, corpus.chat, card, wrote)
     return number
 
 

@@ -29,6 +29,7 @@ __all__ = ["init", "preset_names", "render_preset"]
 
 
 VOCABULARY_UNIT = 64
+CHAT = "loss_mask = true          # conversations: what is answered is trained on, and evaluated"
 PRIVATE = "private = true            # each cluster brings its own: dilocox node --private DIR"
 
 
@@ -97,6 +98,11 @@ def init(
     text = render_preset(preset, name or run_file.stem, owner.key.hex(), coordinator, source, digest)
     if private:
         text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1)
+    if corpus.chat is not None:
+        text = text.replace("[data]\n", f"[data]\n{CHAT}\n", 1)
+        text = re.sub(
+            r"^sequence_length = \d+", f"sequence_length = {corpus.chat.sequence_length}", text, count=1, flags=re.MULTILINE
+        )
     if begin is None:
         if stages or sequence_length:
             fail("--stages and --sequence-length go with --from", 2, f"else edit {run_file}")
@@ -128,7 +134,8 @@ def _imported(folder: Path, text: str, corpus: Corpus, stages: int | None, seque
 
     preset = Manifest.from_toml(text).model
     fields, tied = read_model(folder)
-    fields["sequence_length"] = sequence_length or min(preset.sequence_length, fields["max_positions"])
+    laid_out = None if corpus.chat is None else corpus.chat.sequence_length
+    fields["sequence_length"] = sequence_length or laid_out or min(preset.sequence_length, fields["max_positions"])
     fields["stages"] = stages or min(preset.stages, fields["layers"] + 2)
     manifest = Manifest.from_toml(_with_model(text, folder, fields))
     _check_tokenizer(folder, corpus)

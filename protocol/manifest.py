@@ -191,6 +191,9 @@ class Data(_Section):
     private: bool = False
     """Each cluster trains on text of its own (`dilocox node --private DIR`), of which nothing leaves but pseudo-gradients. The
     corpus that is named here says the tokenizer and what all evaluate on; scores are measured on what it has to train on."""
+    loss_mask: bool = False
+    """Of conversations (`dilocox data build --chat`): only answers are trained on and evaluated. A step's loss is the mean over the
+    answers' tokens of its batch, each weighs the same; a contribution's tokens, and so its weight, are those."""
     seed: Count = 0
     """Of the order in which its samples are read."""
     evaluation_sequences: Positive = 32

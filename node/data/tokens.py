@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dilocox.protocol.corpus import BYTES
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["Encoder", "byte_tokenizer", "open_encoder", "train_tokenizer"]
+__all__ = ["Encoder", "FileEncoder", "Tokens", "byte_tokenizer", "open_encoder", "train_tokenizer"]
 
 Tokens = npt.NDArray[np.integer[Any]]
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")

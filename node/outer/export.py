@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig
 
 from dilocox.node.outer.state import StageState
+from dilocox.protocol.corpus import Chat
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.files import write_atomically
@@ -24,12 +25,13 @@ def export_model(
     folder: Path,
     tokenizer: bytes,
     end_token: int,
+    chat: Chat | None,
     card: str,
     progress: Callable[[int], None],
 ) -> None:
     """Write `folder`: config.json, one safetensors shard per stage, generation and tokenizer files, README.md. `digests` are the
-    state blobs, by stage; `tokenizer` is a `tokenizers` JSON, whose `end_token` ends a document; `card` the README.
-    `progress(stage)` is called after each."""
+    state blobs, by stage; `tokenizer` is a `tokenizers` JSON, whose `end_token` ends a document; `chat`: how
+    conversations are written, where it learnt from such; `card` the README. `progress(stage)` is called after each."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_weights(manifest, digests, store, folder, progress)
     _write_config(manifest, folder, end_token)
@@ -40,6 +42,8 @@ def export_model(
         "model_max_length": manifest.model.positions,
         "clean_up_tokenization_spaces": False,
     }
+    if chat is not None:
+        says = {**chat.special_tokens, **says, "chat_template": chat.template}
     write_atomically(folder / "tokenizer_config.json", json.dumps(says, indent=2).encode())
     write_atomically(folder / "README.md", card.encode())
 

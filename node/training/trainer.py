@@ -16,7 +16,7 @@ from dilocox.node.training.data import Dataset
 from dilocox.node.training.inner import InnerOptimizer
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import Stage, build_chain, initial_values
-from dilocox.node.training.pipeline import Pipeline
+from dilocox.node.training.pipeline import Pipeline, trained_tokens
 from dilocox.protocol import norms
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
@@ -29,7 +29,9 @@ __all__ = ["Commit", "StepResult", "Take", "Trainer", "initial_state"]
 @dataclass(frozen=True)
 class StepResult:
     loss: float
-    """Mean nats per token of the batch, the same number in every worker."""
+    """Mean nats per token of the batch that is trained on, the same number in every worker."""
+    tokens: int
+    """So many are."""
     gradient_norm: float
     """Over all stages of the cluster, before clipping."""
     flags: list[float]
@@ -141,7 +143,8 @@ class Trainer:
     ) -> StepResult:
         """One inner step. Gradients are clipped by the norm over all stages of the cluster; with them at hand `before_update` is
         called, then the inner optimizer changes its tensors and the parameters."""
-        loss = self.pipeline.step(self.mesh.share(inputs), self.mesh.share(targets))
+        tokens = trained_tokens(targets)
+        loss = self.pipeline.step(self.mesh.share(inputs), self.mesh.share(targets), tokens)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.mesh.average(gradients)
         norms = torch._foreach_norm(gradients)
@@ -153,7 +156,7 @@ class Trainer:
             torch._foreach_mul_(gradients, scale)
         before_update()
         self.optimizer.step()
-        return StepResult(loss, norm, sums[2:])
+        return StepResult(loss, tokens, norm, sums[2:])
 
     def end_phase(self, round: int, restart: bool) -> None:
         """The phase's work into the feedback. The next one starts from a share of it, or (`restart`) from Θ.

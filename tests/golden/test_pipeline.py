@@ -62,7 +62,7 @@ class Kept:  # bytes that autograd keeps, storage by storage
 
 with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
     inputs, targets = data.batch([16, 17, 18, 19])
-    trainer.pipeline.step(mesh.share(inputs), mesh.share(targets))
+    trainer.pipeline.step(mesh.share(inputs), mesh.share(targets), targets.numel())
 told = [[r.loss, r.gradient_norm, *r.flags] for r in results] + [[evaluation]]
 where = {"copy": mesh.copy, "states": len(trainer.states), "peak": Kept.peak}
 print(json.dumps({"told": told, "held": {stage: [trained[stage], digest] for stage, digest in held().items()}, **where}))

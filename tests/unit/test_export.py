@@ -44,7 +44,7 @@ def exported(tmp_path: Path, run: Manifest, tokenizer: str, end: int) -> tuple[P
     store, folder = BlobStore(tmp_path / "blobs"), tmp_path / "model"
     digests = [store.put([initial_state(run, stage).state_bytes()]) for stage in range(run.model.stages)]
     seen: list[int] = []
-    export_model(run, digests, store, folder, tokenizer.encode(), end, "# A card", seen.append)
+    export_model(run, digests, store, folder, tokenizer.encode(), end, None, "# A card", seen.append)
     assert seen == list(range(run.model.stages))
     return folder, store, digests
 

@@ -139,7 +139,7 @@ def copy_of_a_model(folder: Path) -> bytes:
     run = manifest(model={"family": "llama"})
     store = BlobStore(folder / "elsewhere")
     digests = [store.put([initial_state(run, stage).state_bytes()]) for stage in range(run.model.stages)]
-    export_model(run, digests, store, folder / "hub", byte_tokenizer().encode(), 0, "", lambda stage: None)
+    export_model(run, digests, store, folder / "hub", byte_tokenizer().encode(), 0, None, "", lambda stage: None)
     return store.put([canonical(pb.StageStates(digests=digests))])
 
 
