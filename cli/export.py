@@ -52,6 +52,9 @@ def export(
     archive_key: ArchiveKeyOption = None,
     round: Annotated[int | None, typer.Option(help="The state that this round starts from (default: the newest).")] = None,
     evaluate: Annotated[bool, typer.Option(help="Load it with transformers and measure its held-out loss.")] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Of a run on adapters: these alone, as peft loads them (default: merged).")
+    ] = False,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -59,8 +62,10 @@ def export(
     --join it is read from the run: from any machine, and where this machine's folder has some of its stages only."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         fail(f"{folder} is not empty", 2, "name a new folder")
+    if adapter and evaluate:
+        fail("--adapter and --evaluate", 2, "it is the merged model that transformers evaluates: export that, too")
     place = archive_place(archive, archive_key)
-    exported = write_model(folder, home, join, place, round, parse_folders(data or ()), evaluate)
+    exported = write_model(folder, home, join, place, round, parse_folders(data or ()), evaluate, adapter)
     if as_json:
         print_json({"folder": str(folder), "round": exported.round, "evaluation_loss": exported.evaluation_loss})
         return
@@ -77,13 +82,16 @@ def write_model(
     round: int | None,
     folders: Folders,
     evaluate: bool = False,
+    adapter: bool = False,
 ) -> Exported:
-    """Into a new folder. `round`: whose starting state; None: the newest that is agreed and to be had. Exits, or raises
-    ConfigError or LocalError, where something for it is not."""
+    """Into a new folder; `adapter`: what a run on adapters trained, alone. `round`: whose starting state; None: the newest that is
+    agreed and to be had. Exits, or raises ConfigError or LocalError, where something for it is not."""
 
     async def fetch(reader: Reader) -> int:
         if not folders:
             await reader.tokenizer()
+        if not adapter:
+            await reader.frozen()
         return await reader.state(round)
 
     with reading(join, home, place, fetch) as (chains, found), ChainFile.for_reading(chains[-1]) as chain:
@@ -91,9 +99,8 @@ def write_model(
         corpus = _corpus_folder(manifest, folders, chains[-1].parents[2] / "data", chains[-1].parent / "blobs")
         if evaluate:  # before minutes of work
             check_corpus(manifest, corpus)
-        number = _write(
-            folder, chain, BlobStore(chains[-1].parent / "blobs"), round if join is None and place is None else found, corpus
-        )
+        wanted = round if join is None and place is None else found
+        number = _write(folder, chain, BlobStore(chains[-1].parent / "blobs"), wanted, corpus, adapter)
         loss = None
         if evaluate:
             from dilocox.node.training.evaluate import evaluate_folder
@@ -102,17 +109,30 @@ def write_model(
     return Exported(number, loss)
 
 
-def _write(folder: Path, chain: ChainFile, store: BlobStore, round: int | None, place: Path) -> int:
+def _write(folder: Path, chain: ChainFile, store: BlobStore, round: int | None, place: Path, adapter: bool) -> int:
     """The round whose starting state it is."""
+    model = chain.manifest.model
+    if adapter and model.lora is None:
+        fail("the run trains all of the model, and no adapters", 2, "leave --adapter out")
+    frozen = [] if adapter or model.lora is None else store.stage_digests(model.imported)
+    if not adapter and model.lora is not None and not (frozen and all(map(store.verify, frozen))):
+        fail(
+            "the weights that the adapters are added to are not whole on this disk",
+            help="--join LINK fetches them, or --adapter",
+        )
     corpus, tokenizer = _tokenizer_of(chain.manifest, place)
     number, digests = _newest_state(chain, store, round)
     card = model_card(chain.manifest, chain.commits(), number)
-    from dilocox.node.outer.export import export_model  # torch loads only here
+    from dilocox.node.outer.export import Vocabulary, export_adapter, export_model  # torch loads only here
 
+    vocabulary = Vocabulary(tokenizer, corpus.end_token, corpus.chat)
+    if adapter:
+        export_adapter(chain.manifest, digests, store, folder, vocabulary, card)
+        return number
     with Progress(console=errors, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("stages", total=len(digests))
         wrote = lambda stage: bar.update(task, completed=stage + 1)  # noqa: E731
-        export_model(chain.manifest, digests, store, folder, tokenizer, corpus.end_token, corpus.chat, card, wrote)
+        export_model(chain.manifest, digests, store, folder, vocabulary, card, wrote)
     return number
 
 

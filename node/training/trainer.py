@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dilocox.node.outer.frozen import frozen_views
 from dilocox.node.outer.state import EncodedStage, StageState, rebase, start_phase
 from dilocox.node.tiling import chunks
 from dilocox.node.training.data import Dataset
@@ -21,6 +22,7 @@ from dilocox.protocol import norms
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.payload import owner_of
+from dilocox.protocol.tensors import stage_weights
 from dilocox.transport.blobs import BlobStore
 
 __all__ = ["Commit", "StepResult", "Take", "Trainer", "initial_state"]
@@ -100,7 +102,8 @@ class Trainer:
         self.stages = [stage for chunk in mine for stage in chunk]
         self.states = [StageState(manifest, stage) for stage in self.stages] if self.mesh.leads else []
         recompute = manifest.training.checkpoint_activations
-        chains = [build_chain(manifest.model, chunk, self.device, recompute) for chunk in mine]
+        half = manifest.training.in_bfloat16(cuda=self.device.type == "cuda")
+        chains = [build_chain(manifest.model, chunk, self.device, recompute, half) for chunk in mine]
         self.pipeline = Pipeline(manifest, chains, self.mesh)
         self._live = [stage for chain in chains for stage in chain]
         self.optimizer = InnerOptimizer(manifest, self._live)
@@ -115,6 +118,20 @@ class Trainer:
 
     def live(self, stage: Stage) -> list[Tensor]:
         return [parameter.data for parameter in stage.tensors()]
+
+    def load_frozen(self, store: BlobStore) -> None:
+        """The weights that adapters are added to, where the run trains such; every copy of a stage holds them. Raises LocalError
+        where they do not lie in `store`."""
+        if self.manifest.model.lora is None:
+            return
+        root = self.manifest.model.imported
+        digests = store.stage_digests(root)
+        for number, stage in self.live_stages():
+            if not digests or digests[number] not in store:
+                raise LocalError(f"the weights {root.hex()} that adapters are added to are not here")
+            weights = dict(stage.named_parameters())
+            for spec, values in frozen_views(store.view(digests[number]), stage_weights(self.manifest.model, number)):
+                weights[spec.name].data.copy_(values)
 
     def load_initial(self, imported: BlobStore | None = None) -> None:
         """`imported`: where the state lies that the manifest names; it names none where the run begins with its seed. Raises

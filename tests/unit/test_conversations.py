@@ -1,14 +1,12 @@
 """Conversations: what is trained on of them, what is left out, and that nothing is cut within an answer."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tokenizers import AddedToken, Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from dilocox.cli.main import app
@@ -16,7 +14,6 @@ from dilocox.node.data.build import build
 from dilocox.node.data.check import check_own, check_whole
 from dilocox.node.data.conversations import ChatEncoder, messages_of, open_chat_encoder
 from dilocox.node.data.shards import Encoded
-from dilocox.node.data.tokens import train_tokenizer
 from dilocox.node.training.data import UNTRAINED, load_dataset
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.corpus import Corpus, Shard, check_fits
@@ -40,7 +37,10 @@ FORGETS = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """As Qwen3's: the last answer is written otherwise than those before."""
-BARE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+BARE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -156,14 +156,14 @@ def test_wrong_use_is_one_sentence(hub: Path, tmp_path: Path):
     (tmp_path / "x.txt").write_text("text")
     with pytest.raises(ConfigError, match="holds no records"):
         build(tmp_path / "c", [tmp_path / "x.txt"], encoder(hub))
-    with pytest.raises(ConfigError, match="has no chat template.*--chat-template"):
+    with pytest.raises(ConfigError, match=r"has no chat template.*--chat-template"):
         open_chat_encoder(str(hub / "tokenizer.json"), None, None, LENGTH)
     with pytest.raises(ConfigError, match="cannot be read"):
         open_chat_encoder(str(hub), tmp_path / "none.jinja", None, LENGTH)
     raises = encoder(hub, "{{ raise_exception('no system here') }}")
     with pytest.raises(ConfigError, match=r"line 1: the chat template refuses.*no system here"):
         build(tmp_path / "c", [write_records(tmp_path / "a.jsonl", [{"messages": TALK}])], raises)
-    with pytest.raises(ConfigError, match="0 documents to train on.*2 left out, in which nobody answers"):
+    with pytest.raises(ConfigError, match=r"0 documents to train on.*2 left out, in which nobody answers"):
         build(tmp_path / "c", [write_records(tmp_path / "b.jsonl", [{"messages": TALK[:1]}] * 2)], encoder(hub))
     for options, said in ((["--sequence-length", "8"], "go with --chat"), (["--chat"], "needs --sequence-length")):
         done = CliRunner().invoke(app, ["data", "build", "x", str(tmp_path / "a.jsonl"), *options])
@@ -254,7 +254,7 @@ def test_private_conversations_are_laid_out_as_the_run_s(hub: Path, tmp_path: Pa
         check_own(run, shared, tmp_path / "other", digest)
     write_records(path, [{"text": text} for text in words(40, 60)])
     digest, _ = build(tmp_path / "text", [path], encoder(hub).encoder, held_out_every=8)
-    with pytest.raises(ConfigError, match="private data are text.*build them with --chat"):
+    with pytest.raises(ConfigError, match=r"private data are text.*build them with --chat"):
         check_own(run, shared, tmp_path / "text", digest)
 
 
