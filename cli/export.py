@@ -34,7 +34,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Folders, corpus_in, library, parse_folders
 from dilocox.views.card import model_card
 
-__all__ = ["Exported", "export", "write_model"]
+__all__ = ["Exported", "export", "held_states", "write_model"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ class Exported:
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder to write.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="DIR", help="The new folder to write; with --every a folder or s3://BUCKET/PREFIX.")
+    ],
     home: HomeOption = None,
     join: ReadOption = None,
     archive: ReadArchiveOption = None,
@@ -55,17 +57,32 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Of a run on adapters: these alone, as peft loads them (default: merged).")
     ] = False,
+    every: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Publish the model in DIR every N rounds, until the run has ended.")
+    ] = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the committed model as a Hugging Face folder: weights, config, tokenizer, and a card that says who trained it. With
     --join it is read from the run: from any machine, and where this machine's folder has some of its stages only."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if every is not None:
+        if join or archive or round is not None or evaluate:
+            fail(
+                "--every and --join, --archive, --round or --evaluate",
+                2,
+                "it follows a node's folder, and publishes the newest",
+            )
+        from dilocox.cli.publish import publish
+
+        publish(folder, every, home, parse_folders(data or ()), adapter, as_json)
+        return
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
         fail(f"{folder} is not empty", 2, "name a new folder")
     if adapter and evaluate:
         fail("--adapter and --evaluate", 2, "it is the merged model that transformers evaluates: export that, too")
     place = archive_place(archive, archive_key)
-    exported = write_model(folder, home, join, place, round, parse_folders(data or ()), evaluate, adapter)
+    exported = write_model(target, home, join, place, round, parse_folders(data or ()), evaluate, adapter)
     if as_json:
         print_json({"folder": str(folder), "round": exported.round, "evaluation_loss": exported.evaluation_loss})
         return
@@ -138,11 +155,7 @@ def _write(folder: Path, chain: ChainFile, store: BlobStore, round: int | None, 
 
 def _newest_state(chain: ChainFile, store: BlobStore, round: int | None) -> tuple[int, list[bytes]]:
     """(round, stage digests) of the newest agreed state that is here, or of that one. Exits where there is none."""
-    found = {commit.body.round: store.stage_digests(commit.body.state) for commit in chain.commits() if commit.body.round}
-    stages = chain.manifest.model.stages
-    found = {
-        number: digests for number, digests in found.items() if len(digests) == stages and all(d in store for d in digests)
-    }
+    found = held_states(chain, store)
     held = [number for number in found if round in (None, number)]
     if not held:
         wanted = "" if round is None else f" before round {round}"
@@ -150,6 +163,13 @@ def _newest_state(chain: ChainFile, store: BlobStore, round: int | None) -> tupl
     if not all(store.verify(digest) for digest in found[held[-1]]):
         fail(f"the state before round {held[-1]} is damaged on this disk", help="start its node, which fetches it again")
     return held[-1], found[held[-1]]
+
+
+def held_states(chain: ChainFile, store: BlobStore) -> dict[int, list[bytes]]:
+    """Stage digests of the agreed states that are here, whole as far as is known, by the round that starts from each."""
+    found = {commit.body.round: store.stage_digests(commit.body.state) for commit in chain.commits() if commit.body.round}
+    stages = chain.manifest.model.stages
+    return {n: digests for n, digests in found.items() if len(digests) == stages and all(d in store for d in digests)}
 
 
 def _corpus_folder(manifest: Manifest, folders: Folders, *here: Path) -> Path:

@@ -1,6 +1,7 @@
 """Adapters: what a run on them trains, holds, exchanges and exports; and that it is what LoRA is anywhere else."""
 
 import copy
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,9 @@ def test_training_is_plain_lora(family: str, targets: tuple[str, ...], tmp_path:
     training = run.training
     betas = (training.beta1, training.beta2)
     optimizer = torch.optim.AdamW(adapters.values(), lr=training.learning_rate, betas=betas, weight_decay=0.05)
-    frozen = {name: p.clone() for _, stage in trainer.live_stages() for name, p in stage.named_parameters() if not p.requires_grad}
+    frozen = {
+        name: p.clone() for _, stage in trainer.live_stages() for name, p in stage.named_parameters() if not p.requires_grad
+    }
     for step in range(5):
         inputs, targets_ = batch(run, step)
         logits = model(inputs, use_cache=False).logits
@@ -122,7 +125,9 @@ def test_training_is_plain_lora(family: str, targets: tuple[str, ...], tmp_path:
         loss.backward()
         nn.utils.clip_grad_norm_(adapters.values(), training.gradient_clip)
         for group in optimizer.param_groups:
-            group["lr"] = training.learning_rate * (0.1 + 0.9 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / 100)).item()))
+            group["lr"] = training.learning_rate * (
+                0.1 + 0.9 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / 100)).item())
+            )
         optimizer.step()
         optimizer.zero_grad()
         assert trainer.step(inputs, targets_).loss == pytest.approx(float(loss.detach()), rel=1e-5)
@@ -169,7 +174,9 @@ def test_what_is_exchanged_and_agreed_on_are_the_adapters(tmp_path: Path, store:
 @pytest.mark.parametrize(("layers", "stages"), [(1, 1), (2, 2), (3, 2), (5, 3), (5, 5)])
 def test_every_stage_has_adapters_and_all_weights_a_stage(layers: int, stages: int):
     lora = {"rank": 2, "alpha": 2.0, "base": "00" * 32}
-    run = manifest(model={"layers": layers, "stages": stages, "lora": lora, "vocabulary_size": 4096}, compression={"codec": "int4"})
+    run = manifest(
+        model={"layers": layers, "stages": stages, "lora": lora, "vocabulary_size": 4096}, compression={"codec": "int4"}
+    )
     plain = manifest(model={"layers": layers, "stages": 1, "vocabulary_size": 4096}).model
     assert all(stage_tensors(run.model, stage) for stage in range(stages))
     split = [spec for stage in range(stages) for spec in stage_weights(run.model, stage)]
@@ -177,7 +184,7 @@ def test_every_stage_has_adapters_and_all_weights_a_stage(layers: int, stages: i
     units = stage_units(run.model)
     assert units[0][0] == 0
     assert units[-1][1] == layers + 2
-    assert all(before[1] == after[0] for before, after in zip(units, units[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(units))
 
 
 @pytest.mark.parametrize(
