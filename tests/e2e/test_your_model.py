@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from dilocox.node.data.tokens import train_tokenizer
@@ -21,6 +22,7 @@ from tests.e2e.conftest import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.e2e
 PAGE = Path(__file__).parents[2] / "docs" / "your-model.md"
+VERBS = ["data", "init", "testnet", "export", "generate"]
 SMALLER = {
     r"^count = .*$": "count = 3",
     r"^inner_steps = .*$": "inner_steps = 3",
@@ -42,8 +44,8 @@ def run_page(tmp_path: Path, kind: str, run_file: str) -> dict[str, str]:
     """What the commands of the page's blocks of this kind say, by verb."""
     blocks = re.findall(rf"^```{kind}\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     commands = re.findall(r"^dilocox .*$", "\n".join(blocks), re.MULTILINE)
-    assert [command.split()[1] for command in commands] == ["data", "init", "testnet", "export", "generate"]
-    said = {}
+    assert [command.split()[1] for command in commands if "--adapter" not in command and "--every" not in command] == VERBS
+    said: dict[str, str] = {}
     for command in commands:
         verb = command.split()[1]
         more = ["--no-baseline"] if verb == "testnet" else []
@@ -56,7 +58,7 @@ def run_page(tmp_path: Path, kind: str, run_file: str) -> dict[str, str]:
             timeout=PATIENCE_SECONDS,
         )
         assert done.returncode == 0, (command, done.stdout)
-        said[verb] = done.stdout
+        said[verb] = said.get(verb, "") + done.stdout
         if verb == "init":
             make_smaller(tmp_path / run_file, SMALLER)
     return said
@@ -97,6 +99,45 @@ def test_the_page_s_commands_teach_a_model_to_answer(tmp_path: Path, monkeypatch
         for commit in opened.commits():
             for item in taken(commit.body):
                 assert 0 < item.contribution.tokens < item.contribution.inner_steps * read, "answers only"
+
+
+def test_the_page_s_commands_train_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
+    make_hub(tmp_path / "HUB")
+    (tmp_path / "TEXTS").mkdir()
+    for number in range(200):
+        (tmp_path / "TEXTS" / f"{number}.txt").write_text("\n".join(words(3, 60, number)))
+    said = run_page(tmp_path, "sh lora", "lora-run.toml")
+    assert "every node has the same state hash after every round" in said["testnet"]
+    [committed] = re.findall(r"committed model after \d+ inner steps: ([0-9.]+)", said["testnet"])
+    [measured] = re.findall(r"held-out loss with transformers: ([0-9.]+)", said["export"])
+    assert float(measured) == pytest.approx(float(committed), abs=2e-3)
+    losses = _held_out(tmp_path)
+    assert losses[-1] < losses[0] - 0.05, losses
+    run = Manifest.from_toml((tmp_path / "lora-run.toml").read_text())
+    assert run.model.lora is not None
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32) for name in ("HUB", "lora-model")
+    )
+    adapters = load_file(tmp_path / "lora-adapter" / "adapter_model.safetensors")
+    for name, weight in after.model.layers.named_parameters():
+        stem = f"base_model.model.model.layers.{name.removesuffix('.weight')}"
+        frozen = before.model.layers.get_parameter(name)
+        if f"{stem}.lora_A.weight" in adapters:
+            frozen = frozen + 2.0 * adapters[f"{stem}.lora_B.weight"] @ adapters[f"{stem}.lora_A.weight"]
+        torch.testing.assert_close(weight, frozen)
+    assert torch.equal(after.model.embed_tokens.weight, before.model.embed_tokens.weight)
+    [snapshot] = (tmp_path / "lora-snapshots").glob("round-*")
+    assert (snapshot / "config.json").exists()
+    for part in (snapshot / "model.safetensors.index.json", *snapshot.glob("*.safetensors")):
+        assert part.read_bytes() == (tmp_path / "lora-model" / part.name).read_bytes()
+
+
+def _held_out(folder: Path) -> list[float]:
+    """Loss of the committed states."""
+    [chain] = [path for path in (folder / "home").rglob("chain.db") if "coordinator" in str(path)]
+    with ChainFile.for_reading(chain) as opened:
+        return [commit.body.evaluation_loss for commit in opened.commits() if commit.body.evaluated]
 
 
 def make_smaller(run_file: Path, smaller: Mapping[str, str]) -> None:

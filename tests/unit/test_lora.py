@@ -17,17 +17,21 @@ from dilocox.node.data.tokens import byte_tokenizer
 from dilocox.node.outer.export import Vocabulary, export_adapter, export_model
 from dilocox.node.outer.state import StageState
 from dilocox.node.plan import flops_per_token
+from dilocox.node.starts import Starts
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import FAMILIES
 from dilocox.node.training.trainer import Trainer, initial_state
 from dilocox.node.training.weights import Weights, read_model
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Manifest, RunFileError
+from dilocox.protocol.messages import canonical
 from dilocox.protocol.model import Model
 from dilocox.protocol.payload import Form
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import imported_bytes, parameter_count, stage_tensors, stage_units, stage_weights, trained_count
 from dilocox.transport.blobs import BlobStore
-from tests.helpers import manifest
+from dilocox.transport.chain_file import ChainFile
+from tests.helpers import Table, manifest
 
 RANK, ALPHA = 4, 12.0
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 256}
@@ -349,3 +353,53 @@ def test_run_files_of_adapters_are_read(tmp_path: Path, store: BlobStore):
     assert Manifest.from_canonical(run.canonical_bytes()) == run
     with pytest.raises((RunFileError, ConfigError), match="did you mean"):
         Manifest.from_toml("[model]\nlora = { rnk = 2 }\n")
+
+
+class Peers:
+    """An exchange with peers that hold what `store` holds."""
+
+    def __init__(self, store: BlobStore, to: BlobStore, stages: range) -> None:
+        self.stages, self.fetched = stages, list[bytes]()
+        self._store, self._to = store, to
+
+    async def fetch(self, digest: bytes, providers: list[str], most: int = 1 << 40, stage: int | None = None) -> None:
+        if digest not in self._to:
+            assert self._store.size(digest) <= most
+            assert providers
+            self.fetched.append(digest)
+            self._to.put([self._store.view(digest)])
+
+
+def starts_of(run: Manifest, table: Table, there: BlobStore, folder: Path, stages: range) -> tuple[Starts, BlobStore, Peers]:
+    here = BlobStore(folder / "here")
+    chain = ChainFile(folder / "chain.db", run)
+    for commit in table.commits:
+        chain.append(commit.envelope)
+    peers = Peers(there, here, stages)
+    return Starts(run, chain, here, peers), here, peers  # type: ignore[arg-type]
+
+
+async def test_a_node_fetches_the_frozen_weights_of_its_stages_and_keeps_them(tmp_path: Path, store: BlobStore):
+    run = adapted(hub_at(tmp_path / "hub"), store, rounds={"count": 40, "snapshot_every": 2})
+    table = Table(run).genesis().train(12)
+    starts, here, peers = starts_of(run, table, store, tmp_path, range(1, 2))
+    said: list[str] = []
+    await starts.have_frozen(said.append)
+    root = run.model.imported
+    second = store.stage_digests(root)[1]
+    assert peers.fetched == [root, second]
+    assert said == ["fetching the frozen weights, stage 2 of 2"]
+    assert starts.oldest_kept() > 1
+    assert {root, second} <= starts.worth_keeping({}, {}), "rounds later than anybody begins at the beginning"
+    assert second in here
+
+
+async def test_frozen_weights_of_another_model_end_a_node(tmp_path: Path, store: BlobStore):
+    run = adapted(hub_at(tmp_path / "hub"), store)
+    other = store.put([canonical(pb.StageStates(digests=[store.put([b"short"]), store.put([b"shorter"])]))])
+    sections = run.model_dump(mode="json")
+    sections["model"]["lora"]["base"] = other.hex()
+    run = Manifest.model_validate(sections)
+    starts, _, _ = starts_of(run, Table(run).genesis(), store, tmp_path, range(2))
+    with pytest.raises(ConfigError, match="is not of this model: its owner has to import it again"):
+        await starts.have_frozen(lambda text: None)
