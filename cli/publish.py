@@ -1,6 +1,7 @@
 """`dilocox export PLACE --every N`: models of a run that goes on, published one after the other."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -36,7 +37,7 @@ def publish(url: str, every: int, home: Path | None, folders: Folders, adapter: 
         newest, finished = look()
         if due(published, newest, every, finished):
             try:
-                place.publish(newest, lambda folder, n=newest: _write(folder, home, n, folders, adapter))
+                place.publish(newest, partial(_write, home, newest, folders, adapter))
             except (FileNotFoundError, typer.Exit):
                 if look()[0] == newest:
                     raise
@@ -49,7 +50,7 @@ def publish(url: str, every: int, home: Path | None, folders: Folders, adapter: 
             time.sleep(LOOK_SECONDS)
 
 
-def _write(folder: Path, home: Path | None, round: int, folders: Folders, adapter: bool) -> None:
+def _write(home: Path | None, round: int, folders: Folders, adapter: bool, folder: Path) -> None:
     write_model(folder, home, None, None, round, folders, adapter=adapter)
 
 

@@ -50,7 +50,7 @@ async def import_state(model: Model, manifest: Path, source: Path, store: BlobSt
         for digest in {*store.stage_digests(made), made} - set(store.stage_digests(root)):  # what came of the right one stays
             await asyncio.to_thread(store.remove, digest)
         raise ConfigError(
-            f"the weights in {source} make {made.hex()}, and the run begins with {root.hex()}: they are of another"
+            f"the weights in {source} make the state {made.hex()}, and the run begins with {root.hex()}: they are of another"
             " model, or of another revision of it. Take the one that the run's owner took, or leave --from out to fetch them."
         )
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 
 from dilocox.node.data.shards import Encoded
 from dilocox.node.data.tokens import FileEncoder
@@ -91,48 +90,33 @@ class ChatEncoder:
 
     def _masked(self, text: str, spans: Sequence[tuple[int, int]]) -> Encoded:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        tokens, starts = np.array(encoding.ids, np.uint32), np.array([start for start, _ in encoding.offsets])
+        tokens, (starts, ends) = np.array(encoding.ids, np.uint32), np.array(encoding.offsets).T
         mask = np.zeros(len(tokens), dtype=bool)
         for start, end in spans:
-            mask |= (starts >= start) & (starts < end)
+            mask |= (ends > start) & (starts < end)  # with a token that begins before it, and ends in it
         last, end_token = spans[-1], self.encoder.end_token
-        if end_token not in tokens[starts >= last[0]]:  # of a template that writes none: who answers has to learn when to end
+        if end_token not in tokens[ends > last[0]]:  # of a template that writes none: who answers has to learn when to end
             tokens, mask = np.append(tokens, np.uint32(end_token)), np.append(mask, last[1] == len(text))
         return Encoded(tokens, mask)
 
     def _rendered(self, messages: Messages) -> tuple[str, list[tuple[int, int]], int]:
         """The text, where the answers stand in it, and how many could not be found."""
+        from dilocox.node.training.templates import render  # transformers loads only here
+
+        text, spans = render(self._template, messages, self._special_tokens, marked=self._marks)
         if self._marks:
-            text, found = self._render(messages, marked=True)
-            return text, [(start, end) for start, end in found if end > start], 0
-        text, _ = self._render(messages)
-        spans, unmarked = [], 0
+            return text, spans, 0
+        unmarked = 0
         for index, said in enumerate(messages):
             if said["role"] != ASSISTANT:
                 continue
-            before, _ = self._render(messages[:index], prompt=True) if index else ("", [])
-            after, _ = self._render(messages[: index + 1])
+            before = render(self._template, messages[:index], self._special_tokens, prompt=True)[0] if index else ""
+            after = render(self._template, messages[: index + 1], self._special_tokens)[0]
             if text.startswith(after) and after.startswith(before) and len(after) > len(before):
                 spans.append((len(before), len(after)))
             else:
                 unmarked += 1
         return text, spans, unmarked
-
-    def _render(self, messages: Messages, prompt: bool = False, marked: bool = False) -> tuple[str, list[tuple[int, int]]]:
-        """Raises ConfigError."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        try:
-            texts, found = render_jinja_template(
-                conversations=[list(messages)],
-                chat_template=self._template,
-                return_assistant_tokens_mask=marked,
-                add_generation_prompt=prompt,
-                **self._special_tokens,
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ConfigError(f"the chat template refuses a conversation: {error}") from error
-        return texts[0], list(found[0]) if marked else []
 
 
 def fitted(document: Encoded, width: int) -> Encoded | None:

@@ -86,7 +86,7 @@ def test_the_page_s_commands_teach_a_model_to_answer(tmp_path: Path, monkeypatch
     write_hub(tmp_path / "HUB")
     write_records(tmp_path / "CHATS.jsonl", [{"messages": each} for each in conversations(2000)])
     said = run_page(tmp_path, "sh chat", "chat-run.toml")
-    assert "answers     " in said["data"]
+    assert "tokens are trained on, in sequences of 128" in said["data"]
     assert "every node has the same state hash after every round" in said["testnet"]
     losses = [float(loss) for loss in re.findall(r"committed model after \d+ inner steps: ([0-9.]+)", said["testnet"])]
     assert losses[-1] < 6, "ln 448 is what knows nothing"

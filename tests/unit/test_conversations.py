@@ -75,7 +75,7 @@ def trained(hub: Path, document: Encoded) -> list[str]:
     [
         (CHATML, ["d e<|im_end|>\n", "g h<|im_end|>\n"]),
         (MARKED, ["d e<|im_end|>", "g h<|im_end|>"]),
-        (BARE, ["d e\n", "g h\n<|im_end|>"]),  # it writes nothing that ends an answer: the end token does
+        (BARE, [" d e\n", " g h\n<|im_end|>"]),  # it writes nothing that ends an answer: the end token does
         (FORGETS, ["<think></think>g h<|im_end|>\n"]),
     ],
 )
@@ -265,12 +265,12 @@ def test_a_row_that_nobody_trains_on_is_refused(hub: Path, tmp_path: Path):
     store, shard = BlobStore(tmp_path / "c"), corpus.training[0]
     raw = bytearray(store.view(bytes.fromhex(shard.digest)))
     raw[-corpus.chat.mask_bytes :] = bytes([0x80] + [0] * (corpus.chat.mask_bytes - 2) + [0x7F])
-    spoilt = corpus.model_copy(update={"training": (Shard(digest=store.put([raw]).hex(), tokens=shard.tokens),)})
+    spoilt = corpus.model_copy(update={"training": (Shard(digest=store.put([bytes(raw)]).hex(), tokens=shard.tokens),)})
     with pytest.raises(ConfigError, match="a row that nobody trains on"):
         check_whole(store, store.put([spoilt.canonical_bytes()]))
 
 
-def test_the_loss_is_the_mean_over_the_batch_s_answers_wherever_they_lie(hub: Path, tmp_path: Path):
+def test_the_loss_is_the_mean_over_the_batch_s_answers_wherever_they_lie(process_group: None, hub: Path, tmp_path: Path):
     """Not the mean of microbatches' means: what each token weighs does not follow from its neighbours."""
     built(hub, tmp_path / "c")
     losses, norms = [], []

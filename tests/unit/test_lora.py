@@ -59,6 +59,9 @@ def adapted(hub: Path, store: BlobStore, stages: int = 2, lora: dict[str, Any] |
     return Manifest.model_validate({**base, "model": {**fields, "lora": {**said, "base": root.hex()}}})
 
 
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> BlobStore:
     return BlobStore(tmp_path / "blobs")
@@ -90,7 +93,8 @@ class Reference(nn.Module):
 
 def reference_of(hub: Path, run: Manifest) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """transformers' own model with adapters as the run begins with them; and these by name."""
-    model, adapters = AutoModelForCausalLM.from_pretrained(hub, dtype=torch.float32), {}
+    model = AutoModelForCausalLM.from_pretrained(hub, dtype=torch.float32)
+    adapters: dict[str, nn.Parameter] = {}
     model.requires_grad_(False)
     begin = {spec.name: view for n in range(run.model.stages) for spec, view in initial_views(run, n)}
     for name in [name.removesuffix(".lora_A.weight") for name in begin if name.endswith("lora_A.weight")]:
@@ -320,7 +324,7 @@ def test_memory_is_that_of_adapters_and_of_weights_once(family: str, tmp_path: P
     most = memory.held_bytes(run, 0, half=False)
     assert 0.6 * most < sum(kept.sizes.values()) <= most
     narrow = memory.stage_bytes(run, [0], half=True)
-    assert narrow.weights < 0.7 * held.weights
+    assert narrow.weights < 0.75 * held.weights
     assert flops_per_token(run) < flops_per_token(manifest(**whole(run)))
 
 
