@@ -15,8 +15,8 @@ __all__ = ["Encoded", "Mask", "Rows", "Shards"]
 Mask = npt.NDArray[np.bool_]
 BUFFERED_BYTES = 64 << 20
 """Tokens in memory, of all shards together."""
-ROWS = 1 << 10
-"""Copied at a time."""
+COPIED_BYTES = 4 << 20
+"""At a time."""
 
 
 @dataclass(frozen=True)
@@ -104,5 +104,6 @@ class Rows(Shards):
         """Tokens of all rows, then their masks."""
         tokens = self._chat.width * self._dtype.itemsize
         rows = np.memmap(path, np.uint8, "r").reshape(-1, tokens + self._chat.mask_bytes)
-        parts = (part[at : at + ROWS] for part in (rows[:, :tokens], rows[:, tokens:]) for at in range(0, len(rows), ROWS))
+        step = max(1, COPIED_BYTES // rows.shape[1])
+        parts = (part[at : at + step] for part in (rows[:, :tokens], rows[:, tokens:]) for at in range(0, len(rows), step))
         return Shard(digest=store.put(part.tobytes() for part in parts).hex(), tokens=len(rows) * self._chat.width)

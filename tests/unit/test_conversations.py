@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from dilocox.cli.main import app
+from dilocox.node.data import shards
 from dilocox.node.data.build import build
 from dilocox.node.data.check import check_own, check_whole
 from dilocox.node.data.conversations import ChatEncoder, messages_of, open_chat_encoder
@@ -178,11 +179,11 @@ def built(hub: Path, folder: Path, count: int = 60, **options: Any) -> Corpus:
     return corpus
 
 
-def rows_of(folder: Path, corpus: Corpus, shards: tuple[Shard, ...]) -> list[tuple[list[int], list[int]]]:
+def rows_of(folder: Path, corpus: Corpus, of: tuple[Shard, ...]) -> list[tuple[list[int], list[int]]]:
     """Tokens of each row, and its mask."""
     chat, found = corpus.chat, []
     assert chat is not None
-    for shard in shards:
+    for shard in of:
         raw, count = bytes(BlobStore(folder).view(bytes.fromhex(shard.digest))), shard.tokens
         assert len(raw) == corpus.size(shard)
         tokens = np.frombuffer(raw, f"<u{corpus.token_bytes}", count).reshape(-1, chat.width)
@@ -191,7 +192,9 @@ def rows_of(folder: Path, corpus: Corpus, shards: tuple[Shard, ...]) -> list[tup
     return found
 
 
-def test_a_corpus_holds_whole_conversations_in_rows(hub: Path, tmp_path: Path):
+def test_a_corpus_holds_whole_conversations_in_rows(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "COPIED_BYTES", 200)
+    monkeypatch.setattr(shards, "BUFFERED_BYTES", 500)
     corpus = built(hub, tmp_path / "c")
     check_whole(BlobStore(tmp_path / "c"), last_built(tmp_path / "c"))
     assert corpus.chat is not None
