@@ -23,6 +23,7 @@ from bench.report import load_preset
 from dilocox.node.exchange import Exchange
 from dilocox.node.outer.state import StageState
 from dilocox.protocol.crypto import Identity
+from dilocox.protocol.head import Cluster
 from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import canonical, open_envelope, seal
@@ -74,6 +75,10 @@ class Everybody:
 
     def __init__(self, records: dict[str, str]) -> None:
         self._records = {peer: pb.PeerRecord.FromString(base64.b64decode(record)) for peer, record in records.items()}
+
+    @property
+    def peers(self) -> list[str]:
+        return list(self._records)
 
     async def find(self, peer: str) -> pb.PeerRecord | None:
         return self._records.get(peer)
@@ -135,7 +140,8 @@ async def ours(rank: int, address: str, folder: Path, run: Manifest) -> None:
     say(peer=identity.peer, record=base64.b64encode(record.SerializeToString()).decode())
     directory = Everybody((await told())["records"])
     channels = ChannelPool(identity, run.run_id)
-    peer = Ours(run, identity, store, Exchange(run, [0], store, directory, channels, identity.peer))
+    roster = {name: Cluster(name, (), joined=1) for name in directory.peers}
+    peer = Ours(run, identity, store, Exchange(run, [0], store, directory, channels, identity.peer, roster=lambda: roster))
     while True:
         round = (await told())["begin"]
         peer.begin(rank, round)

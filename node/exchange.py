@@ -26,8 +26,9 @@ from dilocox.transport.archive.source import ArchiveSource
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import ChannelPool, fetch_blob
+from dilocox.transport.slots import Slots
 
-__all__ = ["Exchange", "FetchStatistics", "takes_of"]
+__all__ = ["FETCHES_AT_ONCE", "Exchange", "FetchStatistics", "places_behind", "takes_of"]
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class Exchange:
         self.stages = frozenset(stages)
         """Hosted here: of other stages nothing is fetched."""
         self._downloads: dict[bytes, Download] = {}
-        self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
+        self._slots = Slots(FETCHES_AT_ONCE)
         self._counts: Counter[str] = Counter()
         self._held: dict[bytes, tuple[int, int]] = {}
         """(bytes on disk, size) of each download that goes on."""
@@ -141,13 +142,15 @@ class Exchange:
 
         last = RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
         asked = []
+        roster = self._roster()
+        behind = places_behind(self._me, next((peer for peer in providers if peer in roster), self._me), roster)
         for peer in self._order(providers, stage):
             asked.append(peer)
             record = await self._directory.find(peer)
             if record is None or not record.address:
                 continue
             try:
-                async with self._slots:
+                async with self._slots.one(behind):
                     heard = partial(self._heads.take, peer)
                     channel = self._channels.channel(record)
                     received = await fetch_blob(channel, self._store, digest, max_size, watch, heard)
@@ -260,6 +263,13 @@ class Exchange:
     def _check(self, contribution: Statement[pb.Contribution], leaf: pb.Leaf, rank_or_k: int) -> None:
         raw = self._store.view(leaf.digest)
         check_payload(self._manifest, contribution.peer, contribution.body.round, leaf, raw, rank_or_k)
+
+
+def places_behind(us: str, other: str, clusters: Iterable[str]) -> int:
+    """How far behind us another stands in the ring of these clusters. Everybody fetches first from those next to it: so all send at
+    once. In the order in which work is announced everybody would ask the same few, while the others' lines stand idle."""
+    ring = sorted({us, other, *clusters})
+    return (ring.index(other) - ring.index(us)) % len(ring)
 
 
 def takes_of(manifest: Manifest, items: Sequence[Taken], leaves: Sequence[Sequence[pb.Leaf]]) -> list[worker.Take]:

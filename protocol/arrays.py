@@ -174,7 +174,9 @@ class Levels(Array):
         return self.part(0, self.signs.size)[None]
 
     def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
-        return _signed(self.magnitudes, np.arange(start, stop) // GROUP, self.signs[start:stop], self.levels[start:stop])
+        magnitudes = self.magnitudes[start // GROUP : groups(stop)]
+        counts = np.diff([*range(start, stop, GROUP), stop])
+        return _signed(magnitudes, counts, self.signs[start:stop], self.levels[start:stop])
 
     def write(self, writer: Writer) -> None:
         writer.put(Section.HEADS, _pack_magnitudes(self.magnitudes))
@@ -211,23 +213,30 @@ class Sparse(Array):
         return self.part(0, self.elements)[None]
 
     def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
-        first, last = np.searchsorted(self.positions, (start, stop))
         out = np.zeros(stop - start)
-        out[self.positions[first:last] - start] = self._kept(slice(first, last))
+        self.add_part(out, 1.0, start)
         return out
 
-    def _kept(self, which: slice) -> npt.NDArray[np.float64]:
-        return _signed(self.magnitudes, self.positions[which] // GROUP, self.signs[which], self.levels[which])
+    def add_part(self, total: npt.NDArray[np.float64], weight: float, start: int) -> None:
+        """Add the flat values from `start` on, a multiple of GROUP, times `weight`, to `total`: where they are not 0."""
+        first_group, stop = start // GROUP, start + total.size
+        cuts = np.searchsorted(self.positions, [*range(start, stop, GROUP), stop])
+        kept = slice(cuts[0], cuts[-1])
+        magnitudes = self.magnitudes[first_group : first_group + len(cuts) - 1]
+        total[self.positions[kept] - start] += weight * _signed(magnitudes, np.diff(cuts), self.signs[kept], self.levels[kept])
 
     def square_sum(self) -> float:
         """Of what is kept: the rest is 0."""
-        return float(np.square(self._kept(slice(None))).sum())
+        cuts = np.searchsorted(self.positions, [*range(0, self.elements, GROUP), self.elements])
+        return float(np.square(_signed(self.magnitudes, np.diff(cuts), self.signs, self.levels)).sum())
 
     def write(self, writer: Writer) -> None:
         gaps = np.diff(self.positions, prepend=-1) - 1
-        skips = gaps // SKIP
-        stream = np.full(int(gaps.size + skips.sum()), SKIP, dtype=np.uint8)
-        stream[np.cumsum(skips + 1) - 1] = gaps % SKIP
+        stream = gaps.astype(np.uint8)
+        if gaps.max(initial=0) >= SKIP:
+            skips = gaps // SKIP
+            stream = np.full(int(gaps.size + skips.sum()), SKIP, dtype=np.uint8)
+            stream[np.cumsum(skips + 1) - 1] = gaps % SKIP
         writer.put(Section.HEADS, struct.pack("<I", stream.size))
         writer.put(Section.HEADS, _pack_magnitudes(self.magnitudes))
         writer.put(Section.GAPS, stream.tobytes())
@@ -287,12 +296,13 @@ class Floats(Array):
 
 def _signed(
     magnitudes: npt.NDArray[np.float32],
-    group: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
     signs: npt.NDArray[np.bool_],
     levels: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.float64]:
+    """`counts`: (groups,), of the values of each group, which follow each other."""
     table = np.concatenate([magnitudes, -magnitudes], axis=1, dtype=np.float64).ravel()
-    return table[4 * group + 2 * signs + levels]
+    return table[np.repeat(np.arange(0, table.size, 4), counts) + (signs.view(np.uint8) << 1 | levels.view(np.uint8))]
 
 
 def _pack_magnitudes(magnitudes: npt.NDArray[np.float32]) -> bytes:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from dilocox.protocol.errors import reason_name
-from dilocox.protocol.ids import short
+from dilocox.protocol.ids import PEERS_NAMED, short, shortly
 from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = [
@@ -148,9 +148,6 @@ class RunFinished(Event):
 
 # At the coordinator.
 
-NAMES_SHOWN = 3
-"""Clusters that a line names before it counts the rest."""
-
 
 @dataclass(frozen=True)
 class Arrival:
@@ -262,7 +259,7 @@ class RoundClosed(Event):
     """The votes that came last, the latest at the end."""
 
     def line(self) -> str:
-        named = "; ".join(f"{short(each.cluster)}: {each.reason}" for each in self.missed[:NAMES_SHOWN])
+        named = "; ".join(f"{short(each.cluster)}: {each.reason}" for each in self.missed[:PEERS_NAMED])
         without = f", {self.not_counted} not ({named})" if self.not_counted else ""
         return f"round {self.round}: closed after {self.seconds:.1f} s, {self.counted} counted{without}{_last(self.last)}"
 
@@ -287,5 +284,4 @@ def _last(arrivals: Sequence[Arrival]) -> str:
 
 
 def _named(what: str, names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f"; {what}: {', '.join(short(name) for name in names[:NAMES_SHOWN])}{more}" if names else ""
+    return f"; {what}: {shortly(names)}" if names else ""

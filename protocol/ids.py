@@ -4,13 +4,14 @@ A peer id is libp2p's: base58btc of the identity multihash of the protobuf-wrapp
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import parse_qs, quote, urlsplit
 
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["JoinLink", "key_of_peer", "peer_id", "printable", "short"]
+__all__ = ["PEERS_NAMED", "JoinLink", "key_of_peer", "peer_id", "printable", "short", "shortly"]
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _PREFIX = b"\x00\x24\x08\x01\x12\x20"  # identity multihash, 36 bytes: PublicKey{Type=Ed25519, Data=32 bytes}
@@ -52,6 +53,16 @@ def printable(text: str) -> str:
 def short(peer: str) -> str:
     """`12D3…k7Qm`, for tables."""
     return f"{peer[:4]}…{peer[-4:]}" if len(peer) > 12 else peer
+
+
+PEERS_NAMED = 3
+"""That a line names before it counts the rest."""
+
+
+def shortly(peers: Sequence[str]) -> str:
+    """`12D3…k7Qm, 12D3…pX1a, 12D3…bB3c and 4 more`, for a line."""
+    more = f" and {len(peers) - PEERS_NAMED} more" if len(peers) > PEERS_NAMED else ""
+    return ", ".join(short(peer) for peer in peers[:PEERS_NAMED]) + more
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from dilocox.protocol import chain, limits, rules, standing
 from dilocox.protocol.chain import Closing
 from dilocox.protocol.gathered import Gathered
 from dilocox.protocol.head import Cluster, Head, advance
-from dilocox.protocol.ids import short
+from dilocox.protocol.ids import shortly
 from dilocox.protocol.inputs import (
     Absent,
     Attested,
@@ -91,8 +91,6 @@ LONGEST_MS = (1 << 32) - 1
 DEADLINE_PATIENCE = 4.0
 """While not even half of the roster has contributed, the deadline is so many times as long: a round that slows down for all is no
 reason to leave most behind."""
-NAMES_SHOWN = 3
-"""Clusters that a sentence names before it counts the rest."""
 
 
 @dataclass(frozen=True)
@@ -593,6 +591,4 @@ def why_open(state: RoundState) -> str:
 
 def _names(what: str, clusters: Iterable[str]) -> str:
     names = sorted(clusters)
-    shown = ", ".join(short(name) for name in names[:NAMES_SHOWN])
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f"{what} {shown}{more}" if names else "about to close"
+    return f"{what} {shortly(names)}" if names else "about to close"

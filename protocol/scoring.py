@@ -139,8 +139,8 @@ def opinions(
     voters: Iterable[str],
     found: Callable[[str, int, int], bool | None],
 ) -> dict[str, Opinion]:
-    """By cluster on the ballot, as `committee` wants them. `found`: whether a voter found harm in what has this index, which is the
-    so-manieth that it was drawn to score; None: it did not measure it."""
+    """By cluster on the ballot, as `committee` wants them. `found(voter, index, place)`: whether a voter found harm in what has
+    this index, and this place among what it was drawn to score; None: it did not measure it."""
     voted, place = frozenset(voters), Counter[str]()
     told: dict[str, Opinion] = {}
     for index, name in enumerate(listed if manifest.scoring.voters else ()):

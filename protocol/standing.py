@@ -23,7 +23,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["Record", "after", "by_standing", "capped", "newcomer", "say", "total"]
+__all__ = ["Record", "after", "by_standing", "capped", "excess", "newcomer", "say", "total"]
 
 NEWCOMER_SHARE = 16
 """A newcomer has one of so many parts of what there is to earn …"""
@@ -79,7 +79,12 @@ def total(manifest: Manifest, standings: Mapping[str, Record], names: Iterable[s
 def capped(says: Mapping[str, int]) -> dict[str, int]:
     """These, none above all others together; a lone one keeps what it has."""
     everybody = sum(says.values())
-    return {name: min(weight, everybody - weight) if everybody > weight else weight for name, weight in says.items()}
+    return {name: weight - excess(weight, everybody) for name, weight in says.items()}
+
+
+def excess(weight: int, everybody: int) -> int:
+    """By how much one weighs more than all others together; 0 for a lone one. `everybody`: what they weigh with it."""
+    return max(0, 2 * weight - everybody) if everybody > weight else 0
 
 
 def after(

@@ -106,21 +106,20 @@ def _accepted(
     accepted: dict[str, Statement[pb.Contribution]] = {}
     index = {name: number for number, name in enumerate(gathered.listed())}
     voters = _voters(gathered, candidates)
-    everybody = sum(says[name] for name in voters)
-    yes = _yes_votes(gathered, voters, says)
+    weights = np.array([says[name] for name in voters], np.int64)
+    everybody, yes = int(weights.sum()), _yes(gathered, voters, len(index))
+    heads, heavy = yes.sum(0, dtype=np.int64), weights @ yes
     complaints = _complaints(gathered, voters, says)
-    first = max(voters, key=lambda name: (says[name], name), default="")
+    first = max(range(len(voters)), key=lambda voter: (says[voters[voter]], voters[voter]), default=-1)
     well_made: dict[str, int] = {}
     for name in candidates:
         opinion = opinions.get(name, NO_OPINION)
-        said_yes = {
-            *(voter for voter in voters if _bit(gathered.receipts[voter][0].body.accepted, index[name])),
-            *opinion.harmed,
-        }
         others = everybody - says[name] * (name in gathered.receipts)
-        over = max(0, 2 * says[first] - others) if first not in ("", name) and others > says[first] else 0
-        votes = int(yes[index[name]]) + sum(says[voter] for voter in opinion.harmed) - over * (first in said_yes)
-        others -= over  # nobody weighs more than all others together
+        votes = int(heavy[index[name]]) + sum(says[voter] for voter in opinion.harmed)
+        if voters and voters[first] != name:  # nobody weighs more than all others together
+            over = standing.excess(says[voters[first]], others)
+            votes -= over * bool(yes[first, index[name]] or voters[first] in opinion.harmed)
+            others -= over
         if opinion.refuses(manifest):
             reasons[name] = pb.REASON_HARMS, str(opinion)
         elif (votes and 2 * votes >= others) or (not others and manifest.rounds.min_clusters == 1):
@@ -129,7 +128,7 @@ def _accepted(
             accepted[name], well_made[name] = statement, votes
         else:
             asked = len(voters) - (name in gathered.receipts)
-            few = f"{len(said_yes)} of {asked} accepted it"
+            few = f"{heads[index[name]] + len(opinion.harmed)} of {asked} accepted it"
             few += "" if len(set(says.values())) == 1 else f", with {votes} of {others} rounds of standing"
             reasons[name] = _complaint(complaints.get(index[name]), asked, few)
     _drop_copies(accepted, well_made, reasons)
@@ -178,13 +177,11 @@ def _drop_copies(accepted: dict[str, Statement[pb.Contribution]], votes: Mapping
                 reasons[name] = pb.REASON_COPIED, "another cluster announced the same leaves"
 
 
-def _yes_votes(gathered: Gathered, voters: Sequence[str], says: Mapping[str, int]) -> npt.NDArray[np.int64]:
-    """(contributions on the ballot,): what the voters who accepted each weigh."""
-    if not voters:
-        return np.zeros(len(says), np.int64)
+def _yes(gathered: Gathered, voters: Sequence[str], listed: int) -> npt.NDArray[np.uint8]:
+    """(voters, contributions on the ballot): 1 where it was accepted."""
     rows = [np.frombuffer(gathered.receipts[name][0].body.accepted, np.uint8) for name in voters]
-    accepted = np.unpackbits(np.stack(rows), axis=1, bitorder="little", count=len(says))
-    return np.array([says[name] for name in voters], np.int64) @ accepted
+    stacked = np.stack(rows) if rows else np.zeros((0, -(-listed // 8)), np.uint8)
+    return np.unpackbits(stacked, axis=1, bitorder="little", count=listed)
 
 
 NO_FINDINGS = frozenset(

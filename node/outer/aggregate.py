@@ -14,47 +14,48 @@ count nor on where a tensor is cut into chunks (`SquareSum` says how, for the on
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dilocox.protocol.manifest import Outer
 
-__all__ = ["Combine", "Decode", "SquareSum", "combined", "trimmed_mean"]
+__all__ = ["Combine", "Payloads", "SquareSum", "combined", "trimmed_mean"]
 
 Parts = list[Tensor]
 """Each payload's float64 values of the same stretch of a tensor, flat. They may be overwritten."""
-Decode = Callable[[Callable[[int, Parts], None]], None]
-"""Calls back with (offset, parts) for a tensor, stretch after stretch."""
-Combine = Callable[[int, Parts], Tensor]
-"""The pseudo-gradient of a stretch, float64."""
+Combine = Callable[[int, int], Tensor]
+"""(start, stop) of a stretch -> its pseudo-gradient, float64."""
+
+
+class Payloads(Protocol):
+    """The payloads of one tensor, decoded a stretch at a time: `codec.Decoder`."""
+
+    def stretches(self) -> Iterable[tuple[int, int]]: ...
+    def parts(self, start: int, stop: int) -> Parts: ...
+    def weighted_sum(self, weights: Sequence[float], start: int, stop: int) -> Tensor: ...
+
 
 SORTED_VALUES = 1 << 22
 """Values sorted at a time, of all payloads together: 32 MiB, three times over."""
 LANES = 1 << 12
 
 
-def combined(outer: Outer, tokens: Sequence[int], factors: Sequence[float], decode: Decode) -> Combine:
+def combined(outer: Outer, tokens: Sequence[int], factors: Sequence[float], payloads: Payloads) -> Combine:
     """Of one tensor; `tokens` and `factors`: weight and clip factor of each payload."""
     total = sum(tokens)
     shares = [count / total for count in tokens]
     match outer.aggregate:
         case "mean":
             scales = [share * factor for share, factor in zip(shares, factors, strict=True)]
-            return lambda _, parts: _mean(parts, scales)
+            return lambda start, stop: payloads.weighted_sum(scales, start, stop)
         case "trimmed":
             cut = _cut(outer.trim_share, len(tokens))
-            return lambda _, parts: trimmed_mean(_scaled(parts, factors), shares, cut)
+            return lambda start, stop: trimmed_mean(_scaled(payloads.parts(start, stop), factors), shares, cut)
         case "centered-clip":
-            return _centered(shares, factors, decode)
-
-
-def _mean(parts: Parts, scales: Sequence[float]) -> Tensor:
-    mean = parts[0].mul_(scales[0])
-    for part, scale in zip(parts[1:], scales[1:], strict=True):
-        mean = mean.add_(part.mul_(scale))
-    return mean
+            return _centered(shares, factors, payloads)
 
 
 def _scaled(parts: Parts, factors: Sequence[float]) -> Parts:
@@ -87,29 +88,27 @@ def _trimmed(parts: Parts, weights: Sequence[float], cut: int) -> Tensor:
     return total.div_(weight)
 
 
-def _centered(shares: Sequence[float], factors: Sequence[float], decode: Decode) -> Combine:
+def _centered(shares: Sequence[float], factors: Sequence[float], payloads: Payloads) -> Combine:
     """Decodes the tensor once to measure how far each payload lies from the centre."""
     most = _most(len(shares))
     sums = [SquareSum() for _ in shares]
 
-    def differences(parts: Parts) -> tuple[Tensor, Parts]:
-        scaled = _scaled(parts, factors)
+    def differences(start: int, stop: int) -> tuple[Tensor, Parts]:
+        scaled = _scaled(payloads.parts(start, stop), factors)
         centre = trimmed_mean(scaled, shares, most)
         return centre, [part.sub_(centre) for part in scaled]
 
-    def measure(offset: int, parts: Parts) -> None:
-        for total, difference in zip(sums, differences(parts)[1], strict=True):
-            total.add(offset, difference)
-
-    decode(measure)
+    for start, stop in payloads.stretches():
+        for total, difference in zip(sums, differences(start, stop)[1], strict=True):
+            total.add(start, difference)
     distances = [math.sqrt(total.value()) for total in sums]
     radius = sorted(distances)[most]
     scales = [
         share * (radius / distance if distance > radius else 1.0) for share, distance in zip(shares, distances, strict=True)
     ]
 
-    def combine(_: int, parts: Parts) -> Tensor:
-        centre, apart = differences(parts)
+    def combine(start: int, stop: int) -> Tensor:
+        centre, apart = differences(start, stop)
         for difference, scale in zip(apart, scales, strict=True):
             centre = centre.add_(difference.mul_(scale))
         return centre

@@ -12,10 +12,12 @@ Encoding may differ between machines; decoding is bit-exact on all of them.
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -40,10 +42,12 @@ from dilocox.protocol.manifest import Compression
 from dilocox.protocol.payload import Form, Layout, StageLayout
 from dilocox.protocol.payload import Tensor as PackedTensor
 
-__all__ = ["Encoded", "StageEncoder", "decode_rows", "quantize"]
+__all__ = ["Decoder", "Encoded", "StageEncoder", "quantize"]
 
-ROW_ELEMENTS = 1 << 22
-"""Elements taken at a time: 32 MiB of float64, far below one tensor of a large model. A multiple of GROUP."""
+STRETCH = 1 << 18
+"""Elements taken at a time: 2 MiB of float64, which stay in a cache through all that is done to them. A multiple of GROUP."""
+PRODUCT = 1 << 22
+"""Elements of a product of factors taken at a time: with few rows the other factor would be read too often."""
 LLOYD_STEPS = 3
 """Rounds of Lloyd's algorithm (least squares, 1-D k-means) that place the two magnitudes of a group."""
 SAMPLE = 1 << 16
@@ -64,7 +68,7 @@ class StageEncoder:
 
     def __init__(self, feedback: Tensor, layout: StageLayout, compression: Compression, keep: int) -> None:
         """`feedback`: the stage, flat. Raises LocalError when it is not finite."""
-        if not all(bool(torch.isfinite(part).all()) for part in feedback.split(ROW_ELEMENTS)):
+        if not all(_is_finite(part) for part in feedback.split(STRETCH)):
             raise LocalError("a pseudo-gradient is not finite: training diverged on this node. Lower training.learning_rate.")
         self._compression = compression
         self._sparse = iter(_encode_sparse(feedback, layout, keep if compression.scope == "chunk" else 0))
@@ -93,37 +97,50 @@ class StageEncoder:
         return Encoded((layout, (array,)), None, 0.0)
 
 
+def _is_finite(part: Tensor) -> bool:
+    """By the sum of its squares, which is quick; unless that overflows."""
+    return math.isfinite(torch.dot(part, part)) or bool(torch.isfinite(part).all())
+
+
 def _encode_sparse(feedback: Tensor, layout: StageLayout, chunk_k: int) -> list[Sparse]:
     """The stage's tensors, in one pass over all of them: a stage has many small ones."""
     if not layout.kept:
         return []
     sizes = [tensor.elements for tensor in layout.tensors]
-    threshold = math.inf if chunk_k else stage_threshold(feedback, layout.kept)
-    found, before = [], 0
-    for tensor in feedback.split(sizes):
-        for part in tensor.split(ROW_ELEMENTS):
-            magnitude = part.abs()
-            kept = _largest_of_chunks(magnitude, chunk_k) if chunk_k else magnitude > threshold
-            found.append(kept.nonzero().view(-1) + before)
-            before += len(part)
-    positions = torch.cat(found)
-    starts = torch.tensor([0, *itertools.accumulate(sizes)], device=feedback.device)
-    values = feedback[positions]
-    cuts = torch.searchsorted(positions, starts).tolist()
+    edges = [0, *itertools.accumulate(sizes)]
+    positions = _largest_by_chunk(feedback, sizes, chunk_k) if chunk_k else _largest(feedback, layout.kept)
+    values = feedback.cpu().numpy().take(positions)
+    cuts = np.searchsorted(positions, edges)
     first_group = [0, *itertools.accumulate(groups(size) for size in sizes)]
-    owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(cuts).diff()).to(feedback.device)
-    positions -= starts[owner]
-    group = positions // GROUP + torch.tensor(first_group, device=feedback.device)[owner]
-    magnitudes, levels = _place_levels(values.abs(), group, first_group[-1])
-    parts = [tensor.cpu().numpy() for tensor in (positions, values < 0, levels)]
+    starts = np.concatenate([np.arange(edge, edge + size, GROUP) for edge, size in zip(edges, sizes, strict=False)])
+    magnitudes, levels = _place_levels(np.abs(values), np.searchsorted(positions, [*starts, edges[-1]]))
+    signs = values < 0
     return [
         Sparse(
             size,
-            magnitudes[first_group[index] : first_group[index + 1]].cpu().numpy(),
-            *(part[cuts[index] : cuts[index + 1]] for part in parts),
+            magnitudes[first_group[index] : first_group[index + 1]],
+            positions[kept] - edges[index],
+            signs[kept],
+            levels[kept],
         )
         for index, size in enumerate(sizes)
+        for kept in [slice(cuts[index], cuts[index + 1])]
     ]
+
+
+def _where(parts: Iterable[Tensor]) -> npt.NDArray[np.int64]:
+    """Positions of what is true in these masks, which follow each other."""
+    found, before = [], 0
+    for part in parts:
+        found.append(np.flatnonzero(part.cpu().numpy()) + before)
+        before += len(part)
+    return np.concatenate(found)
+
+
+def _largest_by_chunk(feedback: Tensor, sizes: Sequence[int], k: int) -> npt.NDArray[np.int64]:
+    """Positions of the k largest magnitudes of every GROUP of each tensor."""
+    parts = (part for tensor in feedback.split(list(sizes)) for part in tensor.split(STRETCH))
+    return _where(_largest_of_chunks(part.abs(), k) for part in parts)
 
 
 def _largest_of_chunks(magnitude: Tensor, k: int) -> Tensor:
@@ -136,42 +153,56 @@ def _largest_of_chunks(magnitude: Tensor, k: int) -> Tensor:
     return (mask & (padded > 0)).view(-1)[: len(magnitude)]
 
 
-def stage_threshold(values: Tensor, kept: int) -> float:
-    """The magnitude that at most `kept` of these values exceed: estimated from a sample, then made sure of."""
+def _largest(values: Tensor, kept: int) -> npt.NDArray[np.int64]:
+    """Positions of about the `kept` largest magnitudes of a stage, and of no more: what exceeds a threshold that is estimated from
+    a sample, and raised where it has to be."""
     stride = max(1, values.numel() // SAMPLE)
     sample = values[::stride].abs()
     wanted = min(sample.numel() - 1, kept // stride)
     threshold = float(sample.kthvalue(sample.numel() - wanted).values)
-    while sum(int((part.abs() > threshold).sum()) for part in values.split(ROW_ELEMENTS)) > kept:
+    positions = _where(part.abs() > threshold for part in values.split(STRETCH))
+    magnitudes = np.abs(values.cpu().numpy().take(positions)) if len(positions) > kept else None
+    while magnitudes is not None and len(positions) > kept:
         threshold = threshold * 1.01 + 1e-30
-    return threshold
+        positions, magnitudes = positions[magnitudes > threshold], magnitudes[magnitudes > threshold]
+    return positions
 
 
-def _place_levels(values: Tensor, group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+def _place_levels(
+    values: npt.NDArray[np.float32], cuts: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
     """Two magnitudes for each group, at the means of the (positive) values they stand for, and which value takes the second.
 
-    `group`: the group of each value. Returns (groups, 2) float32 that are bfloat16s, and (len(values),) bool.
+    `cuts`: (groups + 1,), where each group's values begin, and where the last one's end. Returns (groups, 2) that are
+    bfloat16s, and (len(values),).
     """
-    count = torch.bincount(group, minlength=groups)
-    total = torch.bincount(group, values, minlength=groups)
-    low = high = total / count.clamp_min(1)
+    count = np.diff(cuts)
+    total = _sums(values, cuts)
+    low = high = total / count.clip(1)
     boundary = 1.3 * low
     for _ in range(LLOYD_STEPS):
-        above = values > boundary[group]
-        number = torch.bincount(group[above], minlength=groups)
-        above_total = torch.bincount(group[above], values[above], minlength=groups)
-        high = torch.where(number > 0, above_total / number.clamp_min(1), boundary)
-        low = torch.where(number < count, (total - above_total) / (count - number).clamp_min(1), boundary)
+        above = values > np.repeat(boundary.astype(np.float32), count)
+        number, above_total = _sums(above, cuts), _sums(values * above, cuts)
+        high = np.where(number > 0, above_total / number.clip(1), boundary)
+        low = np.where(number < count, (total - above_total) / (count - number).clip(1), boundary)
         boundary = (low + high) / 2
-    magnitudes = torch.stack([low, high], 1).bfloat16().float().clamp(max=LARGEST)
+    magnitudes = torch.from_numpy(np.stack([low, high], 1)).bfloat16().float().clamp(max=LARGEST)
     magnitudes[magnitudes < 2.0**MIN_BASE] = 0
-    return magnitudes, values > boundary[group]
+    return magnitudes.numpy(), values > np.repeat(boundary.astype(np.float32), count)
+
+
+def _sums(values: npt.NDArray[Any], cuts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """(groups,): of each group's values."""
+    empty = np.diff(cuts) == 0
+    sums = np.add.reduceat(np.append(values, values.dtype.type(0)), cuts[:-1], dtype=np.int64 if values.dtype == bool else None)
+    sums[empty] = 0  # not the value that stands there
+    return sums.astype(np.float64)
 
 
 def _encode_levels(flat: Tensor) -> Levels:
-    group = torch.arange(flat.numel(), device=flat.device) // GROUP
-    magnitudes, levels = _place_levels(flat.abs(), group, groups(flat.numel()))
-    return Levels(magnitudes.cpu().numpy(), (flat < 0).cpu().numpy(), levels.cpu().numpy())
+    values = flat.cpu().numpy()
+    magnitudes, levels = _place_levels(np.abs(values), np.array([*range(0, len(values), GROUP), len(values)]))
+    return Levels(magnitudes, values < 0, levels)
 
 
 def quantize(values: Tensor) -> BlockInt4:
@@ -209,20 +240,44 @@ def dequantize(array: BlockInt4, device: torch.device) -> Tensor:
     return codes.double().mul_(scales)
 
 
-def decode_rows(packed: Sequence[PackedTensor], combine: Callable[[int, list[Tensor]], None], device: torch.device) -> None:
-    """Decode several payloads of one tensor side by side, ROW_ELEMENTS at a time: many payloads of a large tensor fit in memory.
+class Decoder:
+    """Several payloads of one tensor side by side, a stretch at a time: many payloads of a large tensor fit in memory.
 
-    `combine(offset, parts)` gets, for the elements from flat `offset` on, each payload's float64 values, flat. Every value is
-    exact, so neither the split, the thread count nor the device changes a bit.
+    Every value is exact, so neither the stretches, the thread count nor the device changes a bit.
     """
-    layout = packed[0][0]
-    if layout.form != Form.LOWRANK:
-        for start in range(0, layout.elements, ROW_ELEMENTS):
-            stop = min(layout.elements, start + ROW_ELEMENTS)
-            combine(start, [torch.from_numpy(arrays[0].part(start, stop)).to(device) for _, arrays in packed])
-        return
-    factors = [[dequantize(array, device) for array in arrays if isinstance(array, BlockInt4)] for _, arrays in packed]
-    step = max(1, ROW_ELEMENTS // layout.columns)
-    for row in range(0, layout.rows, step):
-        parts = [(p[row : row + step] @ q.T).view(-1) for p, q in factors]
-        combine(row * layout.columns, parts)
+
+    def __init__(self, packed: Sequence[PackedTensor], device: torch.device) -> None:
+        self._layout, self._device = packed[0][0], device
+        self._arrays = [arrays[0] for _, arrays in packed]
+        self._factors = [
+            [dequantize(array, device) for array in arrays if isinstance(array, BlockInt4)]
+            for _, arrays in packed
+            if self._layout.form == Form.LOWRANK
+        ]
+
+    def stretches(self) -> Iterator[tuple[int, int]]:
+        """(start, stop) of each, flat, in order: what `parts` and `weighted_sum` take."""
+        columns = self._layout.columns
+        step = columns * max(1, PRODUCT // columns) if self._factors else STRETCH
+        for start in range(0, self._layout.elements, step):
+            yield start, min(self._layout.elements, start + step)
+
+    def parts(self, start: int, stop: int) -> list[Tensor]:
+        """Each payload's float64 values, flat."""
+        if self._factors:
+            rows = slice(start // self._layout.columns, stop // self._layout.columns)
+            return [(p[rows] @ q.T).view(-1) for p, q in self._factors]
+        return [torch.from_numpy(array.part(start, stop)).to(self._device) for array in self._arrays]
+
+    def weighted_sum(self, weights: Sequence[float], start: int, stop: int) -> Tensor:
+        """Σ wᵢ xᵢ in float64, flat, added in the order of the payloads; a sum that is 0 may have either sign."""
+        if self._layout.form == Form.SPARSE:
+            sparse = np.zeros(stop - start)
+            for array, weight in zip(self._arrays, weights, strict=True):
+                if isinstance(array, Sparse):
+                    array.add_part(sparse, weight, start)
+            return torch.from_numpy(sparse).to(self._device)
+        total, *others = (part.mul_(weight) for part, weight in zip(self.parts(start, stop), weights, strict=True))
+        for part in others:
+            total.add_(part)
+        return total

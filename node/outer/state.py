@@ -14,9 +14,8 @@ depend on machine, device or thread count.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,10 +26,9 @@ from dilocox.protocol.leaves import largest_norm
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import TensorSpec, stage_tensors
 
-__all__ = ["EncodedStage", "StageState", "rebase", "start_phase"]
+__all__ = ["EncodedStage", "StageState", "flushed", "rebase", "start_phase"]
 
-SMALLEST_NORMAL = 2.0**-126
-"""Results below this become 0: machines differ in whether they keep subnormal numbers."""
+LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
 PART_OF_BOUND = 0.5
 """Of the largest norm that the run allows, in a payload that would be above it."""
 
@@ -99,9 +97,11 @@ class StageState:
         rank_or_k = compression.keep if rank_or_k is None else rank_or_k
         wanted = _norm(self.feedback)
         packed, effective_rank = self._pack(self._within_bounds(), rank_or_k)
-        self._add_decoded(packed, self.feedback, [_subtract] * len(packed))
+        self._add_to_feedback(packed, [-1.0] * len(packed))
         error = _norm(self.feedback) / wanted if wanted else 0.0
-        self.feedback.mul_(compression.feedback_decay if compression.error_feedback else 0.0)
+        kept = compression.feedback_decay if compression.error_feedback else 0.0
+        if kept != 1:
+            self.feedback.mul_(kept)
         norms = [wire.decoded_norm([tensor]) for tensor in packed]
         return EncodedStage(wire.pack(packed, compression.entropy_coding, owner), norms, effective_rank, error)
 
@@ -132,14 +132,14 @@ class StageState:
         """A payload of ours of which a commit did not take these shares, by tensor (default: all of it): so much is owed again."""
         shares = [1.0] * len(self.specs) if shares is None else shares
         if self.manifest.compression.error_feedback and any(shares):
-            self._add_decoded(wire.parse(raw, self.layout(rank_or_k)), self.feedback, [_add(share) for share in shares])
+            self._add_to_feedback(wire.parse(raw, self.layout(rank_or_k)), shares)
 
-    def _add_decoded(self, payload: Sequence[wire.Tensor], flat: Tensor, folds: Sequence["Fold"]) -> None:
-        offset = 0
-        for spec, packed, fold in zip(self.specs, payload, folds, strict=True):
-            target = flat[offset : offset + spec.elements]
-            codec.decode_rows([packed], _into(target, fold), flat.device)
-            offset += spec.elements
+    def _add_to_feedback(self, payload: Sequence[wire.Tensor], shares: Sequence[float]) -> None:
+        """These shares of a payload, by tensor."""
+        for (_, view), packed, share in zip(self.views(self.feedback), payload, shares, strict=True):
+            flat, decoder = view.view(-1), codec.Decoder([packed], view.device)
+            for start, stop in decoder.stretches() if share else ():
+                flat[start:stop].add_(decoder.weighted_sum([share], start, stop).float())
 
     def apply(
         self,
@@ -160,66 +160,40 @@ class StageState:
         parsed = [wire.parse(raw, layout) for raw in payloads]
         factors = factors or [[1.0] * len(self.specs)] * len(payloads)
         outer, decay = self.manifest.outer, self.manifest.momentum(round)
-        offset = 0
-        for index, spec in enumerate(self.specs):
-            theta = self.committed[0, offset : offset + spec.elements]
-            momentum = self.committed[1, offset : offset + spec.elements]
-            packed = [tensors[index] for tensors in parsed]
-            decode = partial(codec.decode_rows, packed, device=theta.device)
-            combine = aggregate.combined(outer, tokens, [by_tensor[index] for by_tensor in factors], decode)
-            decode(_outer_step(theta, momentum, combine, outer.learning_rate, decay))
-            offset += spec.elements
+        copies = zip(self.views(self.committed[0]), self.views(self.committed[1]), strict=True)
+        for index, ((_, theta), (_, momentum)) in enumerate(copies):
+            decoder = codec.Decoder([tensors[index] for tensors in parsed], self.committed.device)
+            combine = aggregate.combined(outer, tokens, [by_tensor[index] for by_tensor in factors], decoder)
+            for start, stop in decoder.stretches():
+                gradient = combine(start, stop).float()
+                _outer_step(theta.view(-1)[start:stop], momentum.view(-1)[start:stop], gradient, outer.learning_rate, decay)
 
 
 def _norm(flat: Tensor) -> float:
-    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in flat.split(codec.ROW_ELEMENTS)))
+    """Not finite where a value is not."""
+    parts = flat.split(codec.STRETCH)
+    squares = math.fsum(float(torch.dot(part, part)) for part in parts)
+    if math.isfinite(squares):
+        return math.sqrt(squares)
+    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts))  # squares that overflow
 
 
-Fold = Callable[[Tensor, list[Tensor]], None]
+def flushed(values: Tensor) -> Tensor:
+    """These, with 0 for what is smaller than any normal number: machines differ in whether they keep such."""
+    return torch.nn.functional.hardshrink(values, LARGEST_SUBNORMAL)
 
 
-def _subtract(target: Tensor, parts: list[Tensor]) -> None:
-    target.sub_(parts[0].float())
-
-
-def _add(share: float) -> "Fold":
-    def add(target: Tensor, parts: list[Tensor]) -> None:
-        if share:
-            target.add_(parts[0].mul_(share).float())
-
-    return add
-
-
-def _into(target: Tensor, fold: Fold) -> Callable[[int, list[Tensor]], None]:
-    def combine(offset: int, parts: list[Tensor]) -> None:
-        fold(target[offset : offset + parts[0].numel()], parts)
-
-    return combine
-
-
-def _flush(values: Tensor) -> Tensor:
-    return values.masked_fill_(values.abs() < SMALLEST_NORMAL, 0.0)
-
-
-def _outer_step(
-    theta: Tensor, momentum: Tensor, combine: aggregate.Combine, rate: float, decay: float
-) -> Callable[[int, list[Tensor]], None]:
+def _outer_step(theta: Tensor, momentum: Tensor, gradient: Tensor, rate: float, decay: float) -> None:
     """Nesterov: m ← μ·m + g; Θ ← Θ − lr·(g + μ·m). Each line below is one IEEE operation per element."""
-
-    def step(offset: int, parts: list[Tensor]) -> None:
-        gradient = _flush(combine(offset, parts).float())
-        m = momentum[offset : offset + gradient.numel()]
-        m.mul_(decay)
-        m.add_(gradient)
-        _flush(m)
-        update = m * decay
-        update.add_(gradient)
-        update.mul_(rate)
-        target = theta[offset : offset + gradient.numel()]
-        target.sub_(update)
-        _flush(target)
-
-    return step
+    gradient = flushed(gradient)
+    momentum.mul_(decay)
+    momentum.add_(gradient)
+    momentum.copy_(flushed(momentum))
+    update = momentum * decay
+    update.add_(gradient)
+    update.mul_(rate)
+    theta.sub_(update)
+    theta.copy_(flushed(theta))
 
 
 def start_phase(state: StageState, live: Sequence[Tensor], private_share: float = 1.0) -> None:

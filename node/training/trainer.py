@@ -155,18 +155,18 @@ class Trainer:
         self,
         inputs: Tensor,
         targets: Tensor,
-        flags: Sequence[float] = (),
+        flags: Callable[[], Sequence[float]] = tuple,
         before_update: Callable[[], None] = lambda: None,
     ) -> StepResult:
-        """One inner step. Gradients are clipped by the norm over all stages of the cluster; with them at hand `before_update` is
-        called, then the inner optimizer changes its tensors and the parameters."""
+        """One inner step. Gradients are clipped by the norm over all stages of the cluster; with them at hand all ranks add up what
+        `flags` says now, `before_update` is called, then the inner optimizer changes its tensors and the parameters."""
         tokens = trained_tokens(targets)
         loss = self.pipeline.step(self.mesh.share(inputs), self.mesh.share(targets), tokens)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.mesh.average(gradients)
         norms = torch._foreach_norm(gradients)
         square = float(torch.stack([norm.to("cpu", torch.float64) for norm in norms]).square().sum())
-        sums = self.mesh.all_sum([square, loss, *flags])
+        sums = self.mesh.all_sum([square, loss, *flags()])
         norm, loss = (sums[0] / self.mesh.copies) ** 0.5, sums[1] / self.mesh.copies
         scale = self.manifest.training.gradient_clip / (norm + 1e-6)
         if scale < 1:

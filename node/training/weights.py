@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dilocox.node.outer.state import SMALLEST_NORMAL
+from dilocox.node.outer.state import flushed
 from dilocox.node.training.model import FAMILIES, Family
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest, Model
@@ -206,7 +206,7 @@ class Weights:
             values: Tensor = file.get_tensor(name).float().flatten()
         if not bool(torch.isfinite(values).all()):
             raise ConfigError(f"{self._files[name]}: {name} holds numbers that are not finite")
-        return values.masked_fill(values.abs() < SMALLEST_NORMAL, 0.0)
+        return flushed(values)
 
 
 def _kind(path: Path, name: str) -> tuple[tuple[int, ...], str]:

@@ -143,7 +143,7 @@ class Worker:
         self._pace.rest(self._take_commands)
         started = time.monotonic()
         result = self.trainer.step(
-            *self.text.batch(action.positions), self._flags(trained=True), before_update=self.boundaries.wait
+            *self.text.batch(action.positions), self._flags_after_gradients, before_update=self.boundaries.wait
         )
         seconds = max(time.monotonic() - started, self._pace.step_seconds)
         self._fastest_step = min(self._fastest_step, seconds)
@@ -161,6 +161,11 @@ class Worker:
         self._take_commands()
         self._report_step(self.state.steps, self._loss / max(1, self.state.steps), 0.0, action.why)
         return phase.agree(self.mesh.all_sum(self._flags(trained=False)), self.mesh.workers, False, self._next_head)
+
+    def _flags_after_gradients(self) -> list[float]:
+        """A step may be long: a commit that came while gradients were computed is prepared beside the next one's."""
+        self._take_commands()
+        return self._flags(trained=True)
 
     def _flags(self, trained: bool) -> list[float]:
         prepared = self._preparing is not None and self._preparing.done()

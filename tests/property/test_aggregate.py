@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -20,25 +21,32 @@ SIZE = 40_000
 """More than SquareSum has lanes."""
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Payloads of these float64 values, which come in stretches that end at `cuts`."""
+
+    values: Sequence[torch.Tensor]
+    cuts: Sequence[int] = ()
+
+    def stretches(self) -> Iterable[tuple[int, int]]:
+        return itertools.pairwise([0, *self.cuts, self.values[0].numel()])
+
+    def parts(self, start: int, stop: int) -> list[torch.Tensor]:
+        return [value[start:stop].clone() for value in self.values]
+
+    def weighted_sum(self, weights: Sequence[float], start: int, stop: int) -> torch.Tensor:
+        return sum(
+            (weight * part for part, weight in zip(self.parts(start, stop), weights, strict=True)),
+            torch.zeros(stop - start, dtype=torch.float64),
+        )
+
+
 def result(
     rule: str, values: Sequence[torch.Tensor], tokens: Sequence[int], cuts: Sequence[int] = (), **outer: object
 ) -> torch.Tensor:
-    """Of these payloads, which come in stretches that end at `cuts`."""
-    size = values[0].numel()
-    edges = list(itertools.pairwise([0, *cuts, size]))
-
-    def decode(combine: Callable[[int, list[torch.Tensor]], None]) -> None:
-        for start, stop in edges:
-            combine(start, [value[start:stop].clone() for value in values])
-
-    made = torch.empty(size, dtype=torch.float64)
-    combine = aggregate.combined(Outer(aggregate=rule, **outer), tokens, [1.0] * len(values), decode)  # type: ignore[arg-type]
-
-    def keep(offset: int, parts: list[torch.Tensor]) -> None:
-        made[offset : offset + parts[0].numel()] = combine(offset, parts)
-
-    decode(keep)
-    return made
+    payloads = Cut(values, cuts)
+    combine = aggregate.combined(Outer(aggregate=rule, **outer), tokens, [1.0] * len(values), payloads)  # type: ignore[arg-type]
+    return torch.cat([combine(start, stop) for start, stop in payloads.stretches()])
 
 
 def drawn(count: int, seed: int, size: int = SIZE) -> list[torch.Tensor]:
@@ -134,7 +142,8 @@ def test_the_apply_has_the_same_bits_at_any_stretch_and_thread_count(
 
     threads = torch.get_num_threads()
     whole = applied()
-    monkeypatch.setattr(codec, "ROW_ELEMENTS", 4096)
+    monkeypatch.setattr(codec, "STRETCH", 4096)
+    monkeypatch.setattr(codec, "PRODUCT", 4096)
     monkeypatch.setattr(aggregate, "SORTED_VALUES", 1000)
     torch.set_num_threads(2)
     try:

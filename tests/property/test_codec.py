@@ -20,13 +20,10 @@ CPU = torch.device("cpu")
 
 def decoded(tensor: wire.Tensor) -> torch.Tensor:
     layout, _ = tensor
-    out = torch.empty(layout.rows * layout.columns, dtype=torch.float64)
-
-    def combine(offset: int, parts: list[torch.Tensor]) -> None:
-        out[offset : offset + parts[0].numel()] = parts[0]
-
-    codec.decode_rows([tensor], combine, CPU)
-    return out.view(layout.rows, layout.columns)
+    decoder = codec.Decoder([tensor], CPU)
+    parts = [(decoder.parts(start, stop)[0], decoder.weighted_sum([1.0], start, stop)) for start, stop in decoder.stretches()]
+    assert all(torch.equal(part, total) for part, total in parts)
+    return torch.cat([part for part, _ in parts]).view(layout.rows, layout.columns)
 
 
 def encode(x: torch.Tensor, layout: wire.Layout, warm: torch.Tensor | None = None) -> codec.Encoded:
