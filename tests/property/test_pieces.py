@@ -32,7 +32,7 @@ def tokenizer_of(cut: pre_tokenizers.PreTokenizer) -> Tokenizer:
     tokenizer.pre_tokenizer, tokenizer.decoder = cut, decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False)
-    said = ["  it's 12345\n\n\t  don't (a.b) 's \xa0é  " * 3, *words(50, 20)]
+    said = ["  it's 12345\n\n\t  don't (a.b) 's \xa0é  " * 3, "x\xa0  y \xa0 z\xa0\n" * 20, *words(50, 20)]
     tokenizer.train_from_iterator(said * 4, trainer)
     tokenizer.encode_special_tokens = True
     return tokenizer
