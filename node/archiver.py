@@ -23,7 +23,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, canonical, open_envelope, parse
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.archive import Archive, create_archive
-from dilocox.transport.archive.chain import commits_of, standing, word_of, write_commits
+from dilocox.transport.archive.chain import commits_of, in_common, word_of, write_commits
 from dilocox.transport.archive.index import ArchiveHead, Snapshot, covered, cut, due, joined
 from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.blobs import BlobStore
@@ -184,7 +184,7 @@ class Archiver:
             head = ArchiveHead(sequence=0, run=archive.run_id.hex(), manifest=archive.write(canonical(signed)).hex())
         if before is not None:
             self._drop(archive, before)
-        ours = standing(archive, head, self._chain)
+        ours = in_common(archive, head, self._chain)
         if ours.commits < head.length and not ours.parted:
             return None
         gone: list[bytes] = []

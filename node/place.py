@@ -11,6 +11,7 @@ from dilocox.node.attest.prover import AttestorService
 from dilocox.node.boxes.lead import LeadService
 from dilocox.node.forks import Forks
 from dilocox.node.holding import Holding
+from dilocox.protocol import standing
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
@@ -131,6 +132,9 @@ def open_chain(place: Place, chain: ChainFile, tasks: Tasks) -> None:
     forks = Forks(chain, place.network.directory, place.channels, tasks)
     place.heads.ours, place.heads.heard = forks.tip, forks.heard
     place.blobs.is_member, place.blobs.commit = lambda peer: peer in chain.head.cluster_by_peer, chain.raw
+    place.blobs.earned = lambda peer: standing.share(
+        chain.manifest, chain.head.standings, chain.head.cluster_by_peer[peer].cluster
+    )
 
 
 def make_holding(

@@ -21,7 +21,7 @@ from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import state_bytes
 from dilocox.transport.archive.archive import Archive, open_archive
-from dilocox.transport.archive.chain import archived_manifest, fill_chain, some_head, standing
+from dilocox.transport.archive.chain import archived_manifest, fill_chain, in_common, some_head
 from dilocox.transport.archive.index import ArchiveHead
 from dilocox.transport.archive.source import ArchivePlace, ArchiveSource
 from dilocox.transport.blobs import BlobStore
@@ -176,7 +176,7 @@ async def open_archived(place: ArchivePlace, home: DataDirectory, say: Callable[
 
 def _follow_archive(archive: Archive, head: ArchiveHead, chain: ChainFile) -> None:
     """What was read before may be of a chain that the run's owner gave up since. Blocking. Raises RemoteError."""
-    ours = standing(archive, head, chain)
+    ours = in_common(archive, head, chain)
     if ours.parted:
         chain.give_up_from(ours.commits)
     fill_chain(archive, head, chain)

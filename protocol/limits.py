@@ -182,7 +182,7 @@ IDLE_SECONDS = 300
 """And one on which nothing was asked for so long: who is honest dials again."""
 
 STREAMS_PER_MEMBER = 4
-"""Blob streams a peer serves at once to each member of the roster; as many again of its wait."""
+"""Blob streams a peer serves at once to each member of the roster that has earned all there is; as many again of its wait."""
 
 STREAMS_TO_MEMBERS = 64
 """And to all members together: so many share a home's uplink and still get on."""

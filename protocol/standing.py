@@ -23,7 +23,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["Record", "after", "by_standing", "capped", "excess", "newcomer", "say", "total"]
+__all__ = ["Record", "after", "by_standing", "capped", "excess", "newcomer", "say", "share", "total"]
 
 NEWCOMER_SHARE = 16
 """A newcomer has one of so many parts of what there is to earn …"""
@@ -64,6 +64,11 @@ def newcomer(manifest: Manifest) -> Record:
 def say(manifest: Manifest, standings: Mapping[str, Record], name: str) -> int:
     """How much this identity weighs: at least 1."""
     return (standings.get(name) or newcomer(manifest)).earned if manifest.standing_rounds else 1
+
+
+def share(manifest: Manifest, standings: Mapping[str, Record], name: str) -> float:
+    """Of what there is to earn: 1 where all stand equal."""
+    return say(manifest, standings, name) / max(1, manifest.standing_rounds)
 
 
 def by_standing(manifest: Manifest, standings: Mapping[str, Record], names: Iterable[str]) -> dict[str, int]:

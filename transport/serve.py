@@ -23,6 +23,7 @@ from dilocox.transport.callers import Callers, Context, address_of
 from dilocox.transport.corpora import Shelf
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import in_thread
+from dilocox.transport.slots import Slots
 
 __all__ = ["PeerService", "send"]
 
@@ -61,28 +62,33 @@ class UploadLimit:
 
 
 class Turns:
-    """So many streams at once for each caller, and in all; who comes then waits, as many again of each caller and for a while."""
+    """So many streams at once for each caller, and in all; who comes then waits, as many again of each caller and for a while.
+
+    Who has earned a part of what there is to earn has that part of the streams, at least one, and goes after who has earned more: a
+    hundred new identities hold up nobody whose work has counted for long.
+    """
 
     def __init__(self, each: int, total: int, waiting: float = math.inf) -> None:
         """`waiting`: at most so many in all."""
         self._each, self._most = each, total + waiting
-        self._all = asyncio.Semaphore(total)
+        self._all = Slots(total)
         self.own: dict[str, asyncio.Semaphore] = {}
         self.here: Counter[str] = Counter()
 
     @asynccontextmanager
-    async def turn(self, caller: str) -> AsyncIterator[None]:
-        """Raises RemoteError when too many wait, or it takes too long."""
-        if self.here.total() >= self._most or self.here[caller] >= 2 * self._each:
+    async def turn(self, caller: str, earned: float = 1.0) -> AsyncIterator[None]:
+        """`earned`: of what there is to earn. Raises RemoteError when too many wait, or it takes too long."""
+        each = max(1, int(self._each * earned))
+        if self.here.total() >= self._most or self.here[caller] >= 2 * each:
             raise RemoteError(pb.REASON_RATE, "too many wait for their turn here")
-        own = self.own.setdefault(caller, asyncio.Semaphore(self._each))
+        own = self.own.setdefault(caller, asyncio.Semaphore(each))
         self.here[caller] += 1
         try:
             async with AsyncExitStack() as held:
                 try:
                     async with asyncio.timeout(WAIT_SECONDS):
                         await held.enter_async_context(own)
-                        await held.enter_async_context(self._all)
+                        await held.enter_async_context(self._all.one(-earned))
                 except TimeoutError as error:
                     raise RemoteError(pb.REASON_RATE, "its turn did not come") from error
                 yield
@@ -148,6 +154,8 @@ class PeerService(rpc.PeerServicer):
         """The chain's commits, as soon as the run is known here. Blocking."""
         self.is_member: Callable[[str], bool] = lambda peer: False
         """Whether a peer is on the roster, as soon as the run is known here."""
+        self.earned: Callable[[str], float] = lambda peer: 1.0
+        """Of one who is: its cluster's share of the standing that there is to earn."""
         self.may_read: Callable[[str], bool] = lambda peer: True
         """Whether a peer may have what we hold, also when it is not on the roster; empty: it does not say who it is."""
         self._members = Turns(limits.STREAMS_PER_MEMBER, limits.STREAMS_TO_MEMBERS)
@@ -232,8 +240,8 @@ class PeerService(rpc.PeerServicer):
             member = self.is_member(caller)
             if not member and not self.may_read(caller):
                 raise RemoteError(pb.REASON_NOT_ADMITTED, "this run is not public")
-            turns = self._members if member else self._strangers
-            async with turns.turn(caller if member else address_of(context)):
+            mine = self._members.turn(caller, self.earned(caller)) if member else self._strangers.turn(address_of(context))
+            async with mine:
                 if caller:
                     self._heads.take(caller, context.invocation_metadata())
                 await context.send_initial_metadata(self._heads.metadata())

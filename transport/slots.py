@@ -15,10 +15,10 @@ class Slots:
     def __init__(self, count: int) -> None:
         self._free = count
         self._numbers = itertools.count()
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def one(self, order: int) -> AsyncIterator[None]:
+    async def one(self, order: float) -> AsyncIterator[None]:
         if self._free:
             self._free -= 1
         else:

@@ -17,7 +17,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.archive import Archive
-from dilocox.transport.archive.chain import archived_manifest, commits_of, standing
+from dilocox.transport.archive.chain import archived_manifest, commits_of, in_common
 from dilocox.transport.archive.sealing import PLAIN, Sealed, Sealing
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -235,7 +235,7 @@ def test_whatever_lies_there_is_right_or_refused(
         if head is not None:
             archived_manifest(archive, head)
             list(commits_of(archive, head))
-            standing(archive, head, story.chains[-1])
+            in_common(archive, head, story.chains[-1])
     except RemoteError:
         pass
     if name.startswith("blobs/"):

@@ -48,6 +48,24 @@ def test_decoding_is_exact_in_any_summation_order(rows, columns, rank, seed):
     assert np.array_equal(result, by_blocks)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([wire.Form.SPARSE, wire.Form.INT2, wire.Form.INT4]),
+    st.integers(1, 9000),
+    st.integers(1, 4),
+    st.integers(0, 2**32),
+)
+def test_a_weighted_sum_has_the_bits_of_its_parts_added_in_order(form, elements, count, seed):
+    random, layout = np.random.default_rng(seed), wire.Layout(form, 1, elements)
+    decoder = codec.Decoder([random_tensor(random, layout, elements // 3) for _ in range(count)], CPU)
+    weights = random.uniform(0.01, 3, count).tolist()
+    for start, stop in decoder.stretches():
+        total = torch.zeros(stop - start, dtype=torch.float64)
+        for part, weight in zip(decoder.parts(start, stop), weights, strict=True):
+            total = total + part * weight
+        assert torch.equal(decoder.weighted_sum(weights, start, stop), total)
+
+
 def test_decoding_at_the_highest_rank_is_exact():
     layout = wire.Layout(wire.Form.LOWRANK, 4, 5, RANK_EXACT)
     tensor = random_tensor(np.random.default_rng(3), layout, 0)

@@ -23,7 +23,7 @@ from dilocox.transport import rpc as transport
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.callers import HEADER, Callers
 from dilocox.transport.rpc import ChannelPool, fetch_blob
-from tests.helpers import digest, identity, manifest
+from tests.helpers import digest, identity, manifest, until
 from tests.unit.test_transport import RUN_ID, Served, serving
 
 MEMBER, MALLORY = identity(1), identity(2)
@@ -116,6 +116,33 @@ async def test_idle_streams_of_a_member_stop_only_itself(tmp_path: Path):
         held.append(await one_more)
         for stream in held:
             stream.cancel()
+
+
+async def test_who_has_earned_more_goes_first_and_newcomers_hold_few_streams():
+    turns, entered = serve.Turns(each=4, total=6), list[str]()
+
+    async def take(caller: str, earned: float) -> None:
+        async with turns.turn(caller, earned):
+            entered.append(caller)
+            await asyncio.Event().wait()
+
+    names = [f"new-{number}" for number in range(8)]
+    tasks = [asyncio.create_task(take(name, 1 / 16)) for name in names for _ in range(2)]
+    await until(lambda: len(entered) == 6)
+    assert entered == names[:6], "each of them has one stream, not four"
+    with pytest.raises(RemoteError):  # and one that waits
+        async with turns.turn("new-0", 1 / 16):
+            pass
+    tasks += [asyncio.create_task(take("established", 1.0)) for _ in range(4)]
+    await asyncio.sleep(0)
+    for task in tasks[:8]:  # four streams end
+        task.cancel()
+    await until(lambda: len(entered) == 10)
+    assert entered[6:] == ["established"] * 4
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not turns.here
 
 
 async def test_who_waits_is_bounded_by_caller_and_in_all_and_not_for_ever(monkeypatch: pytest.MonkeyPatch):

@@ -47,7 +47,10 @@ def test_who_is_cancelled_as_its_turn_comes_passes_it_on():
             await asyncio.sleep(0)
         waiting.cancel()  # the slot is its own since a moment
         await asyncio.gather(waiting, return_exceptions=True)
-        await take()
+        after = asyncio.create_task(take())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert after.done()
 
     asyncio.run(scenario())
 

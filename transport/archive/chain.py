@@ -16,7 +16,7 @@ from dilocox.transport.archive.archive import Archive
 from dilocox.transport.archive.index import COMMITS, ArchiveHead, Segment
 from dilocox.transport.chain_file import ChainFile
 
-__all__ = ["Standing", "archived_manifest", "commits_of", "fill_chain", "some_head", "standing", "word_of", "write_commits"]
+__all__ = ["Common", "archived_manifest", "commits_of", "fill_chain", "in_common", "some_head", "word_of", "write_commits"]
 
 SEGMENT_BYTES = limits.CHUNK_BYTES
 """Most bytes in a segment, but for a single larger commit."""
@@ -72,7 +72,7 @@ def commits_of(archive: Archive, head: ArchiveHead, first: int = 0) -> Iterator[
 
 
 @dataclass(frozen=True)
-class Standing:
+class Common:
     """What of an archive's chain is ours too."""
 
     segments: list[Segment]
@@ -83,7 +83,7 @@ class Standing:
     """Whether others of its commits are not the run's any more: its owner named another chain. Else we may be behind."""
 
 
-def standing(archive: Archive, head: ArchiveHead, chain: ChainFile) -> Standing:
+def in_common(archive: Archive, head: ArchiveHead, chain: ChainFile) -> Common:
     """Raises RemoteError."""
     kept: list[Segment] = []
     for segment in head.segments:
@@ -93,9 +93,9 @@ def standing(archive: Archive, head: ArchiveHead, chain: ChainFile) -> Standing:
             ours = [_digest(raw) for raw in raws if raw is not None]
             theirs = [_digest(raw) for _, raw in zip(ours, commits_of(archive, head, segment.first), strict=False)]
             same = next((n for n, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other), len(ours))
-            return Standing(kept, segment.first + same, same < len(ours))
+            return Common(kept, segment.first + same, same < len(ours))
         kept.append(segment)
-    return Standing(kept, head.length, False)
+    return Common(kept, head.length, False)
 
 
 def write_commits(archive: Archive, chain: ChainFile, kept: Sequence[Segment]) -> list[Segment]:
