@@ -29,6 +29,7 @@ SMALLER = {
     r"^synchronous_rounds = .*$": "synchronous_rounds = 1",
     r"^learning_rate = 6e-3$": "learning_rate = 1e-3",
 }
+LONGER = {r"^count = .*$": "count = 6", r"^inner_steps = .*$": "inner_steps = 6"}
 
 
 def make_hub(folder: Path) -> None:
@@ -40,7 +41,7 @@ def make_hub(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(train_tokenizer(words(50, 20), 300))
 
 
-def run_page(tmp_path: Path, kind: str, run_file: str) -> dict[str, str]:
+def run_page(tmp_path: Path, kind: str, run_file: str, smaller: Mapping[str, str] = SMALLER) -> dict[str, str]:
     """What the commands of the page's blocks of this kind say, by verb."""
     blocks = re.findall(rf"^```{kind}\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     commands = re.findall(r"^dilocox .*$", "\n".join(blocks), re.MULTILINE)
@@ -60,7 +61,7 @@ def run_page(tmp_path: Path, kind: str, run_file: str) -> dict[str, str]:
         assert done.returncode == 0, (command, done.stdout)
         said[verb] = said.get(verb, "") + done.stdout
         if verb == "init":
-            make_smaller(tmp_path / run_file, SMALLER)
+            make_smaller(tmp_path / run_file, smaller)
     return said
 
 
@@ -85,11 +86,11 @@ def test_the_page_s_commands_teach_a_model_to_answer(tmp_path: Path, monkeypatch
     make_hub(tmp_path / "HUB")
     write_hub(tmp_path / "HUB")
     write_records(tmp_path / "CHATS.jsonl", [{"messages": each} for each in conversations(2000)])
-    said = run_page(tmp_path, "sh chat", "chat-run.toml")
+    said = run_page(tmp_path, "sh chat", "chat-run.toml", SMALLER | LONGER)
     assert "tokens are trained on, in sequences of 128" in said["data"]
     assert "every node has the same state hash after every round" in said["testnet"]
     losses = [float(loss) for loss in re.findall(r"committed model after \d+ inner steps: ([0-9.]+)", said["testnet"])]
-    assert losses[-1] < 6, "ln 448 is what knows nothing"
+    assert losses[-1] < 5.9, "ln 448, 6.1, is what knows nothing"
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "chat-model")
     assert tokenizer.chat_template == CHATML
     assert not said["generate"].startswith("What do you know?"), "it answers"
