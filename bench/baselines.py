@@ -14,6 +14,7 @@ from dilocox.node.clock import Site
 from dilocox.node.outer import codec
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.mesh import Mesh
+from dilocox.node.training.pipeline import trained_tokens
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.arrays import BlockInt4, Reader, Section, Writer
 from dilocox.protocol.manifest import Manifest
@@ -48,7 +49,8 @@ class AllReduce:
         batch, position = self.run.training.batch_size, 0
         for step in range(1, self.run.training.total_steps + 1):
             for cluster in range(self.clusters):
-                self.trainer.pipeline.step(*self.dataset.batch(list(range(position, position + batch))))
+                inputs, targets = self.dataset.batch(list(range(position, position + batch)))
+                self.trainer.pipeline.step(inputs, targets, trained_tokens(targets))
                 position += batch
                 self.take(cluster)
             sent = self.exchange()

@@ -73,7 +73,7 @@ def run_of(microbatches: int, schedule: Schedule, copies: int = 1) -> Manifest:
 def timed(trainer: Trainer, tokens: torch.Tensor) -> float:
     """Seconds of a step. What the one before left is gone before it begins."""
     began = time.perf_counter()
-    trainer.pipeline.step(tokens, tokens)
+    trainer.pipeline.step(tokens, tokens, tokens.numel())
     seconds = time.perf_counter() - began
     for _, stage in trainer.live_stages():
         stage.zero_grad(set_to_none=True)

@@ -169,6 +169,6 @@ def _served(manifest: Manifest, path: Path, here: Here, weights: Path | None) ->
         yield Finding(level, f"data {manifest.data.name}", served, help)
         state = weights_to_serve(manifest, weights)
         if state is not None:
-            yield Finding(Level.FINE, "model.initial", f"lies in {state.folder}")
+            yield Finding(Level.FINE, "model.initial" if manifest.model.root else "model.lora.base", f"lies in {state.folder}")
     except ConfigError as error:
         yield Finding(Level.WRONG, "what the run hands out", str(error))

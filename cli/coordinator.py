@@ -20,7 +20,7 @@ from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.findings import Level, of_run
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import state_bytes
+from dilocox.protocol.tensors import imported_bytes
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import Folders, corpus_in, library, named_store, parse_folders, weights_library
 from dilocox.transport.data_directory import load_identity
@@ -101,25 +101,26 @@ def data_to_serve(manifest: Manifest, folders: Folders) -> BlobStore | None:
 
 
 def weights_to_serve(manifest: Manifest, named: Path | None) -> BlobStore | None:
-    """Where the run's initial state lies, by `--weights` or where `dilocox init --from` put it; None: not here, or the run begins
-    with its seed. Raises ConfigError where it is not in the folder that was named, or does not fit the model."""
+    """Where the run's imported weights lie, by `--weights` or where `dilocox init --from` put them; None: not here, or the run has
+    none. Raises ConfigError where it is not in the folder that was named, or does not fit the model."""
     model, folder = manifest.model, named or weights_library()
-    if not model.root:
+    root = model.imported
+    if not root:
         if named is not None:
             raise ConfigError(f"--weights {named}: the run begins with its seed, not with a state that somebody imported")
         return None
     store = BlobStore(folder, ours=named is None)
-    stages = store.stage_digests(model.root)
+    stages = store.stage_digests(root)
     if not stages:
-        lacking = f"the run's initial state {model.initial} does not lie in {folder}"
+        lacking = f"the run's initial state {root.hex()} does not lie in {folder}"
         if named is not None:
             raise ConfigError(f"{lacking}: name the folder that `dilocox init --from` filled, or a copy of it")
         log.warning("%s: nodes begin when some peer serves it; --weights DIR names a copy", lacking)
         return None
-    sizes = [state_bytes(model, stage) for stage in range(model.stages)]
-    if [store.size(digest) if digest in store else 0 for digest in stages] != sizes:
+    sizes = [store.size(digest) if digest in store else 0 for digest in stages]
+    if len(sizes) != model.stages or any(size not in imported_bytes(model, stage) for stage, size in enumerate(sizes)):
         raise ConfigError(
-            f"the initial state {model.initial} in {folder} is not whole, or not of this model in {model.stages} stages: those and"
+            f"the initial state {root.hex()} in {folder} is not whole, or not of this model in {model.stages} stages: those and"
             " the shapes stay as `dilocox init --from` wrote them. Import again for others."
         )
     return store

@@ -14,10 +14,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from dilocox.cli.common import HomeOption, JsonOption, console, errors, fail, print_json, print_labelled
 from dilocox.node.data.build import HELD_OUT_EVERY, build
 from dilocox.node.data.check import check_whole
+from dilocox.node.data.conversations import FATES, ChatEncoder, open_chat_encoder
 from dilocox.node.data.freeing import held
 from dilocox.node.data.sources import documents, find_files
-from dilocox.node.data.tokens import open_encoder, train_tokenizer
-from dilocox.protocol.corpus import BYTES, Corpus
+from dilocox.node.data.tokens import Encoder, open_encoder, train_tokenizer
+from dilocox.protocol import limits
+from dilocox.protocol.corpus import BYTES, Chat, Corpus
 from dilocox.protocol.manifest import NAME
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import find_chains
@@ -51,6 +53,15 @@ def build_corpus(
     held_out_every: Annotated[
         int, typer.Option(min=2, help="One document of so many is held out, by its hash.")
     ] = HELD_OUT_EVERY,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Of conversations: messages, or prompt and completion. Answers are trained on.")
+    ] = False,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=2, max=limits.CHAT_TOKENS, help="With --chat: of the run's sequences.")
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --chat: in Jinja, instead of the tokenizer's own.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a corpus: tokens in shards, and the digest that a run names. The same files in the same order make the same
@@ -58,12 +69,19 @@ def build_corpus(
     if not re.fullmatch(NAME, name):
         fail(f"{name} is no name", 2, "letters, digits, dots, dashes and underscores, such as wikitext-103")
     folder = to or library(name)
+    encoder: Encoder | ChatEncoder
+    if not chat:
+        if sequence_length is not None or chat_template is not None:
+            fail("--sequence-length and --chat-template go with --chat", 2, "text is cut into a run's sequences as it is read")
+        encoder = open_encoder(tokenizer, end_token)
+    elif sequence_length is None or tokenizer == BYTES:
+        fail("--chat needs --sequence-length and --tokenizer", 2, "by its template conversations become the run's sequences")
+    else:
+        encoder = open_chat_encoder(tokenizer, chat_template, end_token, sequence_length)
     files = _find(sources)
     with _bar() as bar:
         task = bar.add_task(name, total=sum(path.stat().st_size for path in files))
-        digest, corpus = build(
-            folder, files, open_encoder(tokenizer, end_token), field, held_out_every, lambda read: bar.advance(task, read)
-        )
+        digest, corpus = build(folder, files, encoder, field, held_out_every, lambda read: bar.advance(task, read))
     _tell(folder, digest, corpus, as_json)
     errors.print(
         f"next: dilocox init RUN.toml --data {name if to is None else f'{name}={folder}'}", highlight=False, soft_wrap=True
@@ -165,5 +183,14 @@ def _tell(folder: Path, digest: bytes, corpus: Corpus, as_json: bool) -> None:
         ("tokenizer", f"{corpus.tokenizer}, {corpus.vocabulary_size:,} tokens"),
         ("training", f"{corpus.tokens:,} tokens in {corpus.documents:,} documents, {len(corpus.training):,} shards"),
         ("held out", f"{held_out:,} tokens in {corpus.held_out_documents:,} documents"),
+        *_conversations(corpus.chat),
     ):
         print_labelled(label, text, 11)
+
+
+def _conversations(chat: Chat | None) -> Iterator[tuple[str, str]]:
+    if chat is not None:
+        yield "answers", f"{chat.trained:,} tokens are trained on, in sequences of {chat.sequence_length:,}"
+        for name, says in FATES.items():
+            if count := getattr(chat, name):
+                yield "", f"{count:,} {says}"

@@ -34,7 +34,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Folders, corpus_in, library, parse_folders
 from dilocox.views.card import model_card
 
-__all__ = ["Exported", "export", "write_model"]
+__all__ = ["Exported", "export", "held_states", "write_model"]
 
 
 @dataclass(frozen=True)
@@ -45,22 +45,44 @@ class Exported:
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder to write.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="DIR", help="The new folder to write; with --every a folder or s3://BUCKET/PREFIX.")
+    ],
     home: HomeOption = None,
     join: ReadOption = None,
     archive: ReadArchiveOption = None,
     archive_key: ArchiveKeyOption = None,
     round: Annotated[int | None, typer.Option(help="The state that this round starts from (default: the newest).")] = None,
     evaluate: Annotated[bool, typer.Option(help="Load it with transformers and measure its held-out loss.")] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Of a run on adapters: these alone, as peft loads them (default: merged).")
+    ] = False,
+    every: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Publish the model in DIR every N rounds, until the run has ended.")
+    ] = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the committed model as a Hugging Face folder: weights, config, tokenizer, and a card that says who trained it. With
     --join it is read from the run: from any machine, and where this machine's folder has some of its stages only."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if every is not None:
+        if join or archive or round is not None or evaluate:
+            fail(
+                "--every and --join, --archive, --round or --evaluate",
+                2,
+                "it follows a node's folder, and publishes the newest",
+            )
+        from dilocox.cli.publish import publish
+
+        publish(folder, every, home, parse_folders(data or ()), adapter, as_json)
+        return
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
         fail(f"{folder} is not empty", 2, "name a new folder")
+    if adapter and evaluate:
+        fail("--adapter and --evaluate", 2, "it is the merged model that transformers evaluates: export that, too")
     place = archive_place(archive, archive_key)
-    exported = write_model(folder, home, join, place, round, parse_folders(data or ()), evaluate)
+    exported = write_model(target, home, join, place, round, parse_folders(data or ()), evaluate, adapter)
     if as_json:
         print_json({"folder": str(folder), "round": exported.round, "evaluation_loss": exported.evaluation_loss})
         return
@@ -77,13 +99,16 @@ def write_model(
     round: int | None,
     folders: Folders,
     evaluate: bool = False,
+    adapter: bool = False,
 ) -> Exported:
-    """Into a new folder. `round`: whose starting state; None: the newest that is agreed and to be had. Exits, or raises
-    ConfigError or LocalError, where something for it is not."""
+    """Into a new folder; `adapter`: what a run on adapters trained, alone. `round`: whose starting state; None: the newest that is
+    agreed and to be had. Exits, or raises ConfigError or LocalError, where something for it is not."""
 
     async def fetch(reader: Reader) -> int:
         if not folders:
             await reader.tokenizer()
+        if not adapter:
+            await reader.frozen()
         return await reader.state(round)
 
     with reading(join, home, place, fetch) as (chains, found), ChainFile.for_reading(chains[-1]) as chain:
@@ -91,9 +116,8 @@ def write_model(
         corpus = _corpus_folder(manifest, folders, chains[-1].parents[2] / "data", chains[-1].parent / "blobs")
         if evaluate:  # before minutes of work
             check_corpus(manifest, corpus)
-        number = _write(
-            folder, chain, BlobStore(chains[-1].parent / "blobs"), round if join is None and place is None else found, corpus
-        )
+        wanted = round if join is None and place is None else found
+        number = _write(folder, chain, BlobStore(chains[-1].parent / "blobs"), wanted, corpus, adapter)
         loss = None
         if evaluate:
             from dilocox.node.training.evaluate import evaluate_folder
@@ -102,27 +126,36 @@ def write_model(
     return Exported(number, loss)
 
 
-def _write(folder: Path, chain: ChainFile, store: BlobStore, round: int | None, place: Path) -> int:
+def _write(folder: Path, chain: ChainFile, store: BlobStore, round: int | None, place: Path, adapter: bool) -> int:
     """The round whose starting state it is."""
+    model = chain.manifest.model
+    if adapter and model.lora is None:
+        fail("the run trains all of the model, and no adapters", 2, "leave --adapter out")
+    frozen = [] if adapter or model.lora is None else store.stage_digests(model.imported)
+    if not adapter and model.lora is not None and not (frozen and all(map(store.verify, frozen))):
+        fail(
+            "the weights that the adapters are added to are not whole on this disk",
+            help="--join LINK fetches them, or --adapter",
+        )
     corpus, tokenizer = _tokenizer_of(chain.manifest, place)
     number, digests = _newest_state(chain, store, round)
     card = model_card(chain.manifest, chain.commits(), number)
-    from dilocox.node.outer.export import export_model  # torch loads only here
+    from dilocox.node.outer.export import Vocabulary, export_adapter, export_model  # torch loads only here
 
+    vocabulary = Vocabulary(tokenizer, corpus.end_token, corpus.chat)
+    if adapter:
+        export_adapter(chain.manifest, digests, store, folder, vocabulary, card)
+        return number
     with Progress(console=errors, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("stages", total=len(digests))
         wrote = lambda stage: bar.update(task, completed=stage + 1)  # noqa: E731
-        export_model(chain.manifest, digests, store, folder, tokenizer, corpus.end_token, card, wrote)
+        export_model(chain.manifest, digests, store, folder, vocabulary, card, wrote)
     return number
 
 
 def _newest_state(chain: ChainFile, store: BlobStore, round: int | None) -> tuple[int, list[bytes]]:
     """(round, stage digests) of the newest agreed state that is here, or of that one. Exits where there is none."""
-    found = {commit.body.round: store.stage_digests(commit.body.state) for commit in chain.commits() if commit.body.round}
-    stages = chain.manifest.model.stages
-    found = {
-        number: digests for number, digests in found.items() if len(digests) == stages and all(d in store for d in digests)
-    }
+    found = held_states(chain, store)
     held = [number for number in found if round in (None, number)]
     if not held:
         wanted = "" if round is None else f" before round {round}"
@@ -130,6 +163,13 @@ def _newest_state(chain: ChainFile, store: BlobStore, round: int | None) -> tupl
     if not all(store.verify(digest) for digest in found[held[-1]]):
         fail(f"the state before round {held[-1]} is damaged on this disk", help="start its node, which fetches it again")
     return held[-1], found[held[-1]]
+
+
+def held_states(chain: ChainFile, store: BlobStore) -> dict[int, list[bytes]]:
+    """Stage digests of the agreed states that are here, whole as far as is known, by the round that starts from each."""
+    found = {commit.body.round: store.stage_digests(commit.body.state) for commit in chain.commits() if commit.body.round}
+    stages = chain.manifest.model.stages
+    return {n: digests for n, digests in found.items() if len(digests) == stages and all(d in store for d in digests)}
 
 
 def _corpus_folder(manifest: Manifest, folders: Folders, *here: Path) -> Path:

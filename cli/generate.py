@@ -37,10 +37,13 @@ def generate(
     tokens: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 0.8,
     seed: Annotated[int, typer.Option(min=0, help="The same text for the same seed, on one machine.")] = 0,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Continue the text, also where the model has a chat template to answer by.")
+    ] = False,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a text with the committed model, by transformers."""
+    """Continue a text with the committed model, or have a chat model answer it, by transformers."""
     if folder is not None and (home is not None or join is not None or archive is not None or data):
         fail("a folder and --home, --join, --archive or --data", 2, "an exported folder needs neither")
     with tempfile.TemporaryDirectory(prefix="dilocox-generate-") as scratch:
@@ -51,8 +54,8 @@ def generate(
             fail(f"{folder} holds no model", 2, "`dilocox export DIR` writes one")
         from dilocox.node.training.generate import generate_text  # torch loads only here
 
-        text = generate_text(folder, prompt, tokens, temperature, seed)
+        made = generate_text(folder, prompt, tokens, temperature, seed, plain)
     if as_json:
-        print_json({"prompt": prompt, "text": text})
+        print_json({"prompt": prompt, "text": made.text})
     else:
-        console.print(prompt + text, highlight=False, soft_wrap=True)
+        console.print(made.text if made.answers else prompt + made.text, highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.progress import Progress
@@ -20,6 +20,7 @@ from dilocox.protocol.corpus import BYTES, Corpus, check_fits
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.model import Target
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.corpora import last_built, library, parse_folders, weights_library
 from dilocox.transport.data_directory import format_identity, load_identity
@@ -29,6 +30,11 @@ __all__ = ["init", "preset_names", "render_preset"]
 
 
 VOCABULARY_UNIT = 64
+CHAT = "loss_mask = true          # conversations: what is answered is trained on, and evaluated"
+ADAPTERS = """[compression]
+codec = "int4"            # adapters are of low rank already
+
+"""
 PRIVATE = "private = true            # each cluster brings its own: dilocox node --private DIR"
 
 
@@ -80,6 +86,10 @@ def init(
     sequence_length: Annotated[
         int | None, typer.Option(min=1, help="With --from: of training (default: the preset's).")
     ] = None,
+    lora: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="RANK", help="With --from: train adapters of this rank, and freeze the weights."),
+    ] = None,
 ) -> None:
     """Make the owner's key and a commented run file; by default on the text of Python's standard library."""
     if preset not in preset_names():
@@ -97,14 +107,19 @@ def init(
     text = render_preset(preset, name or run_file.stem, owner.key.hex(), coordinator, source, digest)
     if private:
         text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1)
+    if corpus.chat is not None:
+        text = text.replace("[data]\n", f"[data]\n{CHAT}\n", 1)
+        text = re.sub(
+            r"^sequence_length = \d+", f"sequence_length = {corpus.chat.sequence_length}", text, count=1, flags=re.MULTILINE
+        )
     if begin is None:
-        if stages or sequence_length:
-            fail("--stages and --sequence-length go with --from", 2, f"else edit {run_file}")
+        if stages or sequence_length or lora:
+            fail("--stages, --sequence-length and --lora go with --from", 2, f"else edit {run_file}")
         text = _with_vocabulary(text, corpus.vocabulary_size)
         manifest = Manifest.from_toml(text)  # before anything is written: a refused init leaves nothing behind
         check_fits(manifest, corpus)
     else:
-        text, manifest = _imported(begin, text, corpus, stages, sequence_length)
+        text, manifest = _imported(begin, text, corpus, stages, sequence_length, lora)
     made = False
     try:
         if secret is not None:
@@ -121,15 +136,23 @@ def init(
     errors.print(f"next: dilocox coordinator {run_file}{at}", highlight=False, soft_wrap=True)
 
 
-def _imported(folder: Path, text: str, corpus: Corpus, stages: int | None, sequence_length: int | None) -> tuple[str, Manifest]:
-    """The run file with the model of a Hugging Face folder instead of the preset's, whose weights become the run's initial state.
-    Raises ConfigError, before anything is written, where folder, data and run do not fit each other."""
+def _imported(
+    folder: Path, text: str, corpus: Corpus, stages: int | None, sequence_length: int | None, rank: int | None
+) -> tuple[str, Manifest]:
+    """The run file with the model of a Hugging Face folder instead of the preset's, whose weights become the run's initial state,
+    or, with a `rank`, what adapters of that are added to. Raises ConfigError, before anything is written, where folder, data and
+    run do not fit each other."""
     from dilocox.node.training.weights import Weights, read_model  # torch loads only here
 
     preset = Manifest.from_toml(text).model
     fields, tied = read_model(folder)
-    fields["sequence_length"] = sequence_length or min(preset.sequence_length, fields["max_positions"])
-    fields["stages"] = stages or min(preset.stages, fields["layers"] + 2)
+    laid_out = None if corpus.chat is None else corpus.chat.sequence_length
+    fields["sequence_length"] = sequence_length or laid_out or min(preset.sequence_length, fields["max_positions"])
+    fields["stages"] = stages or min(preset.stages, fields["layers"] + (2 if rank is None else 0))
+    lora: dict[str, Any] = {}
+    if rank is not None:
+        fields["lora"] = lora = {"rank": rank, "alpha": 2.0 * rank, "targets": list(get_args(Target)), "base": bytes(32).hex()}
+        text = re.sub(r"^\[compression\]\n.*?(?=^\[)", ADAPTERS, text, count=1, flags=re.MULTILINE | re.DOTALL)
     manifest = Manifest.from_toml(_with_model(text, folder, fields))
     _check_tokenizer(folder, corpus)
     check_fits(manifest, corpus)
@@ -137,7 +160,8 @@ def _imported(folder: Path, text: str, corpus: Corpus, stages: int | None, seque
     with Progress(console=errors, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("stages", total=manifest.model.stages)
         root = weights.put_into(BlobStore(weights_library()), lambda stage: bar.update(task, completed=stage + 1))
-    text = _with_model(text, folder, {**fields, "initial": root.hex()})
+    named = {"initial": root.hex()} if rank is None else {"lora": {**lora, "base": root.hex()}}
+    text = _with_model(text, folder, {**fields, **named})
     return text, Manifest.from_toml(text)
 
 

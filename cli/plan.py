@@ -13,7 +13,7 @@ from dilocox.node import plan as model
 from dilocox.node.clock import HEADERS, SEVERAL_FILL, Estimate, Line, Method, Site, estimate, layouts_of, payload_bytes, ring
 from dilocox.node.plan import Inside
 from dilocox.protocol.manifest import Compression, Manifest
-from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.protocol.tensors import stage_tensors, trained_count
 from dilocox.transport.hours import bits_per_second
 
 __all__ = ["plan"]
@@ -54,7 +54,7 @@ def plan(
     down = bits_per_second(bandwidth, "--bandwidth")
     inner = bits_per_second(lan or bandwidth, "--lan")
     site = Site(
-        parameter_count(manifest.model),
+        trained_count(manifest.model),
         model.step_of(manifest, cluster, _peak(device), inner, step_seconds),
         clusters * manifest.tokens_per_step,
         clusters,

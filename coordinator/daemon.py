@@ -136,7 +136,7 @@ def _serve_data(
     # Its own store stays empty: nobody pushes to a coordinator.
     service = PeerService(BlobStore(home.folder / "blobs"), network.callers, traffic)
     if settings.weights is not None:
-        service.shelves += (initial_shelf(settings.weights, settings.manifest.model.root),)
+        service.shelves += (initial_shelf(settings.weights, settings.manifest.model.imported),)
     if settings.data is None:
         log.warning(
             "the run's data %s do not lie here: nodes get them from each other, or name a copy of their own",

@@ -221,7 +221,7 @@ class Archiver:
         """`changed` instead of `before`; then what is `gone` goes, but for what is of a state that it still names. Blocking."""
         going = set(gone)
         if going:
-            initial = [self._manifest.model.root] if changed.initial else []
+            initial = [self._manifest.model.imported] if changed.initial else []
             going -= set(self._states(archive, [*changed.roots, *initial]))
         changed = changed.model_copy(update={"retired": tuple(sorted(digest.hex() for digest in going))})
         if before is not None and not going and changed == before.model_copy(update={"retired": ()}):
@@ -259,7 +259,7 @@ class Archiver:
     # States
 
     async def _initial(self, head: ArchiveHead) -> Done:
-        root = self._manifest.model.root
+        root = self._manifest.model.imported
         if head.initial or not root:
             return head, ""
         try:

@@ -13,7 +13,7 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import state_bytes
+from dilocox.protocol.tensors import imported_bytes, state_bytes
 from dilocox.transport.archive.archive import Archive
 from dilocox.transport.archive.source import stoppable
 from dilocox.transport.blobs import BlobStore
@@ -74,7 +74,8 @@ class Carrier:
         """Raises RemoteError where nobody serves one."""
         keepers = self._starts.keepers(round)
         for stage, digest in enumerate(digests):
-            size = state_bytes(self._manifest.model, stage)
+            model = self._manifest.model
+            size = state_bytes(model, stage) if round else max(imported_bytes(model, stage))
             with self._pinned(digest):
                 await self._carry(self._store, digest, partial(self._exchange.fetch, digest, keepers, size, stage))
 

@@ -30,7 +30,7 @@ from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.tensors import stage_tensors, state_bytes
+from dilocox.protocol.tensors import imported_bytes, stage_tensors, state_bytes
 from dilocox.transport import tls
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import last_built
@@ -109,15 +109,17 @@ def _memory(manifest: Manifest, machine: Machine) -> Finding:
 
 def disk_bytes(manifest: Manifest, clusters: int) -> int:
     """That a box which holds all stages fills at most, beside data and chain: states that it keeps (with one that arrives),
-    boundaries (with one that is being written), and the payloads of so many clusters until two later snapshots are agreed."""
+    boundaries (with one that is being written), weights that adapters are added to, and the payloads of so many clusters until two
+    later snapshots are agreed."""
     model, stages = manifest.model, range(manifest.model.stages)
     states = (SNAPSHOTS_KEPT + RECENT_STATES + 1) * sum(state_bytes(model, stage) for stage in stages)
     held = stage_bytes(manifest, stages, half=False)
-    boundaries = (BOUNDARIES_KEPT + 1) * (2 * held.weights + held.moments)  # anchor, feedback; moments
+    boundaries = (BOUNDARIES_KEPT + 1) * (2 * held.gradients + held.moments)  # anchor, feedback; moments
     shapes = [[spec.shape for spec in stage_tensors(model, stage)] for stage in stages]
     payload = payload_bytes(layouts_of(shapes, manifest.compression))
     rounds = (SNAPSHOTS_KEPT + 1) * manifest.rounds.snapshot_every
-    return int(states + boundaries + clusters * rounds * payload)
+    frozen = sum(max(imported_bytes(model, stage)) for stage in stages) if model.lora is not None else 0
+    return int(states + boundaries + frozen + clusters * rounds * payload)
 
 
 def _disk(manifest: Manifest, home: Path) -> Finding:

@@ -132,7 +132,7 @@ async def _take_part(
     files.callback(chain.close)
     await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
-    if settings.begin is not None and not chain.length:
+    if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
         await tasks.race(import_state(manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder))
     open_chain(place, chain, tasks)
     network.directory.know(chain.parties)

@@ -17,11 +17,12 @@ log = logging.getLogger(__name__)
 
 
 async def import_state(model: Model, manifest: Path, source: Path, store: BlobStore, home: Path) -> None:
-    """Have the run's initial state in `store`, made of the Hugging Face folder `source` by a process of its own; `manifest`: the
-    run's, as a file. Raises ConfigError where the folder makes another state."""
-    if not model.root:
+    """Have the run's initial state, or the weights that adapters are added to, in `store`, made of the Hugging Face folder `source`
+    by a process of its own; `manifest`: the run's, as a file. Raises ConfigError where the folder makes another."""
+    root = model.imported
+    if not root:
         raise ConfigError(f"--from {source}: the run begins with its seed, and nobody needs a copy of that")
-    if await asyncio.to_thread(_here, model.root, store):
+    if await asyncio.to_thread(_here, root, store):
         return
     log.info("taking the run's initial state from %s", source)
     pipe = ParentPipe(home)
@@ -45,13 +46,11 @@ async def import_state(model: Model, manifest: Path, source: Path, store: BlobSt
     if "refused" in told:
         raise ConfigError(told["refused"])
     made = bytes.fromhex(told["root"])
-    if made != model.root:
-        for digest in {*store.stage_digests(made), made} - set(
-            store.stage_digests(model.root)
-        ):  # what came of the right one stays
+    if made != root:
+        for digest in {*store.stage_digests(made), made} - set(store.stage_digests(root)):  # what came of the right one stays
             await asyncio.to_thread(store.remove, digest)
         raise ConfigError(
-            f"the weights in {source} make the state {made.hex()}, and the run begins with {model.initial}: they are of another"
+            f"the weights in {source} make the state {made.hex()}, and the run begins with {root.hex()}: they are of another"
             " model, or of another revision of it. Take the one that the run's owner took, or leave --from out to fetch them."
         )
 

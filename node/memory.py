@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dilocox.node.machine import Machine
 from dilocox.node.tiling import Tiling, chunks
 from dilocox.protocol.manifest import Manifest, Model
-from dilocox.protocol.tensors import stage_tensors, stage_units
+from dilocox.protocol.tensors import EMBEDDING, TensorSpec, stage_tensors, stage_units, stage_weights
 
 __all__ = [
     "HALF",
@@ -35,8 +35,6 @@ WIDE, HALF, INDEX = 4, 2, 8
 """Bytes of a float32, a bfloat16 and an int64."""
 CANDIDATE_COPIES = 4
 """Of the parameters, that scoring a contribution takes on the host."""
-EMBEDDING = "model.embed_tokens.weight"
-"""A table: no matrix product reads it."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,23 @@ class Device:
 
 
 def stage_bytes(manifest: Manifest, stages: Sequence[int], half: bool) -> Device:
-    """Of some stages, without activations: each parameter, its gradient, and the one moment of Muon or the two of AdamW."""
+    """Of some stages, without activations: each parameter, its gradient, and the one moment of Muon or the two of AdamW. Weights
+    that adapters are added to are held once, as the matrix products read them."""
     specs = [spec for stage in stages for spec in stage_tensors(manifest.model, stage)]
     muon = manifest.training.optimizer == "muon"
     elements = sum(spec.elements for spec in specs)
     moments = sum(spec.elements * (1 if muon and spec.hidden else 2) for spec in specs)
-    copies = sum(spec.elements for spec in specs if half and spec.name != EMBEDDING and len(spec.shape) == 2)
-    return Device(WIDE * elements + HALF * copies, WIDE * elements, WIDE * moments)
+    copies = sum(spec.elements for spec in specs if half and _is_read(spec))
+    frozen = 0
+    if manifest.model.lora is not None:
+        weights = [spec for stage in stages for spec in stage_weights(manifest.model, stage)]
+        frozen = sum(spec.elements * (HALF if half and _is_read(spec) else WIDE) for spec in weights)
+    return Device(frozen + WIDE * elements + HALF * copies, WIDE * elements, WIDE * moments)
+
+
+def _is_read(spec: TensorSpec) -> bool:
+    """By a matrix product: the embedding is a table."""
+    return spec.name != EMBEDDING and len(spec.shape) == 2
 
 
 def host_bytes(manifest: Manifest, stages: Sequence[int]) -> int:
@@ -159,6 +167,8 @@ def _layer_bytes(model: Model, tokens: int, half: bool) -> int:
     norms = _norm_bytes(model, 3, half) + _norm_bytes(model, 2, half)
     if model.family == "qwen3":  # of queries and keys: what is normed, that normed, a scale for each head
         norms += WIDE * (2 * (queries + keys) + model.heads + model.kv_heads)
+    if model.lora is not None:  # what A gives, for each; what the frozen products would keep, some adapter does
+        read += model.lora.rank * len(model.lora.targets)
     return tokens * (norms + (HALF if half else WIDE) * read + WIDE * model.heads)
 
 

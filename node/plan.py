@@ -4,7 +4,7 @@ Checked against the published 107B rows (arXiv 2506.21263): three of the four ma
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -12,8 +12,8 @@ from dilocox.node.clock import Estimate, Line, Method, Site, Step, estimate, rin
 from dilocox.node.memory import HALF, WIDE, Device, bubble, fullest_device, host_bytes
 from dilocox.node.tiling import Tiling, chunks, tile
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import stage_tensors
+from dilocox.protocol.manifest import Manifest, Model
+from dilocox.protocol.tensors import TensorSpec, stage_tensors, stage_weights
 
 __all__ = [
     "DELAY_COST",
@@ -97,13 +97,17 @@ def flops_per_token(manifest: Manifest) -> float:
     """Operations of a training step for each token: two for each weight of a matrix product forward and four back (arXiv
     2001.08361), as many again forward where activations are computed again; and those of causal attention."""
     model = manifest.model
-    weights = sum(
-        spec.elements for stage in range(model.stages) for spec in stage_tensors(model, stage) if len(spec.shape) == 2
-    )
+    weights, adapters = matrices(model, stage_weights), matrices(model, stage_tensors) * (model.lora is not None)
     products = weights - model.vocabulary_size * model.hidden_size  # the embedding is a table
     attention = model.layers * model.sequence_length * model.heads * model.head_size  # scores and sums, half of them masked
-    forward = 2 * products + 2 * attention
-    return float((4 if manifest.training.checkpoint_activations else 3) * forward)
+    forward = 2 * (products + adapters) + 2 * attention
+    frozen = 2 * products * (model.lora is not None)  # no gradient of theirs is computed
+    return float((4 if manifest.training.checkpoint_activations else 3) * forward - frozen)
+
+
+def matrices(model: Model, tensors: Callable[[Model, int], Sequence[TensorSpec]]) -> int:
+    """Elements of these tensors' matrices, of all stages."""
+    return sum(spec.elements for stage in range(model.stages) for spec in tensors(model, stage) if len(spec.shape) == 2)
 
 
 def step_of(manifest: Manifest, cluster: Inside, peak: float, lan: float, measured: float | None) -> Step:

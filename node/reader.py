@@ -70,6 +70,15 @@ class Reader:
                 await asyncio.sleep(RETRY_SECONDS)
         raise LocalError(f"nobody who can be reached serves {_of(round)}: {why.detail}")
 
+    async def frozen(self) -> None:
+        """Have the weights that adapters are added to, where the run trains such. Raises LocalError where nobody serves them."""
+        try:
+            await self.starts.have_frozen(lambda text: None)
+        except RemoteError as error:
+            raise LocalError(
+                f"nobody who can be reached serves the weights that the adapters are added to: {error.detail}"
+            ) from error
+
     async def tokenizer(self) -> None:
         """Have the document of the run's data, and the tokenizer that it names. Raises LocalError where nobody serves them."""
         document = bytes.fromhex(self.manifest.data.digest)

@@ -8,13 +8,13 @@ from dilocox.node.exchange import Exchange
 from dilocox.node.phases import Phase, phase_of
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
-from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, canonical, parse
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.protocol.tensors import state_bytes
+from dilocox.protocol.tensors import imported_bytes, state_bytes
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 
@@ -205,6 +205,7 @@ class Starts:
     async def have(self, start: worker.Start, say: Callable[[str], None]) -> list[worker.Apply]:
         """Fetch what a complete start needs of the stages that are hosted here; the commits that it replays. Raises RemoteError
         when it cannot be had."""
+        await self.have_frozen(say)
         providers = self.keepers(start.round)
         for state in start.states:
             if state.stage in self._exchange.stages and not await asyncio.to_thread(self._store.sound, state.digest):
@@ -220,6 +221,24 @@ class Starts:
             replays.append(await self._exchange.take(commit))
         return replays
 
+    async def have_frozen(self, say: Callable[[str], None]) -> None:
+        """Fetch the weights that adapters are added to, of the stages that are hosted here. Raises RemoteError when they cannot be
+        had, ConfigError where they are not of this model."""
+        model = self._manifest.model
+        if model.lora is None:
+            return
+        holders = [*self.keepers(0), *self._chain.head.roster]
+        digests = await self.stages_of(0, model.imported, holders)
+        for stage, digest in enumerate(digests):
+            sizes = imported_bytes(model, stage)
+            if stage in self._exchange.stages and not await asyncio.to_thread(self._store.sound, digest):
+                say(f"fetching the frozen weights, stage {stage + 1} of {len(digests)}")
+                await self._exchange.fetch(digest, holders, max(sizes), stage)
+            if stage in self._exchange.stages and self._store.size(digest) not in sizes:
+                raise ConfigError(
+                    f"model.lora.base {model.imported.hex()} is not of this model: its owner has to import it again"
+                )
+
     def keepers(self, round: int) -> list[str]:
         """Who may serve the state before a round: clusters by their leads."""
         commit = self._chain.commit(round)
@@ -227,9 +246,10 @@ class Starts:
         begins = [self._chain.head.coordinator] if not round else []  # it serves what the run begins with, and no later state
         return [*begins, *self._manifest.run.holders, *members]
 
-    async def stages_of(self, round: int, root: bytes) -> list[bytes]:
-        """Digests of the stages of an agreed state. Raises RemoteError when they cannot be had."""
-        await self._exchange.fetch(root, self.keepers(round), limits.LEAVES_BYTES)
+    async def stages_of(self, round: int, root: bytes, keepers: Sequence[str] | None = None) -> list[bytes]:
+        """Digests of the stages of an agreed state, or of imported weights. `keepers`: who may serve it, where that does not follow
+        from the round. Raises RemoteError when they cannot be had."""
+        await self._exchange.fetch(root, self.keepers(round) if keepers is None else keepers, limits.LEAVES_BYTES)
         digests = list(parse(pb.StageStates, self._store.read(root)).digests)
         if len(digests) != self._manifest.model.stages:
             raise RemoteError(pb.REASON_WRONG_STAGES, "the state does not have the run's stages")
@@ -255,8 +275,9 @@ class Starts:
         """Payloads and states of the rounds that a joiner or a restart may build on; `own_states` by round and stage."""
         head, oldest = self._chain.head, self.oldest_kept()
         keep: set[bytes] = set()
-        if oldest == 1 and (root := self._manifest.model.root):
-            keep |= {root, *self._store.stage_digests(root)}
+        model = self._manifest.model
+        if model.imported and (oldest == 1 or model.lora is not None):
+            keep |= {model.imported, *self._store.stage_digests(model.imported)}
 
         def wanted(round: int) -> bool:
             return round >= head.round - RECENT_STATES or round == self._manifest.snapshot_round(round) >= oldest

@@ -6,6 +6,10 @@ shard is a fair sample of the whole, and no document lies in two. Which document
 
 A sample is sequence_length + 1 tokens of one shard. Positions (ledger.py) visit the shards in an order that changes every epoch,
 and each shard's samples in another: neighbouring positions need one shard, or two.
+
+A corpus of conversations (`Corpus.chat`) also says which tokens are trained on: what is answered. Its shards are rows of
+sequence_length + 1 tokens, and behind the tokens lie the rows' masks. A row holds whole conversations, one after the other, each
+attending to what stands before it in the row, and is filled up with end tokens that nobody trains on.
 """
 
 import json
@@ -25,6 +29,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = [
     "BYTES",
+    "Chat",
     "Corpus",
     "Order",
     "Shard",
@@ -50,8 +55,41 @@ class _Section(BaseModel):
 
 class Shard(_Section):
     digest: Digest
-    """Of the blob with its tokens, little-endian, `Corpus.token_bytes` each."""
+    """Of the blob with its tokens, little-endian, `Corpus.token_bytes` each; then its rows' masks, where there are any."""
     tokens: Annotated[int, Field(gt=0, le=1 << 40)]
+
+
+class Chat(_Section):
+    """How conversations became tokens, and what became of those that are too long: none is cut within an answer."""
+
+    sequence_length: Annotated[int, Field(gt=0, le=limits.CHAT_TOKENS)]
+    """Rows have one token more; a run trains on sequences of this length."""
+    template: Annotated[str, Field(min_length=1, max_length=limits.TEMPLATE_CHARACTERS)]
+    """The tokenizer's chat template, in Jinja."""
+    special_tokens: dict[Annotated[str, Field(pattern=r"^(bos|eos|unk|pad)_token$")], Annotated[str, Field(max_length=256)]]
+    """What the template calls so."""
+    trained: Number
+    """Tokens of the training shards that are trained on."""
+    shortened: Number
+    """Conversations that end after the last answer that fits into a row."""
+    too_long: Number
+    """Left out: not even their first answer fits."""
+    unanswered: Number
+    """Left out: nobody answers in them."""
+    spelling: Number
+    """Left out: their text spells a special token, which would end an answer that goes on."""
+    unmarked: Number
+    """Answers that are read and not trained on: the template writes them otherwise once more follows."""
+
+    @property
+    def width(self) -> int:
+        """Tokens of a row."""
+        return self.sequence_length + 1
+
+    @property
+    def mask_bytes(self) -> int:
+        """Of a row: a bit for each token, the first the highest of the first byte."""
+        return -(-self.width // 8)
 
 
 class Corpus(_Section):
@@ -64,6 +102,8 @@ class Corpus(_Section):
     """Ends each document."""
     held_out_every: Annotated[int, Field(ge=2, le=1 << 32)]
     """One document of so many is held out, by its hash."""
+    chat: Chat | None = None
+    """Of conversations; None: every token is trained on."""
     documents: Number
     """For training, …"""
     held_out_documents: Number
@@ -75,6 +115,8 @@ class Corpus(_Section):
     def _consistent(self) -> "Corpus":
         if self.end_token >= self.vocabulary_size:
             raise ValueError("the end token is outside the vocabulary")
+        if self.chat is not None and any(shard.tokens % self.chat.width for shard in (*self.training, *self.held_out)):
+            raise ValueError("a shard of conversations is not made of whole rows")
         return self
 
     @classmethod
@@ -98,7 +140,8 @@ class Corpus(_Section):
 
     def size(self, shard: Shard) -> int:
         """Of its blob, in bytes."""
-        return shard.tokens * self.token_bytes
+        masks = 0 if self.chat is None else shard.tokens // self.chat.width * self.chat.mask_bytes
+        return shard.tokens * self.token_bytes + masks
 
     @property
     def tokens(self) -> int:
@@ -118,6 +161,14 @@ def check_fits(manifest: Manifest, corpus: Corpus) -> None:
     if corpus.vocabulary_size > model.vocabulary_size:
         raise ConfigError(
             f"the data's tokenizer has {corpus.vocabulary_size:,} tokens, and model.vocabulary_size is {model.vocabulary_size:,}"
+        )
+    if manifest.data.loss_mask != (corpus.chat is not None):
+        says, wanted = ("no conversations", "false") if corpus.chat is None else ("conversations", "true")
+        raise ConfigError(f"the data are {says}: data.loss_mask has to be {wanted}")
+    if corpus.chat is not None and corpus.chat.sequence_length != model.sequence_length:
+        raise ConfigError(
+            f"the data's conversations were laid out for sequences of {corpus.chat.sequence_length:,} tokens, and"
+            f" model.sequence_length is {model.sequence_length:,}: build them with --sequence-length {model.sequence_length}"
         )
     width = model.sequence_length + 1
     samples, held_out = (sum(samples_in(manifest, each) for each in shards) for shards in (corpus.training, corpus.held_out))
@@ -146,6 +197,14 @@ def check_private(manifest: Manifest, shared: Corpus, own: Corpus) -> None:
             f"the private data were built with tokenizer {own.tokenizer}, and the run's is {shared.tokenizer}: build them with the"
             " tokenizer of the run"
         )
+    if (own.chat is None) != (shared.chat is None):
+        says, build = ("text", "with --chat") if own.chat is None else ("conversations", "without --chat")
+        raise ConfigError(f"the private data are {says}, and the run's are not: build them {build}")
+    if own.chat is not None and shared.chat is not None and _layout(own.chat) != _layout(shared.chat):
+        raise ConfigError(
+            "the private data were built with another chat template or sequence length than the run's: build them with"
+            f" --sequence-length {shared.chat.sequence_length} and the template of the run's tokenizer"
+        )
     if own.vocabulary_size != shared.vocabulary_size:
         raise ConfigError(f"the private data have {own.vocabulary_size:,} tokens, the run's {shared.vocabulary_size:,}")
     samples, width = sum(samples_in(manifest, shard) for shard in own.training), manifest.model.sequence_length + 1
@@ -154,6 +213,10 @@ def check_private(manifest: Manifest, shared: Corpus, own: Corpus) -> None:
             f"the private data make {samples:,} sequences of {width} tokens; a batch has {manifest.training.batch_size}. Build them"
             " from more text"
         )
+
+
+def _layout(chat: Chat) -> tuple[int, str, dict[str, str]]:
+    return chat.sequence_length, chat.template, chat.special_tokens
 
 
 def token_bytes(vocabulary_size: int) -> int:

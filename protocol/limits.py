@@ -63,6 +63,12 @@ SHARDS = 1 << 14
 CORPUS_BYTES = 4 * MIB
 """Largest corpus document: about 120 bytes for each shard."""
 
+TEMPLATE_CHARACTERS = 1 << 18
+"""Largest chat template; those of models with tools are about 10,000."""
+
+CHAT_TOKENS = 1 << 20
+"""Longest row of conversations."""
+
 TOKENIZER_BYTES = 256 * MIB
 """Largest tokenizer file; those of the largest vocabularies are about 20 MiB."""
 

@@ -11,39 +11,22 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256, verify
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import key_of_peer, peer_id
+from dilocox.protocol.model import Count, Lora, Model, Positive, RopeScaling, Section
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["NAME", "Data", "Manifest", "Model", "RopeScaling", "RunFileError", "Schedule"]
+__all__ = ["NAME", "Data", "Lora", "Manifest", "Model", "RopeScaling", "RunFileError", "Schedule"]
 
-Positive = Annotated[int, Field(gt=0, le=1 << 40)]
-Count = Annotated[int, Field(ge=0, le=1 << 40)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, le=100)]
 Ratio = Annotated[float, Field(ge=1, le=1024)]
 Schedule = Literal["1f1b", "interleaved"]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists_are_tuples(cls, value: Any) -> Any:
-        """TOML and JSON have no tuples; all else is of its own kind: `count = true` is no number, and `"5"` is none."""
-        return _as_tuples(value)
-
-
-def _as_tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _as_tuples(each) for key, each in value.items()}
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def _peers(names: Iterable[str]) -> None:
@@ -55,7 +38,7 @@ def _peers(names: Iterable[str]) -> None:
             raise ValueError(f"{error}: copy what `dilocox id --home FOLDER` prints for that daemon's folder") from error
 
 
-class Run(_Section):
+class Run(Section):
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
     owner: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """The owner's raw Ed25519 public key; the manifest is signed with it."""
@@ -72,116 +55,11 @@ class Run(_Section):
         return value
 
 
-Above = Annotated[float, Field(gt=0, le=1e9)]
-
-
-class RopeScaling(_Section):
-    """How rotary frequencies are stretched; names and meaning as transformers' `rope_parameters`."""
-
-    rope_type: Literal["linear", "dynamic", "llama3", "yarn"]
-    factor: Above
-    original_max_position_embeddings: Positive | None = None
-    """Of the model before it was stretched: llama3 and yarn, and dynamic where it says so."""
-    low_freq_factor: Above | None = None
-    high_freq_factor: Above | None = None
-    """Of llama3, both."""
-    attention_factor: Above | None = None
-    beta_fast: Above | None = None
-    beta_slow: Above | None = None
-    mscale: Above | None = None
-    mscale_all_dim: Above | None = None
-    truncate: bool | None = None
-    """Of yarn, these six."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "RopeScaling":
-        given = {name for name, value in self if value is not None} - {"rope_type", "factor"}
-        llama3 = {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-        yarn = {"original_max_position_embeddings", *YARN}
-        allowed = {"linear": set(), "dynamic": {"original_max_position_embeddings"}, "llama3": llama3, "yarn": yarn}
-        needed = {"llama3": llama3, "yarn": {"original_max_position_embeddings"}}.get(self.rope_type, set())
-        if wrong := given - allowed[self.rope_type] or needed - given:
-            raise ValueError(
-                f"rope_type {self.rope_type} and {', '.join(sorted(wrong))}: one is missing, or does not belong there"
-            )
-        return self
-
-
-YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
-
-
-class Model(_Section):
-    family: Literal["llama", "mistral", "qwen2", "qwen3"]
-    vocabulary_size: Positive
-    hidden_size: Positive
-    intermediate_size: Positive
-    layers: Annotated[int, Field(gt=0, le=limits.STAGES)]
-    heads: Positive
-    kv_heads: Positive
-    head_dim: Positive | None = None
-    """Default: hidden_size / heads."""
-    sequence_length: Positive
-    """Of training; the model's own is max_positions."""
-    max_positions: Positive | None = None
-    """How long a text the model is made for: what an export says. Default: sequence_length."""
-    sliding_window: Positive | None = None
-    """Of mistral: how far a token looks back. Training never reaches it, so it is not computed; an export says it."""
-    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    rms_norm_eps: Annotated[float, Field(gt=0, lt=1)] = 1e-6
-    attention_bias: bool = False
-    """On the four projections, of llama and qwen3; qwen2 always has one on three."""
-    mlp_bias: bool = False
-    """Of llama."""
-    stages: Annotated[int, Field(gt=0, le=limits.STAGES)]
-    seed: Count = 0
-    """Of the initial weights, where no `initial` names them."""
-    initial: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """State root that round 1 starts from: weights that `dilocox init --from` imported, split into these stages, momentum 0."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "Model":
-        if self.stages > self.layers + 2:
-            raise ValueError(f"{self.stages} stages, but {self.layers} layers, an embedding and a head make {self.layers + 2}")
-        if (self.head_dim is None and self.hidden_size % self.heads) or self.heads % self.kv_heads:
-            raise ValueError("hidden_size must be a multiple of heads, unless head_dim is given, and heads of kv_heads")
-        if self.head_size % 2:
-            raise ValueError(f"head_dim {self.head_size} is odd: rotary embeddings turn pairs")
-        if self.sequence_length > self.positions:
-            raise ValueError(f"sequence_length {self.sequence_length} is above max_positions {self.positions}")
-        if self.sliding_window is not None and self.sliding_window < self.sequence_length:
-            raise ValueError(
-                f"sliding_window {self.sliding_window} is shorter than sequence_length {self.sequence_length}, and attention looks"
-                f" at all of a sequence here: train on sequences of at most {self.sliding_window} tokens"
-            )
-        for key, value, families in (
-            ("sliding_window", self.sliding_window, ("mistral",)),
-            ("attention_bias", self.attention_bias, ("llama", "qwen3")),
-            ("mlp_bias", self.mlp_bias, ("llama",)),
-        ):
-            if value and self.family not in families:
-                raise ValueError(f"{key} is of {' and '.join(families)}, not of {self.family}")
-        return self
-
-    @property
-    def head_size(self) -> int:
-        return self.head_dim or self.hidden_size // self.heads
-
-    @property
-    def positions(self) -> int:
-        return self.max_positions or self.sequence_length
-
-    @property
-    def root(self) -> bytes:
-        """State root that round 1 starts from, where the manifest says it; else empty: it follows from the seed."""
-        return bytes.fromhex(self.initial or "")
-
-
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """Of data: an operator says where a copy lies on that machine with `--data NAME=DIR`."""
 
 
-class Data(_Section):
+class Data(Section):
     """What to train on: by digest. Where files lie is not said: a manifest would reach whatever a node's user can read."""
 
     name: Annotated[str, Field(pattern=f"^{NAME}$")]
@@ -191,13 +69,16 @@ class Data(_Section):
     private: bool = False
     """Each cluster trains on text of its own (`dilocox node --private DIR`), of which nothing leaves but pseudo-gradients. The
     corpus that is named here says the tokenizer and what all evaluate on; scores are measured on what it has to train on."""
+    loss_mask: bool = False
+    """Of conversations (`dilocox data build --chat`): only answers are trained on and evaluated. A step's loss is the mean over the
+    answers' tokens of its batch, each weighs the same; a contribution's tokens, and so its weight, are those."""
     seed: Count = 0
     """Of the order in which its samples are read."""
     evaluation_sequences: Positive = 32
     """So many of the held-out samples are evaluated, spread evenly."""
 
 
-class Training(_Section):
+class Training(Section):
     """The inner loop."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -235,7 +116,7 @@ class Training(_Section):
         return self
 
 
-class Outer(_Section):
+class Outer(Section):
     """The outer optimizer: Nesterov on the mean pseudo-gradient. Momentum 0 is plain averaging."""
 
     learning_rate: Rate = 1.0
@@ -248,7 +129,7 @@ class Outer(_Section):
     """Of trimmed: this share of the payloads, rounded up, is left out at either end of every coordinate."""
 
 
-class Compression(_Section):
+class Compression(Section):
     codec: Literal["lowrank-int4", "int4", "int2", "topk-int2", "fp16", "fp32"] = "lowrank-int4"
     rank: Annotated[int, Field(gt=0, le=limits.RANK)] | None = None
     """Of lowrank-int4."""
@@ -295,7 +176,7 @@ class Compression(_Section):
         return {"lowrank-int4": self.rank, "topk-int2": self.k}.get(self.codec) or 0
 
 
-class Rounds(_Section):
+class Rounds(Section):
     count: Annotated[int, Field(gt=0, lt=limits.ROUNDS)]
     inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)]
     max_inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)]
@@ -351,7 +232,7 @@ class Rounds(_Section):
         return self
 
 
-class Scoring(_Section):
+class Scoring(Section):
     """What a contribution does to the loss decides whether it counts (protocol/scoring.py)."""
 
     voters: Annotated[int, Field(ge=0, le=limits.SCORERS)] = 0
@@ -366,7 +247,7 @@ class Scoring(_Section):
     """Of a cluster's time that scoring may take; what is not scored in time is accepted as far as its voter is concerned."""
 
 
-class Standing(_Section):
+class Standing(Section):
     """What a cluster earns by work that counts (protocol/standing.py)."""
 
     rounds: Annotated[int, Field(ge=0, le=limits.STANDING)] | None = None
@@ -376,7 +257,7 @@ class Standing(_Section):
     """Where rounds.weight_cap is below this, it rises to this as a cluster earns it: by rounds in which its work was scored."""
 
 
-class Admission(_Section):
+class Admission(Section):
     policy: Literal["open", "allow-list"] = "open"
     allow: tuple[str, ...] = ()
     """Peer ids: with an allow-list those who may take part. In an open run the founders: who begins the run with full standing;
@@ -395,16 +276,16 @@ class Admission(_Section):
 Registers = Annotated[str, Field(pattern=r"^([0-9a-fA-F]{64,128}|[*])(:([0-9a-fA-F]{64,128}|[*]))*$")]
 
 
-class Attestation(_Section):
+class Attestation(Section):
     """What evidence admits a peer. Without kinds none is asked for."""
 
     kinds: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")], ...] = ()
     """`tdx`, `sev-snp`, `simulated` (testnets only), or a kind that a plug-in adds."""
-    measurements: dict[str, tuple[Registers, ...]] = {}
+    measurements: dict[str, tuple[Registers, ...]] = Field(default={})
     """By kind; an empty list denies. Registers joined by colons; `*` admits any value of one."""
     tcb_statuses: tuple[str, ...] = ("UpToDate",)
     """Of TDX."""
-    minimum_tcb: dict[str, dict[str, int]] = {}
+    minimum_tcb: dict[str, dict[str, int]] = Field(default={})
     """By kind, then component: `evaluation` for tdx; `bl`, `tee`, `snp`, `ucode`, `fmc` for sev-snp."""
     vmpl: Annotated[int, Field(ge=0, le=3)] = 0
     """Highest admitted virtual machine privilege level number of sev-snp."""
@@ -413,7 +294,7 @@ class Attestation(_Section):
     allow_debug: bool = False
     allow_migration: bool = False
     require_gpu: bool = False
-    gpu_measurements: dict[str, dict[str, tuple[str, ...]]] = {}
+    gpu_measurements: dict[str, dict[str, tuple[str, ...]]] = Field(default={})
     """By "driver/VBIOS", then index: the SHA-384 values that the operator allows."""
     lifetime_seconds: Positive = 3600
     """A verdict lasts at most this long, then the peer is challenged again."""
@@ -442,7 +323,7 @@ class RunFileError(ConfigError):
         super().__init__("\n".join(["the run file cannot be used:", *lines]))
 
 
-class Manifest(_Section):
+class Manifest(Section):
     run: Run
     model: Model
     data: Data
@@ -463,6 +344,12 @@ class Manifest(_Section):
                 "training.schedule interleaved wants two stages and a microbatch for each of two workers at least:"
                 f" {LOOPED_STAGES} stages and {LOOPED_MICROBATCHES} microbatches, not {stages} and {training.microbatches}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_dense(self) -> "Manifest":
+        if self.model.lora is not None and self.compression.codec == "lowrank-int4":
+            raise ValueError('model.lora and lowrank-int4: adapters are of low rank already; set compression.codec = "int4"')
         return self
 
     @classmethod

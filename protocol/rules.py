@@ -287,7 +287,8 @@ def _impossible(manifest: Manifest, head: Head, statement: Statement[pb.Contribu
     lease = head.ledger.leases[statement.peer]
     if not 0 < body.inner_steps <= manifest.rounds.max_inner_steps:
         return reject(pb.REASON_IMPOSSIBLE_TOKENS, f"{body.inner_steps} inner steps")
-    if body.tokens != body.inner_steps * manifest.tokens_per_step:
+    read = body.inner_steps * manifest.tokens_per_step
+    if not (0 < body.tokens <= read if manifest.data.loss_mask else body.tokens == read):
         return reject(pb.REASON_IMPOSSIBLE_TOKENS, f"{body.tokens} tokens in {body.inner_steps} inner steps")
     fresh = body.samples_read - lease.counted
     if not body.inner_steps * manifest.training.batch_size <= fresh or body.samples_read > lease.end:

@@ -3,16 +3,29 @@
 Part of the protocol because payload layouts, state blobs and their digests follow this order. Names are those of transformers'
 …ForCausalLM of the family; a test compares them with the real modules. Output embeddings are never tied to input
 embeddings: stages do not share parameters.
+
+Of a run on adapters (`model.lora`) a stage's tensors are these, and its weights are frozen: they lie in blobs of their own.
 """
 
 import itertools
 import math
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from dilocox.protocol.manifest import Model
+from dilocox.protocol.model import Lora, Model
 
-__all__ = ["TensorSpec", "parameter_count", "stage_tensors", "stage_units", "state_bytes"]
+__all__ = [
+    "EMBEDDING",
+    "TensorSpec",
+    "imported_bytes",
+    "parameter_count",
+    "stage_tensors",
+    "stage_units",
+    "stage_weights",
+    "state_bytes",
+    "trained_count",
+]
 
 
 class TensorSpec(NamedTuple):
@@ -31,13 +44,14 @@ class TensorSpec(NamedTuple):
         return len(self.shape) == 2 and self.name.startswith("model.layers.")
 
 
+EMBEDDING = "model.embed_tokens.weight"
 EMBEDDING_STD = 0.02
 
 
 @lru_cache
 def units(model: Model) -> tuple[tuple[TensorSpec, ...], ...]:
     """What a stage boundary may fall between: the embedding, each layer, the norm with the head."""
-    embedding = (TensorSpec("model.embed_tokens.weight", (model.vocabulary_size, model.hidden_size), EMBEDDING_STD),)
+    embedding = (TensorSpec(EMBEDDING, (model.vocabulary_size, model.hidden_size), EMBEDDING_STD),)
     head = (
         TensorSpec("model.norm.weight", (model.hidden_size,), 1.0),
         TensorSpec("lm_head.weight", (model.vocabulary_size, model.hidden_size), EMBEDDING_STD),
@@ -77,14 +91,24 @@ def _biased(model: Model) -> set[str]:
 
 @lru_cache
 def stage_units(model: Model) -> tuple[tuple[int, int], ...]:
-    """(first unit, one past the last) of every stage: the contiguous split whose largest stage is smallest."""
+    """(first unit, one past the last) of every stage: the contiguous split whose largest stage is smallest. With adapters the
+    embedding stays with the first layer and the head with the last: a stage without any would train nothing."""
     sizes = [sum(spec.elements for spec in unit) for unit in units(model)]
+    if model.lora is None:
+        return _split(sizes, model.stages)
+    ends = [sizes[0] + sizes[1], *sizes[2:-1]]
+    ends[-1] += sizes[-1]
+    last = len(ends)
+    return tuple((first + (first > 0), end + 1 + (end == last)) for first, end in _split(ends, model.stages))
+
+
+def _split(sizes: Sequence[int], stages: int) -> tuple[tuple[int, int], ...]:
     total = [0]
     for size in sizes:
         total.append(total[-1] + size)
     count = len(sizes)
     best: list[list[tuple[int, int]]] = [[(0, 0)] + [(1 << 62, 0)] * count]  # (largest stage, where the last one starts)
-    for stage in range(1, model.stages + 1):
+    for stage in range(1, stages + 1):
         row = [(1 << 62, 0)] * (count + 1)
         cut = stage - 1
         for end in range(stage, count + 1):
@@ -95,7 +119,7 @@ def stage_units(model: Model) -> tuple[tuple[int, int], ...]:
             row[end] = min((max(best[-1][at][0], total[end] - total[at]), at) for at in range(max(stage - 1, cut - 1), cut + 1))
         best.append(row)
     cuts, end = [count], count
-    for stage in range(model.stages, 0, -1):
+    for stage in range(stages, 0, -1):
         end = best[stage][end][1]
         cuts.append(end)
     cuts.reverse()
@@ -103,16 +127,47 @@ def stage_units(model: Model) -> tuple[tuple[int, int], ...]:
 
 
 @lru_cache
-def stage_tensors(model: Model, stage: int) -> tuple[TensorSpec, ...]:
-    """The stage's tensors, in the order of payloads and states."""
+def stage_weights(model: Model, stage: int) -> tuple[TensorSpec, ...]:
+    """All weights of the stage, in the order of payloads, states and imported blobs."""
     first, last = stage_units(model)[stage]
     return tuple(spec for unit in units(model)[first:last] for spec in unit)
 
 
+@lru_cache
+def stage_tensors(model: Model, stage: int) -> tuple[TensorSpec, ...]:
+    """What the run trains of the stage, in the order of payloads and states: its weights, or their adapters."""
+    weights = stage_weights(model, stage)
+    return weights if model.lora is None else tuple(adapter for spec in weights for adapter in _adapters(model.lora, spec))
+
+
+def _adapters(lora: Lora, spec: TensorSpec) -> Iterator[TensorSpec]:
+    """A, (rank, columns), uniform as peft begins with it, and B, (rows, rank)."""
+    module, _, name = spec.name.removesuffix(".weight").rpartition(".")
+    if spec.name.endswith(".weight") and name in lora.targets:
+        rows, columns = spec.shape
+        yield TensorSpec(f"{module}.{name}.lora_A.weight", (lora.rank, columns), 1 / math.sqrt(3 * columns))
+        yield TensorSpec(f"{module}.{name}.lora_B.weight", (rows, lora.rank), 0.0)
+
+
 def parameter_count(model: Model) -> int:
+    """Of the whole model, whatever is trained of it; without adapters."""
     return sum(spec.elements for unit in units(model) for spec in unit)
+
+
+def trained_count(model: Model) -> int:
+    """Of its parameters, or of their adapters."""
+    return sum(spec.elements for stage in range(model.stages) for spec in stage_tensors(model, stage))
 
 
 def state_bytes(model: Model, stage: int) -> int:
     """Of a stage's state blob: Θ and momentum, float32."""
     return 2 * 4 * sum(spec.elements for spec in stage_tensors(model, stage))
+
+
+def imported_bytes(model: Model, stage: int) -> tuple[int, ...]:
+    """That a stage's imported blob may have, the most first: a state's; or frozen weights', float32 or, where all were of that,
+    bfloat16."""
+    if model.lora is None:
+        return (state_bytes(model, stage),)
+    elements = sum(spec.elements for spec in stage_weights(model, stage))
+    return 4 * elements, 2 * elements

@@ -7,7 +7,7 @@ from dilocox.protocol.chain import taken
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import parameter_count
+from dilocox.protocol.tensors import parameter_count, trained_count
 
 __all__ = ["model_card"]
 
@@ -36,9 +36,7 @@ def model_card(manifest: Manifest, commits: Iterable[Statement[pb.Commit]], roun
     facts = {
         "run": f"`{manifest.run_id.hex()}`",
         "parameters": f"{parameter_count(manifest.model):,}, family {manifest.model.family}",
-        "begun from": f"imported weights, state root `{manifest.model.initial}`"
-        if manifest.model.initial
-        else "random weights",
+        "begun from": _origin(manifest),
         "data": f"{manifest.data.name}, corpus `{manifest.data.digest}`",
         "rounds": f"{trained:,} of {manifest.rounds.count:,} that were counted, {tokens.total():,} tokens",
         "state root": f"`{root.hex()}`",
@@ -70,6 +68,14 @@ def model_card(manifest: Manifest, commits: Iterable[Statement[pb.Commit]], roun
     if manifest.model.family == "qwen2":
         lines += ["", "## Its tokenizer", "", *QWEN2]
     return "\n".join(lines) + "\n"
+
+
+def _origin(manifest: Manifest) -> str:
+    model = manifest.model
+    if model.lora is not None:
+        adapters = f"{trained_count(model):,} parameters of adapters of rank {model.lora.rank}, alpha {model.lora.alpha:g}"
+        return f"imported weights `{model.lora.base}`, frozen, with {adapters}"
+    return f"imported weights, state root `{model.initial}`" if model.initial else "random weights"
 
 
 def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> list[str]:

@@ -14,7 +14,7 @@ from dilocox.protocol.norms import norm_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.standing import Record
-from dilocox.protocol.tensors import parameter_count, stage_tensors, stage_units
+from dilocox.protocol.tensors import parameter_count, stage_tensors, stage_units, trained_count
 from dilocox.transport.traffic import Traffic
 
 __all__ = ["allreduce_bytes", "boxes", "network", "peers", "round_detail", "round_row", "run", "seconds_left", "stages"]
@@ -53,7 +53,7 @@ def allreduce_bytes(manifest: Manifest, head: Head) -> int:
     """What a cluster would send in as many inner steps as the open round has, if gradients were averaged in each, in two bytes, by
     a ring."""
     clusters = len(head.roster)
-    return 2 * (clusters - 1) * 2 * parameter_count(manifest.model) * head.inner_steps // clusters if clusters else 0
+    return 2 * (clusters - 1) * 2 * trained_count(manifest.model) * head.inner_steps // clusters if clusters else 0
 
 
 def seconds_left(manifest: Manifest, head: Head, rows: Iterable[View]) -> float | None:

@@ -5,20 +5,21 @@ corpus anywhere, copies of a document lie on one side, and a shard is a fair sam
 """
 
 import fcntl
+import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from dilocox.node.data.sources import STDLIB, documents, find_files
+from dilocox.node.data.conversations import FIELDS, ChatEncoder, messages_of
+from dilocox.node.data.shards import Encoded, Rows, Shards
+from dilocox.node.data.sources import STDLIB, documents, find_files, records
 from dilocox.node.data.tokens import Encoder, open_encoder
 from dilocox.protocol import limits
-from dilocox.protocol.corpus import BYTES, Corpus, Shard, token_bytes
+from dilocox.protocol.corpus import BYTES, Corpus, token_bytes
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.blobs import BlobStore
@@ -33,54 +34,18 @@ SHARD_BYTES = 64 << 20
 """Of source for a shard, about: a home line fetches one in a minute or two."""
 BATCH_CHARACTERS = 1 << 20
 """Encoded at a time."""
-BUFFERED_BYTES = 64 << 20
-"""Tokens in memory, of all shards together."""
-
-
-class Shards:
-    """Tokens appended to many shards at once."""
-
-    def __init__(self, folder: Path, count: int, dtype: npt.DTypeLike) -> None:
-        folder.mkdir()
-        self._folder, self.count, self._dtype = folder, count, dtype
-        self._buffers: dict[int, list[bytes]] = {}
-        self._buffered = 0
-        self.documents = 0
-
-    def add(self, shard: int, tokens: npt.NDArray[Any], end: int) -> None:
-        """A document."""
-        raw = np.append(tokens, end).astype(self._dtype).tobytes()
-        self._buffers.setdefault(shard, []).append(raw)
-        self._buffered += len(raw)
-        self.documents += 1
-        if self._buffered >= BUFFERED_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        for shard, parts in self._buffers.items():
-            with (self._folder / str(shard)).open("ab") as file:
-                file.writelines(parts)
-        self._buffers.clear()
-        self._buffered = 0
-
-    def publish(self, store: BlobStore) -> tuple[Shard, ...]:
-        """Those that got a document."""
-        self._flush()
-        paths = [path for shard in range(self.count) if (path := self._folder / str(shard)).exists()]
-        sizes = [path.stat().st_size // np.dtype(self._dtype).itemsize for path in paths]
-        return tuple(Shard(digest=store.adopt(path).hex(), tokens=size) for path, size in zip(paths, sizes, strict=True))
 
 
 def build(
     folder: Path,
     files: Sequence[Path],
-    encoder: Encoder,
+    encoder: Encoder | ChatEncoder,
     field: str = "text",
     held_out_every: int = HELD_OUT_EVERY,
     follow: Callable[[int], None] = lambda read: None,
 ) -> tuple[bytes, Corpus]:
-    """Make a corpus in `folder`, beside what was built there before. `follow`: bytes of the files that were read since it was told
-    last. Returns its digest, and what it says.
+    """Make a corpus in `folder`, beside what was built there before; with a ChatEncoder of conversations. `follow`: bytes of the
+    files that were read since it was told last. Returns its digest, and what it says.
 
     Raises ConfigError where the sources cannot be read or are too few, LocalError while another build writes there.
     """
@@ -88,28 +53,36 @@ def build(
     counts = [min(limits.SHARDS, math.ceil(size / SHARD_BYTES) or 1) for size in (total, total / held_out_every)]
     folder.mkdir(parents=True, exist_ok=True)
     with _scratch(folder) as scratch:
-        store = BlobStore(scratch / "blobs")
-        dtype = np.dtype(f"<u{token_bytes(encoder.vocabulary_size)}")
-        training, held_out = (Shards(scratch / name, count, dtype) for name, count in zip(("t", "h"), counts, strict=True))
-        for texts in _batches(files, field, follow):
-            for text, tokens in zip(texts, encoder.encode(texts), strict=True):
-                fate = sha256(b"dilocox-document-v1\0", text.encode(errors="replace"))
-                shards = training if int.from_bytes(fate[:8], "big") % held_out_every else held_out
-                shards.add(int.from_bytes(fate[8:16], "big") % shards.count, tokens, encoder.end_token)
+        store, chat = BlobStore(scratch / "blobs"), encoder if isinstance(encoder, ChatEncoder) else None
+        tokenizer = encoder.encoder if isinstance(encoder, ChatEncoder) else encoder
+        dtype = np.dtype(f"<u{token_bytes(tokenizer.vocabulary_size)}")
+        training, held_out = (
+            Shards(scratch / name, count, dtype)
+            if chat is None
+            else Rows(scratch / name, count, dtype, chat.layout(), tokenizer.end_token)
+            for name, count in zip(("t", "h"), counts, strict=True)
+        )
+        for key, document in _texts(files, field, tokenizer, follow) if chat is None else _conversations(files, chat, follow):
+            fate = sha256(b"dilocox-document-v1\0", key.encode(errors="replace"))
+            shards = training if int.from_bytes(fate[:8], "big") % held_out_every else held_out
+            shards.add(int.from_bytes(fate[8:16], "big") % shards.count, document)
         if not training.documents or not held_out.documents:
+            left_out = "" if chat is None else f" ({chat.says()})"
             raise ConfigError(
                 f"{training.documents} documents to train on and {held_out.documents} held out: both are needed. Give more text,"
-                " or a smaller --held-out-every."
+                f" or a smaller --held-out-every{left_out}."
             )
+        shards_of = [shards.publish(store) for shards in (training, held_out)]
         corpus = Corpus(
-            tokenizer=BYTES if encoder.file is None else store.put([encoder.file]).hex(),
-            vocabulary_size=encoder.vocabulary_size,
-            end_token=encoder.end_token,
+            tokenizer=BYTES if tokenizer.file is None else store.put([tokenizer.file]).hex(),
+            vocabulary_size=tokenizer.vocabulary_size,
+            end_token=tokenizer.end_token,
             held_out_every=held_out_every,
+            chat=chat.layout(training.trained) if chat is not None and isinstance(training, Rows) else None,
             documents=training.documents,
             held_out_documents=held_out.documents,
-            training=training.publish(store),
-            held_out=held_out.publish(store),
+            training=shards_of[0],
+            held_out=shards_of[1],
         )
         digest = store.put([corpus.canonical_bytes()])
         for path in sorted(store.folder.iterdir()):
@@ -122,6 +95,30 @@ def build(
 def build_stdlib(folder: Path) -> tuple[bytes, Corpus]:
     """The text of this Python's standard library, by bytes: what a run trains on that names nothing else. Takes a second."""
     return build(folder, find_files([STDLIB]), open_encoder(BYTES))
+
+
+def _texts(files: Iterable[Path], field: str, encoder: Encoder, follow: Callable[[int], None]) -> Iterator[tuple[str, Encoded]]:
+    """Each with what its fate follows from: the text."""
+    for texts in _batches(files, field, follow):
+        for text, tokens in zip(texts, encoder.encode(texts), strict=True):
+            yield text, Encoded(np.append(tokens, encoder.end_token))
+
+
+def _conversations(files: Iterable[Path], chat: ChatEncoder, follow: Callable[[int], None]) -> Iterator[tuple[str, Encoded]]:
+    """Each with what its fate follows from: what is said, whatever the template writes around it."""
+    for path in files:
+        read = 0
+        for where, record, size in records(path, FIELDS):
+            follow(size)
+            read += size
+            try:
+                messages = messages_of(record)
+                encoded = chat.encode(messages)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from error
+            if encoded is not None:
+                yield json.dumps(messages, sort_keys=True), encoded
+        follow(path.stat().st_size - read)
 
 
 def _batches(files: Iterable[Path], field: str, follow: Callable[[int], None]) -> Iterator[list[str]]:

@@ -12,6 +12,9 @@ from dilocox.transport.corpora import corpus_in, lacking, named_store
 
 __all__ = ["check_corpus", "check_own", "check_shard", "check_whole", "must_bring_own"]
 
+CHECKED = 1 << 22
+"""Tokens looked at, at a time."""
+
 
 def check_shard(store: BlobStore, corpus: Corpus, shard: Shard) -> None:
     """Raises ConfigError where its blob holds other tokens than the corpus says: whoever made it is wrong."""
@@ -19,11 +22,18 @@ def check_shard(store: BlobStore, corpus: Corpus, shard: Shard) -> None:
     if store.size(digest) != corpus.size(shard):
         raise ConfigError(f"the data are not what they say: shard {shard.digest} does not have {shard.tokens:,} tokens")
     kind = np.dtype(f"<u{corpus.token_bytes}")
-    largest = max(int(np.frombuffer(chunk, kind, len(chunk) // kind.itemsize).max()) for chunk in store.chunks(digest))
+    view = store.view(digest)
+    tokens = np.frombuffer(view, kind, shard.tokens)
+    largest = max(int(tokens[start : start + CHECKED].max()) for start in range(0, len(tokens), CHECKED))
     if largest >= corpus.vocabulary_size:
         raise ConfigError(
             f"the data are not what they say: shard {shard.digest} holds token {largest:,}, of {corpus.vocabulary_size:,}"
         )
+    if (chat := corpus.chat) is not None:
+        masks = np.frombuffer(view, np.uint8, offset=tokens.nbytes).reshape(-1, chat.mask_bytes)
+        targets = np.packbits([False] + [True] * chat.sequence_length)  # nothing predicts a row's first token
+        if not (masks & targets).any(axis=1).all():
+            raise ConfigError(f"the data are not what they say: shard {shard.digest} has a row that nobody trains on")
 
 
 def check_whole(store: BlobStore, digest: bytes) -> Corpus:

@@ -4,16 +4,19 @@ import gzip
 import json
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["STDLIB", "Document", "documents", "find_files"]
+__all__ = ["STDLIB", "Document", "Record", "documents", "find_files", "records"]
 
 Document = tuple[str, int]
 """Its text, and the bytes of its file that were read for it."""
+Record = tuple[str, Any, int]
+"""Where it stands, what stands there, and the bytes of its file that were read for it."""
 STDLIB = "stdlib"
 """As a source: the text of Python's own standard library, which is on any machine that runs this."""
 PIECE_BYTES = 64 << 10
@@ -57,15 +60,36 @@ def find_files(sources: Iterable[str], skip: Callable[[Path], None] = lambda pat
 def documents(path: Path, field: str) -> Iterator[Document]:
     """`field`: of a JSON line or a table that holds the text. Raises ConfigError where it cannot be read."""
     name = path.name.lower().removesuffix(".gz")
-    try:
+    with _readable(path):
         if name.endswith(".jsonl"):
-            found = _lines(path, field)
+            found = _texts(path, field)
         elif name.endswith(TABLES):
-            found = _rows(path, field)
+            found = _cells(path, field)
         else:
             found = _pieces(path)
         for text, size in found:
             yield _sound(text), size
+
+
+def records(path: Path, fields: Sequence[str]) -> Iterator[Record]:
+    """JSON lines, or rows with these of a table's columns. Raises ConfigError where it is neither, or cannot be read."""
+    name = path.name.lower().removesuffix(".gz")
+    with _readable(path):
+        if name.endswith(".jsonl"):
+            for number, value, size in _lines(path):
+                yield f"{path}, line {number}", value, size
+        elif name.endswith(TABLES):
+            for number, (row, size) in enumerate(_rows(path, lambda names: [each for each in fields if each in names])):
+                yield f"{path}, row {number + 1}", row, size
+        else:
+            raise ConfigError(f"{path} holds no records: they lie in .jsonl, .jsonl.gz, .parquet or .arrow")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raises ConfigError instead of what reading raises."""
+    try:
+        yield
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no UTF-8 text: {error}") from error
     except (OSError, EOFError, zlib.error) as error:
@@ -102,7 +126,8 @@ def _pieces(path: Path) -> Iterator[Document]:
             yield "".join(piece), size
 
 
-def _lines(path: Path, field: str) -> Iterator[Document]:
+def _lines(path: Path) -> Iterator[tuple[int, Any, int]]:
+    """(number of the line, its value, its length)."""
     with _open(path) as file:
         number = 0
         while line := file.readline(DOCUMENT_BYTES):
@@ -115,42 +140,52 @@ def _lines(path: Path, field: str) -> Iterator[Document]:
                 raise ConfigError(
                     f"{path}, line {number}: no JSON, or longer than {DOCUMENT_BYTES >> 20} MiB: {error}"
                 ) from error
-            if not isinstance(value, dict) or not isinstance(value.get(field), str):
-                known = ", ".join(map(str, value)) if isinstance(value, dict) else "none"
-                raise ConfigError(
-                    f"{path}, line {number}: no text in {field!r}; say where it is with --field (there are: {known})"
-                )
-            yield value[field], len(line)
+            yield number, value, len(line)
 
 
-def _rows(path: Path, field: str) -> Iterator[Document]:
+def _texts(path: Path, field: str) -> Iterator[Document]:
+    for number, value, size in _lines(path):
+        if not isinstance(value, dict) or not isinstance(value.get(field), str):
+            known = ", ".join(map(str, value)) if isinstance(value, dict) else "none"
+            raise ConfigError(f"{path}, line {number}: no text in {field!r}; say where it is with --field (there are: {known})")
+        yield value[field], size
+
+
+def _cells(path: Path, field: str) -> Iterator[Document]:
+    def choose(names: list[str]) -> list[str]:
+        if field not in names:
+            raise ConfigError(
+                f"{path} has no column {field!r}; say which holds the text with --field (there are: {', '.join(names)})"
+            )
+        return [field]
+
+    for row, _ in _rows(path, choose):
+        if not isinstance(row[field], str):
+            raise ConfigError(f"{path}: the column {field!r} holds no text")
+        yield row[field], len(row[field])
+
+
+def _rows(path: Path, choose: Callable[[list[str]], list[str]]) -> Iterator[tuple[dict[str, Any], int]]:
+    """The chosen columns of each row, by name, and about how long they are. `choose`: among the table's."""
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise ConfigError(f"{path} needs pyarrow: pip install 'dilocox[data]'") from error
-
-    def check(names: list[str]) -> None:
-        if field not in names:
-            raise ConfigError(
-                f"{path} has no column {field!r}; say which holds the text with --field (there are: {', '.join(names)})"
-            )
-
     try:
         if path.name.lower().endswith(".parquet"):
             file = parquet.ParquetFile(path)
-            check(file.schema_arrow.names)
-            batches = file.iter_batches(batch_size=TABLE_ROWS, columns=[field])
+            columns = choose(file.schema_arrow.names)
+            batches = file.iter_batches(batch_size=TABLE_ROWS, columns=columns)
         else:
             reader = _open_arrow(arrow, path)
-            check(reader.schema.names)
-            batches = (batch.select([field]) for batch in reader)
+            columns = choose(reader.schema.names)
+            batches = (batch.select(columns) for batch in reader)
         for batch in batches:
-            for value in batch.column(0):
-                text = value.as_py()
-                if not isinstance(text, str):
-                    raise ConfigError(f"{path}: the column {field!r} holds no text")
-                yield text, len(text)
+            size = batch.nbytes // max(1, batch.num_rows)
+            for start in range(0, batch.num_rows, TABLE_ROWS):
+                for row in batch.slice(start, TABLE_ROWS).to_pylist():
+                    yield row, size
     except (arrow.ArrowException, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 

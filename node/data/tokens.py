@@ -7,10 +7,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dilocox.node.data.pieces import PieceEncoder, pattern_of
 from dilocox.protocol.corpus import BYTES
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["Encoder", "byte_tokenizer", "open_encoder", "train_tokenizer"]
+__all__ = ["Encoder", "FileEncoder", "Tokens", "byte_tokenizer", "open_encoder", "train_tokenizer"]
 
 Tokens = npt.NDArray[np.integer[Any]]
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
@@ -59,8 +60,12 @@ class FileEncoder:
                 f"the tokenizer {path} knows none of {', '.join(wanted)}. Name the token that ends a document: --end-token"
             )
         self.end_token = ends[0]
+        pattern = pattern_of(self.file)
+        self._pieces = PieceEncoder(self._tokenizer, pattern) if pattern is not None else None
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        if self._pieces is not None:
+            return list(self._pieces.encode(texts))
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(each.ids, dtype=np.uint32) for each in encoded]
 

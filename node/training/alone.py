@@ -30,7 +30,10 @@ def train_alone(
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(manifest, Mesh(device=device))
-    trainer.load_initial(BlobStore(weights, ours=False) if manifest.model.root else None)
+    imported = BlobStore(weights, ours=False) if manifest.model.imported else None
+    if imported is not None:
+        trainer.load_frozen(imported)
+    trainer.load_initial(imported if manifest.model.root else None)
     dataset, batch = load_dataset(manifest, data), manifest.training.batch_size
     text = load_private(manifest, private, last_built(private), ALONE) if private is not None else dataset
     for step in range(steps):

@@ -18,10 +18,11 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import corpus_in
 
-__all__ = ["SHARDS_MAPPED", "Dataset", "load_dataset", "load_private"]
+__all__ = ["SHARDS_MAPPED", "UNTRAINED", "Dataset", "load_dataset", "load_private"]
 
 Tokens = npt.NDArray[np.unsignedinteger]
-
+UNTRAINED = -100
+"""As a target: a token that is read and not trained on."""
 
 SHARDS_MAPPED = 16
 """At once: each takes a file descriptor, and neighbouring positions need one shard, or two."""
@@ -33,7 +34,7 @@ class Dataset:
     def __init__(self, manifest: Manifest, corpus: Corpus, store: BlobStore, cluster: str = "") -> None:
         """`cluster`: whose own corpus it is, where it is not the run's."""
         self._width = manifest.model.sequence_length + 1
-        self._store, self._dtype = store, np.dtype(f"<u{corpus.token_bytes}")
+        self._store, self._dtype, self._chat = store, np.dtype(f"<u{corpus.token_bytes}"), corpus.chat
         self._training, self._held_out = corpus.training, corpus.held_out
         self._map = lru_cache(maxsize=SHARDS_MAPPED)(self._mapped)
         self._samples = partial(samples_in, manifest)
@@ -42,10 +43,15 @@ class Dataset:
         self._checking: dict[bytes, Future[bool]] = {}
         self._checker = ThreadPoolExecutor(1, "check shards")
 
-    def _mapped(self, shard: Shard) -> Tokens:
-        """(samples, sequence_length + 1)."""
+    def _mapped(self, shard: Shard) -> tuple[Tokens, Tokens | None]:
+        """Tokens (samples, sequence_length + 1), and the rows' masks, where there are any."""
         samples, view = self._samples(shard), self._store.view(bytes.fromhex(shard.digest))
-        return np.frombuffer(view, dtype=self._dtype, count=samples * self._width).reshape(samples, self._width)
+        count = samples * self._width
+        tokens = np.frombuffer(view, dtype=self._dtype, count=count).reshape(samples, self._width)
+        if self._chat is None:
+            return tokens, None
+        masks = np.frombuffer(view, dtype=np.uint8, offset=count * self._dtype.itemsize)
+        return tokens, masks.reshape(samples, self._chat.mask_bytes)
 
     @property
     def sequences(self) -> int:
@@ -74,7 +80,7 @@ class Dataset:
         return False
 
     def batch(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """(inputs, targets), each (len(positions), sequence_length) int64."""
+        """(inputs, targets), each (len(positions), sequence_length) int64; a target may be UNTRAINED."""
         return self._split([self._row(self._training, *self._order.find(position)) for position in positions])
 
     def evaluation(self) -> tuple[Tensor, Tensor]:
@@ -85,12 +91,17 @@ class Dataset:
         places = [(bisect_right(ends, index), index) for index in chosen]
         return self._split([self._row(self._held_out, shard, index - ends[shard]) for shard, index in places])  # from its end
 
-    def _row(self, shards: Sequence[Shard], shard: int, row: int) -> npt.NDArray[np.int64]:
-        return self._map(shards[shard])[row].astype(np.int64)  # a copy: the shard need not stay mapped
+    def _row(self, shards: Sequence[Shard], shard: int, row: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Inputs and targets of a sample: copies, the shard need not stay mapped."""
+        tokens, masks = self._map(shards[shard])
+        inputs, targets = tokens[row, :-1].astype(np.int64), tokens[row, 1:].astype(np.int64)
+        if masks is not None:
+            targets[np.unpackbits(masks[row], count=self._width)[1:] == 0] = UNTRAINED
+        return inputs, targets
 
-    def _split(self, rows: Sequence[npt.NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
-        tokens = torch.from_numpy(np.stack(rows))
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    def _split(self, rows: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]) -> tuple[Tensor, Tensor]:
+        inputs, targets = (torch.from_numpy(np.stack(each)) for each in zip(*rows, strict=True))
+        return inputs, targets
 
 
 def load_dataset(manifest: Manifest, folder: Path) -> Dataset:

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from dilocox.node.training.data import load_dataset
-from dilocox.node.training.pipeline import cross_entropy
+from dilocox.node.training.pipeline import cross_entropy, trained_tokens
 from dilocox.protocol.manifest import Manifest
 
 __all__ = ["evaluate_folder"]
@@ -15,7 +15,7 @@ __all__ = ["evaluate_folder"]
 
 @torch.no_grad()
 def evaluate_folder(manifest: Manifest, folder: Path, data: Path) -> float:
-    """Mean nats per token over the run's held-out sequences; `data`: the folder of its corpus."""
+    """Mean nats per token that is trained on, over the run's held-out sequences; `data`: the folder of its corpus."""
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     inputs, targets = load_dataset(manifest, data).evaluation()
@@ -23,5 +23,5 @@ def evaluate_folder(manifest: Manifest, folder: Path, data: Path) -> float:
     for start in range(0, len(inputs), batch):
         part = inputs[start : start + batch]
         logits = model(part, use_cache=False).logits
-        total += float(cross_entropy(logits, targets[start : start + batch])) * len(part)
-    return total / len(inputs)
+        total += float(cross_entropy(logits, targets[start : start + batch]))
+    return total / trained_tokens(targets)

@@ -1,20 +1,31 @@
 """Text from an exported folder, by transformers' own classes: a quick look at what was trained."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 from transformers.utils import logging
 
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["generate_text"]
+__all__ = ["Generated", "generate_text"]
+
+
+@dataclass(frozen=True)
+class Generated:
+    text: str
+    answers: bool
+    """Whether it is an answer to the prompt, by the tokenizer's chat template; else it goes on where the prompt ends."""
 
 
 @torch.no_grad()
-def generate_text(folder: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-    """What follows the prompt: at most so many tokens, fewer where the model ends its document. `temperature` 0: always the
-    likeliest token. Raises ConfigError where the folder is not a model with its tokenizer."""
+def generate_text(folder: Path, prompt: str, tokens: int, temperature: float, seed: int, plain: bool = False) -> Generated:
+    """What follows the prompt, or, where the tokenizer has a chat template, what is answered to it; `plain`: what follows in any
+    case. At most so many tokens, fewer where the model ends its document. `temperature` 0: always the likeliest token. Raises
+    ConfigError where the folder is not a model with its tokenizer."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
@@ -25,11 +36,22 @@ def generate_text(folder: Path, prompt: str, tokens: int, temperature: float, se
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be loaded by transformers: {error}") from error
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    given = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
+    given = _asked(tokenizer, prompt, plain).to(model.device)
     if not given["input_ids"].numel():
         raise ConfigError("the prompt makes no tokens: give one that says something")
     choice = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     set_seed(seed)
     made = model.generate(**given, max_new_tokens=tokens, pad_token_id=tokenizer.eos_token_id, **choice)
     text: str = tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
-    return text
+    return Generated(text, tokenizer.chat_template is not None and not plain)
+
+
+def _asked(tokenizer: Any, prompt: str, plain: bool) -> Any:
+    """What the model reads. Raises ConfigError."""
+    if plain or tokenizer.chat_template is None:
+        return tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    said = [{"role": "user", "content": prompt}]
+    try:
+        return tokenizer.apply_chat_template(said, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise ConfigError(f"the chat template refuses the prompt: {error}; --plain goes on with the text as it is") from error

@@ -16,7 +16,7 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
 from dilocox.protocol.crypto import length_prefixed, sha256
-from dilocox.protocol.manifest import Model
+from dilocox.protocol.manifest import Lora, Model
 from dilocox.protocol.tensors import TensorSpec, stage_tensors, stage_units
 
 __all__ = ["FAMILIES", "Chain", "Family", "Stage", "build_chain", "hugging_face_config", "initial_values"]
@@ -78,6 +78,19 @@ def hugging_face_config(model: Model) -> PretrainedConfig:
     )
 
 
+class Adapted(nn.Linear):
+    """A frozen matrix product, and the adapter that is added to it."""
+
+    def __init__(self, frozen: nn.Linear, lora: Lora) -> None:
+        super().__init__(frozen.in_features, frozen.out_features, bias=frozen.bias is not None)
+        self.lora_A = nn.Linear(frozen.in_features, lora.rank, bias=False)
+        self.lora_B = nn.Linear(lora.rank, frozen.out_features, bias=False)
+        self._scale = lora.alpha / lora.rank
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden) + self._scale * self.lora_B(self.lora_A(hidden))
+
+
 class Stage(nn.Module):
     """One stage: maybe the embedding, some layers, maybe the norm and head. Parameters carry transformers' names."""
 
@@ -98,9 +111,23 @@ class Stage(nn.Module):
         if last == model.layers + 2:
             self.model.norm = norm_type(model.hidden_size, eps=config.rms_norm_eps)
             self.lm_head = nn.Linear(model.hidden_size, model.vocabulary_size, bias=False)
+        if model.lora is not None:
+            self._adapt(model.lora)
         if layers:
             with torch.device("cpu"):  # a table of frequencies, wanted for real even where parameters are on meta
                 self.rotary = rotary_type(config)
+
+    def _adapt(self, lora: Lora) -> None:
+        """Freeze all weights, and put adapters beside the targets."""
+        self.requires_grad_(False)
+        for layer in self.model.layers.values():
+            for part in (layer.self_attn, layer.mlp):
+                for name, module in list(part.named_children()):
+                    if name in lora.targets:
+                        setattr(part, name, Adapted(module, lora))
+        trained = {spec.name for spec in self.specs}
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name in trained)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Token ids (batch, length) in the first stage, else hidden states; returns hidden states, or logits in the last."""
@@ -141,8 +168,9 @@ class Chain(nn.Module):
         return hidden
 
 
-def build_chain(model: Model, stages: list[int], device: torch.device, recompute: bool = False) -> Chain:
-    """The stages with uninitialised parameters on `device`."""
+def build_chain(model: Model, stages: list[int], device: torch.device, recompute: bool = False, half: bool = False) -> Chain:
+    """The stages with uninitialised parameters on `device`. `half`: matrix products are in bfloat16, and so are frozen matrices:
+    what autocast would make of them each time."""
     with torch.device("meta"):
         chain = Chain([Stage(model, stage, recompute) for stage in stages])
     for stage in chain:
@@ -150,8 +178,9 @@ def build_chain(model: Model, stages: list[int], device: torch.device, recompute
             if name.endswith("rotary") or name.startswith("rotary"):
                 continue
             for key, parameter in list(module.named_parameters(recurse=False)):
-                value = torch.empty_like(parameter, device=device)
-                setattr(module, key, nn.Parameter(value))
+                narrow = half and not parameter.requires_grad and isinstance(module, nn.Linear) and key == "weight"
+                value = torch.empty_like(parameter, device=device, dtype=torch.bfloat16 if narrow else None)
+                setattr(module, key, nn.Parameter(value, requires_grad=parameter.requires_grad))
         if hasattr(stage, "rotary"):
             stage.rotary.to(device)
     return chain
@@ -163,7 +192,7 @@ def initial_values(spec: TensorSpec, seed: int) -> Iterator[tuple[int, Tensor]]:
     SplitMix64's output function of (key + counter); the key is derived from seed and name, so the bits depend neither on the
     stage split nor on the machine.
     """
-    if len(spec.shape) == 1:
+    if len(spec.shape) == 1 or not spec.initial:
         yield 0, torch.full((spec.elements,), spec.initial)
         return
     key = int.from_bytes(sha256(b"dilocox-init-v1\0", seed.to_bytes(8, "big"), length_prefixed(spec.name.encode()))[:8], "big")

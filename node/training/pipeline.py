@@ -10,16 +10,21 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
+from dilocox.node.training.data import UNTRAINED
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import Chain
 from dilocox.protocol.manifest import Manifest
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "cross_entropy", "trained_tokens"]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean nats per token; logits (batch, length, vocabulary)."""
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    """Nats, summed over the targets that are not UNTRAINED; logits (batch, length, vocabulary)."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=UNTRAINED, reduction="sum")
+
+
+def trained_tokens(targets: Tensor) -> int:
+    return int((targets != UNTRAINED).sum())
 
 
 class _Autocast(nn.Module):
@@ -57,9 +62,11 @@ class Pipeline:
         stages: list[Any] = [self._stage(manifest, number, module) for number, module in self._numbered()]
         self._schedule: PipelineScheduleSingle | PipelineScheduleMulti
         if len(stages) == 1:
-            self._schedule = Schedule1F1B(stages[0], self._microbatches, loss_fn=cross_entropy)
+            self._schedule = Schedule1F1B(stages[0], self._microbatches, loss_fn=self._loss)
         else:
-            self._schedule = ScheduleInterleaved1F1B(stages, self._microbatches, loss_fn=cross_entropy)
+            self._schedule = ScheduleInterleaved1F1B(stages, self._microbatches, loss_fn=self._loss)
+        self._each = 1.0
+        """Tokens of the step's batch that are trained on, by microbatch in the mean."""
 
     @property
     def _numbers(self) -> range:
@@ -91,8 +98,14 @@ class Pipeline:
     def last(self) -> bool:
         return self._mesh.stage_rank == self._mesh.length - 1
 
-    def step(self, inputs: Tensor, targets: Tensor) -> float:
-        """Forward and backward of this copy's share, gradients averaged over it; the mean loss in the last worker, elsewhere 0."""
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Of a microbatch, so that the mean over all is the mean over the batch's tokens, wherever they lie."""
+        return cross_entropy(logits, targets) / self._each
+
+    def step(self, inputs: Tensor, targets: Tensor, tokens: int) -> float:
+        """Forward and backward of this copy's share, gradients averaged over its microbatches; the mean loss of these in the last
+        worker, elsewhere 0. `tokens`: of the whole batch, of all copies, that are trained on."""
+        self._each = tokens / (self._microbatches * self._mesh.copies)
         losses: list[Tensor] = []
         arguments = (inputs.to(self.device),) if self.first else ()
         target = targets.to(self.device) if self.last else None
@@ -102,7 +115,8 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor, batch: int, width: int) -> float:
-        """Mean loss over all sequences with the parameters as they are; in the last worker, elsewhere 0. All of a copy call it."""
+        """Mean loss over all tokens that are trained on, with the parameters as they are; in the last worker, elsewhere 0. All of
+        a copy call it."""
         total = 0.0
         for start in range(0, len(inputs), batch):
             hidden = inputs[start : start + batch]
@@ -112,8 +126,8 @@ class Pipeline:
                 if number < self._count - 1:
                     self._send(hidden)
             if self.last:
-                total += float(cross_entropy(hidden, targets[start : start + batch].to(self.device))) * shape[0]
-        return total / len(inputs)
+                total += float(cross_entropy(hidden, targets[start : start + batch].to(self.device)))
+        return total / trained_tokens(targets)
 
     def _receive(self, shape: tuple[int, ...]) -> Tensor:
         """From the worker that has the chunk before."""

@@ -39,6 +39,7 @@ class Resume:
 
     def load(self, start: pb.Start, next_command: Callable[[], pb.WorkerCommand]) -> PhaseState | None:
         """What the daemon chose, with the commits since applied, one by one as they come; None when told to stop meanwhile."""
+        self._trainer.load_frozen(self._store)
         head = initial_head("")
         if start.opening_commit:
             head = advance(self._manifest, self._commits.open(start.opening_commit))

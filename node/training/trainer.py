@@ -10,17 +10,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dilocox.node.outer.frozen import frozen_views
 from dilocox.node.outer.state import EncodedStage, StageState, rebase, start_phase
 from dilocox.node.tiling import chunks
 from dilocox.node.training.data import Dataset
 from dilocox.node.training.inner import InnerOptimizer
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import Stage, build_chain, initial_values
-from dilocox.node.training.pipeline import Pipeline
+from dilocox.node.training.pipeline import Pipeline, trained_tokens
 from dilocox.protocol import norms
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.payload import owner_of
+from dilocox.protocol.tensors import stage_weights
 from dilocox.transport.blobs import BlobStore
 
 __all__ = ["Commit", "StepResult", "Take", "Trainer", "initial_state"]
@@ -29,7 +31,9 @@ __all__ = ["Commit", "StepResult", "Take", "Trainer", "initial_state"]
 @dataclass(frozen=True)
 class StepResult:
     loss: float
-    """Mean nats per token of the batch, the same number in every worker."""
+    """Mean nats per token of the batch that is trained on, the same number in every worker."""
+    tokens: int
+    """So many are."""
     gradient_norm: float
     """Over all stages of the cluster, before clipping."""
     flags: list[float]
@@ -98,7 +102,8 @@ class Trainer:
         self.stages = [stage for chunk in mine for stage in chunk]
         self.states = [StageState(manifest, stage) for stage in self.stages] if self.mesh.leads else []
         recompute = manifest.training.checkpoint_activations
-        chains = [build_chain(manifest.model, chunk, self.device, recompute) for chunk in mine]
+        half = manifest.training.in_bfloat16(cuda=self.device.type == "cuda")
+        chains = [build_chain(manifest.model, chunk, self.device, recompute, half) for chunk in mine]
         self.pipeline = Pipeline(manifest, chains, self.mesh)
         self._live = [stage for chain in chains for stage in chain]
         self.optimizer = InnerOptimizer(manifest, self._live)
@@ -113,6 +118,20 @@ class Trainer:
 
     def live(self, stage: Stage) -> list[Tensor]:
         return [parameter.data for parameter in stage.tensors()]
+
+    def load_frozen(self, store: BlobStore) -> None:
+        """The weights that adapters are added to, where the run trains such; every copy of a stage holds them. Raises LocalError
+        where they do not lie in `store`."""
+        if self.manifest.model.lora is None:
+            return
+        root = self.manifest.model.imported
+        digests = store.stage_digests(root)
+        for number, stage in self.live_stages():
+            if not digests or digests[number] not in store:
+                raise LocalError(f"the weights {root.hex()} that adapters are added to are not here")
+            weights = dict(stage.named_parameters())
+            for spec, values in frozen_views(store.view(digests[number]), stage_weights(self.manifest.model, number)):
+                weights[spec.name].data.copy_(values)
 
     def load_initial(self, imported: BlobStore | None = None) -> None:
         """`imported`: where the state lies that the manifest names; it names none where the run begins with its seed. Raises
@@ -141,7 +160,8 @@ class Trainer:
     ) -> StepResult:
         """One inner step. Gradients are clipped by the norm over all stages of the cluster; with them at hand all ranks add up what
         `flags` says now, `before_update` is called, then the inner optimizer changes its tensors and the parameters."""
-        loss = self.pipeline.step(self.mesh.share(inputs), self.mesh.share(targets))
+        tokens = trained_tokens(targets)
+        loss = self.pipeline.step(self.mesh.share(inputs), self.mesh.share(targets), tokens)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.mesh.average(gradients)
         norms = torch._foreach_norm(gradients)
@@ -153,7 +173,7 @@ class Trainer:
             torch._foreach_mul_(gradients, scale)
         before_update()
         self.optimizer.step()
-        return StepResult(loss, norm, sums[2:])
+        return StepResult(loss, tokens, norm, sums[2:])
 
     def end_phase(self, round: int, restart: bool) -> None:
         """The phase's work into the feedback. The next one starts from a share of it, or (`restart`) from Θ.

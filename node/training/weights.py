@@ -20,7 +20,7 @@ from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest, Model
 from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import TensorSpec, stage_tensors
+from dilocox.protocol.tensors import EMBEDDING, TensorSpec, stage_weights
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.parent_pipe import exit_with_parent
 
@@ -85,7 +85,7 @@ WITHOUT_MEANING = {
 """Says nothing of what is computed in training; special tokens are the data's to say."""
 BUFFERS = ".rotary_emb.inv_freq"
 """Old files hold the table of frequencies, which follows from the config."""
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD = "lm_head.weight"
 KINDS = ("F32", "F16", "BF16")
 """Every value of these is one of float32."""
 ZEROS = 1 << 20
@@ -156,7 +156,7 @@ class Weights:
         """Raises ConfigError where the folder does not hold exactly the model's tensors, in their shapes."""
         self._model, self._tied = model, tied
         self._files = _files(folder)
-        wanted = {spec.name: spec for stage in range(model.stages) for spec in stage_tensors(model, stage)}
+        wanted = {spec.name: spec for stage in range(model.stages) for spec in stage_weights(model, stage)}
         if tied:
             del wanted[HEAD]
         held = {name for name in self._files if not name.endswith(BUFFERS)} - ({HEAD} if tied else set())
@@ -171,8 +171,8 @@ class Weights:
                 raise ConfigError(f"{self._files[name]}: {name} is {kind} of {has}; wanted: {needs} of {', '.join(KINDS)}")
 
     def put_into(self, store: BlobStore, progress: Callable[[int], None] = lambda stage: None) -> bytes:
-        """The state of round 1 as blobs; its root. `progress(stage)` is called after each. Raises ConfigError for a number that is
-        not finite."""
+        """The state of round 1, or the weights that adapters are added to, as blobs; their root. `progress(stage)` is called after
+        each. Raises ConfigError for a number that is not finite."""
         states = pb.StageStates()
         for stage in range(self._model.stages):
             states.digests.append(store.put(self._stage(stage)))
@@ -180,18 +180,28 @@ class Weights:
         return store.put([canonical(states)])
 
     def _stage(self, stage: int) -> Iterator[memoryview]:
-        """The bytes of its state blob: parameters, then momentum, which is zero."""
-        specs = stage_tensors(self._model, stage)
+        """The bytes of its state blob: parameters, then momentum, which is zero; or of its frozen weights, in bfloat16 where all
+        are."""
+        specs = stage_weights(self._model, stage)
+        frozen = self._model.lora is not None
+        narrow = frozen and all(_kind(self._files[name := self._name(spec)], name)[1] == "BF16" for spec in specs)
         for spec in specs:
-            yield self.tensor(spec).numpy().data.cast("B")
+            values = self.tensor(spec)
+            yield (values.bfloat16().view(torch.int16) if narrow else values).numpy().data.cast("B")
+        if frozen:
+            return
         left, zeros = 4 * sum(spec.elements for spec in specs), memoryview(bytes(ZEROS))
         while left:
             yield zeros[:left]
             left -= min(left, ZEROS)
 
+    def _name(self, spec: TensorSpec) -> str:
+        """In the files."""
+        return EMBEDDING if self._tied and spec.name == HEAD else spec.name
+
     def tensor(self, spec: TensorSpec) -> Tensor:
         """Its values, exactly, but what is smaller than any normal number, which machines treat differently: 0. float32, flat."""
-        name = EMBEDDING if self._tied and spec.name == HEAD else spec.name
+        name = self._name(spec)
         with _open(self._files[name]) as file:
             values: Tensor = file.get_tensor(name).float().flatten()
         if not bool(torch.isfinite(values).all()):

@@ -72,6 +72,7 @@ class Worker:
         self._stopping = False
         self._pace = Pace(settings.step_seconds, link.wake)
         self._loss = self._seconds = 0.0
+        self._tokens = 0
         """Sums over the steps of the phase."""
         self._total_steps = 0
         self._fastest_step = math.inf
@@ -148,6 +149,7 @@ class Worker:
         self._fastest_step = min(self._fastest_step, seconds)
         self._seconds += min(seconds, SUSPENDED * self._fastest_step)
         self._loss += result.loss
+        self._tokens += result.tokens
         self._total_steps += 1
         self._report_step(self.state.steps + 1, result.loss, seconds)
         return phase.agree(result.flags, self.mesh.workers, True, self._next_head)
@@ -194,6 +196,7 @@ class Worker:
                     self._score()
         if self.state.round != before.round:
             self._loss = self._seconds = 0.0
+            self._tokens = 0
         return actions[-1]
 
     def _apply(self, keep_private: bool, steps: int) -> None:
@@ -215,7 +218,7 @@ class Worker:
         meta = BoundaryMeta(
             round=ended.round,
             inner_steps=ended.inner_steps,
-            tokens=ended.inner_steps * self.manifest.tokens_per_step,
+            tokens=self._tokens,
             loss=self._loss / ended.inner_steps,
             samples_read=ended.samples_read,
             joined=ended.joined,

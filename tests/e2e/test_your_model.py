@@ -9,41 +9,44 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from dilocox.node.data.tokens import train_tokenizer
+from dilocox.protocol.chain import taken
 from dilocox.protocol.manifest import Manifest
+from dilocox.transport.chain_file import ChainFile
+from tests.chats import CHATML, conversations, write_hub, write_records
 from tests.corpora import words
 from tests.e2e.conftest import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.e2e
 PAGE = Path(__file__).parents[2] / "docs" / "your-model.md"
+VERBS = ["data", "init", "testnet", "export", "generate"]
 SMALLER = {
     r"^count = .*$": "count = 3",
     r"^inner_steps = .*$": "inner_steps = 3",
     r"^synchronous_rounds = .*$": "synchronous_rounds = 1",
     r"^learning_rate = 6e-3$": "learning_rate = 1e-3",
 }
+LONGER = {r"^count = .*$": "count = 6", r"^inner_steps = .*$": "inner_steps = 6"}
 
 
 def make_hub(folder: Path) -> None:
     """What the page downloads, smaller."""
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=320, num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, **shape)
+    config = LlamaConfig(vocab_size=448, num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, **shape)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     (folder / "tokenizer.json").write_text(train_tokenizer(words(50, 20), 300))
 
 
-def test_the_page_s_commands_train_a_model_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
-    make_hub(tmp_path / "HUB")
-    (tmp_path / "TEXTS").mkdir()
-    for number in range(400):
-        (tmp_path / "TEXTS" / f"{number}.txt").write_text("\n".join(words(3, 60, number)))
-    commands = re.findall(r"^dilocox .*$", "\n".join(re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)), re.MULTILINE)
-    assert [command.split()[1] for command in commands] == ["data", "init", "testnet", "export", "generate"]
-    said = {}
+def run_page(tmp_path: Path, kind: str, run_file: str, smaller: Mapping[str, str] = SMALLER) -> dict[str, str]:
+    """What the commands of the page's blocks of this kind say, by verb."""
+    blocks = re.findall(rf"^```{kind}\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    commands = re.findall(r"^dilocox .*$", "\n".join(blocks), re.MULTILINE)
+    assert [command.split()[1] for command in commands if "--adapter" not in command and "--every" not in command] == VERBS
+    said: dict[str, str] = {}
     for command in commands:
         verb = command.split()[1]
         more = ["--no-baseline"] if verb == "testnet" else []
@@ -56,9 +59,19 @@ def test_the_page_s_commands_train_a_model_further(tmp_path: Path, monkeypatch: 
             timeout=PATIENCE_SECONDS,
         )
         assert done.returncode == 0, (command, done.stdout)
-        said[verb] = done.stdout
+        said[verb] = said.get(verb, "") + done.stdout
         if verb == "init":
-            make_smaller(tmp_path / "my-run.toml", SMALLER)
+            make_smaller(tmp_path / run_file, smaller)
+    return said
+
+
+def test_the_page_s_commands_train_a_model_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
+    make_hub(tmp_path / "HUB")
+    (tmp_path / "TEXTS").mkdir()
+    for number in range(400):
+        (tmp_path / "TEXTS" / f"{number}.txt").write_text("\n".join(words(3, 60, number)))
+    said = run_page(tmp_path, "sh", "my-run.toml")
     assert "every node has the same state hash after every round" in said["testnet"]
     [committed] = re.findall(r"committed model after \d+ inner steps: ([0-9.]+)", said["testnet"])
     [measured] = re.findall(r"held-out loss with transformers: ([0-9.]+)", said["export"])
@@ -66,6 +79,66 @@ def test_the_page_s_commands_train_a_model_further(tmp_path: Path, monkeypatch: 
     assert said["generate"].startswith("Once upon a time")
     assert len(said["generate"].strip()) > len("Once upon a time")
     _began_there_and_moved(tmp_path)
+
+
+def test_the_page_s_commands_teach_a_model_to_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
+    make_hub(tmp_path / "HUB")
+    write_hub(tmp_path / "HUB")
+    write_records(tmp_path / "CHATS.jsonl", [{"messages": each} for each in conversations(2000)])
+    said = run_page(tmp_path, "sh chat", "chat-run.toml", SMALLER | LONGER)
+    assert "tokens are trained on, in sequences of 128" in said["data"]
+    assert "every node has the same state hash after every round" in said["testnet"]
+    losses = [float(loss) for loss in re.findall(r"committed model after \d+ inner steps: ([0-9.]+)", said["testnet"])]
+    assert losses[-1] < 5.9, "ln 448, 6.1, is what knows nothing"
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "chat-model")
+    assert tokenizer.chat_template == CHATML
+    assert not said["generate"].startswith("What do you know?"), "it answers"
+    [chain] = [path for path in (tmp_path / "home").rglob("chain.db") if "coordinator" in str(path)]
+    with ChainFile.for_reading(chain) as opened:
+        read = opened.manifest.tokens_per_step
+        for commit in opened.commits():
+            for item in taken(commit.body):
+                assert 0 < item.contribution.tokens < item.contribution.inner_steps * read, "answers only"
+
+
+def test_the_page_s_commands_train_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
+    make_hub(tmp_path / "HUB")
+    (tmp_path / "TEXTS").mkdir()
+    for number in range(200):
+        (tmp_path / "TEXTS" / f"{number}.txt").write_text("\n".join(words(3, 60, number)))
+    said = run_page(tmp_path, "sh lora", "lora-run.toml")
+    assert "every node has the same state hash after every round" in said["testnet"]
+    [committed] = re.findall(r"committed model after \d+ inner steps: ([0-9.]+)", said["testnet"])
+    [measured] = re.findall(r"held-out loss with transformers: ([0-9.]+)", said["export"])
+    assert float(measured) == pytest.approx(float(committed), abs=2e-3)
+    losses = _held_out(tmp_path)
+    assert losses[-1] < losses[0] - 0.05, losses
+    run = Manifest.from_toml((tmp_path / "lora-run.toml").read_text())
+    assert run.model.lora is not None
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32) for name in ("HUB", "lora-model")
+    )
+    adapters = load_file(tmp_path / "lora-adapter" / "adapter_model.safetensors")
+    for name, weight in after.model.layers.named_parameters():
+        stem = f"base_model.model.model.layers.{name.removesuffix('.weight')}"
+        frozen = before.model.layers.get_parameter(name)
+        if f"{stem}.lora_A.weight" in adapters:
+            frozen = frozen + 2.0 * adapters[f"{stem}.lora_B.weight"] @ adapters[f"{stem}.lora_A.weight"]
+        torch.testing.assert_close(weight, frozen)
+    assert torch.equal(after.model.embed_tokens.weight, before.model.embed_tokens.weight)
+    [snapshot] = (tmp_path / "lora-snapshots").glob("round-*")
+    assert (snapshot / "config.json").exists()
+    for part in (snapshot / "model.safetensors.index.json", *snapshot.glob("*.safetensors")):
+        assert part.read_bytes() == (tmp_path / "lora-model" / part.name).read_bytes()
+
+
+def _held_out(folder: Path) -> list[float]:
+    """Loss of the committed states."""
+    [chain] = [path for path in (folder / "home").rglob("chain.db") if "coordinator" in str(path)]
+    with ChainFile.for_reading(chain) as opened:
+        return [commit.body.evaluation_loss for commit in opened.commits() if commit.body.evaluated]
 
 
 def make_smaller(run_file: Path, smaller: Mapping[str, str]) -> None:

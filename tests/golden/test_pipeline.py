@@ -13,8 +13,13 @@ import pytest
 from bench.texts import stdlib
 from dilocox.node import memory
 from dilocox.node.tiling import chunks, stretches
+from dilocox.node.training.model import initial_values
 from dilocox.node.worker_settings import RENDEZVOUS
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import canonical
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.tensors import stage_weights
+from dilocox.transport.blobs import BlobStore
 from tests.helpers import manifest
 
 SCRIPT = """
@@ -23,14 +28,16 @@ import torch, torch.distributed as dist
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.rendezvous import join_generation
 from dilocox.node.training.trainer import Trainer
-from dilocox.node.training.data import load_dataset
+from dilocox.node.training.data import UNTRAINED, load_dataset
 from dilocox.protocol.manifest import Manifest
+from dilocox.transport.blobs import BlobStore
 join_generation("gloo")
 rank, workers = dist.get_rank(), dist.get_world_size()
 torch.set_num_threads(1)
 run = Manifest.from_canonical(open(sys.argv[1], "rb").read())
 mesh = Mesh(rank, workers, int(sys.argv[3]))
 trainer = Trainer(run, mesh)
+trainer.load_frozen(BlobStore(pathlib.Path(sys.argv[2])))
 trainer.load_initial()
 
 def held():  # by stage, a digest of what this worker trains with
@@ -38,7 +45,14 @@ def held():  # by stage, a digest of what this worker trains with
     return {number: hashlib.sha256(bits).hexdigest() for number, bits in live.items()}
 
 data = load_dataset(run, pathlib.Path(sys.argv[2]))
-results = [trainer.step(*data.batch([4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3]), flags=[1.0, rank]) for i in range(4)]
+
+def batch(i):
+    inputs, targets = data.batch([4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3])
+    for row in range(len(targets) if sys.argv[4] == "masked" else 0):
+        targets[row, : (i + 5 * row) % 15] = UNTRAINED  # of each row another share
+    return inputs, targets
+
+results = [trainer.step(*batch(i), flags=lambda: [1.0, rank]) for i in range(4)]
 trained = held()
 trainer.end_phase(1, restart=False)
 evaluation = trainer.evaluate_committed(data)
@@ -62,7 +76,7 @@ class Kept:  # bytes that autograd keeps, storage by storage
 
 with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
     inputs, targets = data.batch([16, 17, 18, 19])
-    trainer.pipeline.step(mesh.share(inputs), mesh.share(targets))
+    trainer.pipeline.step(mesh.share(inputs), mesh.share(targets), targets.numel())
 told = [[r.loss, r.gradient_norm, *r.flags] for r in results] + [[evaluation]]
 where = {"copy": mesh.copy, "states": len(trainer.states), "peak": Kept.peak}
 print(json.dumps({"told": told, "held": {stage: [trained[stage], digest] for stage, digest in held().items()}, **where}))
@@ -81,14 +95,17 @@ class Ran:
     """Bytes that autograd kept in each worker, at the fullest moment of a step."""
 
 
-def run_mesh(folder: Path, stages: int, workers: int, copies: int = 1, **training: Any) -> Ran:
+def run_mesh(
+    folder: Path, stages: int, workers: int, copies: int = 1, masked: bool = False, lora: bool = False, **training: Any
+) -> Ran:
     named = "-".join(str(value) for value in (stages, workers, copies, *training.values()))
-    path = folder / f"manifest-{named}.json"
-    run = manifest(data=stdlib().settings, model={"stages": stages, "layers": 6}, training={"microbatches": 4, **training})
+    path, text = folder / f"manifest-{named}.json", stdlib()
+    run = manifest(data=text.settings, model={"stages": stages, "layers": 6}, training={"microbatches": 4, **training})
+    run = on_adapters(run, BlobStore(text.folder)) if lora else run
     path.write_bytes(run.canonical_bytes())
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(path), str(stdlib().folder), str(copies)],
+            [sys.executable, "-c", SCRIPT, str(path), str(text.folder), str(copies), "masked" if masked else ""],
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[2],
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(workers), RENDEZVOUS: str(folder / named)},
@@ -115,6 +132,31 @@ def test_workers_together_compute_what_one_computes(tmp_path: Path):
         for step, expected in zip(together.told, alone.told, strict=True):
             assert step[:2] == pytest.approx(expected[:2], rel=1e-4)
         assert together.told[0][2:] == [workers, sum(range(workers))]
+
+
+@pytest.mark.e2e
+def test_workers_together_weigh_each_token_alike(tmp_path: Path):
+    """Where of some sequences more tokens are trained on than of others, wherever they lie."""
+    alone = run_mesh(tmp_path, 2, 1, masked=True)
+    for stages, workers, copies in ((2, 2, 1), (1, 2, 2), (2, 4, 2)):
+        together = run_mesh(tmp_path, stages, workers, copies, masked=True)
+        for step, expected in zip(together.told, alone.told, strict=True):
+            assert step[:2] == pytest.approx(expected[:2], rel=1e-4)
+
+
+def on_adapters(run: Manifest, store: BlobStore) -> Manifest:
+    """The same run on adapters of weights from its seed, which are put into the store."""
+    sections = run.model_dump(mode="json")
+    sections["compression"] = {"codec": "int4"}
+    sections["model"]["lora"] = {"rank": 4, "alpha": 8.0, "base": "00" * 32}
+    model = Manifest.model_validate(sections).model
+    weights = (
+        [values.numpy().tobytes() for spec in stage_weights(model, stage) for _, values in initial_values(spec, 1)]
+        for stage in range(model.stages)
+    )
+    root = store.put([canonical(pb.StageStates(digests=[store.put(stage) for stage in weights]))])
+    sections["model"]["lora"]["base"] = root.hex()
+    return Manifest.model_validate(sections)
 
 
 UNCLIPPED: dict[str, Any] = {"gradient_clip": 1e9}
@@ -144,6 +186,18 @@ def test_a_looped_schedule_goes_round_more_than_two_workers(alone: Ran, tmp_path
     ran = run_mesh(tmp_path, 7, 3, **UNCLIPPED, schedule="interleaved")
     assert ran.held == alone.held
     assert ran.peaks == pytest.approx([planned(ran.run, worker, 3) for worker in range(3)], rel=0.1)
+
+
+@pytest.mark.e2e
+def test_workers_together_train_the_adapters_that_one_trains(tmp_path: Path):
+    alone = run_mesh(tmp_path, 5, 1, lora=True, **UNCLIPPED)
+    for workers, schedule in ((2, "1f1b"), (2, "interleaved"), (3, "1f1b")):
+        ran = run_mesh(tmp_path, 5, workers, lora=True, **UNCLIPPED, schedule=schedule)
+        assert ran.held == alone.held
+        assert [step[0] for step in ran.told] == [step[0] for step in alone.told]
+    copied = run_mesh(tmp_path, 5, 4, 2, lora=True, **UNCLIPPED)
+    for step, expected in zip(copied.told, alone.told, strict=True):
+        assert step[:2] == pytest.approx(expected[:2], rel=1e-4)
 
 
 def planned(run: Manifest, worker: int, workers: int) -> int:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from dilocox.cli.main import app
 from dilocox.node.data import build as builder
+from dilocox.node.data import shards
 from dilocox.node.data.build import build
 from dilocox.node.data.check import check_corpus, check_whole
 from dilocox.node.data.sources import documents, find_files
@@ -75,7 +76,7 @@ def test_copies_of_a_document_lie_on_one_side(tmp_path: Path):
 def test_many_shards_in_little_memory_hold_every_document_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     documents = words(500, 20)
     monkeypatch.setattr(builder, "SHARD_BYTES", 4096)
-    monkeypatch.setattr(builder, "BUFFERED_BYTES", 2000)
+    monkeypatch.setattr(shards, "BUFFERED_BYTES", 2000)
     monkeypatch.setattr(builder, "BATCH_CHARACTERS", 700)
     corpus_of(tmp_path / "c", documents)
     corpus = opened(tmp_path / "c")

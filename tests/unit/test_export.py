@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from bench.texts import Text
 from dilocox.cli.main import app
 from dilocox.node.data.tokens import byte_tokenizer, open_encoder, train_tokenizer
-from dilocox.node.outer.export import export_model
+from dilocox.node.outer.export import Vocabulary, export_model
 from dilocox.node.training.generate import generate_text
 from dilocox.node.training.model import FAMILIES, build_chain
 from dilocox.node.training.trainer import initial_state
@@ -44,7 +44,7 @@ def exported(tmp_path: Path, run: Manifest, tokenizer: str, end: int) -> tuple[P
     store, folder = BlobStore(tmp_path / "blobs"), tmp_path / "model"
     digests = [store.put([initial_state(run, stage).state_bytes()]) for stage in range(run.model.stages)]
     seen: list[int] = []
-    export_model(run, digests, store, folder, tokenizer.encode(), end, "# A card", seen.append)
+    export_model(run, digests, store, folder, Vocabulary(tokenizer.encode(), end), "# A card", seen.append)
     assert seen == list(range(run.model.stages))
     return folder, store, digests
 

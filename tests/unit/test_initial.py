@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from dilocox.cli.main import app
 from dilocox.node.data.tokens import byte_tokenizer
 from dilocox.node.imported import import_state
-from dilocox.node.outer.export import export_model
+from dilocox.node.outer.export import Vocabulary, export_model
 from dilocox.node.starts import Starts
 from dilocox.node.training.trainer import Trainer, initial_state
 from dilocox.protocol import chain, round
@@ -139,7 +139,7 @@ def copy_of_a_model(folder: Path) -> bytes:
     run = manifest(model={"family": "llama"})
     store = BlobStore(folder / "elsewhere")
     digests = [store.put([initial_state(run, stage).state_bytes()]) for stage in range(run.model.stages)]
-    export_model(run, digests, store, folder / "hub", byte_tokenizer().encode(), 0, "", lambda stage: None)
+    export_model(run, digests, store, folder / "hub", Vocabulary(byte_tokenizer().encode(), 0), "", lambda stage: None)
     return store.put([canonical(pb.StageStates(digests=digests))])
 
 

@@ -214,6 +214,19 @@ def test_contributions_that_break_a_rule(spoil, outcome, reason):
         table.verify()
 
 
+def test_of_conversations_a_contribution_counts_the_tokens_that_it_was_trained_on():
+    table = Table(manifest(data={"loss_mask": True})).genesis()
+    read = table.contribution(0).body.tokens
+    assert table.submit(table.contribution(0, tokens=0)).reason == pb.REASON_IMPOSSIBLE_TOKENS
+    assert table.submit(table.contribution(0, tokens=read + 1)).reason == pb.REASON_IMPOSSIBLE_TOKENS
+    for number, tokens in enumerate((1, read // 4, read)):
+        assert table.submit(table.contribution(number, tokens=tokens)).outcome is Outcome.ACCEPT
+    table.vote()
+    weights = {item.cluster: item.weight for item in chain.taken(table.commits[-1].body)}
+    assert weights[identity(0).peer] == 1
+    table.verify()
+
+
 def test_strangers_and_repeats():
     table = Table(manifest()).genesis()
     assert table.submit(table.contribution(7)).reason == pb.REASON_NOT_ON_ROSTER

@@ -54,8 +54,8 @@ class Storage(Protocol):
         """Also where there is none."""
 
 
-def open_storage(url: str) -> Storage:
-    """Of `file:///PATH`, a path, or `s3://BUCKET/PREFIX`. Raises ConfigError."""
+def open_storage(url: str, option: str = "--archive") -> Storage:
+    """Of `file:///PATH`, a path, or `s3://BUCKET/PREFIX`. `option`: who names it, for the sentence. Raises ConfigError."""
     scheme, separator, _ = url.partition("://")
     if not separator:
         return FolderStorage(Path(url))
@@ -65,7 +65,7 @@ def open_storage(url: str) -> Storage:
     if scheme == "s3" and parts.netloc and not parts.query and not parts.fragment and "@" not in parts.netloc:
         return BucketStorage(parts.netloc, parts.path.strip("/"))
     raise ConfigError(
-        f"--archive {url}: write a folder, file:///PATH or s3://BUCKET/PREFIX; where a bucket is and who asks, AWS_ENDPOINT_URL,"
+        f"{option} {url}: write a folder, file:///PATH or s3://BUCKET/PREFIX; where a bucket is and who asks, AWS_ENDPOINT_URL,"
         " AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY say"
     )
 
@@ -85,8 +85,8 @@ class FolderStorage:
     """What `write_atomically` leaves when the process is killed."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute()
-        self.url = self._folder.as_uri()
+        self.folder = folder.absolute()
+        self.url = self.folder.as_uri()
 
     def _doing(self, what: Callable[[], T]) -> T:
         try:
@@ -97,7 +97,7 @@ class FolderStorage:
     def get(self, name: str, most: int) -> bytes:
         def read() -> bytes | None:
             try:
-                with (self._folder / name).open("rb") as file:
+                with (self.folder / name).open("rb") as file:
                     if (size := os.fstat(file.fileno()).st_size) > most:
                         raise _oversize(self.url, name, size, most)
                     return file.read(most + 1)
@@ -118,7 +118,7 @@ class FolderStorage:
 
     def put(self, name: str, data: bytes) -> None:
         def write() -> None:
-            path = self._ready(self._folder / name)
+            path = self._ready(self.folder / name)
             write_atomically(path, data)
             if path.read_bytes() != data:
                 raise _unavailable(self.url, f"{name} does not read as it was written")
@@ -128,7 +128,7 @@ class FolderStorage:
     def put_new(self, name: str, data: bytes) -> bool:
         def write() -> bool:
             try:
-                write_new(self._ready(self._folder / name), data)
+                write_new(self._ready(self.folder / name), data)
             except FileExistsError:
                 return False
             return True
@@ -136,7 +136,7 @@ class FolderStorage:
         return self._doing(write)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        root = self._folder / folder if folder else self._folder
+        root = self.folder / folder if folder else self.folder
 
         def look() -> dict[str, int]:
             found: dict[str, int] = {}
@@ -151,7 +151,7 @@ class FolderStorage:
     def size(self, name: str) -> int | None:
         def look() -> int | None:
             try:
-                return (self._folder / name).stat().st_size
+                return (self.folder / name).stat().st_size
             except FileNotFoundError:
                 return None
 
@@ -159,7 +159,7 @@ class FolderStorage:
 
     def delete(self, name: str) -> None:
         def remove() -> None:
-            path = self._folder / name
+            path = self.folder / name
             path.unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 if all(self.SCRATCH.fullmatch(left.name) for left in path.parent.iterdir()):
@@ -216,6 +216,10 @@ class BucketStorage:
 
     def put(self, name: str, data: bytes) -> None:
         self._doing(lambda: obstore.put(self._store, name, data, use_multipart=False))
+
+    def upload(self, name: str, path: Path) -> None:
+        """A file of any size, whole or not at all."""
+        self._doing(lambda: obstore.put(self._store, name, path))
 
     def put_new(self, name: str, data: bytes) -> bool:
         def write() -> bool:

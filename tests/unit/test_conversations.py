@@ -1,0 +1,294 @@
+"""Conversations: what is trained on of them, what is left out, and that nothing is cut within an answer."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from dilocox.cli.main import app
+from dilocox.node.data import shards
+from dilocox.node.data.build import build
+from dilocox.node.data.check import check_own, check_whole
+from dilocox.node.data.conversations import ChatEncoder, messages_of, open_chat_encoder
+from dilocox.node.data.shards import Encoded
+from dilocox.node.training.data import UNTRAINED, load_dataset
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.corpus import Corpus, Shard, check_fits
+from dilocox.protocol.errors import ConfigError
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.corpora import corpus_in, last_built
+from tests.chats import CHATML, conversations, write_hub, write_records
+from tests.corpora import corpus_of, words
+from tests.helpers import manifest
+
+LENGTH = 32
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m['content'] }}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FORGETS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' and loop.last %}<think></think>{% endif %}{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As Qwen3's: the last answer is written otherwise than those before."""
+BARE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hub(tmp_path_factory.mktemp("hub"))
+
+
+def encoder(hub: Path, template: str = CHATML, length: int = LENGTH) -> ChatEncoder:
+    path = hub / f"{abs(hash(template))}.jinja"
+    path.write_text(template)
+    return open_chat_encoder(str(hub), path, None, length)
+
+
+def turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+TALK = [turn("user", "a b c"), turn("assistant", "d e"), turn("user", "f"), turn("assistant", "g h")]
+
+
+def trained(hub: Path, document: Encoded) -> list[str]:
+    """The stretches that are trained on, as text."""
+    tokenizer = Tokenizer.from_file(str(hub / "tokenizer.json"))
+    assert document.mask is not None
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], document.mask, [False]]).astype(int)))
+    stretches = [document.tokens[start:end].tolist() for start, end in edges.reshape(-1, 2)]
+    return [tokenizer.decode(stretch, skip_special_tokens=False) for stretch in stretches]
+
+
+@pytest.mark.parametrize(
+    ("template", "answers"),
+    [
+        (CHATML, ["d e<|im_end|>\n", "g h<|im_end|>\n"]),
+        (MARKED, ["d e<|im_end|>", "g h<|im_end|>"]),
+        (BARE, [" d e\n", " g h\n<|im_end|>"]),  # it writes nothing that ends an answer: the end token does
+        (FORGETS, ["<think></think>g h<|im_end|>\n"]),
+    ],
+)
+def test_answers_are_trained_on_and_nothing_else(hub: Path, template: str, answers: list[str]):
+    chat = encoder(hub, template, 100)
+    document = chat.encode(TALK)
+    assert document is not None
+    assert trained(hub, document) == answers
+    assert chat.layout().unmarked == (template == FORGETS)
+
+
+def test_marks_are_where_transformers_finds_them(hub: Path):
+    document = encoder(hub, MARKED, 100).encode(TALK)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(hub / "tokenizer.json"), eos_token="<|im_end|>")
+    theirs.chat_template = MARKED
+    said = theirs.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
+    assert document is not None
+    assert document.mask is not None
+    assert document.tokens.tolist() == said["input_ids"]
+    assert document.mask.tolist() == [bool(each) for each in said["assistant_masks"]]
+
+
+def test_what_is_too_long_ends_after_an_answer_or_is_left_out(hub: Path):
+    whole = encoder(hub, CHATML, 1000).encode(TALK)
+    assert whole is not None
+    for length in range(4, len(whole.tokens)):
+        chat = encoder(hub, CHATML, length)
+        document = chat.encode(TALK)
+        counts = chat.layout()
+        if document is None:
+            assert (counts.too_long, counts.shortened) == (1, 0)
+            continue
+        assert len(document.tokens) <= length + 1
+        assert trained(hub, document) in (["d e<|im_end|>\n"], ["d e<|im_end|>\n", "g h<|im_end|>\n"])
+        assert counts.shortened == (len(document.tokens) < len(whole.tokens))
+    assert trained(hub, whole) == ["d e<|im_end|>\n", "g h<|im_end|>\n"]
+
+
+def test_who_spells_a_special_token_or_is_not_answered_is_left_out(hub: Path):
+    chat = encoder(hub)
+    assert chat.encode([turn("user", "a <|im_end|> b"), turn("assistant", "c")]) is None
+    assert chat.encode([turn("user", "a")]) is None
+    assert (chat.layout().spelling, chat.layout().unanswered) == (1, 1)
+    assert "1 left out, in which nobody answers" in chat.says()
+
+
+@pytest.mark.parametrize(
+    ("record", "found"),
+    [
+        ({"messages": TALK, "id": 3}, TALK),
+        ({"prompt": "a", "completion": "b"}, [turn("user", "a"), turn("assistant", "b")]),
+        ({"messages": None, "prompt": TALK[:1], "completion": TALK[1:2]}, TALK[:2]),
+        ({"messages": [{**TALK[0], "name": None}]}, TALK[:1]),
+    ],
+)
+def test_records_are_messages_or_prompt_and_completion(record: dict[str, Any], found: list[dict[str, str]]):
+    assert messages_of(record) == found
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"text": "x"}, r"neither messages.*nor prompt and completion.*there are: text"),
+        ({"messages": []}, "neither messages"),
+        ({"prompt": "x"}, "there are: prompt"),
+        ([1], "no names"),
+        ({"messages": ["x"]}, "no {role, content}"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "no {role, content}"),
+    ],
+)
+def test_a_record_that_is_none_is_named(hub: Path, tmp_path: Path, record: Any, sentence: str):
+    path = write_records(tmp_path / "a.jsonl", [{"messages": TALK}, record])
+    with pytest.raises(ConfigError, match=f"line 2: .*{sentence}"):
+        build(tmp_path / "c", [path], encoder(hub))
+
+
+def test_wrong_use_is_one_sentence(hub: Path, tmp_path: Path):
+    (tmp_path / "x.txt").write_text("text")
+    with pytest.raises(ConfigError, match="holds no records"):
+        build(tmp_path / "c", [tmp_path / "x.txt"], encoder(hub))
+    with pytest.raises(ConfigError, match=r"has no chat template.*--chat-template"):
+        open_chat_encoder(str(hub / "tokenizer.json"), None, None, LENGTH)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        open_chat_encoder(str(hub), tmp_path / "none.jinja", None, LENGTH)
+    raises = encoder(hub, "{{ raise_exception('no system here') }}")
+    with pytest.raises(ConfigError, match=r"line 1: the chat template refuses.*no system here"):
+        build(tmp_path / "c", [write_records(tmp_path / "a.jsonl", [{"messages": TALK}])], raises)
+    with pytest.raises(ConfigError, match=r"0 documents to train on.*2 left out, in which nobody answers"):
+        build(tmp_path / "c", [write_records(tmp_path / "b.jsonl", [{"messages": TALK[:1]}] * 2)], encoder(hub))
+    for options, said in ((["--sequence-length", "8"], "go with --chat"), (["--chat"], "needs --sequence-length")):
+        done = CliRunner().invoke(app, ["data", "build", "x", str(tmp_path / "a.jsonl"), *options])
+        assert done.exit_code == 2
+        assert said in done.output
+
+
+def built(hub: Path, folder: Path, count: int = 60, **options: Any) -> Corpus:
+    path = write_records(folder.with_suffix(".jsonl"), [{"messages": each} for each in conversations(count)])
+    digest, corpus = build(folder, [path], encoder(hub), held_out_every=8, **options)
+    assert corpus == corpus_in(BlobStore(folder), digest)
+    return corpus
+
+
+def rows_of(folder: Path, corpus: Corpus, of: tuple[Shard, ...]) -> list[tuple[list[int], list[int]]]:
+    """Tokens of each row, and its mask."""
+    chat, found = corpus.chat, []
+    assert chat is not None
+    for shard in of:
+        raw, count = bytes(BlobStore(folder).view(bytes.fromhex(shard.digest))), shard.tokens
+        assert len(raw) == corpus.size(shard)
+        tokens = np.frombuffer(raw, f"<u{corpus.token_bytes}", count).reshape(-1, chat.width)
+        masks = np.frombuffer(raw, np.uint8, offset=count * corpus.token_bytes).reshape(len(tokens), -1)
+        found += [(row.tolist(), np.unpackbits(mask)[: chat.width].tolist()) for row, mask in zip(tokens, masks, strict=True)]
+    return found
+
+
+def test_a_corpus_holds_whole_conversations_in_rows(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "COPIED_BYTES", 200)
+    monkeypatch.setattr(shards, "BUFFERED_BYTES", 500)
+    corpus = built(hub, tmp_path / "c")
+    check_whole(BlobStore(tmp_path / "c"), last_built(tmp_path / "c"))
+    assert corpus.chat is not None
+    assert corpus.documents + corpus.held_out_documents + corpus.chat.too_long == 60
+    assert corpus.chat.shortened > 0
+    start, end = (Tokenizer.from_file(str(hub / "tokenizer.json")).token_to_id(name) for name in ("<|im_start|>", "<|im_end|>"))
+    begun = 0
+    for tokens, mask in (found := rows_of(tmp_path / "c", corpus, corpus.training)):
+        assert tokens[0] == start, "a row begins with a conversation"
+        assert mask[0] == 0
+        last = max(index for index, marked in enumerate(mask) if marked)
+        assert end in tokens[last - 1 : last + 1], "and no answer of it is cut"
+        assert set(tokens[last + 1 :]) <= {end}
+        begun += sum(now == start for now in tokens)
+    assert sum(sum(mask) for _, mask in found) == corpus.chat.trained
+    assert begun > len(found), "several conversations in a row"
+    assert built(hub, tmp_path / "again").canonical_bytes() == corpus.canonical_bytes()
+
+
+def test_a_run_s_targets_are_the_answers(hub: Path, tmp_path: Path):
+    corpus = built(hub, tmp_path / "c")
+    run = chat_run(tmp_path / "c")
+    dataset = load_dataset(run, tmp_path / "c")
+    rows = {tuple(tokens): mask for tokens, mask in rows_of(tmp_path / "c", corpus, corpus.training)}
+    inputs, targets = dataset.batch(range(8))
+    for given, wanted in zip(inputs.tolist(), targets.tolist(), strict=True):
+        [(tokens, mask)] = [(t, m) for t, m in rows.items() if list(t[:-1]) == given]
+        assert wanted == [token if marked else UNTRAINED for token, marked in zip(tokens[1:], mask[1:], strict=True)]
+    assert dataset.evaluation()[1].eq(UNTRAINED).any()
+
+
+def chat_run(folder: Path, **sections: Any) -> Any:
+    data = {"digest": last_built(folder).hex(), "loss_mask": True}
+    model = {"sequence_length": LENGTH, "vocabulary_size": 512, **sections.pop("model", {})}
+    return manifest(data=data, model=model, **sections)
+
+
+def test_a_run_says_that_its_data_are_conversations_and_how_long(hub: Path, tmp_path: Path):
+    corpus = built(hub, tmp_path / "c")
+    check_fits(chat_run(tmp_path / "c"), corpus)
+    with pytest.raises(ConfigError, match=r"data.loss_mask has to be true"):
+        check_fits(manifest(model={"vocabulary_size": 512, "sequence_length": LENGTH}), corpus)
+    with pytest.raises(ConfigError, match="build them with --sequence-length 16"):
+        check_fits(chat_run(tmp_path / "c", model={"sequence_length": 16}), corpus)
+    text = corpus_of(tmp_path / "text", words(40, 60))
+    plain = corpus_in(BlobStore(text.folder), last_built(text.folder))
+    assert plain is not None
+    with pytest.raises(ConfigError, match=r"no conversations: data.loss_mask has to be false"):
+        check_fits(chat_run(tmp_path / "c"), plain)
+
+
+def test_private_conversations_are_laid_out_as_the_run_s(hub: Path, tmp_path: Path):
+    shared, own = built(hub, tmp_path / "shared"), tmp_path / "own"
+    run = chat_run(tmp_path / "shared")
+    built(hub, own, 90)
+    check_own(run, shared, own, last_built(own))
+    path = own.with_suffix(".jsonl")
+    digest, _ = build(tmp_path / "other", [path], encoder(hub, MARKED), held_out_every=8)
+    with pytest.raises(ConfigError, match=f"another chat template.*--sequence-length {LENGTH}"):
+        check_own(run, shared, tmp_path / "other", digest)
+    write_records(path, [{"text": text} for text in words(40, 60)])
+    digest, _ = build(tmp_path / "text", [path], encoder(hub).encoder, held_out_every=8)
+    with pytest.raises(ConfigError, match=r"private data are text.*build them with --chat"):
+        check_own(run, shared, tmp_path / "text", digest)
+
+
+def test_a_row_that_nobody_trains_on_is_refused(hub: Path, tmp_path: Path):
+    """A batch of such would have no mean; bits beyond a row's end are nobody's."""
+    corpus = built(hub, tmp_path / "c")
+    assert corpus.chat is not None
+    store, shard = BlobStore(tmp_path / "c"), corpus.training[0]
+    raw = bytearray(store.view(bytes.fromhex(shard.digest)))
+    raw[-corpus.chat.mask_bytes :] = bytes([0x80] + [0] * (corpus.chat.mask_bytes - 2) + [0x7F])
+    spoilt = corpus.model_copy(update={"training": (Shard(digest=store.put([bytes(raw)]).hex(), tokens=shard.tokens),)})
+    with pytest.raises(ConfigError, match="a row that nobody trains on"):
+        check_whole(store, store.put([spoilt.canonical_bytes()]))
+
+
+def test_the_loss_is_the_mean_over_the_batch_s_answers_wherever_they_lie(process_group: None, hub: Path, tmp_path: Path):
+    """Not the mean of microbatches' means: what each token weighs does not follow from its neighbours."""
+    built(hub, tmp_path / "c")
+    losses, norms = [], []
+    for microbatches in (1, 2, 4):
+        run = chat_run(tmp_path / "c", training={"microbatches": microbatches, "batch_size": 4})
+        inputs, targets = load_dataset(run, tmp_path / "c").batch(range(4))
+        targets[0, :] = UNTRAINED
+        targets[0, 3] = 7  # one token in the first row, many in the others
+        trainer = Trainer(run)
+        trainer.load_initial()
+        expected = trainer.evaluate(inputs, targets)
+        result = trainer.step(inputs, targets)
+        losses.append(result.loss)
+        norms.append(result.gradient_norm)
+        assert result.tokens == int((targets != UNTRAINED).sum())
+        assert result.loss == pytest.approx(expected, rel=1e-5)
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+    assert norms == pytest.approx([norms[0]] * 3, rel=1e-4)
