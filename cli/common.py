@@ -208,19 +208,24 @@ def find_daemon(home: Path | None) -> dict[str, Any]:
 
 
 def find_chain_files(home: Path | None) -> list[Path]:
-    """The commit chains in the first of `known_homes` that has one."""
+    """The commit chains in the first of `known_homes` that has one; that of its last run is the last."""
     for folder in known_homes(home):
         if chains := find_chains(folder):
+            if len(chains) > 1:
+                last = chains[-1].parent.name
+                errors.print(
+                    f"{folder} holds {len(chains)} runs, the last is {last}", style="dim", highlight=False, soft_wrap=True
+                )
             return chains
     place = f"under {home or base_folder()}"
     fail(f"no commit chain {place}", EXIT_USAGE, "name a daemon's --home")
 
 
 def find_event_log(home: Path | None) -> Path:
-    """The newest event log in the first of `known_homes` that has one."""
+    """The event log of the last run, in the first of `known_homes` that has one."""
     for folder in known_homes(home):
         if logs := find_events(folder):
-            return max(logs, key=lambda path: path.stat().st_mtime)
+            return logs[-1]
     place = f"under {home or base_folder()}"
     fail(f"no events {place}", EXIT_USAGE, "name the --home of a node or a coordinator")
 

@@ -33,7 +33,7 @@ from dilocox.node.testnet import POLL_SECONDS, WAN, Lines, Member, Testnet
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count
+from dilocox.protocol.tensors import trained_count
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import corpus_in, last_built, library, parse_folders, weights_library
 from dilocox.transport.data_directory import format_identity
@@ -277,7 +277,7 @@ def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Pat
         fail("state hashes differ between nodes")
     rows = [row for row in watched.rows if row["counted"]]
     payload = sum(row["payload_bytes"] / row["counted"] for row in rows) / max(1, len(rows))
-    parameters = parameter_count(manifest.model)
+    parameters = trained_count(manifest.model)
     console.print(
         f"\nheld-out loss of the committed model after {watched.inner_steps} inner steps: "
         f"{number(watched.final_loss)} nats per token",

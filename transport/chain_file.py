@@ -25,7 +25,7 @@ from dilocox.protocol.limits import ROUNDS
 from dilocox.protocol.manifest import Manifest, open_manifest
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.files import quarantine
+from dilocox.transport.files import in_order_of_use, quarantine
 
 __all__ = ["INPUTS", "ChainFile", "DamagedError", "Describe", "find_chains", "open_database", "sentences"]
 
@@ -77,8 +77,8 @@ def sentences(path: Path) -> Iterator[None]:
 
 
 def find_chains(home: Path) -> list[Path]:
-    """The chain files in a daemon's folder."""
-    return sorted(home.glob("runs/*/chain.db"))
+    """The chain files in a daemon's folder; that of the run which it was in last is the last."""
+    return in_order_of_use(home.glob("runs/*/chain.db"))
 
 
 class ChainFile:

@@ -20,7 +20,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.events import Event
 from dilocox.transport.chain_file import DamagedError, open_database, sentences
-from dilocox.transport.files import quarantine
+from dilocox.transport.files import in_order_of_use, quarantine
 
 __all__ = ["EVENTS", "EventLog", "Happened", "find_events", "read_events", "read_page"]
 
@@ -176,8 +176,8 @@ class EventLog:
 
 
 def find_events(home: Path) -> list[Path]:
-    """The event logs in a daemon's folder."""
-    return sorted(home.glob(f"runs/*/{EVENTS}"))
+    """The event logs in a daemon's folder; that of the run which it was in last is the last."""
+    return in_order_of_use(home.glob(f"runs/*/{EVENTS}"))
 
 
 def read_events(path: Path, after: int = 0) -> Iterator[Happened]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["fsync_directory", "quarantine", "read_checked", "write_atomically", "write_new"]
+__all__ = ["fsync_directory", "in_order_of_use", "quarantine", "read_checked", "write_atomically", "write_new"]
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,19 @@ def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
     with _scratch(path, data, mode) as scratch:
         os.link(scratch, path)  # exclusive, as O_EXCL is
     fsync_directory(path.parent)
+
+
+def in_order_of_use(files: Iterable[Path]) -> list[Path]:
+    """By when something was last written in the folder of each, the newest at the end. What a reader of a database leaves there
+    (`-shm`) says nothing."""
+
+    def used(file: Path) -> tuple[int, Path]:
+        beside = (
+            each.stat().st_mtime_ns for each in file.parent.iterdir() if each.is_file() and not each.name.endswith("-shm")
+        )
+        return max(beside, default=0), file
+
+    return sorted(files, key=used)
 
 
 def quarantine(path: Path, why: str, companions: Iterable[str] = ()) -> Path:

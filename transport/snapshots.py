@@ -36,7 +36,7 @@ class Snapshots:
 
     def __init__(self, url: str, run_id: bytes) -> None:
         """Raises ConfigError where the place is another run's, LocalError where it cannot be used."""
-        self._storage = open_storage(url, "--every")
+        self._storage = open_storage(url, "DIR")
         self.url = self._storage.url
         marker = json.dumps({"run_id": run_id.hex()}).encode()
         try:

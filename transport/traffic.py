@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import grpc.aio
 
+from dilocox.protocol import limits
 from dilocox.transport.hours import Local, Rates, changes_at
 
 __all__ = ["Allowance", "CountedChannel", "Limit", "Moved", "Traffic"]
@@ -55,7 +56,13 @@ class Limit:
         return Allowance(self._rates.at(self._local(at)), until)
 
     async def spend(self, size: int) -> float:
-        """Wait until so many bytes may pass; the seconds that it took."""
+        """Wait until so many bytes may pass; the seconds that it took. What others send or receive meanwhile comes in between."""
+        waited = 0.0
+        for start in range(0, size, limits.FRAME_BYTES):
+            waited += await self._spend(min(limits.FRAME_BYTES, size - start))
+        return waited
+
+    async def _spend(self, size: int) -> float:
         rate = self._rates.at(self._local(self._clock()))
         if rate is None:
             self.spent += size

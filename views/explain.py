@@ -11,6 +11,7 @@ from dilocox.protocol.ids import short
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import Happened
 from dilocox.views.reasons import advice
+from dilocox.views.rows import USUAL
 
 __all__ = ["explain"]
 
@@ -18,8 +19,6 @@ View = dict[str, Any]
 ReadEvents = Callable[[int], Sequence[Happened]]
 """What happened in a round, oldest first."""
 
-BEFORE = 16
-"""Rounds whose median is what is usual."""
 SLOW, SLOW_SECONDS = 1.5, 1.0
 """A round is slow above this multiple of the usual time, and by more than this."""
 WAITS_SHOWN = 3
@@ -42,7 +41,7 @@ def explain(chain: ChainFile, events: ReadEvents, number: int, peer: str = "", m
         open_rows = says or [_row("open", "no commit closed it yet, and nothing is kept of why")]
         return {"round": number, "verdict": "open", "seconds": None, "usual_seconds": None, "findings": open_rows}
     detail: View = json.loads(told)
-    before = [row for row in json.loads(chain.rows(max(0, number - BEFORE), number)) if row["counted"]]
+    before = [row for row in json.loads(chain.rows(max(0, number - USUAL), number)) if row["counted"]]
     usual = {key: _median(before, key) for key in ("seconds", "collect_seconds", "vote_seconds")}
     slow = usual["seconds"] is not None and detail["seconds"] > max(SLOW * usual["seconds"], usual["seconds"] + SLOW_SECONDS)
     short_of = bool(detail["excluded"])

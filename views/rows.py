@@ -17,7 +17,18 @@ from dilocox.protocol.standing import Record
 from dilocox.protocol.tensors import parameter_count, stage_tensors, stage_units, trained_count
 from dilocox.transport.traffic import Traffic
 
-__all__ = ["allreduce_bytes", "boxes", "network", "peers", "round_detail", "round_row", "run", "seconds_left", "stages"]
+__all__ = [
+    "USUAL",
+    "allreduce_bytes",
+    "boxes",
+    "network",
+    "peers",
+    "round_detail",
+    "round_row",
+    "run",
+    "seconds_left",
+    "stages",
+]
 
 View = dict[str, Any]
 USUAL = 8

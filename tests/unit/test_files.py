@@ -23,8 +23,9 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport import tls
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile, DamagedError, open_database
+from dilocox.transport.chain_file import ChainFile, DamagedError, find_chains, open_database
 from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.event_log import find_events
 from dilocox.transport.files import quarantine, write_atomically, write_new
 from dilocox.transport.rpc import ChannelPool
 from tests.helpers import Table, digest, identity, manifest
@@ -48,6 +49,20 @@ class Known:
 
 def aside(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.bad"))}
+
+
+def test_the_last_of_several_runs_is_the_one_that_was_used_last(tmp_path: Path):
+    for number, name in enumerate(("bb", "cc", "aa")):
+        run = tmp_path / "runs" / name
+        run.mkdir(parents=True)
+        for file in ("chain.db", "events.db", "chain.db-shm"):
+            (run / file).touch()
+            os.utime(run / file, (number, number))
+    (tmp_path / "runs" / "bb" / "own.db").touch()  # now
+    assert [path.parent.name for path in find_chains(tmp_path)] == ["cc", "aa", "bb"]
+    assert [path.parent.name for path in find_events(tmp_path)] == ["cc", "aa", "bb"]
+    os.utime(tmp_path / "runs" / "cc" / "chain.db-shm")  # somebody read it
+    assert find_chains(tmp_path)[-1].parent.name == "bb"
 
 
 def test_what_is_set_aside_overwrites_nothing(tmp_path: Path):

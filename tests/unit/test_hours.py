@@ -1,5 +1,6 @@
 """Hours of the day: over midnight, where the clock is put forward and back, and what a line may carry in them."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -117,7 +118,16 @@ async def test_a_line_carries_what_the_hour_lets_it():
     assert await limit.spend(1250) == pytest.approx(0.01, rel=0.5)
     now[0] += 10 * 3600
     assert limit.now().bytes_per_second is None
-    assert await limit.spend(1 << 40) == 0.0
+    assert await limit.spend(1 << 30) == 0.0
+
+
+async def test_who_sends_much_at_once_lets_others_in_between():
+    limit = Limit(parse_rates(["80mbit"], "--upload"))
+    large = asyncio.create_task(limit.spend(1 << 40))  # a day and more
+    await asyncio.sleep(0)
+    await limit.spend(1000)
+    assert not large.done()
+    large.cancel()
 
 
 def test_bytes_are_told_by_what_they_were_and_by_round():
