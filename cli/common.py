@@ -24,7 +24,7 @@ from dilocox.transport.archive.storage import open_storage
 from dilocox.transport.chain_file import find_chains
 from dilocox.transport.data_directory import API_KEY
 from dilocox.transport.event_log import find_events
-from dilocox.transport.health import base_folder, running_daemon
+from dilocox.transport.health import base_folder, running_daemon, runs
 
 __all__ = [
     "THIS_MACHINE",
@@ -203,6 +203,9 @@ def find_daemon(home: Path | None) -> dict[str, Any]:
     """`some_daemon`; exits with the right code when there is none."""
     if (facts := some_daemon(home)) is not None:
         return facts
+    for folder in known_homes(home):
+        if runs(folder):
+            fail(f"a daemon starts on {folder}, and does not answer yet", EXIT_NOT_RUNNING, "its log says what it waits for")
     place = f"on {home}" if home else f"under {base_folder()}"
     fail(f"no daemon runs {place}", EXIT_NOT_RUNNING, "start one with `dilocox node --join LINK`, or name its --home")
 

@@ -11,7 +11,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-__all__ = ["base_folder", "running_daemon"]
+__all__ = ["FOLDERS", "base_folder", "running_daemon", "runs"]
+
+FOLDERS = ("node", "coordinator", "holder", "archive")
+"""Of daemons, in `base_folder`."""
 
 ANSWER_SECONDS = 10.0
 
@@ -23,23 +26,30 @@ def base_folder() -> Path:
 
 def running_daemon(folder: Path) -> dict[str, Any] | None:
     """What the daemon on this folder announced, or None when none runs there, or when it has not announced anything yet."""
+    if not runs(folder):
+        return None
+    try:
+        facts = json.loads((folder / "daemon.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return facts if isinstance(facts, dict) else None
+
+
+def runs(folder: Path) -> bool:
+    """Whether a daemon does on this folder, also one that only starts."""
     try:
         with (folder / "lock").open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return None
+        return False
     except BlockingIOError:
-        try:
-            facts = json.loads((folder / "daemon.json").read_bytes())
-        except (FileNotFoundError, ValueError):
-            return None
-        return facts if isinstance(facts, dict) else None
+        return True
     except FileNotFoundError:
-        return None
+        return False
 
 
 def main() -> None:
-    """Exit 0 while this machine's node or coordinator answers."""
-    for name in ("node", "coordinator"):
+    """Exit 0 while a daemon of this machine answers."""
+    for name in FOLDERS:
         if (facts := running_daemon(base_folder() / name)) is not None:
             with urllib.request.urlopen(facts["api"] + "/livez", timeout=ANSWER_SECONDS):
                 return

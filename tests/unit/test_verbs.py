@@ -1,12 +1,14 @@
 """What a person can get wrong in front of a verb: one sentence, the right exit code, and no traceback."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from dilocox.cli import main as cli
+from dilocox.transport.data_directory import DataDirectory
 
 LINK = "dilocox://" + "00" * 32 + "@12D3KooWnobody?at=127.0.0.1:1&cert="
 WRONG = [
@@ -143,3 +145,17 @@ def test_a_verb_says_what_is_wrong_in_a_sentence(
     assert "rror" in told.err or left.value.code == 2, told
     assert "Traceback" not in told.err
     assert {path: path.read_bytes() for path in place.iterdir() if path.is_file()} == before, "nothing is written"
+
+
+def test_a_daemon_that_only_starts_is_told_from_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["dilocox", "status", "--home", str(tmp_path)])
+    with closing(DataDirectory(tmp_path)), pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 3
+    assert "a daemon starts on" in capfd.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 3
+    assert "no daemon runs" in capfd.readouterr().err
