@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from dilocox.cli.common import console, find_chain_files, print_json
+from dilocox.cli.common import EXIT_USAGE, console, fail, find_chain_files, print_json
 from dilocox.cli.export import held_states, write_model
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -44,6 +44,10 @@ def publish(url: str, every: int, home: Path | None, folders: Folders, adapter: 
                 continue  # the node has gone on, and keeps newer ones
             published.add(newest)
             _tell(place.url, newest, as_json)
+        elif finished and not newest:
+            fail(
+                f"{path.parent} holds no whole state of the run", EXIT_USAGE, "name the --home of a node that holds all stages"
+            )
         elif finished:
             return
         else:

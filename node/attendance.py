@@ -58,7 +58,9 @@ class Attendance:
         self.hours = hours
         self._participant, self._tasks, self._marker, self._clock = participant, tasks, folder / PAUSED, clock
         self._going = False
-        """The daemon ends when this node has left."""
+        """The daemon ends when this node has left …"""
+        self._at_once = False
+        """… and does not wait for the commit of what others still fetch here."""
         self._moved = asyncio.Event()
         """Set whenever the machine may stand elsewhere."""
         self._ending: asyncio.Task[None] | None = None
@@ -110,7 +112,7 @@ class Attendance:
 
     async def leave(self, at_once: bool) -> str:
         """End the daemon, once this node has left; a sentence for who asked."""
-        self._going, self._participant.pause = True, ""
+        self._going, self._at_once, self._participant.pause = True, at_once, ""
         self._participant.feed(member.LeaveRun(finishing=not at_once))
         if at_once or self._participant.state.lead:
             self._tasks.stop()
@@ -135,7 +137,7 @@ class Attendance:
     def _stepped(self, state: MemberState) -> None:
         if state.leaving and not state.lead and self._ending is None:
             self._ending = self._tasks.start(self._participant.workers.stop(), "end the workers")
-        if self._going and member.parted(state):
+        if self._going and member.parted(state) and (self._at_once or not _is_fetched(state)):
             self._tasks.stop()
         self._moved.set()
 
@@ -150,7 +152,7 @@ class Attendance:
 
     async def go(self, seconds: float) -> None:
         """Say goodbye (for at most `seconds`), then end the workers."""
-        self._going, self._participant.pause = True, ""
+        self._going, self._at_once, self._participant.pause = True, True, ""
         self._participant.feed(member.LeaveRun())
         unsaid = not self._participant.state.lead  # a box's lead says goodbye for it
         with suppress(TimeoutError):
@@ -159,3 +161,8 @@ class Attendance:
                     self._moved.clear()
                     await self._moved.wait()
         await self._participant.workers.stop()
+
+
+def _is_fetched(state: MemberState) -> bool:
+    """Whether our work of the round that we finish is still voted on: who has not fetched it yet needs us."""
+    return pb.KIND_CONTRIBUTION in state.own and state.head.round == state.finishing and not state.head.finished

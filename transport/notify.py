@@ -10,7 +10,6 @@ import logging
 import shlex
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -126,7 +125,8 @@ class Notifier:
         self._notice, self._events, self._about, self._clock = notice, events, about, clock
         self._again: dict[str, float] = {}
         """By kind: when it may be told again."""
-        self._kept_back: Counter[str] = Counter()
+        self._kept_back: dict[str, tuple[int, Happened]] = {}
+        """By kind: how many, and the newest."""
         self._path, self._newest = events.path.with_name(TOLD), events.newest
 
     async def run(self) -> None:
@@ -136,18 +136,27 @@ class Notifier:
             for happened in page:
                 if happened.kind in NOTABLE:
                     await self._look(happened)
+            for count, newest in [kept for kind, kept in self._kept_back.items() if self._clock() >= self._again[kind]]:
+                await self._tell(newest, count - 1)  # the last word is the true one
             if page:
                 await asyncio.to_thread(write_atomically, self._path, str(page[-1].id).encode())
 
     async def _look(self, happened: Happened) -> None:
         now, kind = self._clock(), happened.kind
+        before, _ = self._kept_back.get(kind, (0, happened))
         if now < self._again.get(kind, now):
-            self._kept_back[kind] += 1
-            return
-        self._again[kind] = now + AGAIN_SECONDS
+            self._kept_back[kind] = before + 1, happened
+        else:
+            await self._tell(happened, before)
+
+    async def _tell(self, happened: Happened, before: int) -> None:
+        """`before`: as many of its kind were kept back."""
+        kind = happened.kind
+        self._again[kind] = self._clock() + AGAIN_SECONDS
+        self._kept_back.pop(kind, None)
         text = str(happened.body["line"])
-        if meanwhile := self._kept_back.pop(kind, 0):
-            text = f"{text} (and {meanwhile} times before)"
+        if before:
+            text = f"{text} (and {before} times before)"
         body = {"text": f"{self._about['name']}: {text}", **self._about, **happened.view()}
         if why := await self._notice.tell(json.dumps(body).encode()):
             log.warning("%s was not told of %s: %s", self._notice.name, kind, why)

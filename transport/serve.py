@@ -42,7 +42,7 @@ class Turns:
     """So many streams at once for each caller, and in all; who comes then waits, as many again of each caller and for a while.
 
     Who has earned a part of what there is to earn has that part of the streams, at least one, and goes after who has earned more: a
-    hundred new identities hold up nobody whose work has counted for long.
+    hundred new identities hold up nobody whose work has counted for long. As many may wait as of anybody.
     """
 
     def __init__(self, each: int, total: int, waiting: float = math.inf) -> None:
@@ -56,7 +56,7 @@ class Turns:
     async def turn(self, caller: str, earned: float = 1.0) -> AsyncIterator[None]:
         """`earned`: of what there is to earn. Raises RemoteError when too many wait, or it takes too long."""
         each = max(1, int(self._each * earned))
-        if self.here.total() >= self._most or self.here[caller] >= 2 * each:
+        if self.here.total() >= self._most or self.here[caller] >= 2 * self._each:
             raise RemoteError(pb.REASON_RATE, "too many wait for their turn here")
         own = self.own.setdefault(caller, asyncio.Semaphore(each))
         self.here[caller] += 1

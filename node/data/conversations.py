@@ -7,13 +7,14 @@ prompt that it writes for what stands before. A text that spells a special token
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dilocox.node.data.shards import Encoded
+from dilocox.node.data.sources import sound
 from dilocox.node.data.tokens import FileEncoder
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import Chat
@@ -53,8 +54,9 @@ class ChatEncoder:
         }
         self._counts: Counter[str] = Counter()
         self._marks = GENERATION.search(template) is not None
-        added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
-        self._spelled = re.compile("|".join(map(re.escape, sorted(added)))) if added else None
+        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
+        added |= {*self._special_tokens.values(), self._tokenizer.id_to_token(encoder.end_token)}
+        self._spelled = re.compile("|".join(map(re.escape, sorted(added))))
 
     def layout(self, trained: int = 0) -> Chat:
         """`trained`: tokens of the training shards that are trained on."""
@@ -72,7 +74,7 @@ class ChatEncoder:
 
     def encode(self, messages: Messages) -> Encoded | None:
         """Its tokens with the mask of its answers; None where it is left out. Raises ConfigError where the template refuses it."""
-        if self._spelled is not None and any(self._spelled.search(said["content"]) for said in messages):
+        if any(map(self._spelled.search, _texts(messages))):
             self._counts["spelling"] += 1
             return None
         text, spans, unmarked = self._rendered(messages)
@@ -194,4 +196,32 @@ def _turns(said: Any, role: str) -> list[Any]:
 def _message(said: Any) -> dict[str, Any]:
     if not isinstance(said, dict) or not isinstance(said.get("role"), str) or not isinstance(said.get("content"), str):
         raise ConfigError("a message is no {role, content} of two texts")
-    return {key: value for key, value in said.items() if value is not None}
+    return {key: _told(value) for key, value in said.items() if value is not None}
+
+
+def _texts(said: Any) -> Iterator[str]:
+    """Whatever a template may write of it."""
+    if isinstance(said, str):
+        yield said
+    elif isinstance(said, Mapping):
+        for key, value in said.items():
+            yield str(key)
+            yield from _texts(value)
+    elif isinstance(said, Sequence):
+        for each in said:
+            yield from _texts(each)
+
+
+def _told(said: Any) -> Any:
+    """The same, of what a tokenizer and a digest can be made of: half a surrogate pair is no character, a date is a text."""
+    match said:
+        case str():
+            return sound(said)
+        case dict():
+            return {_told(str(key)): _told(value) for key, value in said.items()}
+        case list() | tuple():
+            return [_told(value) for value in said]
+        case bool() | int() | float() | None:
+            return said
+        case _:
+            return _told(str(said))

@@ -17,7 +17,9 @@ import numpy.typing as npt
 __all__ = ["PieceEncoder", "pattern_of"]
 
 MOST_KNOWN = 1 << 18
-"""Pieces, about 40 MB: then all are forgotten."""
+"""Pieces: then all are forgotten."""
+LONGEST_KNOWN = 32
+"""Characters, ASCII: longer ones hardly come again, and all that are known take about 40 MB."""
 FOREIGN = re.compile(r"[^\x00-\x7f]+")
 APART, LAST_APART = re.compile(r"(?<=[A-Za-z0-9])(?=[ \n])"), re.compile(r".*[A-Za-z0-9](?=[ \n])", re.DOTALL)
 LETTERS, SIGNS, SHORT = "[A-Za-z]+", r"[^\sA-Za-z0-9]+", "'(?:[sdmt]|ll|ve|re)"
@@ -68,13 +70,22 @@ class PieceEncoder:
         self._tokenizer, self._cut = tokenizer, pattern.findall
         self._known: dict[str, bytes] = {}
 
+    @property
+    def known(self) -> int:
+        """Pieces that it remembers."""
+        return len(self._known)
+
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         pieces = [self._pieces(text) for text in texts]
         known = self._known
-        new = list(set().union(*pieces).difference(known))
+        new, once = list(set().union(*pieces).difference(known)), list[str]()
         for piece, encoded in zip(new, self._tokenizer.encode_batch_fast(new, add_special_tokens=False), strict=True):
             known[piece] = array("I", encoded.ids).tobytes()
+            if len(piece) > LONGEST_KNOWN or not piece.isascii():
+                once.append(piece)
         found = [np.frombuffer(b"".join(map(known.__getitem__, each)), np.uint32) for each in pieces]
+        for piece in once:
+            del known[piece]
         if len(known) > MOST_KNOWN:
             known.clear()
         return found

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["STDLIB", "Document", "Record", "documents", "find_files", "records"]
+__all__ = ["STDLIB", "Document", "Record", "documents", "find_files", "records", "sound"]
 
 Document = tuple[str, int]
 """Its text, and the bytes of its file that were read for it."""
@@ -68,7 +68,7 @@ def documents(path: Path, field: str) -> Iterator[Document]:
         else:
             found = _pieces(path)
         for text, size in found:
-            yield _sound(text), size
+            yield sound(text), size
 
 
 def records(path: Path, fields: Sequence[str]) -> Iterator[Record]:
@@ -96,7 +96,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def _sound(text: str) -> str:
+def sound(text: str) -> str:
     """Half a surrogate pair, which JSON may hold, is no text."""
     try:
         text.encode()

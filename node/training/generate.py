@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 from transformers.utils import logging
 
@@ -53,5 +52,5 @@ def _asked(tokenizer: Any, prompt: str, plain: bool) -> Any:
     said = [{"role": "user", "content": prompt}]
     try:
         return tokenizer.apply_chat_template(said, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    except (TemplateError, TypeError, ValueError) as error:
+    except Exception as error:  # as in `templates.render`
         raise ConfigError(f"the chat template refuses the prompt: {error}; --plain goes on with the text as it is") from error

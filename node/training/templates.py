@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from dilocox.protocol.errors import ConfigError
@@ -28,6 +27,6 @@ def render(
             add_generation_prompt=prompt,
             **special_tokens,
         )
-    except (TemplateError, TypeError, ValueError) as error:
-        raise ConfigError(f"the chat template refuses a conversation: {error}") from error
+    except Exception as error:  # a template may do whatever a sandbox lets it
+        raise ConfigError(f"the chat template refuses a conversation: {error or type(error).__name__}") from error
     return texts[0], [(start, end) for start, end in found[0] if end > start] if marked else []

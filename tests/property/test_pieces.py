@@ -65,6 +65,18 @@ def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch):
         assert mine.encode([text])[0].tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
 
+@pytest.mark.parametrize("text", ["слово за словом, и ни пробела меж латиницей" * 9, "acgt" * 99])
+def test_a_long_or_foreign_stretch_is_not_remembered(text: str):
+    tokenizer = TOKENIZERS["gpt2"]
+    pattern = pattern_of(tokenizer.to_str().encode())
+    assert pattern is not None
+    mine = PieceEncoder(tokenizer, pattern)
+    mine.encode(["and some words"])
+    before = mine.known
+    assert mine.encode([text])[0].tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+    assert mine.known == before
+
+
 def test_tokenizers_of_other_ways_go_their_own():
     tokenizer = Tokenizer.from_str(TOKENIZERS["gpt2"].to_str())
     assert pattern_of(tokenizer.to_str().encode()) is not None

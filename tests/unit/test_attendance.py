@@ -15,7 +15,7 @@ from dilocox.node.attendance import PAUSED, Attendance, Wish, wish
 from dilocox.protocol import member
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.messages import seal
+from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import ACCEPT, Outcome
 from dilocox.protocol.status import Status, status
@@ -69,10 +69,12 @@ class Node:
         self.stepped(self.state)
         for effect in effects:
             if isinstance(effect, member.Sign):
-                statement = seal(self._identity, effect.kind, self.table.run.run_id, effect.body)
-                self.feed(member.Signed(statement))
-                assert self.table.submit(statement) == ACCEPT
-                self.feed(member.Answered(statement, Outcome.ACCEPT, pb.REASON_UNSPECIFIED, ""))
+                self.say(seal(self._identity, effect.kind, self.table.run.run_id, effect.body))
+
+    def say(self, statement: Statement) -> None:
+        self.feed(member.Signed(statement))
+        assert self.table.submit(statement) == ACCEPT
+        self.feed(member.Answered(statement, Outcome.ACCEPT, pb.REASON_UNSPECIFIED, ""))
 
     def commit(self) -> None:
         """A round closes without us."""
@@ -168,6 +170,27 @@ async def test_leaving_ends_the_daemon_when_all_is_said(tmp_path: Path, tasks: T
     await asyncio.sleep(0)
     assert not ended.done()
     node.commit()
+    await asyncio.wait_for(ended, 10)
+
+
+async def test_who_leaves_serves_its_work_until_the_round_closes(tmp_path: Path, tasks: Tasks):
+    node = Node()
+    attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
+    ended = asyncio.create_task(tasks.wait())
+    mine, others = node.table.contribution(0), [node.table.contribution(number) for number in (1, 2)]
+    node.say(mine)
+    for statement in others:
+        node.table.submit(statement)
+    for statement in (*others, node.table.ballots[-1]):
+        node.feed(member.Seen(statement))
+    await attendance.leave(False)
+    for statement in others:
+        node.feed(member.Judged(statement.digest, (pb.REASON_UNSPECIFIED, 0)))
+    assert member.parted(node.state), "it has said all"
+    await asyncio.sleep(0)
+    assert not ended.done(), "others may still fetch what they vote on"
+    node.table.vote([1, 2])
+    node.feed(member.Committed(node.table.commits[-1], node.table.head))
     await asyncio.wait_for(ended, 10)
 
 

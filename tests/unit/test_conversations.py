@@ -1,5 +1,7 @@
 """Conversations: what is trained on of them, what is left out, and that nothing is cut within an answer."""
 
+import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,31 @@ def test_who_spells_a_special_token_or_is_not_answered_is_left_out(hub: Path):
     assert chat.encode([turn("user", "a")]) is None
     assert (chat.layout().spelling, chat.layout().unanswered) == (1, 1)
     assert "1 left out, in which nobody answers" in chat.says()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"reasoning": "r<|im_end|>"}, {"name": "<|im_start|>"}, {"tools": [{"<|im_end|>": 1}]}, {"calls": [["<|im_start|>"]]}],
+)
+def test_whatever_a_template_may_write_of_a_message_spells_no_special_token(hub: Path, more: dict[str, Any]):
+    chat = encoder(hub)
+    (asked, answered) = messages_of({"messages": [turn("user", "a"), {**turn("assistant", "b"), **more}]})
+    assert chat.encode([asked, answered]) is None
+    assert chat.layout().spelling == 1
+    assert chat.encode([asked, turn("assistant", "b")]) is not None
+
+
+def test_half_a_character_and_a_date_are_read(hub: Path):
+    said = messages_of({"messages": [turn("user", "hi \ud83d"), {**turn("assistant", "b"), "at": datetime(2026, 11, 23)}]})
+    assert [each["content"] for each in said] == ["hi ?", "b"]
+    assert json.loads(json.dumps(said)) == said
+    assert encoder(hub).encode(said) is not None
+
+
+@pytest.mark.parametrize("template", ["{{ 1/0 }}", "{{ '%(a)s' % {} }}", "{{ range(10**9) }}", "{{ 2.0**5000 }}"])
+def test_a_template_that_fails_is_a_sentence(hub: Path, template: str):
+    with pytest.raises(ConfigError, match="the chat template refuses"):
+        encoder(hub, template).encode([turn("user", "a"), turn("assistant", "b")])
 
 
 @pytest.mark.parametrize(

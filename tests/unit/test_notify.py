@@ -73,17 +73,19 @@ async def test_what_is_notable_is_told_and_nothing_else(tmp_path: Path):
     assert finished["event"] == "run-finished"
 
 
-async def test_of_one_kind_one_is_told_and_then_how_many_there_were(tmp_path: Path):
+async def test_of_one_kind_one_is_told_and_then_the_newest_with_how_many_there_were(tmp_path: Path):
     heard = Heard()
     async with Life(tmp_path, heard) as life:
         for _ in range(4):
             life.log.add(MISSED)
         await life.looked_at(tmp_path)
         assert len(heard.bodies) == 1
+        newest = life.log.newest
         life.now += notify.AGAIN_SECONDS
-        life.log.add(MISSED)
+        life.log.add(events.StateChanged("training", "on the roster"))  # it looks again
         await until(lambda: len(heard.bodies) == 2)
-    assert heard.bodies[1]["text"].endswith("(and 3 times before)")
+    assert heard.bodies[1]["text"].endswith("(and 2 times before)")
+    assert heard.bodies[1]["id"] == newest, "whoever only hears the first of each kind hears the wrong last word"
 
 
 async def test_what_a_daemon_died_of_is_told_by_its_next_life(tmp_path: Path):
