@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,6 +64,10 @@ class DataDirectory:
         for leftover in self.folder.glob("parent-*"):
             if leftover.is_fifo():  # parent_pipe.py's
                 leftover.unlink()
+        kept = self.remembered()
+        if kept.get("pid"):  # of an earlier life: nobody listens there yet
+            with suppress(OSError):
+                self._write(**kept | {"pid": 0})
 
     def start_number(self) -> int:
         """Larger at every start of a daemon on this folder, whatever its wall clock says; counted on disk. A folder that forgot its
@@ -89,7 +94,10 @@ class DataDirectory:
 
     def announce(self, **facts: Any) -> None:
         """Say where this daemon listens, for the command line."""
-        write_atomically(self.folder / "daemon.json", json.dumps({"pid": os.getpid(), **facts}).encode())
+        self._write(pid=os.getpid(), **facts)
+
+    def _write(self, **facts: Any) -> None:
+        write_atomically(self.folder / "daemon.json", json.dumps(facts).encode())
 
     def remembered(self) -> dict[str, Any]:
         """What the last daemon on this folder announced: a restart keeps its addresses."""

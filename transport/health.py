@@ -32,7 +32,7 @@ def running_daemon(folder: Path) -> dict[str, Any] | None:
         facts = json.loads((folder / "daemon.json").read_bytes())
     except (FileNotFoundError, ValueError):
         return None
-    return facts if isinstance(facts, dict) else None
+    return facts if isinstance(facts, dict) and facts.get("pid") else None
 
 
 def runs(folder: Path) -> bool:

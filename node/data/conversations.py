@@ -55,7 +55,7 @@ class ChatEncoder:
         self._counts: Counter[str] = Counter()
         self._marks = GENERATION.search(template) is not None
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
-        added |= {*self._special_tokens.values(), self._tokenizer.id_to_token(encoder.end_token)}
+        added |= {*self._special_tokens.values(), self._tokenizer.id_to_token(encoder.end_token) or ""} - {""}
         self._spelled = re.compile("|".join(map(re.escape, sorted(added))))
 
     def layout(self, trained: int = 0) -> Chat:

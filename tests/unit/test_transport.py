@@ -315,6 +315,10 @@ def test_one_daemon_per_folder(tmp_path: Path):
     assert facts["pid"] == os.getpid()
     home.close()
     assert running_daemon(tmp_path) is None
+    again = DataDirectory(tmp_path)
+    assert running_daemon(tmp_path) is None, "its next life has not announced anything yet"
+    assert again.remembered()["api"] == "http://x"
+    again.close()
 
 
 def test_who_only_looks_keeps_no_daemon_from_its_folder(tmp_path: Path):
