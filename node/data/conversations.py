@@ -77,12 +77,17 @@ class ChatEncoder:
         if any(map(self._spelled.search, _texts(messages))):
             self._counts["spelling"] += 1
             return None
-        text, spans, unmarked = self._rendered(messages)
-        self._counts["unmarked"] += unmarked
+        from dilocox.node.training.templates import render  # transformers loads only here
+
+        text, spans = render(self._template, messages, self._special_tokens, marked=self._marks)
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        if not self._marks:
+            width = self._sequence_length + 1
+            spans = self._found(messages, text, encoding.offsets[width][0] if len(encoding.ids) > width else len(text))
         if not spans:
             self._counts["unanswered"] += 1
             return None
-        whole = self._masked(text, spans)
+        whole = self._masked(encoding, spans, len(text))
         fits = fitted(whole, self._sequence_length + 1)
         if fits is None:
             self._counts["too_long"] += 1
@@ -90,25 +95,22 @@ class ChatEncoder:
             self._counts["shortened"] += 1
         return fits
 
-    def _masked(self, text: str, spans: Sequence[tuple[int, int]]) -> Encoded:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+    def _masked(self, encoding: Any, spans: Sequence[tuple[int, int]], length: int) -> Encoded:
+        """`length`: of the text."""
         tokens, (starts, ends) = np.array(encoding.ids, np.uint32), np.array(encoding.offsets).T
         mask = np.zeros(len(tokens), dtype=bool)
         for start, end in spans:
             mask |= (ends > start) & (starts < end)  # with a token that begins before it, and ends in it
         last, end_token = spans[-1], self.encoder.end_token
         if end_token not in tokens[ends > last[0]]:  # of a template that writes none: who answers has to learn when to end
-            tokens, mask = np.append(tokens, np.uint32(end_token)), np.append(mask, last[1] == len(text))
+            tokens, mask = np.append(tokens, np.uint32(end_token)), np.append(mask, last[1] == length)
         return Encoded(tokens, mask)
 
-    def _rendered(self, messages: Messages) -> tuple[str, list[tuple[int, int]], int]:
-        """The text, where the answers stand in it, and how many could not be found."""
-        from dilocox.node.training.templates import render  # transformers loads only here
+    def _found(self, messages: Messages, text: str, end: int) -> list[tuple[int, int]]:
+        """Where the answers stand in the text; behind `end`, where nothing fits any more, none is looked for."""
+        from dilocox.node.training.templates import render
 
-        text, spans = render(self._template, messages, self._special_tokens, marked=self._marks)
-        if self._marks:
-            return text, spans, 0
-        unmarked = 0
+        spans = []
         for index, said in enumerate(messages):
             if said["role"] != ASSISTANT:
                 continue
@@ -117,8 +119,10 @@ class ChatEncoder:
             if text.startswith(after) and after.startswith(before) and len(after) > len(before):
                 spans.append((len(before), len(after)))
             else:
-                unmarked += 1
-        return text, spans, unmarked
+                self._counts["unmarked"] += 1
+            if len(before) >= end:
+                break
+        return spans
 
 
 def fitted(document: Encoded, width: int) -> Encoded | None:

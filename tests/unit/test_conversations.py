@@ -1,6 +1,7 @@
 """Conversations: what is trained on of them, what is left out, and that nothing is cut within an answer."""
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dilocox.node.data.build import build
 from dilocox.node.data.check import check_own, check_whole
 from dilocox.node.data.conversations import ChatEncoder, messages_of, open_chat_encoder
 from dilocox.node.data.shards import Encoded
+from dilocox.node.training import templates
 from dilocox.node.training.data import UNTRAINED, load_dataset
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.corpus import Corpus, Shard, check_fits
@@ -142,6 +144,18 @@ def test_half_a_character_and_a_date_are_read(hub: Path):
     assert [each["content"] for each in said] == ["hi ?", "b"]
     assert json.loads(json.dumps(said)) == said
     assert encoder(hub).encode(said) is not None
+
+
+def test_what_does_not_fit_is_not_rendered_turn_by_turn(hub: Path, monkeypatch: pytest.MonkeyPatch):
+    render, rendered = templates.render, list[int]()
+
+    def counted(template: str, messages: Sequence[Any], *rest: Any, **options: Any) -> Any:
+        rendered.append(len(messages))
+        return render(template, messages, *rest, **options)
+
+    monkeypatch.setattr(templates, "render", counted)
+    assert encoder(hub).encode([turn("user", "a"), turn("assistant", "b")] * 500) is not None
+    assert max(rendered[1:]) < LENGTH, "turns that fit into a row, and the one behind it"
 
 
 @pytest.mark.parametrize("template", ["{{ 1/0 }}", "{{ '%(a)s' % {} }}", "{{ range(10**9) }}", "{{ 2.0**5000 }}"])
