@@ -15,7 +15,7 @@ import grpc.aio
 
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.clock import layouts_of, payload_bytes
-from dilocox.node.coordinator_link import record_of
+from dilocox.node.coordinator_link import clock_ahead, record_of
 from dilocox.node.data.check import check_corpus, check_whole, must_bring_own
 from dilocox.node.machine import Machine, this_machine
 from dilocox.node.memory import host_bytes, lacks, stage_bytes
@@ -238,7 +238,7 @@ async def _ask(link: JoinLink, record: pb.PeerRecord, home: DataDirectory, chann
     run: services.Run = await rpc.CoordinatorStub(channels.channel(record)).GetRun(
         services.GetRunRequest(), timeout=CALL_SECONDS
     )
-    between = (began + time.time()) / 2
+    ahead = clock_ahead(run, began)
     manifest = open_manifest(run.manifest, link.run_id)
     appointment = terms.open_appointment(manifest, run.appointment) if run.HasField("appointment") else None
     found = [Finding(Level.FINE, "coordinator", f"{link.at} serves {manifest.run.name}, {manifest.rounds.count:,} rounds")]
@@ -246,16 +246,16 @@ async def _ask(link: JoinLink, record: pb.PeerRecord, home: DataDirectory, chann
         found = [Finding(Level.WRONG, "coordinator", "the run's owner has named another one", "ask for a newer link")]
     open_envelope(run.coordinator, link.run_id, (pb.KIND_PEER_RECORD,))
     found += [
-        _clock(run.wall_ms / 1000 - between),
+        _clock(ahead),
         _admitted(manifest, home),
         await _reached(link, record, home, channels, here),
     ]
     return Seen(tuple(found), manifest)
 
 
-def _clock(offset: float) -> Finding:
-    says = f"{abs(offset):,.1f} s {'behind' if offset > 0 else 'ahead of'} the coordinator's"
-    if abs(offset) > LARGEST_OFFSET_SECONDS:
+def _clock(ahead: float) -> Finding:
+    says = f"{abs(ahead):,.1f} s {'ahead of' if ahead > 0 else 'behind'} the coordinator's"
+    if abs(ahead) > LARGEST_OFFSET_SECONDS:
         return Finding(
             Level.ODD, "clock", says, "let this machine follow a time server: evidence and what you read go by the clock"
         )

@@ -77,6 +77,12 @@ async def record_of(link: JoinLink) -> pb.PeerRecord:
     return pb.PeerRecord(address=link.at, certificate=certificate)
 
 
+def clock_ahead(run: services.Run, asked: float) -> float:
+    """Seconds by which this machine's clock is ahead of that of the coordinator who answered just now what it was `asked` (seconds
+    since 1970)."""
+    return (asked + time.time()) / 2 - run.wall_ms / 1000
+
+
 class CoordinatorLink:
     def __init__(self, link: JoinLink, directory: Directory, channels: ChannelPool) -> None:
         self._link, self._directory, self._channels = link, directory, channels
@@ -115,7 +121,7 @@ class CoordinatorLink:
                 async with self._calling() as stub:
                     asked = time.time()
                     run: services.Run = await stub.GetRun(services.GetRunRequest(), timeout=CALL_SECONDS)
-                    self.clock_offset = (asked + time.time()) / 2 - run.wall_ms / 1000
+                    self.clock_offset = clock_ahead(run, asked)
                     manifest = open_manifest(run.manifest, self._link.run_id)
                     self.signed_manifest = run.manifest
                     appointment = terms.open_appointment(manifest, run.appointment) if run.HasField("appointment") else None

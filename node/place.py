@@ -13,6 +13,7 @@ from dilocox.node.forks import Forks
 from dilocox.node.holding import Holding
 from dilocox.protocol import standing
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.head import Head
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -139,9 +140,13 @@ def open_chain(place: Place, chain: ChainFile, tasks: Tasks) -> None:
     forks = Forks(chain, place.network.directory, place.channels, tasks)
     place.heads.ours, place.heads.heard = forks.tip, forks.heard
     place.blobs.is_member, place.blobs.commit = lambda peer: peer in chain.head.cluster_by_peer, chain.raw
-    place.blobs.earned = lambda peer: standing.share(
-        chain.manifest, chain.head.standings, chain.head.cluster_by_peer[peer].cluster
-    )
+    place.blobs.earned = lambda peer: _earned(chain.manifest, chain.head, peer)
+
+
+def _earned(manifest: Manifest, head: Head, peer: str) -> float:
+    """A newcomer's share for one who left the roster just now."""
+    cluster = head.cluster_by_peer.get(peer)
+    return standing.share(manifest, head.standings if cluster else {}, cluster.cluster if cluster else peer)
 
 
 def make_holding(

@@ -50,10 +50,14 @@ class Limit:
         self.spent = 0
         """Bytes so far."""
 
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Now; None: no limit."""
+        return self._rates.at(self._local(self._clock()))
+
     def now(self) -> Allowance:
-        at = self._clock()
-        until = changes_at(self._rates.at, at, self._local) if self._rates.timed else None
-        return Allowance(self._rates.at(self._local(at)), until)
+        until = changes_at(self._rates.at, self._clock(), self._local) if self._rates.timed else None
+        return Allowance(self.bytes_per_second, until)
 
     async def spend(self, size: int) -> float:
         """Wait until so many bytes may pass; the seconds that it took. What others send or receive meanwhile comes in between."""
@@ -63,7 +67,7 @@ class Limit:
         return waited
 
     async def _spend(self, size: int) -> float:
-        rate = self._rates.at(self._local(self._clock()))
+        rate = self.bytes_per_second
         if rate is None:
             self.spent += size
             return 0.0

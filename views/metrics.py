@@ -146,7 +146,7 @@ class RunMetrics(Collector):
             moved.add_metric([direction, kind], count)
         allowed = GaugeMetricFamily("dilocox_network_limit_bytes_per_second", "What may pass now", labels=["direction"])
         for direction, limit in (("sent", self._traffic.upload), ("received", self._traffic.download)):
-            if (rate := limit.now().bytes_per_second) is not None:
+            if (rate := limit.bytes_per_second) is not None:
                 allowed.add_metric([direction], rate)
         yield from (moved, allowed)
         disk = shutil.disk_usage(self._chain.path.parent)

@@ -19,7 +19,7 @@ __all__ = ["PieceEncoder", "pattern_of"]
 MOST_KNOWN = 1 << 18
 """Pieces: then all are forgotten."""
 LONGEST_KNOWN = 32
-"""Characters, ASCII: longer ones hardly come again, and all that are known take about 40 MB."""
+"""Characters, ASCII: longer ones hardly come again, and what is known stays small, whatever the text."""
 FOREIGN = re.compile(r"[^\x00-\x7f]+")
 APART, LAST_APART = re.compile(r"(?<=[A-Za-z0-9])(?=[ \n])"), re.compile(r".*[A-Za-z0-9](?=[ \n])", re.DOTALL)
 LETTERS, SIGNS, SHORT = "[A-Za-z]+", r"[^\sA-Za-z0-9]+", "'(?:[sdmt]|ll|ve|re)"
