@@ -14,9 +14,10 @@ from dilocox.cli.common import (
     archive_place,
     read_link,
 )
-from dilocox.cli.options import ClusterOptions, MachineOptions, PeerOptions, grouped
+from dilocox.cli.options import ClusterOptions, MachineOptions, PeerOptions, PrivateOptions, grouped
 from dilocox.node.boxes.link import ClusterLink, address_on
-from dilocox.node.daemon import NodeSettings, run_node
+from dilocox.node.daemon import run_node
+from dilocox.node.settings import NodeSettings
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.corpora import parse_folders
@@ -56,6 +57,7 @@ def node(
     peer: PeerOptions,
     machine: MachineOptions,
     boxes: ClusterOptions,
+    own: PrivateOptions,
     join: MaybeJoinOption = None,
     upload_copies: Annotated[
         int | None,
@@ -77,16 +79,6 @@ def node(
     data: DataOption = None,
     archive: ArchiveOption = None,
     archive_key: ArchiveKeyOption = None,
-    private: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            resolve_path=True,
-            metavar="DIR",
-            help="Train on your own corpus, which `dilocox data build` put there: where the run's data are private.",
-        ),
-    ] = None,
     begin: Annotated[
         Path | None,
         typer.Option(
@@ -102,11 +94,12 @@ def node(
     if (join is None) == (link is None):
         raise ConfigError("say either --join LINK, or --cluster FILE for a box of somebody's cluster")
     _check_cluster(link, boxes, upload_copies, machine.hours)
-    if private is not None and (boxes.cluster_boxes > 1 or link is not None):
+    if own.private is not None and (boxes.cluster_boxes > 1 or link is not None):
         raise ConfigError("--private is for a cluster of one box: several cannot be held to one corpus yet")
     settings = NodeSettings(
         **peer.settings("node", announced=upload_copies is None),
         **machine.settings(),
+        **own.settings(machine.devices),
         join=link.join if link is not None else read_link(join or ""),
         simulated_measurement=simulated_measurement,
         collateral=collateral,
@@ -114,7 +107,6 @@ def node(
         data=parse_folders(data or ()),
         archive=archive_place(archive, archive_key),
         begin=begin,
-        private=private,
         boxes=boxes.cluster_boxes,
         cluster=link,
         interface=boxes.cluster_interface,

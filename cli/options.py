@@ -21,6 +21,7 @@ from dilocox.cli.common import (
     set_up_logging,
 )
 from dilocox.cli.config import ConfigOption
+from dilocox.node.privacy import Budget
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.health import base_folder
@@ -29,7 +30,7 @@ from dilocox.transport.network import Listen
 from dilocox.transport.notify import Notice, parse_notice
 from dilocox.transport.parent_pipe import exit_with_parent
 
-__all__ = ["ClusterOptions", "DaemonOptions", "MachineOptions", "PeerOptions", "grouped"]
+__all__ = ["ClusterOptions", "DaemonOptions", "MachineOptions", "PeerOptions", "PrivateOptions", "grouped"]
 
 
 def grouped(verb: Callable[..., None]) -> Callable[..., None]:
@@ -177,6 +178,53 @@ class MachineOptions:
             "step_seconds": self.step_seconds,
             "checkpoint_every": self.checkpoint_every,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateOptions:
+    """Of a cluster's own data."""
+
+    private: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            resolve_path=True,
+            metavar="DIR",
+            help="Train on your own corpus, which `dilocox data build` put there: where the run's data are private.",
+        ),
+    ] = None
+    private_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            help="What your corpus may give away of any one sequence, as the epsilon of differential privacy: steps are noisy, and "
+            "this node takes no part any more once it is spent (default: no bound).",
+        ),
+    ] = None
+    private_delta: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-12, max=0.1, help="The chance that it gives away more (default: one in ten times the corpus's sequences)."
+        ),
+    ] = None
+    private_clip: Annotated[
+        float, typer.Option(min=1e-6, help="With --private-epsilon: the largest norm of a sequence's gradient.")
+    ] = 1.0
+
+    def settings(self, devices: int | None) -> dict[str, Any]:
+        """Of `NodeSettings`. Raises ConfigError."""
+        if self.private_epsilon is None:
+            if self.private_delta is not None:
+                raise ConfigError("--private-delta goes with --private-epsilon")
+            return {"private": self.private}
+        if self.private is None:
+            raise ConfigError("--private-epsilon bounds what a corpus of your own gives away: name it with --private DIR")
+        if (devices or 1) > 1:
+            raise ConfigError(
+                "--private-epsilon: sequences are bounded where one worker holds the whole model: say --devices 1"
+            )
+        return {"private": self.private, "budget": Budget(self.private_epsilon, self.private_delta, self.private_clip)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,6 +96,8 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
             ("round", f"{value['round']} is open: {value['round_why']}" if value["coordinator_connected"] else away),
         ]
     lines += _left(value)
+    if value["privacy"] is not None:
+        lines.append(("privacy", value["privacy"]))
     if value["hours"] is not None:
         lines.append(("hours", f"takes part {value['hours']} by this machine's clock"))
     if len(value["boxes"]) > 1 or value["cluster"] != value["peer"]:

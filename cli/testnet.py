@@ -63,7 +63,9 @@ def up(
     folder: FolderOption = None,
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")] = 3,
     boxes: Annotated[int, typer.Option(min=1, help="Boxes of each node's cluster, every one a daemon of its own.")] = 1,
-    devices: Annotated[int, typer.Option(min=1, help="Stage workers per box.")] = 2,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Stage workers per box (default: 2, or 1 with --private-epsilon).")
+    ] = None,
     lan: Annotated[str | None, typer.Option(help=f"Of the line between a cluster's boxes{LINE_HELP}")] = None,
     wan: Annotated[str | None, typer.Option(help=f"Of each box's line to everybody else{LINE_HELP}")] = None,
     preset: Annotated[str, typer.Option(help="The run's preset.")] = "tiny",
@@ -75,6 +77,7 @@ def up(
     private: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Of a run on private data, a node's own: said once for each node.")
     ] = None,
+    private_epsilon: Annotated[float | None, typer.Option(help="As of `dilocox node`, for each of them.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return; stop with `testnet down`.")] = False,
 ) -> None:
     """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces what an earlier testnet made."""
@@ -87,7 +90,9 @@ def up(
     if nodes < manifest.start_clusters:
         fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", 2)
     private = _own_data(manifest, store, nodes, private or [])
+    devices = devices or (2 if private_epsilon is None else 1)
     options = ["--devices", str(devices), "--threads", "1"]
+    options += ["--private-epsilon", str(private_epsilon)] if private_epsilon is not None else []
     options += ["--upload", upload] if upload is not None else []
     kills = [_parse_kill(text) for text in kill or []]
     testnet = Testnet.create(folder, run, key, nodes, options, place, boxes, _lines(lan, wan, boxes), private)

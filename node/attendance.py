@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dilocox.node.participant import Participant
+from dilocox.node.privacy import Account
 from dilocox.protocol import member
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.member import MemberState
@@ -35,8 +36,11 @@ class Wish(NamedTuple):
     """Until when not."""
 
 
-def wish(paused: bool, hours: Hours | None, now: float, local: Local = datetime.fromtimestamp) -> Wish:
-    """Whether this node is to take part at a time (seconds since 1970)."""
+def wish(paused: bool, hours: Hours | None, now: float, local: Local = datetime.fromtimestamp, spent: str = "") -> Wish:
+    """Whether this node is to take part at a time (seconds since 1970). `spent`: what its own data gave away, where they may give
+    away no more."""
+    if spent:
+        return Wish(False, f"as another phase does not fit into what its data may give away: {spent}")
     if paused:
         return Wish(False, "until `dilocox resume`")
     if hours is None or hours.hold(local(now)):
@@ -52,10 +56,12 @@ class Attendance:
         tasks: Tasks,
         folder: Path,
         hours: Hours | None,
+        account: Account | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`tasks`: of the daemon; `folder`: of the run; `clock`: seconds since 1970."""
-        self.hours = hours
+        """`tasks`: of the daemon; `folder`: of the run; `account`: of what its own data may give away; `clock`: seconds since
+        1970."""
+        self.hours, self.account = hours, account
         self._participant, self._tasks, self._marker, self._clock = participant, tasks, folder / PAUSED, clock
         self._going = False
         """The daemon ends when this node has left …"""
@@ -80,7 +86,8 @@ class Attendance:
         node = self._participant
         if self._going or node.state.lead:
             return
-        takes_part, node.pause = wish(self._marker.exists(), self.hours, self._clock())
+        spent = self.account.sentence if self.account is not None and not self.account.room else ""
+        takes_part, node.pause = wish(self._marker.exists(), self.hours, self._clock(), spent=spent)
         stays = not node.state.leaving and node.state.finishing is None
         if stays and not takes_part:
             node.feed(member.LeaveRun(finishing=True))

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dilocox.protocol import member
+from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import worker_pb2 as pb
 from dilocox.protocol.status import Status
 
@@ -30,6 +32,9 @@ class Progress:
     round: int = 0
     step: int = 0
     loss: float = 0.0
+    """Of the last step."""
+    tells_loss: bool = True
+    """To others: it tells of what it was measured on."""
     step_seconds: float = 0.0
     waiting: str = ""
     """For what; empty while training."""
@@ -48,6 +53,11 @@ class Progress:
     """And its state root."""
     inner_steps: dict[int, int] = field(default_factory=dict)
     """Inner steps of each phase."""
+
+    @property
+    def told_loss(self) -> float:
+        """What others hear; 0: nothing."""
+        return self.loss if self.tells_loss else 0.0
 
     def forget(self, keep_states: int) -> None:
         """Bound what is remembered, whatever the length of the run."""
@@ -77,6 +87,27 @@ class Phase:
     """In stage order."""
 
     @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(payload.size for payload in self.payloads)
+
+    def ended(self, leaves: bytes, base: bytes, tells_loss: bool = True) -> member.PhaseEnded:
+        """What the machine contributes; `leaves` and `base`: their digests."""
+        return member.PhaseEnded(
+            round=self.first.round,
+            base=base,
+            inner_steps=self.first.inner_steps,
+            tokens=self.first.tokens,
+            loss=self.first.loss if tells_loss else 0.0,
+            samples_read=self.first.samples_read,
+            leaves=leaves,
+            size=self.size,
+            norm=norm_code(self.norm),
+            effective_rank=self.effective_rank,
+            error=self.error,
+        )
+
+    @property
     def norm(self) -> float:
         return math.hypot(*(payload.norm for payload in self.payloads))
 
@@ -90,10 +121,12 @@ class Phase:
 
 
 class Crew:
-    def __init__(self, workers: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
-        """`workers`: how many this generation has."""
+    def __init__(
+        self, workers: Callable[[], int], clock: Callable[[], float] = time.monotonic, tells_loss: bool = True
+    ) -> None:
+        """`workers`: how many this generation has. `tells_loss`: to others."""
         self._workers, self._clock = workers, clock
-        self.progress = Progress()
+        self.progress = Progress(tells_loss=tells_loss)
         self.begin()
 
     def begin(self) -> None:

@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-import os
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -13,41 +11,33 @@ from dilocox.node.api.server import create_node_app
 from dilocox.node.attendance import Attendance
 from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.prover import Challenger, Prover
-from dilocox.node.boxes.follower import Follower
-from dilocox.node.boxes.lead import BoxAdmission
-from dilocox.node.boxes.link import CLUSTER_LINK, ClusterLink, address_on, exposed, load_or_create_secret
-from dilocox.node.boxes.team import Team
+from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.check import of_room
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.data.check import check_corpus, check_own, must_bring_own
 from dilocox.node.data.supply import Supply
+from dilocox.node.employed import Employed, worker_pool
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
-from dilocox.node.generations import Generations
-from dilocox.node.holding import Holding
 from dilocox.node.imported import import_state
-from dilocox.node.machine import Machine, this_machine
+from dilocox.node.machine import this_machine
 from dilocox.node.own import OwnStatements
-from dilocox.node.participant import Participant, Workers
-from dilocox.node.place import MANIFEST, PeerSettings, Place, keep_manifest, make_holding, open_chain, run_peer
+from dilocox.node.participant import Participant
+from dilocox.node.place import MANIFEST, Place, keep_manifest, make_holding, open_chain, run_peer
+from dilocox.node.privacy import open_account, steps_left
+from dilocox.node.settings import NodeSettings
 from dilocox.node.starts import Starts
-from dilocox.node.worker_settings import WorkerSettings
-from dilocox.node.workers import LOOPBACK, Launch, WorkerPool
-from dilocox.protocol import member, phase
+from dilocox.protocol import phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
-from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.findings import Level
-from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
-from dilocox.transport.archive.source import ArchivePlace, ArchiveSource
+from dilocox.transport.archive.source import ArchiveSource
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, last_built, named_store
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.event_log import EVENTS, EventLog
-from dilocox.transport.files import write_atomically
-from dilocox.transport.hours import Hours
 from dilocox.transport.notify import Notifier
 from dilocox.transport.room import lack_of_room
 from dilocox.transport.tasks import Tasks
@@ -55,49 +45,12 @@ from dilocox.transport.watch import watch
 from dilocox.views import rows as views
 from dilocox.views.http import serve_http
 
-__all__ = ["NodeSettings", "run_node"]
+__all__ = ["run_node"]
 
 log = logging.getLogger(__name__)
 
 GOODBYE_SECONDS = 3.0
 """How long a leaving node tries to tell the coordinator."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeSettings(PeerSettings):
-    devices: int | None
-    """How many stage workers; None: one per CUDA device, else one."""
-    threads: int | None
-    """CPU threads per worker; None: cores divided by workers."""
-    codec_cpus: tuple[int, ...]
-    simulated_measurement: Path | None
-    """File with the measurement that simulated evidence names, in hexadecimal."""
-    collateral: Path | None
-    """File with the collateral that verifiers of this machine's TDX quotes need."""
-    upload_copies: int | None
-    """How often each payload may leave this machine; None: as often as it is asked for."""
-    data: dict[str, Path]
-    """Where corpora lie on this machine, by name."""
-    archive: ArchivePlace | None
-    """Asked for what no peer serves."""
-    begin: Path | None
-    """A Hugging Face folder with the model that the run begins with; None: it is fetched."""
-    step_seconds: float
-    """An inner step takes at least this long."""
-    checkpoint_every: int
-    """Boundaries are written complete in rounds that this divides."""
-    boxes: int = 1
-    """Of our cluster, which we lead."""
-    cluster: ClusterLink | None = None
-    """Of the cluster whose box we are; None: our own."""
-    interface: str | None = None
-    """On which the boxes of a cluster exchange tensors."""
-    private: Path | None = None
-    """Where our own corpus lies; None: the run's data are what we train on."""
-    hours: Hours | None = None
-    """Of the day, in which this node takes part; None: always."""
-    box_patience: float = 60.0
-    """Seconds for which a box of our cluster that is gone is waited for; then the others share out its stages."""
 
 
 async def run_node(settings: NodeSettings) -> None:
@@ -109,7 +62,7 @@ async def _take_part(
     settings: NodeSettings, home: DataDirectory, tasks: Tasks, place: Place, files: AsyncExitStack, closing: AsyncExitStack
 ) -> None:
     """Learn the run from its coordinator, start the workers and the participant's loops. `files` is closed after every task."""
-    machine = await asyncio.to_thread(this_machine, settings.devices)
+    machine = await asyncio.to_thread(this_machine, settings.devices if settings.budget is None else 1)
     link, me, network = settings.join, home.identity, place.network
     if settings.interface and (warning := exposed(settings.interface, address_on(settings.interface))):
         log.warning("%s", warning)
@@ -121,11 +74,14 @@ async def _take_part(
                 log.warning("%s: %s", finding.about, finding.says)
     must_bring_own(manifest, settings.private)
     own_text = await asyncio.to_thread(last_built, settings.private) if settings.private is not None else b""
+    account = None
+    if settings.budget is not None and settings.private is not None:
+        account = await asyncio.to_thread(open_account, home.folder, manifest, settings.private, own_text, settings.budget)
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
     keep_manifest(place, manifest)
     if not settings.data:  # what an operator named is not for others, unless they find it with the coordinator
         place.blobs.shelves = (Shelf(data, bytes.fromhex(manifest.data.digest)),)
-    pool = _worker_pool(settings, machine, home, place, data, own_text)
+    pool = worker_pool(settings, machine, home, place, data, own_text, account)
     closing.push_async_callback(pool.close)
     await pool.open()
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
@@ -134,6 +90,8 @@ async def _take_part(
     await asyncio.to_thread(check_forks, chain)
     if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
         await tasks.race(import_state(manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder))
+    if account is not None:
+        await asyncio.to_thread(account.lay_out, steps_left(manifest, chain.head), manifest.rounds.inner_steps)
     open_chain(place, chain, tasks)
     network.directory.know(chain.parties)
     events = await asyncio.to_thread(EventLog, place.folder / EVENTS)
@@ -158,13 +116,13 @@ async def _take_part(
     place.blobs.keeper = holding
     prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover
-    crew = Employed(settings, machine, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks)
+    crew = Employed(settings, machine, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks, account)
     participant = Participant(
         me, manifest, chain, own, coordinator, network.directory, exchange, tasks, events, prover, crew.workers, lead
     )
     supply = Supply(manifest, data, supplies, lambda: chain.parties, participant.tell, bool(settings.data))
     challenger = Challenger(manifest, network.directory, place.channels)
-    attendance = Attendance(participant, tasks, place.folder, settings.hours)
+    attendance = Attendance(participant, tasks, place.folder, settings.hours, account)
     await attendance.look()
     app = create_node_app(
         participant,
@@ -243,104 +201,3 @@ def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
             "this run admits only keys made inside the measured process, and this folder's key is older. Use an empty --home."
         )
     return Prover(home.identity, manifest, kind, attester)
-
-
-def _worker_pool(
-    settings: NodeSettings, machine: Machine, home: DataDirectory, place: Place, data: BlobStore, own_text: bytes
-) -> WorkerPool:
-    def environment(socket: str, launch: Launch) -> dict[str, str]:
-        return WorkerSettings(
-            socket=socket,
-            manifest=place.folder / MANIFEST,
-            blobs=place.store.folder,
-            stages=place.folder / "stages",
-            cluster=settings.cluster.lead.coordinator if settings.cluster else home.identity.peer,
-            devices="cuda" if machine.cuda else "cpu",
-            copies=launch.copies,
-            threads=settings.threads or max(1, (os.cpu_count() or 1) // len(launch.ranks)),
-            codec_cpus=settings.codec_cpus,
-            data=data.folder,
-            step_seconds=settings.step_seconds,
-            checkpoint_every=settings.checkpoint_every,
-            private=settings.private,
-            private_digest=own_text.hex(),
-        ).environment()
-
-    return WorkerPool(home.folder, environment)
-
-
-@dataclass(frozen=True)
-class Employed:
-    """What workers are made of, for the participant that has them."""
-
-    settings: NodeSettings
-    machine: Machine
-    home: Path
-    identity: Identity
-    manifest: Manifest
-    place: Place
-    chain: ChainFile
-    exchange: Exchange
-    starts: Starts
-    holding: Holding
-    pool: WorkerPool
-    tasks: Tasks
-
-    def workers(self, participant: Participant) -> Workers:
-        machine, interface = self.machine, self.settings.interface or LOOPBACK
-        manifest, me, chain, place = self.manifest, self.identity.peer, self.chain, self.place
-        if self.settings.cluster is not None:
-            return Follower(
-                manifest,
-                me,
-                self.settings.cluster,
-                place.channels,
-                chain,
-                place.store,
-                self.holding,
-                self.exchange,
-                self.starts,
-                self.pool,
-                machine,
-                interface,
-                self.tasks,
-                participant.feed,
-                participant.tell,
-            )
-        others = self.settings.boxes - 1
-        if others:
-            place.lead.admission = self._admission(machine.cuda, others)
-        patience = self.settings.box_patience
-        team = Team(
-            manifest, me, machine, self.pool, self.exchange, self.starts, self.holding, place.lead, others, interface, patience
-        )
-        team.laid = lambda hosts: participant.feed(member.Laid(hosts))
-        team.whole = lambda here: participant.feed(member.Whole(here))
-        team.tell = participant.tell
-        return Generations(
-            manifest,
-            me,
-            chain,
-            place.store,
-            self.holding,
-            self.starts,
-            team,
-            self.tasks,
-            lambda: participant.state,
-            participant.feed,
-            participant.emit,
-            participant.tell,
-        )
-
-    def _admission(self, cuda: bool, others: int) -> BoxAdmission:
-        """And write the link that our other boxes need."""
-        join, network = self.settings.join, self.place.network
-        secret = load_or_create_secret(self.place.folder / "cluster.secret")
-        port = network.address.rpartition(":")[2]
-        at = f"{address_on(self.settings.interface or LOOPBACK)}:{port}"
-        lead = JoinLink(join.run_id, self.identity.peer, at, sha256(network.certificate.certificate_der))
-        path = self.home / CLUSTER_LINK
-        write_atomically(path, f"{ClusterLink(secret, lead, join)}\n".encode(), mode=0o600)
-        start = "dilocox node --cluster cluster.link --cluster-interface INTERFACE --host ITS.ADDRESS"
-        log.info("copy %s to the other %d boxes of this cluster, and start each with: %s", path, others, start)
-        return BoxAdmission(join.run_id, self.identity.peer, secret, cuda, others)

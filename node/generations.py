@@ -13,6 +13,7 @@ from dilocox.node.boxes.team import Team
 from dilocox.node.crew import Crew, Phase, Ready
 from dilocox.node.holding import Holding
 from dilocox.node.keeping import Keeping, blobs_of
+from dilocox.node.privacy import Account
 from dilocox.node.starts import Starts, state_blob
 from dilocox.protocol import events, member
 from dilocox.protocol.chain import taken
@@ -22,7 +23,6 @@ from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import Statement, canonical
-from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.scoring import Score
@@ -58,12 +58,14 @@ class Generations:
         feed: Callable[[member.Input], None],
         emit: Callable[[events.Event], None],
         tell: Callable[[Status | None], None],
+        account: Account | None = None,
     ) -> None:
-        """`tell`: what we do before the workers train; None when they do."""
+        """`tell`: what we do before the workers train; None when they do. `account`: of what our own data may give away."""
         self._manifest, self._me, self._chain, self._store, self._starts = manifest, me, chain, store, starts
         self._team, self._tasks, self._holding = team, tasks, holding
         self._member, self._feed, self._emit, self._tell = member, feed, emit, tell
-        self._crew = Crew(lambda: team.workers)
+        self._account = account
+        self._crew = Crew(lambda: team.workers, tells_loss=account is None)
         self.progress = self._crew.progress
         self._keeping = Keeping(
             store, holding, starts, lambda: self.progress.states, lambda: self.progress.roots, self._contributions
@@ -247,21 +249,11 @@ class Generations:
         if not self._ending:
             self._failed_generations = 0
             self._avoid_boundaries = False
-        size = sum(payload.size for payload in phase.payloads)
-        self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, size))
-        ended = member.PhaseEnded(
-            round=first.round,
-            base=base,
-            inner_steps=first.inner_steps,
-            tokens=first.tokens,
-            loss=first.loss,
-            samples_read=first.samples_read,
-            leaves=digest,
-            size=size,
-            norm=norm_code(phase.norm),
-            effective_rank=phase.effective_rank,
-            error=phase.error,
-        )
+        self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, phase.size))
+        if self._account is not None and not await asyncio.to_thread(self._account.spend, digest, first.inner_steps):
+            log.warning("round %d is not contributed: %s, and another phase does not fit", first.round, self._account.sentence)
+            return
+        ended = phase.ended(digest, base, self.progress.tells_loss)
         if self._team.serves_its_own():
             self._hear(ended)
             if not self._ending and self._team.regroups():  # what it made is announced

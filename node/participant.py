@@ -305,7 +305,7 @@ class Participant:
             sequence=self._own.next_sequence(),
             round=progress.round,
             step=progress.step,
-            loss=progress.loss,
+            loss=progress.told_loss,
             head=self.chain.head.digest,
             tokens_per_second=progress.tokens_per_second,
             incomplete=not self.state.whole,

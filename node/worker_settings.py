@@ -42,6 +42,10 @@ class WorkerSettings:
     """Where the cluster's own corpus lies, which it trains on; None: on the run's."""
     private_digest: str = ""
     """Of that corpus: what was checked, whatever is built there meanwhile."""
+    clip: float = 0.0
+    """Largest norm of the gradient of one of its sequences …"""
+    noise: float = 0.0
+    """… and the standard deviation of what is added to their sum, over that; 0: neither."""
 
     def environment(self) -> dict[str, str]:
         values = {field.name: str(getattr(self, field.name)) for field in fields(self)}
@@ -69,4 +73,6 @@ class WorkerSettings:
             checkpoint_every=int(get("checkpoint_every")),
             private=Path(get("private")) if get("private") else None,
             private_digest=get("private_digest"),
+            clip=float(get("clip")),
+            noise=float(get("noise")),
         )

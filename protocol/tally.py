@@ -42,6 +42,7 @@ class Tally:
     clips: Mapping[str, int]
     """Norm codes above clip_ratio times that median, by cluster."""
     loss: float
+    """Mean training loss; 0 where nobody says one."""
     scored: frozenset[str] = frozenset()
     """Clusters whose work was measured by its committee."""
 
@@ -73,9 +74,15 @@ def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[
         median if accepted else head.norm,
         weights,
         clips,
-        sum(statement.body.loss * weights[name] for name, statement in accepted.items()) / max(1, sum(weights.values())),
+        _mean_loss(accepted, weights),
         frozenset(name for name, opinion in opinions.items() if opinion.votes),
     )
+
+
+def _mean_loss(accepted: Mapping[str, Statement[pb.Contribution]], weights: Mapping[str, int]) -> float:
+    """Of those that say theirs; 0 where none does."""
+    said = {name: statement.body.loss for name, statement in accepted.items() if statement.body.loss}
+    return sum(loss * weights[name] for name, loss in said.items()) / max(1, sum(weights[name] for name in said))
 
 
 def _without_a_vote(head: Head, gathered: Gathered, absent: Container[str]) -> dict[str, Why]:

@@ -89,7 +89,7 @@ def round_row(commit: pb.Commit) -> View:
     return {
         "round": commit.round,
         "closing": commit.closing,
-        "loss": commit.loss if commit.counted else None,
+        "loss": commit.loss or None,
         "evaluation_loss": commit.evaluation_loss if commit.evaluated else None,
         "counted": len(commit.counted),
         "roster": len(commit.counted) + len({item.peer for item in commit.excluded}),
@@ -143,7 +143,7 @@ def _counted(head: Head, item: Taken, held: list[str]) -> View:
         "clipped": item.factor,
         "inner_steps": body.inner_steps,
         "bytes": body.size,
-        "loss": body.loss,
+        "loss": body.loss or None,
         "norm": norm_of(body.norm),
         "effective_rank": body.effective_rank,
         "error": body.error,

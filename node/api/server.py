@@ -132,7 +132,9 @@ def create_node_app(
     async def status(request: web.Request) -> web.Response:
         value = node_status(participant, blobs, name, address, reach, coordinator)
         hours = str(attendance.hours) if attendance.hours is not None else None
-        return json_response({**value, "hours": hours, "answers": answers(value, state_agreed(participant))})
+        privacy = attendance.account.sentence if attendance.account is not None else None
+        more = {"hours": hours, "privacy": privacy, "answers": answers(value, state_agreed(participant))}
+        return json_response({**value, **more})
 
     async def attest(request: web.Request) -> web.Response:
         """Challenge a peer now."""

@@ -46,10 +46,14 @@ class _Autocast(nn.Module):
 class Pipeline:
     """`step` trains on this copy's share of a batch; only its first worker needs inputs, only its last targets; all pass both."""
 
-    def __init__(self, manifest: Manifest, chunks: Sequence[Chain], mesh: Mesh) -> None:
-        """`chunks`: of the model, this worker's (node/tiling.py): number `stage_rank`, and every `length`-th after it."""
-        self._mesh, self.device = mesh, mesh.device
-        self._microbatches = manifest.training.microbatches // mesh.copies
+    def __init__(self, manifest: Manifest, chunks: Sequence[Chain], mesh: Mesh, single: bool = False) -> None:
+        """`chunks`: of the model, this worker's (node/tiling.py): number `stage_rank`, and every `length`-th after it. `single`:
+        each sequence is a microbatch, whose loss is the mean over its own tokens, whatever is in the others."""
+        self._mesh, self.device, self._single = mesh, mesh.device, single
+        training = manifest.training
+        self._sequences = 1 if single else training.batch_size // training.microbatches
+        """Of a microbatch."""
+        self._microbatches = training.batch_size // self._sequences // mesh.copies
         self._count = mesh.length * len(chunks)
         """Chunks of all workers of this copy."""
         half = manifest.training.in_bfloat16(cuda=self.device.type == "cuda")
@@ -79,7 +83,7 @@ class Pipeline:
     def _stage(self, manifest: Manifest, number: int, module: nn.Module) -> PipelineStage:
         """With examples of what it takes and gives in a microbatch: without them torch's stages send each other pickled
         descriptions."""
-        model, batch = manifest.model, manifest.training.batch_size // manifest.training.microbatches
+        model, batch = manifest.model, self._sequences
 
         def passed(width: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(batch, model.sequence_length, width, dtype=dtype, device="meta", requires_grad=True)
@@ -100,7 +104,7 @@ class Pipeline:
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Of a microbatch, so that the mean over all is the mean over the batch's tokens, wherever they lie."""
-        return cross_entropy(logits, targets) / self._each
+        return cross_entropy(logits, targets) / (max(1, trained_tokens(targets)) if self._single else self._each)
 
     def step(self, inputs: Tensor, targets: Tensor, tokens: int) -> float:
         """Forward and backward of this copy's share, gradients averaged over its microbatches; the mean loss of these in the last

@@ -17,6 +17,7 @@ from dilocox.node.training.data import Dataset
 from dilocox.node.training.inner import InnerOptimizer
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import Stage, build_chain, initial_values
+from dilocox.node.training.noisy import Noise, NoisyGradients
 from dilocox.node.training.pipeline import Pipeline, trained_tokens
 from dilocox.protocol import norms
 from dilocox.protocol.errors import LocalError
@@ -94,8 +95,9 @@ class Commit:
 
 
 class Trainer:
-    def __init__(self, manifest: Manifest, mesh: Mesh | None = None) -> None:
-        """`mesh`: where it stands among its cluster's workers; default alone. Live parameters start uninitialised."""
+    def __init__(self, manifest: Manifest, mesh: Mesh | None = None, noise: Noise | None = None) -> None:
+        """`mesh`: where it stands among its cluster's workers; default alone. `noise`: what bounds what a sequence may tell, where
+        one worker trains the whole model. Live parameters start uninitialised."""
         self.manifest, self.mesh = manifest, mesh or Mesh()
         self.device = self.mesh.device
         mine = chunks(manifest.model.stages, self.mesh.length, manifest.training.schedule)[self.mesh.stage_rank]
@@ -104,10 +106,13 @@ class Trainer:
         recompute = manifest.training.checkpoint_activations
         half = manifest.training.in_bfloat16(cuda=self.device.type == "cuda")
         chains = [build_chain(manifest.model, chunk, self.device, recompute, half) for chunk in mine]
-        self.pipeline = Pipeline(manifest, chains, self.mesh)
+        self.pipeline = Pipeline(manifest, chains, self.mesh, single=noise is not None)
         self._live = [stage for chain in chains for stage in chain]
         self.optimizer = InnerOptimizer(manifest, self._live)
         self._parameters = [parameter for stage in self._live for parameter in stage.tensors()]
+        self._noisy = NoisyGradients(self._parameters, noise) if noise is not None else None
+        if noise is not None and self.mesh.workers > 1:
+            raise LocalError("the gradient of each sequence is bounded where one worker holds the whole model: say --devices 1")
 
     def pairs(self) -> Iterator[tuple[StageState, Stage]]:
         """Stages whose outer state is here: none in a copy that follows."""
@@ -160,8 +165,10 @@ class Trainer:
     ) -> StepResult:
         """One inner step. Gradients are clipped by the norm over all stages of the cluster; with them at hand all ranks add up what
         `flags` says now, `before_update` is called, then the inner optimizer changes its tensors and the parameters."""
-        tokens = trained_tokens(targets)
+        tokens = trained_tokens(targets) if self._noisy is None else targets.numel()  # how many are answers is not told
         loss = self.pipeline.step(self.mesh.share(inputs), self.mesh.share(targets), tokens)
+        if self._noisy is not None:
+            self._noisy.finish()
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.mesh.average(gradients)
         norms = torch._foreach_norm(gradients)

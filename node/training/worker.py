@@ -22,6 +22,7 @@ from dilocox.node.training.commits import Commits, Prepared
 from dilocox.node.training.data import load_dataset, load_private
 from dilocox.node.training.link import DaemonLink
 from dilocox.node.training.mesh import Mesh
+from dilocox.node.training.noisy import Drawn, Noise
 from dilocox.node.training.pace import Pace
 from dilocox.node.training.rendezvous import join_generation
 from dilocox.node.training.resume import Resume, boundary_event
@@ -54,11 +55,13 @@ class Worker:
         if settings.devices == "cuda":
             torch.cuda.set_device(self.device)
         self.mesh = Mesh(rank, workers, settings.copies, self.device)
-        self.trainer = Trainer(manifest, self.mesh)
+        noise = Noise(settings.clip, settings.noise) if settings.noise else None
+        self.trainer = Trainer(manifest, self.mesh, noise)
         self.dataset = load_dataset(manifest, settings.data)
         """What all evaluate on, and score on …"""
         own = bytes.fromhex(settings.private_digest)
-        self.text = load_private(manifest, settings.private, own, settings.cluster) if settings.private else self.dataset
+        text = load_private(manifest, settings.private, own, settings.cluster) if settings.private else self.dataset
+        self.text = Drawn(text) if noise is not None else text
         """… and what this cluster trains on."""
         self.store = BlobStore(settings.blobs)
         self.background = Background(settings.codec_cpus)

@@ -1,5 +1,6 @@
 """examples/private-finetune, command by command: three sites, their own data, one model that is better than each site's own."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -9,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from dilocox.node.data.tokens import train_tokenizer
+from dilocox.node.privacy import Steps, epsilon_of
+from dilocox.protocol.chain import taken
+from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import corpus_in, last_built
 from tests.corpora import words
 from tests.e2e.conftest import PATIENCE_SECONDS
@@ -31,7 +36,8 @@ def write(folder: Path, letters: str, number: int) -> None:
     (folder / f"{letters}-{number}.txt").write_text("\n".join(spelt))
 
 
-def test_the_example_s_commands_make_a_model_that_beats_each_site_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def run_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *testnet: str) -> dict[str, str]:
+    """What each verb of the example said. `testnet`: more options of its."""
     monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
     make_hub(tmp_path / "HUB")
     (tmp_path / "HUB/tokenizer.json").write_text(train_tokenizer(["ABCDEFGH IJKLMNOP QRSTUVWX " * 9], 300))
@@ -47,7 +53,14 @@ def test_the_example_s_commands_make_a_model_that_beats_each_site_alone(tmp_path
     for command in commands:
         verb = command.split()[1]
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "dilocox.cli.main", *shlex.split(command)[1:]],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "dilocox.cli.main",
+                *shlex.split(command)[1:],
+                *(testnet if verb == "testnet" else ()),
+            ],
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -58,6 +71,11 @@ def test_the_example_s_commands_make_a_model_that_beats_each_site_alone(tmp_path
         said[verb] = said.get(verb, "") + done.stdout
         if verb == "init":
             make_smaller(tmp_path / "clinics.toml", SMALLER)
+    return said
+
+
+def test_the_example_s_commands_make_a_model_that_beats_each_site_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    said = run_example(tmp_path, monkeypatch)
     [common] = re.findall(r"committed model after \d+ inner steps: ([0-9.]+)", said["testnet"])
     alone = re.findall(r"DATA-[ABC] alone after \d+ inner steps: ([0-9.]+)", said["testnet"])
     assert len(alone) == 3
@@ -73,3 +91,25 @@ def _nothing_of_it_left(folder: Path) -> None:
         assert corpus is not None
         names = {shard.digest for shard in (*corpus.training, *corpus.held_out)}
         assert not [path for path in (folder / "home/testnet").rglob("*") if path.name in names]
+
+
+@pytest.mark.thorough
+def test_a_budget_is_spent_and_kept_and_no_loss_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    said = run_example(tmp_path, monkeypatch, "--private-epsilon", "8", "--no-baseline")
+    assert "every node has the same state hash after every round" in said["testnet"]
+    accounts = sorted((tmp_path / "home/testnet").glob("*/privacy.json"))
+    assert len(accounts) == 3
+    run = Manifest.from_toml((tmp_path / "clinics.toml").read_text())
+    for path in accounts:
+        [kept] = json.loads(path.read_text())["corpora"].values()
+        [noise] = kept["noise"].values()
+        assert sum(each["count"] for each in kept["steps"]) >= run.rounds.count * run.rounds.inner_steps * 0.9
+        assert 1 < epsilon_of([Steps(**each) for each in kept["steps"]], 1e-4) <= 8
+        assert noise > 0.5
+    [path] = (tmp_path / "home/testnet/coordinator").rglob("chain.db")
+    chain = ChainFile(path, run)
+    commits = [commit for number in range(chain.length) if (commit := chain.commit(number)) is not None]
+    chain.close()
+    counted = [item.contribution for commit in commits for item in taken(commit.body)]
+    assert len(counted) > 2 * run.rounds.count
+    assert not any(contribution.loss for contribution in counted)

@@ -142,7 +142,8 @@ def test_training_is_plain_lora(family: str, targets: tuple[str, ...], tmp_path:
         assert trainer.step(inputs, targets_).loss == pytest.approx(float(loss.detach()), rel=1e-5)
     for _, stage in trainer.live_stages():
         for spec, parameter in zip(stage.specs, stage.tensors(), strict=True):
-            torch.testing.assert_close(parameter.data, adapters[spec.name].data, atol=3e-5, rtol=1e-3)
+            # AdamW divides by a gradient's own size: where that is nearly 0, rounding moves an element by part of a step of 1e-2
+            torch.testing.assert_close(parameter.data, adapters[spec.name].data, atol=5e-4, rtol=1e-3)
             if spec.name.endswith("lora_B.weight"):
                 assert parameter.data.abs().max() > 1e-3, "it moved"
         for name, parameter in stage.named_parameters():

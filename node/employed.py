@@ -1,0 +1,146 @@
+"""What a node's workers are made of, and who has them: our cluster's lead, or a box of another's."""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dilocox.node.boxes.follower import Follower
+from dilocox.node.boxes.lead import BoxAdmission
+from dilocox.node.boxes.link import CLUSTER_LINK, ClusterLink, address_on, load_or_create_secret
+from dilocox.node.boxes.team import Team
+from dilocox.node.exchange import Exchange
+from dilocox.node.generations import Generations
+from dilocox.node.holding import Holding
+from dilocox.node.machine import Machine
+from dilocox.node.participant import Participant, Workers
+from dilocox.node.place import MANIFEST, Place
+from dilocox.node.privacy import Account
+from dilocox.node.settings import NodeSettings
+from dilocox.node.starts import Starts
+from dilocox.node.worker_settings import WorkerSettings
+from dilocox.node.workers import LOOPBACK, Launch, WorkerPool
+from dilocox.protocol import member
+from dilocox.protocol.crypto import Identity, sha256
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.manifest import Manifest
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.files import write_atomically
+from dilocox.transport.tasks import Tasks
+
+__all__ = ["Employed", "worker_pool"]
+
+log = logging.getLogger(__name__)
+
+
+def worker_pool(
+    settings: NodeSettings,
+    machine: Machine,
+    home: DataDirectory,
+    place: Place,
+    data: BlobStore,
+    own_text: bytes,
+    account: Account | None,
+) -> WorkerPool:
+    def environment(socket: str, launch: Launch) -> dict[str, str]:
+        return WorkerSettings(
+            socket=socket,
+            manifest=place.folder / MANIFEST,
+            blobs=place.store.folder,
+            stages=place.folder / "stages",
+            cluster=settings.cluster.lead.coordinator if settings.cluster else home.identity.peer,
+            devices="cuda" if machine.cuda else "cpu",
+            copies=launch.copies,
+            threads=settings.threads or max(1, (os.cpu_count() or 1) // len(launch.ranks)),
+            codec_cpus=settings.codec_cpus,
+            data=data.folder,
+            step_seconds=settings.step_seconds,
+            checkpoint_every=settings.checkpoint_every,
+            private=settings.private,
+            private_digest=own_text.hex(),
+            clip=account.budget.clip if account is not None else 0.0,
+            noise=account.noise if account is not None else 0.0,
+        ).environment()
+
+    return WorkerPool(home.folder, environment)
+
+
+@dataclass(frozen=True)
+class Employed:
+    """What workers are made of, for the participant that has them."""
+
+    settings: NodeSettings
+    machine: Machine
+    home: Path
+    identity: Identity
+    manifest: Manifest
+    place: Place
+    chain: ChainFile
+    exchange: Exchange
+    starts: Starts
+    holding: Holding
+    pool: WorkerPool
+    tasks: Tasks
+    account: Account | None
+
+    def workers(self, participant: Participant) -> Workers:
+        machine, interface = self.machine, self.settings.interface or LOOPBACK
+        manifest, me, chain, place = self.manifest, self.identity.peer, self.chain, self.place
+        if self.settings.cluster is not None:
+            return Follower(
+                manifest,
+                me,
+                self.settings.cluster,
+                place.channels,
+                chain,
+                place.store,
+                self.holding,
+                self.exchange,
+                self.starts,
+                self.pool,
+                machine,
+                interface,
+                self.tasks,
+                participant.feed,
+                participant.tell,
+            )
+        others = self.settings.boxes - 1
+        if others:
+            place.lead.admission = self._admission(machine.cuda, others)
+        patience = self.settings.box_patience
+        team = Team(
+            manifest, me, machine, self.pool, self.exchange, self.starts, self.holding, place.lead, others, interface, patience
+        )
+        team.laid = lambda hosts: participant.feed(member.Laid(hosts))
+        team.whole = lambda here: participant.feed(member.Whole(here))
+        team.tell = participant.tell
+        return Generations(
+            manifest,
+            me,
+            chain,
+            place.store,
+            self.holding,
+            self.starts,
+            team,
+            self.tasks,
+            lambda: participant.state,
+            participant.feed,
+            participant.emit,
+            participant.tell,
+            self.account,
+        )
+
+    def _admission(self, cuda: bool, others: int) -> BoxAdmission:
+        """And write the link that our other boxes need."""
+        join, network = self.settings.join, self.place.network
+        secret = load_or_create_secret(self.place.folder / "cluster.secret")
+        port = network.address.rpartition(":")[2]
+        at = f"{address_on(self.settings.interface or LOOPBACK)}:{port}"
+        lead = JoinLink(join.run_id, self.identity.peer, at, sha256(network.certificate.certificate_der))
+        path = self.home / CLUSTER_LINK
+        write_atomically(path, f"{ClusterLink(secret, lead, join)}\n".encode(), mode=0o600)
+        start = "dilocox node --cluster cluster.link --cluster-interface INTERFACE --host ITS.ADDRESS"
+        log.info("copy %s to the other %d boxes of this cluster, and start each with: %s", path, others, start)
+        return BoxAdmission(join.run_id, self.identity.peer, secret, cuda, others)

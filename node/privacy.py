@@ -1,0 +1,198 @@
+"""What a cluster's own data may give away, in numbers: DP-SGD (arXiv 1607.00133) and its account.
+
+A step takes a batch that is drawn anew from all sequences. The gradient of each of them is cut to a norm of at most `clip`, and
+their sum is given Gaussian noise of standard deviation `noise` · `clip` in every coordinate (node/training/noisy.py). What leaves
+the machine follows from such sums alone, so this holds for all of it together, whoever looks and whatever else they know: had one
+sequence been another one, nothing would be more than exp(epsilon) times as likely, but for a chance of delta.
+
+Two data sets are neighbours where one sequence is replaced: sums then differ by 2 · `clip` at most. The arithmetic is that of
+dp-accounting: Rényi accounts of sampling without replacement (arXiv 1808.00087).
+
+The account is of a corpus, over all runs of this node, and is written before a phase's work is announced: what was not announced
+told nobody anything.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dilocox.protocol.corpus import order_of
+from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.head import Head
+from dilocox.protocol.manifest import Manifest
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.corpora import corpus_in
+from dilocox.transport.files import write_atomically
+
+__all__ = ["ACCOUNT", "Account", "Budget", "Steps", "epsilon_of", "open_account", "steps_left"]
+
+ACCOUNT = "privacy.json"
+"""In a node's folder."""
+
+LEAST_NOISE, MOST_NOISE = 0.2, 200.0
+"""Over `clip`: what is looked for. Below, no account says anything; above, nothing is learnt."""
+PRECISION = 0.01
+"""Of the noise that is found: it is too much by this share at most."""
+LATE = 1.25
+"""Phases are longer than planned while commits are late: the budget is laid out for so many times the planned steps."""
+ORDERS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
+"""Of Rényi divergences, the best of which says epsilon: more of them take longer and find a little less."""
+ANNOUNCED = 8
+"""Phases whose announcement is remembered: a node that starts again announces the last ones again, and pays once."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What an operator allows."""
+
+    epsilon: float
+    delta: float | None
+    """None: one in ten times the sequences of the corpus."""
+    clip: float
+    """Largest norm of one sequence's gradient."""
+
+
+class Steps(BaseModel):
+    """Taken alike: batches of `batch` from `sequences`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sequences: int
+    batch: int
+    noise: float
+    count: int
+
+
+class _Kept(BaseModel):
+    """Of one corpus, as it is on disk."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    steps: list[Steps] = []
+    noise: dict[str, float] = {}
+    """By run, in hexadecimal: as it was laid out at first."""
+    announced: list[str] = []
+    """Digests of leaves, in hexadecimal, newest last."""
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    corpora: dict[str, _Kept] = {}
+    """By digest."""
+
+
+def epsilon_of(steps: Iterable[Steps], delta: float) -> float:
+    """Of all of them together."""
+    from dp_accounting import dp_event, rdp  # scipy takes its second only where somebody asks
+    from dp_accounting.privacy_accountant import NeighboringRelation
+
+    accountant = rdp.RdpAccountant(ORDERS, neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    for taken in steps:
+        added = dp_event.GaussianDpEvent(taken.noise / 2)  # over the most by which two sums differ
+        event = dp_event.SampledWithoutReplacementDpEvent(taken.sequences, taken.batch, added)
+        accountant.compose(event, taken.count)
+    return float(accountant.get_epsilon(delta))
+
+
+class Account:
+    """Blocking, all but what it says of itself."""
+
+    def __init__(self, path: Path, run: bytes, corpus: bytes, sequences: int, batch: int, budget: Budget) -> None:
+        """`path`: where it is kept; `run` and `corpus`: their digests; `sequences`: of the corpus, to train on; `batch`: of a step.
+        Raises LocalError where what is kept cannot be read: nobody may begin again with a full budget."""
+        self.budget, self.delta = budget, budget.delta or 1 / (10 * sequences)
+        self._path, self._run, self._sequences, self._batch = path, run.hex(), sequences, batch
+        try:
+            self._file = _File.model_validate_json(path.read_bytes()) if path.exists() else _File()
+        except (OSError, ValidationError) as error:
+            raise LocalError(f"{path}, which says what your private data have given away, cannot be read: {error}") from error
+        self._kept = self._file.corpora.setdefault(corpus.hex(), _Kept())
+        self.noise = self._kept.noise.get(self._run, 0.0)
+        """Over `clip`; 0 before `lay_out`."""
+        self.spent = self._epsilon(self._kept.steps)
+        """Epsilon so far …"""
+        self.room = True
+        """… and whether another phase fits into the budget."""
+
+    def lay_out(self, steps: int, phase: int) -> None:
+        """Choose the least noise with which the `steps` that are left of the run stay within the budget; a run keeps what was
+        chosen at first. `phase`: steps of one. Raises ConfigError where no noise is enough, and the run has none yet."""
+        if not self.noise:
+            self.noise = self._least(math.ceil(LATE * max(1, steps)))
+            self._kept.noise[self._run] = self.noise
+            self._keep()
+        self.room = self._fits(self.noise, phase)
+
+    def _least(self, steps: int) -> float:
+        if not self._fits(MOST_NOISE, steps):
+            raise ConfigError(
+                f"--private-epsilon {self.budget.epsilon:g}: {steps:,} steps would need more noise than leaves anything to learn."
+                f" Allow more, or take a larger corpus; {self.sentence}"
+            )
+        low, high = LEAST_NOISE, MOST_NOISE
+        if self._fits(low, steps):
+            return low
+        while high > low * (1 + PRECISION):
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if self._fits(middle, steps) else (middle, high)
+        return high
+
+    def _fits(self, noise: float, steps: int) -> bool:
+        return self._epsilon([*self._kept.steps, self._taken(noise, steps)]) <= self.budget.epsilon
+
+    def _taken(self, noise: float, steps: int) -> Steps:
+        return Steps(sequences=self._sequences, batch=self._batch, noise=noise, count=steps)
+
+    def _epsilon(self, steps: list[Steps]) -> float:
+        return epsilon_of(steps, self.delta) if steps else 0.0
+
+    def spend(self, leaves: bytes, steps: int) -> bool:
+        """Write down what announcing a phase tells, before it is announced; `leaves`: its digest. False where it does not fit: then
+        nothing is written, and nobody may hear of it."""
+        if leaves.hex() in self._kept.announced:
+            return True
+        if not self.noise or not self._fits(self.noise, steps):
+            self.room = False
+            return False
+        self._kept.steps = _merged([*self._kept.steps, self._taken(self.noise, steps)])
+        self._kept.announced = [*self._kept.announced, leaves.hex()][-ANNOUNCED:]
+        self._keep()
+        self.spent = self._epsilon(self._kept.steps)
+        self.room = self._fits(self.noise, steps)
+        return True
+
+    def _keep(self) -> None:
+        write_atomically(self._path, self._file.model_dump_json(indent=1).encode())
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        return f"epsilon {self.spent:.2f} of {self.budget.epsilon:g} is spent (delta {self.delta:.2g})"
+
+
+def _merged(steps: list[Steps]) -> list[Steps]:
+    """Alike ones added up."""
+    counts: dict[tuple[int, int, float], int] = {}
+    for each in steps:
+        key = each.sequences, each.batch, each.noise
+        counts[key] = counts.get(key, 0) + each.count
+    return [Steps(sequences=s, batch=b, noise=n, count=count) for (s, b, n), count in counts.items()]
+
+
+def open_account(home: Path, manifest: Manifest, private: Path, digest: bytes, budget: Budget) -> Account:
+    """Of the corpus of this digest in `private`. Raises ConfigError where it is not there; as Account."""
+    corpus = corpus_in(BlobStore(private, ours=False), digest)
+    if corpus is None:
+        raise ConfigError(f"the private data in {private} are damaged: build them again")
+    return Account(
+        home / ACCOUNT, manifest.run_id, digest, order_of(manifest, corpus).total, manifest.training.batch_size, budget
+    )
+
+
+def steps_left(manifest: Manifest, head: Head) -> int:
+    """Of the run, were every round to take its H."""
+    return manifest.nominal_steps(manifest.rounds.count + 1) - manifest.nominal_steps(max(1, head.round))

@@ -1,0 +1,51 @@
+"""What a node's operator said."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dilocox.node.boxes.link import ClusterLink
+from dilocox.node.place import PeerSettings
+from dilocox.node.privacy import Budget
+from dilocox.transport.archive.source import ArchivePlace
+from dilocox.transport.hours import Hours
+
+__all__ = ["NodeSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings(PeerSettings):
+    devices: int | None
+    """How many stage workers; None: one per CUDA device, else one."""
+    threads: int | None
+    """CPU threads per worker; None: cores divided by workers."""
+    codec_cpus: tuple[int, ...]
+    simulated_measurement: Path | None
+    """File with the measurement that simulated evidence names, in hexadecimal."""
+    collateral: Path | None
+    """File with the collateral that verifiers of this machine's TDX quotes need."""
+    upload_copies: int | None
+    """How often each payload may leave this machine; None: as often as it is asked for."""
+    data: dict[str, Path]
+    """Where corpora lie on this machine, by name."""
+    archive: ArchivePlace | None
+    """Asked for what no peer serves."""
+    begin: Path | None
+    """A Hugging Face folder with the model that the run begins with; None: it is fetched."""
+    step_seconds: float
+    """An inner step takes at least this long."""
+    checkpoint_every: int
+    """Boundaries are written complete in rounds that this divides."""
+    boxes: int = 1
+    """Of our cluster, which we lead."""
+    cluster: ClusterLink | None = None
+    """Of the cluster whose box we are; None: our own."""
+    interface: str | None = None
+    """On which the boxes of a cluster exchange tensors."""
+    private: Path | None = None
+    """Where our own corpus lies; None: the run's data are what we train on."""
+    budget: Budget | None = None
+    """What that may give away; None: it is not counted."""
+    hours: Hours | None = None
+    """Of the day, in which this node takes part; None: always."""
+    box_patience: float = 60.0
+    """Seconds for which a box of our cluster that is gone is waited for; then the others share out its stages."""

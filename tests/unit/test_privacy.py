@@ -1,0 +1,253 @@
+"""What a cluster's own data may give away: the account, the noise, and what is not told at all."""
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+import torch
+
+from dilocox.node.attendance import Wish, wish
+from dilocox.node.crew import Crew, Phase
+from dilocox.node.privacy import Account, Budget, Steps, epsilon_of, open_account, steps_left
+from dilocox.node.training.data import load_private
+from dilocox.node.training.mesh import Mesh
+from dilocox.node.training.noisy import Drawn, Noise
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.head import initial_head
+from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.transport.corpora import last_built
+from tests.corpora import corpus_of, words
+from tests.helpers import digest, manifest
+from tests.unit.test_private import private_run
+
+SEQUENCES, BATCH, DELTA = 2000, 8, 1e-5
+
+
+def steps(count: int, noise: float, sequences: int = SEQUENCES, batch: int = BATCH) -> Steps:
+    return Steps(sequences=sequences, batch=batch, noise=noise, count=count)
+
+
+def account(folder: Path, epsilon: float = 4.0, corpus: int = 1, run: int = 1) -> Account:
+    return Account(
+        folder / "privacy.json", digest("run", run), digest("corpus", corpus), SEQUENCES, BATCH, Budget(epsilon, DELTA, 1.0)
+    )
+
+
+# The account
+
+
+def test_without_sampling_the_account_is_just_above_what_gaussian_noise_gives_away():
+    """Of a sum that one replaced sequence moves by two clips: arXiv 1805.06530, theorem 8, says it exactly."""
+    noise, count = 40.0, 50
+    shift = 2 / noise * math.sqrt(count)
+    normal = NormalDist()
+
+    def delta(epsilon: float) -> float:
+        near, far = normal.cdf(shift / 2 - epsilon / shift), normal.cdf(-shift / 2 - epsilon / shift)
+        return near - math.exp(epsilon) * far
+
+    said = epsilon_of([steps(count, noise, batch=SEQUENCES)], DELTA)
+    assert delta(said) <= DELTA < delta(said / 1.3)
+
+
+def test_the_account_grows_with_steps_and_batches_and_shrinks_with_noise_and_data():
+    base = epsilon_of([steps(100, 3.0)], DELTA)
+    assert 0 < epsilon_of([steps(50, 3.0)], DELTA) < base
+    assert epsilon_of([steps(100, 6.0)], DELTA) < base < epsilon_of([steps(100, 3.0, batch=80)], DELTA)
+    assert epsilon_of([steps(100, 3.0, sequences=20_000)], DELTA) < base
+    assert epsilon_of([steps(60, 3.0), steps(40, 3.0)], DELTA) == pytest.approx(base)
+
+
+def test_the_budget_is_laid_out_spent_and_never_passed_over_restarts(tmp_path: Path):
+    own = account(tmp_path)
+    own.lay_out(100, 20)
+    assert own.room
+    phases = 0
+    while own.room:
+        if phases == 3:
+            own = account(tmp_path)  # a restart
+            own.lay_out(40, 20)
+        assert own.spend(digest("leaves", phases), 20)
+        phases += 1
+    assert 5 <= phases <= 7, "planned steps fit, and a quarter more"
+    spent = own.spent
+    assert spent <= 4.0
+    before = (tmp_path / "privacy.json").read_bytes()
+    assert not own.spend(digest("leaves", phases), 40)
+    assert (tmp_path / "privacy.json").read_bytes() == before
+    again = account(tmp_path)
+    assert again.spent == pytest.approx(spent)
+    again.lay_out(100, 20)
+    assert not again.room, "it follows the run, and trains no more"
+    more = account(tmp_path, run=2)
+    assert more.spent == pytest.approx(spent), "what a corpus gave away in one run it gave away"
+    more.lay_out(100, 20)
+    assert more.noise > 1.2 * again.noise
+    another = account(tmp_path, corpus=2)
+    assert not another.spent
+    another.lay_out(100, 20)
+    assert another.noise == pytest.approx(again.noise)
+    assert another.spend(digest("leaves", 99), 10)
+    assert account(tmp_path).spent == pytest.approx(spent), "an account is of a corpus"
+
+
+def test_what_is_announced_again_is_paid_once(tmp_path: Path):
+    own = account(tmp_path)
+    own.lay_out(100, 20)
+    assert own.spend(digest("leaves", 1), 10)
+    spent = own.spent
+    again = account(tmp_path)
+    assert again.spend(digest("leaves", 1), 10)
+    assert again.spent == spent
+    [kept] = json.loads((tmp_path / "privacy.json").read_text())["corpora"].values()
+    assert [each["count"] for each in kept["steps"]] == [10]
+
+
+def test_nothing_is_spent_before_noise_is_laid_out(tmp_path: Path):
+    own = account(tmp_path)
+    assert not own.spend(digest("leaves", 1), 1)
+    assert not (tmp_path / "privacy.json").exists()
+
+
+def test_who_asks_for_too_much_hears_it_and_a_damaged_account_is_not_begun_again(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"--private-epsilon 0\.01: 125,000 steps would need more noise"):
+        account(tmp_path, epsilon=0.01).lay_out(100_000, 10)
+    (tmp_path / "privacy.json").write_text('{"corpora": {"ab')
+    with pytest.raises(LocalError, match="given away, cannot be read"):
+        account(tmp_path)
+
+
+def test_the_account_counts_the_corpus_s_sequences_and_the_run_s_steps(tmp_path: Path):
+    corpus = corpus_of(tmp_path / "own", words(40, 60))
+    run = private_run()
+    own = open_account(tmp_path, run, corpus.folder, last_built(corpus.folder), Budget(8.0, None, 1.0))
+    count = load_private(run, corpus.folder, last_built(corpus.folder), "me").sequences
+    assert own.delta == 1 / (10 * count)
+    assert steps_left(run, initial_head("")) == sum(run.inner_steps(number) for number in range(1, run.rounds.count + 1))
+
+
+# The noise
+
+
+def gradients(trainer: Trainer) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for _, stage in trainer.live_stages() for parameter in stage.tensors()]  # type: ignore[union-attr]
+
+
+def step(noise: Noise | None, inputs: torch.Tensor, **sections: Any) -> list[torch.Tensor]:
+    """Gradients of a batch, before the run's own clipping."""
+    # so far apart that one sequence's gradient is never cut by the run's bound
+    trainer = Trainer(manifest(training={"gradient_clip": 1e9, **sections.pop("training", {})}, **sections), Mesh(), noise)
+    trainer.load_initial()
+    found: list[torch.Tensor] = []
+    trainer.step(inputs, inputs.roll(-1, 1), before_update=lambda: found.extend(gradients(trainer)))
+    return found
+
+
+def norm(tensors: list[torch.Tensor]) -> float:
+    return float(torch.cat([tensor.flatten() for tensor in tensors]).norm())
+
+
+BATCH_OF = torch.randint(0, 256, (4, 16), generator=torch.Generator().manual_seed(1))
+
+
+def test_without_noise_and_under_the_bound_gradients_are_what_they_are_without(process_group: None):
+    plain, bounded = step(None, BATCH_OF), step(Noise(1e3, 1e-12), BATCH_OF)
+    for one, other in zip(plain, bounded, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_each_sequence_s_gradient_is_cut_alone(process_group: None):
+    alone = [step(None, BATCH_OF[row : row + 1], training={"batch_size": 1, "microbatches": 1}) for row in range(4)]
+    norms = sorted(map(norm, alone))
+    clip = (norms[1] + norms[2]) / 2
+    factors = [min(1.0, clip / norm(each)) for each in alone]
+    assert factors.count(1.0) == 2
+    wanted = [sum(f * each[index] for f, each in zip(factors, alone, strict=True)) / 4 for index in range(len(alone[0]))]
+    for one, other in zip(wanted, step(Noise(clip, 1e-12), BATCH_OF), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_noise_has_its_width_everywhere_and_is_never_the_same(process_group: None):
+    clip, noise = 1e-9, 3.0
+    first, second = (torch.cat([t.flatten() for t in step(Noise(clip, noise), BATCH_OF)]) for _ in range(2))
+    for tensor in (first, second, (first - second) / math.sqrt(2)):
+        assert float(tensor.std()) * 4 / clip == pytest.approx(noise, rel=0.05)
+    assert all(float(t.std()) > 0 for t in step(Noise(clip, noise), BATCH_OF))
+
+
+def test_a_gradient_without_a_norm_is_left_out(process_group: None):
+    trainer = Trainer(manifest(), Mesh(), Noise(1.0, 1e-12))
+    trainer.load_initial()
+    table = next(stage for _, stage in trainer.live_stages()).tensors()[0].data
+    table[255] = math.nan
+    sound = BATCH_OF.clamp(max=254)
+    bad = sound.clone()
+    bad[2, 5] = 255
+    taken: list[float] = []
+    trainer.step(bad, sound, before_update=lambda: taken.append(norm(gradients(trainer))))
+    assert 0 < taken[0] <= 3 / 4 + 1e-6
+
+
+def test_the_whole_model_is_where_sequences_are_bounded():
+    with pytest.raises(LocalError, match="say --devices 1"):
+        Trainer(manifest(), Mesh(0, 2, 1), Noise(1.0, 1.0))
+
+
+def test_batches_are_drawn_from_all_without_replacement_and_nobody_can_say_which(tmp_path: Path):
+    corpus = corpus_of(tmp_path / "own", words(40, 60))
+    run = private_run()
+    dataset = load_private(run, corpus.folder, last_built(corpus.folder), "me")
+
+    def rows(drawn: Drawn, first: int, size: int) -> list[tuple[int, ...]]:
+        inputs, _ = drawn.batch(range(first, first + size))
+        return [tuple(row.tolist()) for row in inputs]
+
+    everything = dataset.sequences
+    mine = Drawn(dataset, bytes(32))
+    assert len(rows(mine, 0, everything)) == everything
+    index = {row: number for number, row in enumerate(rows(mine, 0, everything))}
+    assert len(index) > 0.9 * everything, "all of them, but for equal ones"
+    batches = [rows(mine, 1000 + 4 * number, 4) for number in range(200)]
+    assert batches[3] == rows(mine, 1012, 4)
+    assert len({tuple(batch) for batch in batches}) == 200
+    assert rows(Drawn(dataset), 0, 4) != rows(Drawn(dataset), 0, 4)
+    assert len({row for batch in batches for row in batch}) > 0.9 * len(index) * (1 - math.exp(-800 / everything))
+
+
+async def test_samples_that_will_be_drawn_are_looked_for(tmp_path: Path):
+    corpus = corpus_of(tmp_path / "own", words(40, 60))
+    drawn = Drawn(load_private(private_run(), corpus.folder, last_built(corpus.folder), "me"))
+    assert drawn.here([])
+    while not drawn.here(range(8, 12)):
+        await asyncio.sleep(0.01)
+
+
+# What is not told
+
+
+def test_losses_are_told_to_nobody():
+    crew = Crew(lambda: 1, tells_loss=False)
+    crew.step(worker.Step(loss=2.5, seconds=1.0))
+    assert (crew.progress.loss, crew.progress.told_loss) == (2.5, 0.0)
+    phase = Phase(worker.Boundary(round=1, loss=2.5, tokens=64), [worker.StagePayload(norm=1.0, size=5)])
+    assert phase.ended(b"l", b"b", tells_loss=False).loss == 0.0
+    assert (phase.ended(b"l", b"b").loss, phase.ended(b"l", b"b").size) == (2.5, 5)
+
+
+def test_how_many_answers_a_batch_has_is_not_told(process_group: None):
+    masked = BATCH_OF.clone()
+    masked[:, :9] = -100
+    trainer = Trainer(manifest(), Mesh(), Noise(1.0, 1.0))
+    trainer.load_initial()
+    assert trainer.step(BATCH_OF, masked).tokens == masked.numel()
+
+
+def test_who_has_spent_its_budget_takes_no_part():
+    assert wish(False, None, 0.0, spent="epsilon 4.00 of 4 is spent") == Wish(
+        False, "as another phase does not fit into what its data may give away: epsilon 4.00 of 4 is spent"
+    )
