@@ -116,7 +116,9 @@ async def _take_part(
     place.blobs.keeper = holding
     prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover
-    crew = Employed(settings, machine, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks, account)
+    crew = Employed(
+        settings, machine, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks, account, own_text
+    )
     participant = Participant(
         me, manifest, chain, own, coordinator, network.directory, exchange, tasks, events, prover, crew.workers, lead
     )

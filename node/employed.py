@@ -84,6 +84,8 @@ class Employed:
     pool: WorkerPool
     tasks: Tasks
     account: Account | None
+    own_text: bytes
+    """Digest of our own data; empty: the run's are what we train on."""
 
     def workers(self, participant: Participant) -> Workers:
         machine, interface = self.machine, self.settings.interface or LOOPBACK
@@ -105,6 +107,7 @@ class Employed:
                 self.tasks,
                 participant.feed,
                 participant.tell,
+                self.own_text,
             )
         others = self.settings.boxes - 1
         if others:
@@ -143,4 +146,4 @@ class Employed:
         write_atomically(path, f"{ClusterLink(secret, lead, join)}\n".encode(), mode=0o600)
         start = "dilocox node --cluster cluster.link --cluster-interface INTERFACE --host ITS.ADDRESS"
         log.info("copy %s to the other %d boxes of this cluster, and start each with: %s", path, others, start)
-        return BoxAdmission(join.run_id, self.identity.peer, secret, cuda, others)
+        return BoxAdmission(join.run_id, self.identity.peer, secret, cuda, others, self.own_text)

@@ -165,11 +165,12 @@ class Testnet:
         for name in leads:
             home = folder / name
             arguments = ["node", "--join", f"@{link}", "--home", str(home), "--name", name, *options]
-            arguments += ["--private", str(private[len(members) - 1])] if private else []
+            arguments += ["--private", str(private[leads.index(name)])] if private else []
             members.append(Member(name, home, [*arguments, *(["--cluster-boxes", str(boxes)] if lan else []), *lan]))
         for name, lead in others.items():
             home, needs = folder / name, folder / lead / CLUSTER_LINK
             arguments = ["node", "--cluster", str(needs), "--home", str(home), "--name", name, *options, *lan]
+            arguments += ["--private", str(private[leads.index(lead)])] if private else []
             members.append(Member(name, home, arguments, needs=needs))
         if network is not None:
             members = [_placed(member, network) for member in members]

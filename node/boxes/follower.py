@@ -68,11 +68,13 @@ class Follower:
         tasks: Tasks,
         feed: Callable[[member.Input], None],
         tell: Callable[[Status | None], None],
+        corpus: bytes = b"",
     ) -> None:
+        """`corpus`: digest of our own data, where the run's are private."""
         self._manifest, self._me, self._link, self._channels, self._chain = manifest, me, link, channels, chain
         self._store, self._holding, self._exchange, self._starts, self._pool = store, holding, exchange, starts, pool
         self._machine, self._interface = machine, interface
-        self._tasks, self._feed, self._tell = tasks, feed, tell
+        self._tasks, self._feed, self._tell, self._corpus = tasks, feed, tell, corpus
         self._crew = Crew(lambda: 0)
         self.progress = self._crew.progress
         self._keeping = Keeping(
@@ -154,7 +156,7 @@ class Follower:
         """Until the stream breaks, or the lead is silent: then nothing of its generation is left here."""
         self._outgoing, self._ended = asyncio.Queue(), 0
         shown = proof(self._link.secret, self._manifest.run_id, self._link.lead.coordinator, self._me)
-        self._say(hello=boxes.BoxHello(proof=shown, **asdict(self._machine)))
+        self._say(hello=boxes.BoxHello(proof=shown, corpus=self._corpus, **asdict(self._machine)))
         silence = Silence()
         call = stub.Follow(self._events())
 

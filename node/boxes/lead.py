@@ -109,6 +109,8 @@ class BoxAdmission:
     """Whether ours are GPUs: all boxes are alike."""
     most: int
     """Boxes beside this one."""
+    corpus: bytes = b""
+    """Digest of our own data; empty: we train on the run's."""
 
     def refusal(self, peer: str, hello: boxes.BoxHello) -> str:
         """Why not; empty where it may."""
@@ -118,6 +120,13 @@ class BoxAdmission:
             return "the boxes of a cluster are alike, all with GPUs or none: the lead has " + ("some" if self.cuda else "none")
         if not 0 < hello.devices <= limits.STAGES:
             return f"a box has 1 to {limits.STAGES} devices, not {hello.devices}"
+        if hello.corpus != self.corpus:
+            ours = (
+                f"{self.corpus.hex()[:12]}: copy its folder here, and name it with --private"
+                if self.corpus
+                else "none of its own"
+            )
+            return f"the boxes of a cluster train on the same private data; the lead has {ours}"
         return ""
 
 

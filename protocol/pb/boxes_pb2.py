@@ -26,7 +26,7 @@ from dilocox.protocol.pb import messages_pb2 as dilocox_dot_v1_dot_messages__pb2
 from dilocox.protocol.pb import worker_pb2 as dilocox_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64ilocox/v1/boxes.proto\x12\ndilocox.v1\x1a\x19\x64ilocox/v1/messages.proto\x1a\x17\x64ilocox/v1/worker.proto\"b\n\x08\x42oxHello\x12\r\n\x05proof\x18\x01 \x01(\x0c\x12\x0f\n\x07\x64\x65vices\x18\x02 \x01(\r\x12\x0c\n\x04\x63uda\x18\x03 \x01(\x08\x12\x14\n\x0c\x64\x65vice_bytes\x18\x04 \x01(\x04\x12\x12\n\nhost_bytes\x18\x05 \x01(\x04\")\n\x08\x42oxAlive\x12\r\n\x05ticks\x18\x01 \x01(\x04\x12\x0e\n\x06serves\x18\x02 \x01(\x08\"V\n\nWorkerSaid\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12&\n\x05\x65vent\x18\x03 \x01(\x0b\x32\x17.dilocox.v1.WorkerEvent\"l\n\tBoxAnswer\x12\x0b\n\x03\x61sk\x18\x01 \x01(\x04\x12\"\n\x06reason\x18\x02 \x01(\x0e\x32\x12.dilocox.v1.Reason\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0f\n\x07holders\x18\x05 \x03(\t\"\xc3\x01\n\x08\x42oxEvent\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.BoxHelloH\x00\x12%\n\x05\x61live\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.BoxAliveH\x00\x12&\n\x04said\x18\x03 \x01(\x0b\x32\x16.dilocox.v1.WorkerSaidH\x00\x12\x0f\n\x05\x65nded\x18\x04 \x01(\rH\x00\x12\'\n\x06\x61nswer\x18\x05 \x01(\x0b\x32\x15.dilocox.v1.BoxAnswerH\x00\x42\x07\n\x05\x65vent\"_\n\tLaunchBox\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0f\n\x07workers\x18\x03 \x01(\r\x12\x0e\n\x06\x63opies\x18\x04 \x01(\r\x12\x0e\n\x06stages\x18\x05 \x03(\r\"W\n\x08\x41skJudge\x12*\n\x0c\x63ontribution\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.Envelope\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\x0c\x12\x11\n\trank_or_k\x18\x03 \x01(\r\",\n\x08\x41skStart\x12 \n\x05start\x18\x01 \x01(\x0b\x32\x11.dilocox.v1.Start\"\x18\n\x07\x41skKeep\x12\r\n\x05\x62lobs\x18\x01 \x03(\x0c\"\xa3\x01\n\x06\x42oxAsk\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12%\n\x05judge\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.AskJudgeH\x00\x12\x0e\n\x04take\x18\x03 \x01(\rH\x00\x12#\n\x04keep\x18\x05 \x01(\x0b\x32\x13.dilocox.v1.AskKeepH\x00\x12%\n\x05start\x18\x04 \x01(\x0b\x32\x14.dilocox.v1.AskStartH\x00\x42\x06\n\x04what\"F\n\x0c\x43lusterReady\x12\r\n\x05round\x18\x01 \x01(\r\x12\'\n\x06states\x18\x02 \x01(\x0b\x32\x17.dilocox.v1.StageStates\"\xeb\x02\n\nBoxCommand\x12\'\n\x06launch\x18\x01 \x01(\x0b\x32\x15.dilocox.v1.LaunchBoxH\x00\x12+\n\x06worker\x18\x02 \x01(\x0b\x32\x19.dilocox.v1.WorkerCommandH\x00\x12\r\n\x03\x65nd\x18\x03 \x01(\rH\x00\x12!\n\x03\x61sk\x18\x04 \x01(\x0b\x32\x12.dilocox.v1.BoxAskH\x00\x12\x0e\n\x04\x64rop\x18\x05 \x01(\x04H\x00\x12$\n\x07\x63onsent\x18\x06 \x01(\x0b\x32\x11.dilocox.v1.ClaimH\x00\x12)\n\x05ready\x18\x07 \x01(\x0b\x32\x18.dilocox.v1.ClusterReadyH\x00\x12 \n\x04step\x18\x08 \x01(\x0b\x32\x10.dilocox.v1.StepH\x00\x12%\n\x05\x61live\x18\t \x01(\x0b\x32\x14.dilocox.v1.BoxAliveH\x00\x12\x0f\n\x05\x62\x65gin\x18\n \x01(\x04H\x00\x12\x0f\n\x05\x61pply\x18\x0b \x01(\rH\x00\x42\t\n\x07\x63ommand\"\x15\n\x05\x42ytes\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32t\n\x04Lead\x12:\n\x06\x46ollow\x12\x14.dilocox.v1.BoxEvent\x1a\x16.dilocox.v1.BoxCommand(\x01\x30\x01\x12\x30\n\x04Meet\x12\x11.dilocox.v1.Bytes\x1a\x11.dilocox.v1.Bytes(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64ilocox/v1/boxes.proto\x12\ndilocox.v1\x1a\x19\x64ilocox/v1/messages.proto\x1a\x17\x64ilocox/v1/worker.proto\"r\n\x08\x42oxHello\x12\r\n\x05proof\x18\x01 \x01(\x0c\x12\x0f\n\x07\x64\x65vices\x18\x02 \x01(\r\x12\x0c\n\x04\x63uda\x18\x03 \x01(\x08\x12\x14\n\x0c\x64\x65vice_bytes\x18\x04 \x01(\x04\x12\x12\n\nhost_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x63orpus\x18\x06 \x01(\x0c\")\n\x08\x42oxAlive\x12\r\n\x05ticks\x18\x01 \x01(\x04\x12\x0e\n\x06serves\x18\x02 \x01(\x08\"V\n\nWorkerSaid\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12&\n\x05\x65vent\x18\x03 \x01(\x0b\x32\x17.dilocox.v1.WorkerEvent\"l\n\tBoxAnswer\x12\x0b\n\x03\x61sk\x18\x01 \x01(\x04\x12\"\n\x06reason\x18\x02 \x01(\x0e\x32\x12.dilocox.v1.Reason\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0f\n\x07holders\x18\x05 \x03(\t\"\xc3\x01\n\x08\x42oxEvent\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.BoxHelloH\x00\x12%\n\x05\x61live\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.BoxAliveH\x00\x12&\n\x04said\x18\x03 \x01(\x0b\x32\x16.dilocox.v1.WorkerSaidH\x00\x12\x0f\n\x05\x65nded\x18\x04 \x01(\rH\x00\x12\'\n\x06\x61nswer\x18\x05 \x01(\x0b\x32\x15.dilocox.v1.BoxAnswerH\x00\x42\x07\n\x05\x65vent\"_\n\tLaunchBox\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0f\n\x07workers\x18\x03 \x01(\r\x12\x0e\n\x06\x63opies\x18\x04 \x01(\r\x12\x0e\n\x06stages\x18\x05 \x03(\r\"W\n\x08\x41skJudge\x12*\n\x0c\x63ontribution\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.Envelope\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\x0c\x12\x11\n\trank_or_k\x18\x03 \x01(\r\",\n\x08\x41skStart\x12 \n\x05start\x18\x01 \x01(\x0b\x32\x11.dilocox.v1.Start\"\x18\n\x07\x41skKeep\x12\r\n\x05\x62lobs\x18\x01 \x03(\x0c\"\xa3\x01\n\x06\x42oxAsk\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12%\n\x05judge\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.AskJudgeH\x00\x12\x0e\n\x04take\x18\x03 \x01(\rH\x00\x12#\n\x04keep\x18\x05 \x01(\x0b\x32\x13.dilocox.v1.AskKeepH\x00\x12%\n\x05start\x18\x04 \x01(\x0b\x32\x14.dilocox.v1.AskStartH\x00\x42\x06\n\x04what\"F\n\x0c\x43lusterReady\x12\r\n\x05round\x18\x01 \x01(\r\x12\'\n\x06states\x18\x02 \x01(\x0b\x32\x17.dilocox.v1.StageStates\"\xeb\x02\n\nBoxCommand\x12\'\n\x06launch\x18\x01 \x01(\x0b\x32\x15.dilocox.v1.LaunchBoxH\x00\x12+\n\x06worker\x18\x02 \x01(\x0b\x32\x19.dilocox.v1.WorkerCommandH\x00\x12\r\n\x03\x65nd\x18\x03 \x01(\rH\x00\x12!\n\x03\x61sk\x18\x04 \x01(\x0b\x32\x12.dilocox.v1.BoxAskH\x00\x12\x0e\n\x04\x64rop\x18\x05 \x01(\x04H\x00\x12$\n\x07\x63onsent\x18\x06 \x01(\x0b\x32\x11.dilocox.v1.ClaimH\x00\x12)\n\x05ready\x18\x07 \x01(\x0b\x32\x18.dilocox.v1.ClusterReadyH\x00\x12 \n\x04step\x18\x08 \x01(\x0b\x32\x10.dilocox.v1.StepH\x00\x12%\n\x05\x61live\x18\t \x01(\x0b\x32\x14.dilocox.v1.BoxAliveH\x00\x12\x0f\n\x05\x62\x65gin\x18\n \x01(\x04H\x00\x12\x0f\n\x05\x61pply\x18\x0b \x01(\rH\x00\x42\t\n\x07\x63ommand\"\x15\n\x05\x42ytes\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32t\n\x04Lead\x12:\n\x06\x46ollow\x12\x14.dilocox.v1.BoxEvent\x1a\x16.dilocox.v1.BoxCommand(\x01\x30\x01\x12\x30\n\x04Meet\x12\x11.dilocox.v1.Bytes\x1a\x11.dilocox.v1.Bytes(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,31 +34,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dilocox.v1.boxes_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BOXHELLO']._serialized_start=90
-  _globals['_BOXHELLO']._serialized_end=188
-  _globals['_BOXALIVE']._serialized_start=190
-  _globals['_BOXALIVE']._serialized_end=231
-  _globals['_WORKERSAID']._serialized_start=233
-  _globals['_WORKERSAID']._serialized_end=319
-  _globals['_BOXANSWER']._serialized_start=321
-  _globals['_BOXANSWER']._serialized_end=429
-  _globals['_BOXEVENT']._serialized_start=432
-  _globals['_BOXEVENT']._serialized_end=627
-  _globals['_LAUNCHBOX']._serialized_start=629
-  _globals['_LAUNCHBOX']._serialized_end=724
-  _globals['_ASKJUDGE']._serialized_start=726
-  _globals['_ASKJUDGE']._serialized_end=813
-  _globals['_ASKSTART']._serialized_start=815
-  _globals['_ASKSTART']._serialized_end=859
-  _globals['_ASKKEEP']._serialized_start=861
-  _globals['_ASKKEEP']._serialized_end=885
-  _globals['_BOXASK']._serialized_start=888
-  _globals['_BOXASK']._serialized_end=1051
-  _globals['_CLUSTERREADY']._serialized_start=1053
-  _globals['_CLUSTERREADY']._serialized_end=1123
-  _globals['_BOXCOMMAND']._serialized_start=1126
-  _globals['_BOXCOMMAND']._serialized_end=1489
-  _globals['_BYTES']._serialized_start=1491
-  _globals['_BYTES']._serialized_end=1512
-  _globals['_LEAD']._serialized_start=1514
-  _globals['_LEAD']._serialized_end=1630
+  _globals['_BOXHELLO']._serialized_end=204
+  _globals['_BOXALIVE']._serialized_start=206
+  _globals['_BOXALIVE']._serialized_end=247
+  _globals['_WORKERSAID']._serialized_start=249
+  _globals['_WORKERSAID']._serialized_end=335
+  _globals['_BOXANSWER']._serialized_start=337
+  _globals['_BOXANSWER']._serialized_end=445
+  _globals['_BOXEVENT']._serialized_start=448
+  _globals['_BOXEVENT']._serialized_end=643
+  _globals['_LAUNCHBOX']._serialized_start=645
+  _globals['_LAUNCHBOX']._serialized_end=740
+  _globals['_ASKJUDGE']._serialized_start=742
+  _globals['_ASKJUDGE']._serialized_end=829
+  _globals['_ASKSTART']._serialized_start=831
+  _globals['_ASKSTART']._serialized_end=875
+  _globals['_ASKKEEP']._serialized_start=877
+  _globals['_ASKKEEP']._serialized_end=901
+  _globals['_BOXASK']._serialized_start=904
+  _globals['_BOXASK']._serialized_end=1067
+  _globals['_CLUSTERREADY']._serialized_start=1069
+  _globals['_CLUSTERREADY']._serialized_end=1139
+  _globals['_BOXCOMMAND']._serialized_start=1142
+  _globals['_BOXCOMMAND']._serialized_end=1505
+  _globals['_BYTES']._serialized_start=1507
+  _globals['_BYTES']._serialized_end=1528
+  _globals['_LEAD']._serialized_start=1530
+  _globals['_LEAD']._serialized_end=1646
 # @@protoc_insertion_point(module_scope)

@@ -9,18 +9,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BoxHello(_message.Message):
-    __slots__ = ("proof", "devices", "cuda", "device_bytes", "host_bytes")
+    __slots__ = ("proof", "devices", "cuda", "device_bytes", "host_bytes", "corpus")
     PROOF_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     CUDA_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
     proof: bytes
     devices: int
     cuda: bool
     device_bytes: int
     host_bytes: int
-    def __init__(self, proof: _Optional[bytes] = ..., devices: _Optional[int] = ..., cuda: _Optional[bool] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ...) -> None: ...
+    corpus: bytes
+    def __init__(self, proof: _Optional[bytes] = ..., devices: _Optional[int] = ..., cuda: _Optional[bool] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., corpus: _Optional[bytes] = ...) -> None: ...
 
 class BoxAlive(_message.Message):
     __slots__ = ("ticks", "serves")

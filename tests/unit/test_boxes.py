@@ -34,7 +34,7 @@ from dilocox.protocol.pb import boxes_pb2_grpc as rpc
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.status import Status, status
-from tests.helpers import COORDINATOR, Table, identity, manifest, until
+from tests.helpers import COORDINATOR, Table, digest, identity, manifest, until
 from tests.peers import Peer, meeting
 
 RUN = manifest(training={"microbatches": 4})
@@ -669,6 +669,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cuda": True}, "alike"),
     ({"devices": 0}, "not 0"),
     ({"devices": 1 << 20}, "1 to 1024 devices"),
+    ({"corpus": b"another"}, "the lead has none of its own"),
 ]
 
 
@@ -684,6 +685,15 @@ async def test_who_is_not_of_the_cluster_is_refused(two: list[Peer], changes: di
     assert not lead.lead.followers
     lead.lead.store_port = 1
     assert "no generation of ours" in await refusal(stub.Meet, boxes.Bytes())
+
+
+def test_the_boxes_of_a_cluster_train_on_the_same_private_data():
+    admission = BoxAdmission(RUN.run_id, "lead", SECRET, cuda=False, most=1, corpus=digest("ours", 1))
+    hello: dict[str, Any] = {"proof": proof(SECRET, RUN.run_id, "lead", "box"), "devices": 1}
+    assert not admission.refusal("box", boxes.BoxHello(**hello, corpus=digest("ours", 1)))
+    for other in (b"", digest("ours", 2)):
+        why = admission.refusal("box", boxes.BoxHello(**hello, corpus=other))
+        assert f"the lead has {digest('ours', 1).hex()[:12]}: copy its folder here" in why
 
 
 async def test_a_cluster_has_as_many_boxes_as_its_lead_said(cluster: Cluster):
