@@ -1,5 +1,5 @@
-"""How fast a state goes into an archive and comes back: to a folder of this machine, and to a double of S3 in this process,
-plain and sealed.
+"""How fast a state goes into an archive and comes back: to a folder of this machine, and to a double of S3 in this process or a
+real bucket, plain and sealed.
 
 The bar is 30 MB/s each way: a line of 240 Mbit/s, which is what a rented box has. Beside it stand the parts that cannot be left
 out: hashing alone, and a plain copy of the same bytes that is on disk when it ends.
@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from bench.report import judge, table, write
@@ -29,16 +30,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.archive")
     parser.add_argument("--check", action="store_true", help="exit 1 where the bar is missed")
     parser.add_argument("--quick", action="store_true", help="one stage")
+    parser.add_argument("--bucket", metavar="s3://BUCKET/PREFIX", help="a real one, which must be empty there; not the double")
     options = parser.parse_args()
     stages = 1 if options.quick else STAGES
-    with tempfile.TemporaryDirectory(prefix="bench-archive-") as scratch, s3_double(page=1000):
+    double = nullcontext() if options.bucket else s3_double(page=1000)
+    with tempfile.TemporaryDirectory(prefix="bench-archive-") as scratch, double:
         folder = Path(scratch)
         store, key = BlobStore(folder / "blobs"), folder / "key"
         make_key(key)
         blobs = [store.put(os.urandom(limits.CHUNK_BYTES) for _ in range(STAGE_CHUNKS)) for _ in range(stages)]
         size = sum(store.size(blob) for blob in blobs) / 1e6
         found, rows = {}, []
-        for number, (place, url) in enumerate((("folder", str(folder / "archive")), ("S3 double", "s3://bucket"))):
+        places = (("folder", str(folder / "archive")), (options.bucket or "S3 double", options.bucket or "s3://bucket"))
+        for number, (place, url) in enumerate(places):
             for sealed in (False, True):
                 label = f"{place}, sealed" if sealed else place
                 found[label] = _measured(f"{url}/{number}{sealed}", key if sealed else None, store, blobs, folder / label)

@@ -27,6 +27,8 @@ class S3Double(ThreadingHTTPServer):
         self.page, self.lock = page, threading.Lock()
         self.down = False
         """Every request is answered with 503."""
+        self.overwrites = False
+        """Whatever it is told."""
 
     @property
     def url(self) -> str:
@@ -70,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
         if re.fullmatch("[0-9a-f]{64}", signed) and hashlib.sha256(body).hexdigest() != signed:
             return 400, b"<Error><Code>XAmzContentSHA256Mismatch</Code></Error>"
         with self.server.lock:
-            if self.headers.get("If-None-Match") == "*" and key in self.server.objects:
+            if self.headers.get("If-None-Match") == "*" and key in self.server.objects and not self.server.overwrites:
                 return 412, b"<Error><Code>PreconditionFailed</Code></Error>"
             self.server.objects[key] = body
         return 200, b""

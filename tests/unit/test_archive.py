@@ -47,14 +47,22 @@ def moto_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.stop()
 
 
-@pytest.fixture(params=["folder", "sealed folder", "S3 double", "sealed S3 double", "moto"])
+@pytest.fixture(params=["folder", "sealed folder", "S3 double", "sealed S3 double", "moto", "bucket", "sealed bucket"])
 def fresh(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Archive]]:
     """Opens the archive anew each time."""
     key = None
     if "sealed" in request.param:
         key = tmp_path / "archive.key"
         make_key(key)
-    if request.param == "moto":
+    if "bucket" in request.param:
+        if REAL_BUCKET not in os.environ:
+            pytest.skip(f"no real bucket: name one in {REAL_BUCKET}, and who asks in AWS_…, as docs/archive.md says")
+        url = f"s3://{os.environ[REAL_BUCKET]}/{os.urandom(8).hex()}"
+        yield lambda: create_archive(url, RUN, key)
+        storage = open_storage(url)
+        for name in storage.sizes(""):
+            storage.delete(name)
+    elif request.param == "moto":
         with moto_double(monkeypatch) as bucket:
             yield lambda: create_archive(f"s3://{bucket}/some/prefix", RUN, key)
     elif "S3" in request.param:
@@ -62,6 +70,9 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             yield lambda: create_archive("s3://bucket/some/prefix", RUN, key)
     else:
         yield lambda: create_archive(str(tmp_path / "archive"), RUN, key)
+
+
+REAL_BUCKET = "DILOCOX_TEST_BUCKET"
 
 
 def content(size: int) -> bytes:
@@ -375,3 +386,13 @@ def test_spans_of_rounds():
     assert [round for round in range(11) if covered(spans, round)] == [1, 2, 4, 5, 9]
     assert cut(spans, 2, 8) == ((2, 2), (4, 5))
     assert cut(spans, 0, -1) == ()
+
+
+def test_a_bucket_that_overwrites_what_it_is_told_not_to_is_refused():
+    """`rclone serve s3` does, and says that all is well."""
+    with s3_double() as server:
+        server.overwrites = True
+        with pytest.raises(ConfigError, match="overwrites what it is told not to"):
+            create_archive("s3://bucket/run", RUN, None)
+        server.overwrites = False
+        create_archive("s3://bucket/run", RUN, None)

@@ -297,8 +297,8 @@ def _sealing(run_id: bytes, key: Path | None) -> Sealing:
 
 
 def create_archive(url: str, run_id: bytes, key: Path | None) -> Archive:
-    """Open the run's archive there, or begin one in an empty place. Raises ConfigError where something else lies there, RemoteError
-    where it cannot be reached."""
+    """Open the run's archive there, or begin one in an empty place. Raises ConfigError where something else lies there or heads
+    could be lost, RemoteError where it cannot be reached."""
     storage, sealing = open_storage(url), _sealing(run_id, key)
     if storage.size(MARKER) is None:
         if storage.sizes(""):
@@ -306,7 +306,13 @@ def create_archive(url: str, run_id: bytes, key: Path | None) -> Archive:
         marker = Marker(format="dilocox-archive-1", run=run_id.hex(), check=sealing.check)
         if storage.put_new(MARKER, marker.model_dump_json(indent=1).encode()):
             log.info("a new archive in %s", storage.url)
-    return open_archive(url, key, run_id)
+    archive = open_archive(url, key, run_id)
+    if storage.put_new(MARKER, storage.get(MARKER, MARKER_BYTES)):
+        raise ConfigError(
+            f"{storage.url} overwrites what it is told not to (If-None-Match: *), so two who write could lose each other's heads."
+            " Name a bucket of a server that refuses, as Amazon S3, Cloudflare R2, MinIO and Ceph do"
+        )
+    return archive
 
 
 def open_archive(url: str, key: Path | None, run_id: bytes | None = None) -> Archive:
