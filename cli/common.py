@@ -73,25 +73,18 @@ DhtOption = Annotated[
     ),
 ]
 THIS_MACHINE = socket.gethostname()
-_JOIN = typer.Option("--join", envvar="DILOCOX_NODE__JOIN", help="The join link, or @FILE that holds it.")
+_JOIN = typer.Option("--join", help="The join link, or @FILE that holds it.")
 JoinOption = Annotated[str, _JOIN]
 MaybeJoinOption = Annotated[str | None, _JOIN]
 ReadOption = Annotated[
     str | None, typer.Option("--join", metavar="LINK", help="Read from the run: its join link, or @FILE that holds it.")
 ]
-NameOption = Annotated[str, typer.Option(envvar="DILOCOX_NODE__NAME", help="For people.")]
-HostOption = Annotated[
-    str,
-    typer.Option(
-        envvar="DILOCOX_NETWORK__HOST", callback=lambda text: _host(text), help="Address by which others reach this machine."
-    ),
-]
+NameOption = Annotated[str, typer.Option(help="For people.")]
+HostOption = Annotated[str, typer.Option(callback=lambda text: _host(text), help="Address by which others reach this machine.")]
 PORTS = {"min": 0, "max": 65_535}
-PortOption = Annotated[int, typer.Option(**PORTS, envvar="DILOCOX_NETWORK__PORT", help="gRPC port (0: any, kept).")]
-DhtPortOption = Annotated[int, typer.Option(**PORTS, envvar="DILOCOX_NETWORK__DHT_PORT", help="DHT port (0: any, kept).")]
-ApiOption = Annotated[
-    str, typer.Option(envvar="DILOCOX_API__LISTEN", callback=lambda text: _listen(text), help="host:port of the HTTP API.")
-]
+PortOption = Annotated[int, typer.Option(**PORTS, help="gRPC port (0: any, kept).")]
+DhtPortOption = Annotated[int, typer.Option(**PORTS, help="DHT port (0: any, kept).")]
+ApiOption = Annotated[str, typer.Option(callback=lambda text: _listen(text), help="host:port of the HTTP API.")]
 DataOption = Annotated[
     list[str] | None,
     typer.Option("--data", metavar="NAME=DIR", help="The run's data, called NAME, lie in DIR."),

@@ -32,6 +32,7 @@ from dilocox.cli import (
     verify,
 )
 from dilocox.cli.common import console, fail
+from dilocox.cli.environment import Root
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.transport.memory import few_arenas
 
@@ -47,6 +48,7 @@ DISK_ERRORS = {
 
 app = typer.Typer(
     name="dilocox",
+    cls=Root,
     help="Train one language model together over the ordinary internet.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -70,13 +72,10 @@ def _options(
 
 app.command("init")(init.init)
 app.command("check")(check.check)
-for _verb, _daemon in (
-    ("coordinator", coordinator.coordinator),
-    ("node", node.node),
-    ("hold", hold.hold),
-    ("archive", archive.archive),
-):
-    app.command(_verb, context_settings=config.from_environment(_verb))(_daemon)
+app.command("coordinator")(coordinator.coordinator)
+app.command("node")(node.node)
+app.command("hold")(hold.hold)
+app.command("archive")(archive.archive)
 app.command("appoint")(appoint.appoint)
 app.command("pause")(attend.pause)
 app.command("resume")(attend.resume)

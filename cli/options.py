@@ -82,7 +82,6 @@ class DaemonOptions:
     notify: Annotated[
         str | None,
         typer.Option(
-            envvar="DILOCOX_NOTIFY",
             metavar="URL|COMMAND",
             help="Tell when not counted, diverged, the disk low, the coordinator away or the run finished: POST JSON to a URL, or "
             "have a command read it; @FILE holds either.",
@@ -139,7 +138,7 @@ class MachineOptions:
 
     devices: Annotated[
         int | None,
-        typer.Option(min=1, envvar="DILOCOX_NODE__DEVICES", help="Stage workers (default: one per GPU, or 1)."),
+        typer.Option(min=1, help="Stage workers (default: one per GPU, or 1)."),
     ] = None
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per stage worker.")] = None
     hours: Annotated[
