@@ -41,7 +41,7 @@ def leave(now: NowOption = False, wait: WaitOption = True, home: HomeOption = No
 def _ask(what: str, now: bool, home: Path | None, as_json: bool) -> Path:
     """The folder of the node that was asked, once it said what it does."""
     facts = find_daemon(home)
-    if facts["role"] != "node":
+    if facts["role"] not in ("node", "waiting"):
         fail(f"in {facts['home']} runs a {facts['role']}: only a node takes part", EXIT_USAGE, "name a node's --home")
     folder = Path(facts["home"])
     answer = api_call(folder, f"/v1/{what}{'?now=yes' if now else ''}", "POST")

@@ -192,6 +192,12 @@ def some_daemon(home: Path | None) -> dict[str, Any] | None:
     return None
 
 
+def telling_daemon(home: Path | None) -> dict[str, Any] | None:
+    """`some_daemon`, where it has got so far that it can tell of its run."""
+    facts = some_daemon(home)
+    return facts if facts is not None and facts["role"] != "waiting" else None
+
+
 def find_daemon(home: Path | None) -> dict[str, Any]:
     """`some_daemon`; exits with the right code when there is none."""
     if (facts := some_daemon(home)) is not None:
@@ -236,7 +242,7 @@ def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
             return json.load(response)
     except urllib.error.HTTPError as error:
         problem = json.load(error)
-        fail(problem["title"], EXIT_USAGE if error.code == 404 else EXIT_UNEXPECTED)
+        fail(problem["title"], {404: EXIT_USAGE, 503: EXIT_NOT_RUNNING}.get(error.code, EXIT_UNEXPECTED))
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         fail(f"the daemon does not answer at {url}: {error}", EXIT_NOT_RUNNING)
 

@@ -13,14 +13,14 @@ import typer
 
 from dilocox.cli.common import (
     EXIT_NOT_RUNNING,
-    EXIT_USAGE,
+    EXIT_UNEXPECTED,
     HomeOption,
     console,
     errors,
     fail,
     find_daemon,
     find_event_log,
-    some_daemon,
+    telling_daemon,
 )
 from dilocox.transport.event_log import QUIET_SECONDS, read_events
 
@@ -52,11 +52,11 @@ def _line(event: dict[str, Any]) -> str:
 
 
 def _events(home: Path | None, since: int, follow: bool) -> Iterator[dict[str, Any]]:
-    if follow or some_daemon(home) is not None:
+    if follow or telling_daemon(home) is not None:
         yield from _stream(find_daemon(home)["api"] + f"/v1/events?after={since}&follow={'yes' if follow else 'no'}")
         return
     path = find_event_log(home)
-    errors.print(f"no daemon runs; reading {path}", style="dim", highlight=False, soft_wrap=True)
+    errors.print(f"no daemon tells of it; reading {path}", style="dim", highlight=False, soft_wrap=True)
     for each in read_events(path, since):
         yield each.view()
 
@@ -69,13 +69,7 @@ def _stream(url: str) -> Iterator[dict[str, Any]]:
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
     except urllib.error.HTTPError as error:
-        if error.code == 404:
-            fail(
-                "this daemon keeps no events (or waits for room: `dilocox status`)",
-                EXIT_USAGE,
-                "ask a node or a coordinator: --home",
-            )
-        fail(json.load(error)["title"])
+        fail(json.load(error)["title"], EXIT_NOT_RUNNING if error.code == 503 else EXIT_UNEXPECTED)
     except (OSError, ValueError) as error:
         fail(f"the daemon does not answer any more: {error}", EXIT_NOT_RUNNING, "go on with --since and the last number above")
     if "follow=yes" in url:

@@ -17,7 +17,7 @@ from dilocox.cli.common import (
     find_chain_files,
     print_json,
     print_labelled,
-    some_daemon,
+    telling_daemon,
 )
 from dilocox.protocol.errors import LocalError
 from dilocox.transport.chain_file import ChainFile
@@ -38,7 +38,7 @@ def explain(
 ) -> None:
     """Why a round was slow, or short, or went without this node (or PEER): with numbers, and what to do."""
     asked = f"/v1/explain/{number}?peer={quote(peer)}"
-    value = api_call(home, asked) if some_daemon(home) else _offline(home, number, peer)
+    value = api_call(home, asked) if telling_daemon(home) else _offline(home, number, peer)
     if as_json:
         print_json(value)
         return
@@ -53,7 +53,7 @@ def explain(
 
 def _offline(home: Path | None, number: int, peer: str) -> dict[str, Any]:
     path = find_chain_files(home)[-1]
-    errors.print(f"no daemon runs; reading {path}", style="dim", highlight=False, soft_wrap=True)
+    errors.print(f"no daemon tells of it; reading {path}", style="dim", highlight=False, soft_wrap=True)
     kept, key = path.with_name(EVENTS), path.parents[2] / "identity.key"
 
     def events(round: int) -> list[Happened]:

@@ -186,8 +186,7 @@ class Participant:
         if isinstance(event, events.LeftOut) and self._accepted is not None:
             path = self.chain.path.parent / f"left-out-{event.round}.pb"
             self._tasks.start(asyncio.to_thread(write_atomically, path, canonical(self._accepted)), "keep the proof")
-        self.events.add(event)
-        log.info("%s", event.line())
+        self.events.say(event)
 
     def _show(self) -> None:
         status = self.status

@@ -51,6 +51,11 @@ def manifest(**sections: dict[str, Any]) -> Manifest:
     return Manifest.model_validate(base)
 
 
+async def no_status() -> dict[str, Any]:
+    """Of an app whose status nobody asks for."""
+    return {}
+
+
 class Table:
     """A round machine with its coordinator's pen: what it seals is kept as the chain."""
 

@@ -17,11 +17,12 @@ from dilocox.protocol.errors import LocalError
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
+from dilocox.views.answers import health
 from dilocox.views.explain import explain
 from dilocox.views.openapi import describe
 from dilocox.views.page import page
 
-__all__ = ["Problem", "add_run_routes", "create_app", "json_response", "serve_http", "wrong_address"]
+__all__ = ["Problem", "add_run_routes", "create_app", "json_response", "own_address", "wrong_address"]
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -49,7 +50,7 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
     return web.json_response(body, status=int(str(body["status"])), content_type="application/problem+json")
 
 
-def _own_address(named: str) -> Middleware:
+def own_address(named: str) -> Middleware:
     """Refuse what `wrong_address` says. Probes and metrics answer everybody."""
 
     @web.middleware
@@ -91,17 +92,22 @@ def _is_ip(host: str) -> bool:
 
 
 def create_app(
-    registry: CollectorRegistry, ready: Callable[[], str | None], refresh: Callable[[], None] = lambda: None
+    registry: CollectorRegistry, status: Callable[[], Awaitable[views.View]], refresh: Callable[[], None] = lambda: None
 ) -> web.Application:
-    """An app with /livez, /readyz, /metrics and /openapi.json. `ready` returns why not, or None; `refresh` is called, in a thread,
-    before /metrics is told."""
+    """An app with /v1/status, /livez, /readyz, /metrics and /openapi.json. `status`: with the answers that `health` goes by.
+    `refresh` is called, in a thread, before /metrics is told."""
+
+    async def get_status(request: web.Request) -> web.Response:
+        value = await status()
+        return json_response({**value, "health": health(value)})
 
     async def livez(request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def readyz(request: web.Request) -> web.Response:
-        if (reason := ready()) is not None:
-            raise Problem(503, "not-ready", reason)
+        found = health(await status())
+        if not found["well"]:
+            raise Problem(503, "not-known" if found["well"] is None else "not-well", found["why"])
         return web.Response(text="ok\n")
 
     async def metrics(request: web.Request) -> web.Response:
@@ -112,6 +118,7 @@ def create_app(
         return json_response(describe(request.app))
 
     app = web.Application(middlewares=[_problems])
+    app.router.add_get("/v1/status", get_status)
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
@@ -207,16 +214,3 @@ async def _send(events: EventLog, after: int, follow: bool, response: web.Stream
                 return
             text = "".join(f"id: {each.id}\nevent: {each.kind}\ndata: {json.dumps(each.view())}\n\n" for each in page)
             await response.write(text.encode() or b": nothing new\n\n")
-
-
-async def serve_http(app: web.Application, listen: str) -> tuple[web.AppRunner, str]:
-    """Serve on `listen` (host:port, port 0 for any); returns the runner and the base URL."""
-    host, _, port = listen.rpartition(":")
-    app.middlewares.append(_own_address(host))
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    site = web.TCPSite(runner, host, int(port))
-    await site.start()
-    actual = runner.addresses[0]
-    shown = "127.0.0.1" if host in ("", "0.0.0.0") else host
-    return runner, f"http://{shown}:{actual[1]}"

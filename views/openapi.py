@@ -11,7 +11,7 @@ __all__ = ["SAYS", "describe"]
 SAYS = {
     "/": "The page",
     "/livez": "Whether it lives",
-    "/readyz": "Whether it does what it should",
+    "/readyz": "Whether it is well: 200, or 503 with the reason",
     "/metrics": "What Prometheus reads",
     "/openapi.json": "This",
     "/v1/status": "Am I reachable, in sync, in this round, and counted? What `dilocox status` shows",

@@ -107,6 +107,7 @@ def test_a_daemon_listens_on_its_two_ports_and_loopback_only(swarm: Swarm, name:
 def test_metrics_and_health(swarm: Swarm):
     facts = swarm.testnet.member("node-1").facts()
     assert facts is not None
+    wait_for(lambda: swarm.status("node-1").get("health", {}).get("well"), "it is counted, and in sync")
     for path, expected in (("/livez", b"ok"), ("/readyz", b"ok"), ("/metrics", b"dilocox_round_current ")):
         with urllib.request.urlopen(facts["api"] + path, timeout=PATIENCE_SECONDS) as response:
             assert expected in response.read()

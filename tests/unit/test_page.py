@@ -7,7 +7,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from dilocox.protocol import events
@@ -20,7 +19,8 @@ from dilocox.transport.traffic import Traffic
 from dilocox.views import page as pages
 from dilocox.views import rows as views
 from dilocox.views.answers import answers
-from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
+from dilocox.views.door import Door
+from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.openapi import SAYS
 from tests.browser import browser
 from tests.helpers import Table, identity, manifest
@@ -120,15 +120,15 @@ async def served(tmp_path: Path):
         rows = views.peers(table.run, chain.head, services.PresenceList(), {}, chain.head.coordinator)
         return [{**row, "name": NASTY} for row in rows]
 
-    async def status(request: web.Request) -> web.Response:
-        return json_response({**STATUS, "answers": answers(STATUS, None)})
+    async def status() -> views.View:
+        return {**STATUS, "answers": answers(STATUS, None)}
 
-    app = create_app(CollectorRegistry(), lambda: None)
+    app = create_app(CollectorRegistry(), status)
     add_run_routes(app, chain, peers, log, identity(0).peer)
-    app.router.add_get("/v1/status", status)
-    runner, url = await serve_http(app, "127.0.0.1:0")
-    yield url, log
-    await runner.cleanup()
+    door = Door("127.0.0.1:0")
+    await door.show(app)
+    yield door.url, log
+    await door.close()
     await tasks.close()
     log.close()
     chain.close()
