@@ -11,8 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.docs import markdown
+from dilocox.cli.exits import Exit
 from dilocox.protocol import limits
 from dilocox.protocol.errors import reason_name
+from dilocox.views.faults import FAULTS
 from dilocox.views.reasons import REASONS
 
 __all__ = ["ADVICE", "ADVICE_PAGE", "BLOCKS", "main", "render"]
@@ -71,6 +73,15 @@ def advice_rows() -> str:
     return markdown(["reason", "it means", "do"], rows)
 
 
+def exit_rows() -> str:
+    return markdown(["exits with", "when"], [[str(each.value), each.says] for each in Exit])
+
+
+def fault_rows() -> str:
+    rows = [[f"`{code}`", str(fault.status or "–"), fault.means, fault.do] for code, fault in FAULTS.items()]
+    return markdown(["code", "HTTP", "it means", "do"], rows)
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "rules": lambda: figure("protocol/rules.py", "kind  "),
     "coordinator": lambda: figure("protocol/round.py", "round 0"),
@@ -82,7 +93,12 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "limits": limit_rows,
 }
 
-ADVICE: Mapping[str, Callable[[], str]] = {"advice": advice_rows, "well": lambda: figure("views/answers.py", "well  ")}
+ADVICE: Mapping[str, Callable[[], str]] = {
+    "advice": advice_rows,
+    "well": lambda: figure("views/answers.py", "well  "),
+    "exits": exit_rows,
+    "faults": fault_rows,
+}
 
 
 def render(page: str, blocks: Mapping[str, Callable[[], str]] = BLOCKS) -> str:

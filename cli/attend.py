@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import EXIT_USAGE, HomeOption, JsonOption, api_call, console, errors, fail, find_daemon, print_json
+from dilocox.cli.common import HomeOption, JsonOption, api_call, console, errors, fail, find_daemon, print_json
+from dilocox.cli.exits import Exit
 from dilocox.transport.health import running_daemon
 
 __all__ = ["leave", "pause", "resume"]
@@ -42,7 +43,7 @@ def _ask(what: str, now: bool, home: Path | None, as_json: bool) -> Path:
     """The folder of the node that was asked, once it said what it does."""
     facts = find_daemon(home)
     if facts["role"] not in ("node", "waiting"):
-        fail(f"in {facts['home']} runs a {facts['role']}: only a node takes part", EXIT_USAGE, "name a node's --home")
+        fail(f"in {facts['home']} runs a {facts['role']}: only a node takes part", Exit.USAGE, "name a node's --home")
     folder = Path(facts["home"])
     answer = api_call(folder, f"/v1/{what}{'?now=yes' if now else ''}", "POST")
     if as_json:

@@ -25,6 +25,7 @@ from dilocox.cli.common import (
     read_run_text,
 )
 from dilocox.cli.coordinator import data_to_serve, weights_to_serve
+from dilocox.cli.exits import Exit
 from dilocox.node.check import Here, of_machine, of_own_data, see_run
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.findings import Finding, Level, of_run
@@ -36,7 +37,6 @@ from dilocox.transport.health import base_folder
 
 __all__ = ["check"]
 
-EXIT_FAILED = 5
 MARKS = {Level.FINE: ("ok", "green"), Level.ODD: ("odd", "yellow"), Level.WRONG: ("wrong", "bold red")}
 EXAMPLES = "llama-10m"
 """The preset whose value of a key is shown beside a wrong one."""
@@ -90,7 +90,7 @@ def say(found: Sequence[Finding], as_json: bool, next: str) -> None:
         verdict = f"{len(wrong)} wrong, {odd} odd" if wrong or odd else "nothing is wrong"
         console.print(f"{verdict}; {'mend what is wrong first' if wrong else next}", highlight=False, soft_wrap=True)
     if wrong:
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(Exit.FAILED)
 
 
 def _versions() -> Finding:

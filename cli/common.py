@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dilocox.cli.exits import Exit
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
@@ -55,7 +56,6 @@ __all__ = [
     "set_up_logging",
 ]
 
-EXIT_UNEXPECTED, EXIT_USAGE, EXIT_NOT_RUNNING, EXIT_UNKNOWN, EXIT_DEGRADED = 1, 2, 3, 4, 6
 API_SECONDS = 10.0
 
 # Off a terminal a table keeps its width: somebody greps it.
@@ -128,12 +128,12 @@ def testnet_folder() -> Path:
     return base_folder() / "testnet"
 
 
-def fail(message: str, code: int = EXIT_UNEXPECTED, help: str | None = None) -> NoReturn:
-    """Say what failed and one thing to do, and exit."""
-    errors.print(Text.assemble(("error", "bold red"), f": {message}"), soft_wrap=True)
+def fail(message: str, exit: Exit = Exit.UNEXPECTED, help: str | None = None, code: str | None = None) -> NoReturn:
+    """Say what failed and one thing to do, and exit. `code`: of views/faults.py, where it has one."""
+    errors.print(Text.assemble(("error" if code is None else f"error[{code}]", "bold red"), f": {message}"), soft_wrap=True)
     if help:
         errors.print(f"  help  {help}", highlight=False, soft_wrap=True)
-    raise typer.Exit(code)
+    raise typer.Exit(exit)
 
 
 def read_link(text: str) -> JoinLink:
@@ -149,9 +149,9 @@ def read_run_text(run_file: Path) -> str:
     try:
         return run_file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        fail(f"no run file {run_file}", EXIT_USAGE, f"make one: dilocox init {run_file}")
+        fail(f"no run file {run_file}", Exit.USAGE, f"make one: dilocox init {run_file}")
     except (OSError, UnicodeDecodeError) as error:
-        fail(f"{run_file} cannot be read: {error}", EXIT_USAGE, "a run file is UTF-8 text; `dilocox init` writes one")
+        fail(f"{run_file} cannot be read: {error}", Exit.USAGE, "a run file is UTF-8 text; `dilocox init` writes one")
 
 
 def read_run(run_file: Path) -> Manifest:
@@ -204,9 +204,9 @@ def find_daemon(home: Path | None) -> dict[str, Any]:
         return facts
     for folder in known_homes(home):
         if runs(folder):
-            fail(f"a daemon starts on {folder}, and does not answer yet", EXIT_NOT_RUNNING, "its log says what it waits for")
+            fail(f"a daemon starts on {folder}, and does not answer yet", Exit.NOT_RUNNING, "its log says what it waits for")
     place = f"on {home}" if home else f"under {base_folder()}"
-    fail(f"no daemon runs {place}", EXIT_NOT_RUNNING, "start one with `dilocox node --join LINK`, or name its --home")
+    fail(f"no daemon runs {place}", Exit.NOT_RUNNING, "start one with `dilocox node --join LINK`, or name its --home")
 
 
 def find_chain_files(home: Path | None) -> list[Path]:
@@ -220,7 +220,7 @@ def find_chain_files(home: Path | None) -> list[Path]:
                 )
             return chains
     place = f"under {home or base_folder()}"
-    fail(f"no commit chain {place}", EXIT_USAGE, "name a daemon's --home")
+    fail(f"no commit chain {place}", Exit.USAGE, "name a daemon's --home")
 
 
 def find_event_log(home: Path | None) -> Path:
@@ -229,7 +229,7 @@ def find_event_log(home: Path | None) -> Path:
         if logs := find_events(folder):
             return logs[-1]
     place = f"under {home or base_folder()}"
-    fail(f"no events {place}", EXIT_USAGE, "name the --home of a node or a coordinator")
+    fail(f"no events {place}", Exit.USAGE, "name the --home of a node or a coordinator")
 
 
 def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
@@ -242,9 +242,10 @@ def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
             return json.load(response)
     except urllib.error.HTTPError as error:
         problem = json.load(error)
-        fail(problem["title"], {404: EXIT_USAGE, 503: EXIT_NOT_RUNNING}.get(error.code, EXIT_UNEXPECTED))
+        exit = {404: Exit.USAGE, 503: Exit.NOT_RUNNING}.get(error.code, Exit.UNEXPECTED)
+        fail(problem["title"], exit, problem.get("do"), problem["code"])
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        fail(f"the daemon does not answer at {url}: {error}", EXIT_NOT_RUNNING)
+        fail(f"the daemon does not answer at {url}: {error}", Exit.NOT_RUNNING)
 
 
 def _operator(home: Path) -> dict[str, str]:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dilocox.cli.common import EXIT_USAGE, JsonOption, fail, print_json, print_table
+from dilocox.cli.common import JsonOption, fail, print_json, print_table
+from dilocox.cli.exits import Exit
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.notify import parse_notice
 
@@ -67,7 +68,7 @@ def show(
 ) -> None:
     """Each option of a daemon, its value, and where that comes from: default, file, environment or flag."""
     if verb not in DAEMONS:
-        fail(f"{verb!r} is no daemon", EXIT_USAGE, f"one of {', '.join(DAEMONS)}")
+        fail(f"{verb!r} is no daemon", Exit.USAGE, f"one of {', '.join(DAEMONS)}")
     root: Any = context.find_root().command
     command = root.commands[verb]
     told = command.make_context(verb, list(context.args), **command.context_settings)

@@ -12,6 +12,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from dilocox.cli.common import HomeOption, JsonOption, console, errors, fail, print_json, print_labelled
+from dilocox.cli.exits import Exit
 from dilocox.node.data.build import HELD_OUT_EVERY, build
 from dilocox.node.data.check import check_whole
 from dilocox.node.data.conversations import FATES, ChatEncoder, open_chat_encoder
@@ -67,15 +68,23 @@ def build_corpus(
     """Make a corpus: tokens in shards, and the digest that a run names. The same files in the same order make the same
     digest anywhere."""
     if not re.fullmatch(NAME, name):
-        fail(f"{name} is no name", 2, "letters, digits, dots, dashes and underscores, such as wikitext-103")
+        fail(f"{name} is no name", Exit.USAGE, "letters, digits, dots, dashes and underscores, such as wikitext-103")
     folder = to or library(name)
     encoder: Encoder | ChatEncoder
     if not chat:
         if sequence_length is not None or chat_template is not None:
-            fail("--sequence-length and --chat-template go with --chat", 2, "text is cut into a run's sequences as it is read")
+            fail(
+                "--sequence-length and --chat-template go with --chat",
+                Exit.USAGE,
+                "text is cut into a run's sequences as it is read",
+            )
         encoder = open_encoder(tokenizer, end_token)
     elif sequence_length is None or tokenizer == BYTES:
-        fail("--chat needs --sequence-length and --tokenizer", 2, "by its template conversations become the run's sequences")
+        fail(
+            "--chat needs --sequence-length and --tokenizer",
+            Exit.USAGE,
+            "by its template conversations become the run's sequences",
+        )
     else:
         encoder = open_chat_encoder(tokenizer, chat_template, end_token, sequence_length)
     files = _find(sources)
@@ -97,7 +106,7 @@ def train(
 ) -> None:
     """Make a byte-level BPE tokenizer from text."""
     if out.exists() or not out.parent.is_dir():
-        fail(f"{out} {'exists already' if out.exists() else 'lies in no folder'}", 2, "choose another name")
+        fail(f"{out} {'exists already' if out.exists() else 'lies in no folder'}", Exit.USAGE, "choose another name")
     files = _find(sources)
     with _bar() as bar:
         task = bar.add_task("reading", total=sum(path.stat().st_size for path in files))
@@ -147,7 +156,7 @@ def free(
                 )
         freed = sum(shelf.size for shelf in gone)
         if gone and not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove {freed / 1e6:,.1f} MB?")):
-            fail("nothing was removed", 2, "say --yes")
+            fail("nothing was removed", Exit.USAGE, "say --yes")
         for shelf in gone:
             for digest in shelf.blobs:
                 store.remove(digest)

@@ -41,7 +41,7 @@ class Root(TyperGroup):
 
 
 def variable(verb: str, flag: str) -> str:
-    """`verb`: its words, such as `data build`. `flag`: `--no-such`."""
+    """`verb`: its words, such as `data build`. `flag`: with its dashes."""
     return f"{PREFIX}{_upper(verb)}{BETWEEN}{_upper(flag)}"
 
 

@@ -12,8 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from dilocox.cli.common import (
-    EXIT_NOT_RUNNING,
-    EXIT_UNEXPECTED,
     HomeOption,
     console,
     errors,
@@ -22,6 +20,7 @@ from dilocox.cli.common import (
     find_event_log,
     telling_daemon,
 )
+from dilocox.cli.exits import Exit
 from dilocox.transport.event_log import QUIET_SECONDS, read_events
 
 __all__ = ["events"]
@@ -69,8 +68,10 @@ def _stream(url: str) -> Iterator[dict[str, Any]]:
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
     except urllib.error.HTTPError as error:
-        fail(json.load(error)["title"], EXIT_NOT_RUNNING if error.code == 503 else EXIT_UNEXPECTED)
+        problem = json.load(error)
+        exit = Exit.NOT_RUNNING if error.code == 503 else Exit.UNEXPECTED
+        fail(problem["title"], exit, problem.get("do"), problem["code"])
     except (OSError, ValueError) as error:
-        fail(f"the daemon does not answer any more: {error}", EXIT_NOT_RUNNING, "go on with --since and the last number above")
+        fail(f"the daemon does not answer any more: {error}", Exit.NOT_RUNNING, "go on with --since and the last number above")
     if "follow=yes" in url:
-        fail("the daemon ended", EXIT_NOT_RUNNING, "without -f its folder is read")
+        fail("the daemon ended", Exit.NOT_RUNNING, "without -f its folder is read")

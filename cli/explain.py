@@ -7,7 +7,6 @@ from urllib.parse import quote
 import typer
 
 from dilocox.cli.common import (
-    EXIT_USAGE,
     HomeOption,
     JsonOption,
     api_call,
@@ -19,6 +18,7 @@ from dilocox.cli.common import (
     print_labelled,
     telling_daemon,
 )
+from dilocox.cli.exits import Exit
 from dilocox.protocol.errors import LocalError
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import load_identity
@@ -64,4 +64,4 @@ def _offline(home: Path | None, number: int, peer: str) -> dict[str, Any]:
         try:
             return explained(chain, events, number, peer, me if me != chain.head.coordinator else "")
         except LocalError as error:
-            fail(str(error), EXIT_USAGE)
+            fail(str(error), Exit.USAGE)

@@ -21,6 +21,7 @@ from dilocox.cli.common import (
     fail,
     print_json,
 )
+from dilocox.cli.exits import Exit
 from dilocox.cli.reading import reading
 from dilocox.node.data.check import check_corpus
 from dilocox.node.data.tokens import byte_tokenizer
@@ -69,7 +70,7 @@ def export(
         if join or archive or round is not None or evaluate:
             fail(
                 "--every and --join, --archive, --round or --evaluate",
-                2,
+                Exit.USAGE,
                 "it follows a node's folder, and publishes the newest",
             )
         from dilocox.cli.publish import publish
@@ -78,9 +79,9 @@ def export(
         return
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        fail(f"{folder} is not empty", 2, "name a new folder")
+        fail(f"{folder} is not empty", Exit.USAGE, "name a new folder")
     if adapter and evaluate:
-        fail("--adapter and --evaluate", 2, "it is the merged model that transformers evaluates: export that, too")
+        fail("--adapter and --evaluate", Exit.USAGE, "it is the merged model that transformers evaluates: export that, too")
     place = archive_place(archive, archive_key)
     exported = write_model(target, home, join, place, round, parse_folders(data or ()), evaluate, adapter)
     if as_json:
@@ -130,7 +131,7 @@ def _write(folder: Path, chain: ChainFile, store: BlobStore, round: int | None, 
     """The round whose starting state it is."""
     model = chain.manifest.model
     if adapter and model.lora is None:
-        fail("the run trains all of the model, and no adapters", 2, "leave --adapter out")
+        fail("the run trains all of the model, and no adapters", Exit.USAGE, "leave --adapter out")
     frozen = [] if adapter or model.lora is None else store.stage_digests(model.imported)
     if not adapter and model.lora is not None and not (frozen and all(map(store.verify, frozen))):
         fail(
@@ -159,7 +160,7 @@ def _newest_state(chain: ChainFile, store: BlobStore, round: int | None) -> tupl
     held = [number for number in found if round in (None, number)]
     if not held:
         wanted = "" if round is None else f" before round {round}"
-        fail(f"no agreed state{wanted} on this disk", 2, "try another node's --home, or --join LINK")
+        fail(f"no agreed state{wanted} on this disk", Exit.USAGE, "try another node's --home, or --join LINK")
     if not all(store.verify(digest) for digest in found[held[-1]]):
         fail(f"the state before round {held[-1]} is damaged on this disk", help="start its node, which fetches it again")
     return held[-1], found[held[-1]]

@@ -18,6 +18,7 @@ from dilocox.cli.common import (
     fail,
     print_json,
 )
+from dilocox.cli.exits import Exit
 from dilocox.cli.export import write_model
 from dilocox.transport.corpora import parse_folders
 
@@ -45,13 +46,13 @@ def generate(
 ) -> None:
     """Continue a text with the committed model, or have a chat model answer it, by transformers."""
     if folder is not None and (home is not None or join is not None or archive is not None or data):
-        fail("a folder and --home, --join, --archive or --data", 2, "an exported folder needs neither")
+        fail("a folder and --home, --join, --archive or --data", Exit.USAGE, "an exported folder needs neither")
     with tempfile.TemporaryDirectory(prefix="dilocox-generate-") as scratch:
         if folder is None:
             folder = Path(scratch) / "model"
             write_model(folder, home, join, archive_place(archive, archive_key), None, parse_folders(data or ()))
         elif not (folder / "config.json").is_file():
-            fail(f"{folder} holds no model", 2, "`dilocox export DIR` writes one")
+            fail(f"{folder} holds no model", Exit.USAGE, "`dilocox export DIR` writes one")
         from dilocox.node.training.generate import generate_text  # torch loads only here
 
         made = generate_text(folder, prompt, tokens, temperature, seed, plain)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from dilocox.cli.common import EXIT_USAGE, console, fail, find_chain_files, print_json
+from dilocox.cli.common import console, fail, find_chain_files, print_json
+from dilocox.cli.exits import Exit
 from dilocox.cli.export import held_states, write_model
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -46,7 +47,7 @@ def publish(url: str, every: int, home: Path | None, folders: Folders, adapter: 
             _tell(place.url, newest, as_json)
         elif finished and not newest:
             fail(
-                f"{path.parent} holds no whole state of the run", EXIT_USAGE, "name the --home of a node that holds all stages"
+                f"{path.parent} holds no whole state of the run", Exit.USAGE, "name the --home of a node that holds all stages"
             )
         elif finished:
             return

@@ -8,9 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from dilocox.cli.common import (
-    EXIT_DEGRADED,
-    EXIT_UNKNOWN,
-    EXIT_USAGE,
     HomeOption,
     JsonOption,
     api_call,
@@ -24,6 +21,7 @@ from dilocox.cli.common import (
     print_table,
     telling_daemon,
 )
+from dilocox.cli.exits import Exit
 from dilocox.node.tiling import listed
 from dilocox.protocol.ids import short
 from dilocox.transport.chain_file import ChainFile
@@ -55,7 +53,7 @@ def status(
 
 def verdict(value: dict[str, Any]) -> int:
     """The exit code of `--check`."""
-    return {True: 0, False: EXIT_DEGRADED, None: EXIT_UNKNOWN}[value["health"]["well"]]
+    return {True: 0, False: Exit.DEGRADED, None: Exit.UNKNOWN}[value["health"]["well"]]
 
 
 def status_rows(value: dict[str, Any]) -> list[tuple[str, str]]:
@@ -325,7 +323,7 @@ def _offline_rounds(home: Path | None, round: int | None) -> Any:
     with ChainFile.for_reading(_chain_file(home)) as chain:
         text = chain.rows() if round is None else chain.detail(round)
     if text is None:
-        fail(f"no commit for round {round}", EXIT_USAGE)
+        fail(f"no commit for round {round}", Exit.USAGE)
     return json.loads(text)
 
 

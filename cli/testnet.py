@@ -24,6 +24,7 @@ from dilocox.cli.common import (
     read_run_text,
     testnet_folder,
 )
+from dilocox.cli.exits import Exit
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_corpus, check_own
@@ -85,7 +86,7 @@ def up(
     place = folders[manifest.data.name]
     store = check_corpus(manifest, place)
     if nodes < manifest.start_clusters:
-        fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", 2)
+        fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", Exit.USAGE)
     private = _own_data(manifest, store, nodes, private or [])
     options = ["--devices", str(devices), "--threads", "1"]
     options += ["--upload", upload] if upload is not None else []
@@ -108,9 +109,17 @@ def up(
 def _own_data(manifest: Manifest, store: BlobStore, nodes: int, private: list[Path]) -> list[Path]:
     """A folder for each node of a run on private data; none else. `store`: of the run's corpus."""
     if manifest.data.private and len(private) != nodes:
-        fail(f"{nodes} nodes train on private data, and {len(private)} were named", 2, "say --private DIR once for each node")
+        fail(
+            f"{nodes} nodes train on private data, and {len(private)} were named",
+            Exit.USAGE,
+            "say --private DIR once for each node",
+        )
     if private and not manifest.data.private:
-        fail("--private is for a run whose data are private", 2, "leave it out, or set data.private = true in the run file")
+        fail(
+            "--private is for a run whose data are private",
+            Exit.USAGE,
+            "leave it out, or set data.private = true in the run file",
+        )
     shared = corpus_in(store, bytes.fromhex(manifest.data.digest))
     assert shared is not None, "it was checked"
     for folder in private:
@@ -121,7 +130,7 @@ def _own_data(manifest: Manifest, store: BlobStore, nodes: int, private: list[Pa
 def _lines(lan: str | None, wan: str | None, boxes: int) -> Lines | None:
     """None: on loopback, because nothing else was asked for, or because this machine cannot."""
     if lan is not None and boxes == 1:
-        fail("--lan is the line between the boxes of a cluster, and each has one", 2, "say --boxes 2, or --wan")
+        fail("--lan is the line between the boxes of a cluster, and each has one", Exit.USAGE, "say --boxes 2, or --wan")
     lan_speed = bits_per_second(lan, "--lan") if lan is not None else None
     wan_speed = bits_per_second(wan, "--wan") if wan is not None else None
     if lan_speed is None and wan_speed is None:
@@ -139,7 +148,7 @@ def _interrupt(number: int, frame: Any) -> None:
 def _preset_run(preset: str) -> tuple[bytes, bytes]:
     """A run file and its owner's key."""
     if preset not in preset_names():
-        fail(f"no preset {preset}", 2, f"one of: {', '.join(preset_names())}")
+        fail(f"no preset {preset}", Exit.USAGE, f"one of: {', '.join(preset_names())}")
     secret = os.urandom(32)
     digest, _ = build_stdlib(library(STDLIB))
     text = render_preset(preset, f"testnet-{preset}", Identity(secret).key.hex(), data=STDLIB, digest=digest)
@@ -152,14 +161,16 @@ def _read_run(run_file: Path) -> tuple[bytes, bytes]:
         return text.encode(), run_file.with_suffix(".key").read_bytes()
     except OSError as error:
         fail(
-            f"the run's key cannot be read: {error}", 2, f"it lies beside the run file; or make a run: dilocox init {run_file}"
+            f"the run's key cannot be read: {error}",
+            Exit.USAGE,
+            f"it lies beside the run file; or make a run: dilocox init {run_file}",
         )
 
 
 def _parse_kill(text: str) -> tuple[str, int]:
     name, _, round = text.partition("@")
     if not round.isdecimal():
-        fail(f"--kill {text}: write NAME@ROUND, such as node-2@5", 2)
+        fail(f"--kill {text}: write NAME@ROUND, such as node-2@5", Exit.USAGE)
     return name, int(round)
 
 
@@ -400,7 +411,7 @@ def start(name: Annotated[str, typer.Argument(help="A member that does not run."
     testnet = Testnet.load(folder or testnet_folder())
     member = testnet.member(name)
     if member.facts() is not None:
-        fail(f"{name} runs already", 2)
+        fail(f"{name} runs already", Exit.USAGE)
     testnet.start(member, attached=False)
 
 

@@ -18,6 +18,7 @@ from dilocox.cli.common import (
     print_json,
     read_link,
 )
+from dilocox.cli.exits import Exit
 from dilocox.cli.reading import reading
 from dilocox.node.exchange import takes_of
 from dilocox.node.forks import check_forks
@@ -50,7 +51,7 @@ def verify(
     commits: whoever knows the id need not trust the file. With --join the chain, and what a replay needs, are read from the run."""
     wanted = None if run is None else _run_id(run)
     if join is not None and wanted not in (None, read_link(join).run_id):
-        fail("--join is the link of another run than the one named", 2, "leave the name away, or the link")
+        fail("--join is the link of another run than the one named", Exit.USAGE, "leave the name away, or the link")
 
     async def fetch(reader: Reader) -> int:
         return 0 if replay is None else await reader.replayable(replay)
@@ -85,7 +86,7 @@ def _verify(chains: list[Path], wanted: bytes | None, replay: int | None, as_jso
                 }
             )
     if wanted is not None and not reports:
-        fail(f"no chain of the run {wanted.hex()} is here", 2, "name the --home of a daemon that takes part in it")
+        fail(f"no chain of the run {wanted.hex()} is here", Exit.USAGE, "name the --home of a daemon that takes part in it")
     if as_json:
         print_json(reports)
         return
@@ -108,14 +109,14 @@ def _run_id(text: str) -> bytes:
 def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round: int) -> dict[str, str]:
     """Apply commit `round` to the state on disk; the result must have the digests that commit round+1 records."""
     if not 1 <= round < len(commits) - 1:
-        fail(f"round {round} cannot be replayed: the chain has the rounds 1 … {len(commits) - 2}", 2)
+        fail(f"round {round} cannot be replayed: the chain has the rounds 1 … {len(commits) - 2}", Exit.USAGE)
     store = BlobStore(folder / "blobs")
     before, after = (store.stage_digests(commits[number].body.state) for number in (round, round + 1))
     if not before or not after or not all(digest in store for digest in before):
         here = [
             c.body.round for c in commits[1:-1] if (held := store.stage_digests(c.body.state)) and all(d in store for d in held)
         ]
-        fail(f"the state before round {round} is not on this disk", 2, f"it has those of rounds {here}")
+        fail(f"the state before round {round} is not on this disk", Exit.USAGE, f"it has those of rounds {here}")
     items = taken(commits[round].body)
     leaves = [_leaves(chain.manifest, store, item.contribution) for item in items]
     from dilocox.node.outer.state import StageState  # torch loads only here

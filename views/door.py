@@ -96,7 +96,7 @@ class Door:
             return {"role": "waiting", "state": state, "why": self.says, "advice": self.advice, "answers": answers}
 
         async def not_yet(request: web.Request) -> web.StreamResponse:
-            raise Problem(503, "waiting", f"this daemon has nothing to tell yet: {self.says}")
+            raise Problem("waiting", f"this daemon has nothing to tell yet: {self.says}")
 
         app = create_app(CollectorRegistry(), status)
         app.router.add_get("/", page())

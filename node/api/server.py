@@ -129,7 +129,7 @@ def create_node_app(
         """Challenge a peer now."""
         peer = request.match_info["peer"]
         if not participant.manifest.attestation.kinds:
-            raise Problem(404, "no-attestation", "this run asks for no evidence")
+            raise Problem("no-attestation", "this run asks for no evidence")
         return json_response(await challenger.report(peer))
 
     app = create_app(registry, status, metrics.refresh)
@@ -145,11 +145,11 @@ def add_operator_routes(app: web.Application, attendance: Attendance, key: str) 
     def route(act: Callable[[bool], Awaitable[str]]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), f"Bearer {key}".encode()):
-                raise Problem(403, "not-the-operator", "only who may read api.key in the daemon's folder may ask that")
+                raise Problem("not-the-operator", "only who may read api.key in the daemon's folder may ask that")
             try:
                 return json_response({"says": await act(request.query.get("now") == "yes")})
             except LocalError as error:
-                raise Problem(409, "not-here", str(error)) from error
+                raise Problem("not-here", str(error)) from error
 
         return handle
 

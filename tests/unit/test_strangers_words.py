@@ -8,6 +8,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from dilocox.cli import common
+from dilocox.cli.exits import Exit
 from dilocox.views.door import Door
 from dilocox.views.http import create_app, json_response
 from tests.helpers import no_status
@@ -25,7 +26,7 @@ def test_a_name_is_no_markup(name: str, capsys: pytest.CaptureFixture[str]):
     assert said.out.count(name) == 2
     assert name in said.err
     with pytest.raises(Exception) as leaving:  # noqa: PT011 - typer's Exit
-        common.fail(f"no peer {name}", 2, f"not {name}")
+        common.fail(f"no peer {name}", Exit.USAGE, f"not {name}")
     assert getattr(leaving.value, "exit_code", None) == 2
     assert capsys.readouterr().err.count(name) == 2
 
