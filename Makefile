@@ -10,6 +10,7 @@ setup: $(STAMP)
 
 # By version; with LOCK=deploy/ci-cpu.lock by hash, which is for one kind of machine.
 $(STAMP): pyproject.toml constraints.txt
+	@echo "installing what this needs into $(VENV): torch alone is 200 MB to fetch, so it takes some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 ifdef LOCK
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)

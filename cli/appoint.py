@@ -15,6 +15,7 @@ import typer
 
 from dilocox.cli.common import ArchiveKeyOption, HomeOption, archive_place, console, fail, known_homes, read_run
 from dilocox.cli.exits import Exit
+from dilocox.cli.progress import working
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
@@ -97,7 +98,10 @@ def appoint(
     handover = run_file.with_suffix(".chain")
     if handover.exists():
         fail(f"{handover} exists already", Exit.USAGE, "move it away: it made somebody the coordinator before")
-    with _archived(run_file, place, round) if place is not None else _here(run_file, home, round) as named:
+    with (
+        working("reading the chain"),
+        _archived(run_file, place, round) if place is not None else _here(run_file, home, round) as named,
+    ):
         manifest, chain = named.chain.manifest, named.chain
         if owner.peer != manifest.owner:
             fail(f"{key} is not the key of the owner that the run names", Exit.USAGE)

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import HomeOption, JsonOption, api_call, console, errors, fail, find_daemon, print_json
+from dilocox.cli.common import HomeOption, JsonOption, api_call, console, fail, find_daemon, print_json
 from dilocox.cli.exits import Exit
+from dilocox.cli.progress import working
 from dilocox.transport.health import running_daemon
 
 __all__ = ["leave", "pause", "resume"]
@@ -21,7 +22,7 @@ WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when 
 def pause(now: NowOption = False, wait: WaitOption = True, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Take no part until `dilocox resume`: finish the round, leave the roster, free the devices. The daemon goes on."""
     folder = _ask("pause", now, home, as_json)
-    with errors.status("finishing the round"):
+    with working("finishing the round"):
         while wait and running_daemon(folder) is not None and api_call(folder, "/v1/status")["state"] == "finishing":
             time.sleep(LOOK_SECONDS)
 
@@ -34,7 +35,7 @@ def resume(home: HomeOption = None, as_json: JsonOption = False) -> None:
 def leave(now: NowOption = False, wait: WaitOption = True, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Finish the round, leave the roster, and end the daemon."""
     folder = _ask("leave", now, home, as_json)
-    with errors.status("finishing the round"):
+    with working("finishing the round"):
         while wait and running_daemon(folder) is not None:
             time.sleep(LOOK_SECONDS)
 

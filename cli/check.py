@@ -26,6 +26,7 @@ from dilocox.cli.common import (
 )
 from dilocox.cli.coordinator import data_to_serve, weights_to_serve
 from dilocox.cli.exits import Exit
+from dilocox.cli.progress import working
 from dilocox.node.check import Here, of_machine, of_own_data, see_run
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.findings import Finding, Level, of_run
@@ -63,14 +64,17 @@ def check(
     if run is None:
         say(found, as_json, "name a run file or a join link to hear whether this machine fits a run")
     elif run.startswith(("dilocox://", "@")):
-        seen = asyncio.run(see_run(read_link(run), here))
-        found += seen.findings
-        if seen.manifest is not None:
-            found += [*of_run(seen.manifest), *of_machine(seen.manifest, here), *of_own_data(seen.manifest, here.private)]
+        with working("asking the coordinator, and whether it can dial this machine") as bar:
+            seen = asyncio.run(see_run(read_link(run), here))
+            found += seen.findings
+            if seen.manifest is not None:
+                bar.begin("looking at this machine and its data")
+                found += [*of_run(seen.manifest), *of_machine(seen.manifest, here), *of_own_data(seen.manifest, here.private)]
         say(found, as_json, f"join with: dilocox node --join {run}")
     else:
         path = Path(run)
-        found += _of_file(path, here, weights)
+        with working("looking at the run, this machine and its data"):
+            found += _of_file(path, here, weights)
         say(found, as_json, f"serve it with: dilocox coordinator {path}")
 
 

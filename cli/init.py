@@ -3,17 +3,16 @@
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from rich.progress import Progress
 
 from dilocox.cli.common import errors, fail
 from dilocox.cli.exits import Exit
+from dilocox.cli.progress import working
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_whole
 from dilocox.node.data.sources import STDLIB
@@ -102,9 +101,10 @@ def init(
         fail(f"{run_file} exists already", Exit.USAGE, "choose another name, or remove it")
     secret = None if key.exists() else os.urandom(32)
     owner = load_identity(key) if secret is None else Identity(secret)
-    source, folder = _choose_data(data)
-    digest = last_built(folder)
-    corpus = check_whole(BlobStore(folder), digest)
+    with working("reading and checking the data"):
+        source, folder = _choose_data(data)
+        digest = last_built(folder)
+        corpus = check_whole(BlobStore(folder), digest)
     text = render_preset(preset, name or run_file.stem, owner.key.hex(), coordinator, source, digest)
     if private:
         text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1)
@@ -158,9 +158,8 @@ def _imported(
     _check_tokenizer(folder, corpus)
     check_fits(manifest, corpus)
     weights = Weights(folder, manifest.model, tied)
-    with Progress(console=errors, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("stages", total=manifest.model.stages)
-        root = weights.put_into(BlobStore(weights_library()), lambda stage: bar.update(task, completed=stage + 1))
+    with working("importing the model", manifest.model.stages) as bar:
+        root = weights.put_into(BlobStore(weights_library()), lambda stage: bar.at(stage + 1))
     named = {"initial": root.hex()} if rank is None else {"lora": {**lora, "base": root.hex()}}
     text = _with_model(text, folder, {**fields, **named})
     return text, Manifest.from_toml(text)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 
 from dilocox.cli.common import (
     DataOption,
@@ -26,6 +25,7 @@ from dilocox.cli.common import (
 )
 from dilocox.cli.exits import Exit
 from dilocox.cli.init import preset_names, render_preset
+from dilocox.cli.progress import Working, working
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_corpus, check_own
 from dilocox.node.data.sources import STDLIB
@@ -80,11 +80,13 @@ def up(
 ) -> None:
     """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces what an earlier testnet made."""
     folder = folder or testnet_folder()
-    run, key = _preset_run(preset) if run_file is None else _read_run(run_file)
+    with working("making the run's data"):
+        run, key = _preset_run(preset) if run_file is None else _read_run(run_file)
     manifest = Manifest.from_toml(run.decode())
     folders = {manifest.data.name: library(manifest.data.name), **parse_folders(data or ())}
     place = folders[manifest.data.name]
-    store = check_corpus(manifest, place)
+    with working("checking the run's data"):
+        store = check_corpus(manifest, place)
     if nodes < manifest.start_clusters:
         fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", Exit.USAGE)
     private = _own_data(manifest, store, nodes, private or [])
@@ -99,8 +101,9 @@ def up(
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         errors.print(f"starting a coordinator and {nodes} nodes of {devices} stage workers in {folder} …", highlight=False)
-        testnet.start_all()
-        watched = Watcher(testnet, kills).follow()
+        with working("starting the coordinator") as bar:
+            testnet.start_all()
+            watched = Watcher(testnet, kills, bar).follow()
     finally:
         testnet.stop()
     _final(testnet, manifest, watched, place if baseline else None, private)
@@ -177,8 +180,8 @@ def _parse_kill(text: str) -> tuple[str, int]:
 class Watcher:
     """Follows a testnet through its members' HTTP APIs and prints a row per round."""
 
-    def __init__(self, testnet: Testnet, kills: list[tuple[str, int]]) -> None:
-        self._testnet, self._kills = testnet, kills
+    def __init__(self, testnet: Testnet, kills: list[tuple[str, int]], bar: Working) -> None:
+        self._testnet, self._kills, self._bar = testnet, kills, bar
         self.rows: list[dict[str, Any]] = []
         """As the coordinator's /v1/rounds gives them."""
         self._shown = 0
@@ -200,6 +203,7 @@ class Watcher:
             self._scripted_kills(len(rows))
             self._count_traffic(rows)
             self._show(rows, statuses)
+            self._bar.say(waits_for(self._testnet.coordinator.get("/v1/status"), statuses))
             if rows and rows[-1]["closing"] and self._shown >= len(rows) - 1:
                 return self
             time.sleep(POLL_SECONDS)
@@ -282,6 +286,14 @@ class Watcher:
         return max(sum(steps.values()) for steps in self.phase_steps.values())
 
 
+def waits_for(coordinator: dict[str, Any] | None, nodes: dict[str, dict[str, Any]]) -> str:
+    """Why there is no row yet, in a line."""
+    if coordinator is None:
+        return "the coordinator does not answer"
+    before = [f"{name} {status['state']}, {status['why']}" for name, status in nodes.items() if not status["on_roster"]]
+    return f"round {coordinator['round']}: {'; '.join([coordinator['why'], *before])}"
+
+
 def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Path | None, private: list[Path]) -> None:
     """`baseline`: where the corpus lies for a node alone; None: without one. `private`: what each node trains on alone."""
     if not watched.identical:
@@ -351,14 +363,13 @@ def _train_alone(testnet: Testnet, steps: int, data: Path, private: Path | None)
     ]
     told: dict[str, Any] = {}
     with (
-        Progress(console=errors, disable=not sys.stderr.isatty()) as bar,
+        working("a node alone", steps) as bar,
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child,
     ):
-        task = bar.add_task("steps", total=steps)
         assert child.stdout is not None
         for line in child.stdout:
             told = json.loads(line)
-            bar.update(task, completed=told["step"])
+            bar.at(told["step"])
     if child.returncode or "evaluation_loss" not in told:
         raise LocalError("the node alone did not get to its end; why stands above")
     loss: float = told["evaluation_loss"]

@@ -227,7 +227,8 @@ class Participant:
         """The first event of a stream; a coordinator that knows less than we do gets back what it signed."""
         if tip.why != self.round_why:
             self.round_why = tip.why
-            self.events.add(events.RoundOpen(tip.round, tip.why))
+            told = events.RoundOpen(tip.round, tip.why)
+            (self.events.add if tip.round else self.events.say)(told)  # who waits for the run to begin wants to see it
         if (error := replaced(self.chain, tip.appointment)) is not None:
             raise error
         if not self.state.connected:

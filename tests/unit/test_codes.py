@@ -65,7 +65,7 @@ def test_every_problem_of_the_api_is_in_the_map_and_none_is_there_for_nothing():
     for _, tree in trees("views", "node", "coordinator"):
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Problem":
-                used |= {each.value for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant) and each.value}
+                used |= {str(each.value) for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant) and each.value}
     assert used == {code for code, fault in FAULTS.items() if fault.status is not None}
 
 
