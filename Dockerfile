@@ -1,6 +1,7 @@
 # A node or a coordinator. CPU by default; `--build-arg DEVICE=cuda` for NVIDIA GPUs.
 #   docker build -t dilocox .
-#   docker run -v dilocox:/data dilocox node --join LINK
+#   docker run -v dilocox:/data -p 7400:7400 -p 7401:7401 -p 127.0.0.1:7402:7402 dilocox \
+#       node --join LINK --host YOUR.PUBLIC.ADDRESS --port 7400 --dht-port 7401 --api 0.0.0.0:7402
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 
@@ -33,7 +34,7 @@ RUN pip install --no-cache-dir --no-deps --no-build-isolation . && rm -rf /src/*
 USER dilocox
 WORKDIR /data
 VOLUME /data
-# gRPC, DHT and HTTP; publish the first two to be reachable.
+# gRPC, DHT and HTTP; publish the first two to be reachable, the last on 127.0.0.1 alone.
 EXPOSE 7400 7401 7402
 HEALTHCHECK --interval=15s --timeout=10s --start-period=120s \
     CMD ["python3", "-P", "-m", "dilocox.transport.health"]

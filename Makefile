@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup lock testnet test test-all lint mutants proto chaos bench reproduce site docker clean
+.PHONY: setup lock testnet test test-all lint mutants proto chaos bench reproduce site docker docker-test clean
 
 setup: $(STAMP)
 
@@ -62,6 +62,9 @@ site: setup  ## the pages as HTML in build/site, for a browser without a network
 
 docker:
 	docker build --network host -t dilocox .
+
+docker-test:  ## the image, compose.yaml and the README's docker lines in real containers; says so where no engine runs
+	$(PYTHON) deploy/docker_test.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,7 +14,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from dilocox.cli.common import (
-    HomeOption,
+    AskOption,
     JsonOption,
     api_call,
     console,
@@ -63,7 +63,7 @@ app = typer.Typer(
 @app.command(PEER)
 def peer(
     peer: Annotated[str, typer.Argument(help="Peer id, as `dilocox peers` shows it.")],
-    home: HomeOption = None,
+    home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Challenge a peer now, and say what its evidence proves to this node."""

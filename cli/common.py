@@ -32,6 +32,7 @@ __all__ = [
     "ApiOption",
     "ArchiveKeyOption",
     "ArchiveOption",
+    "AskOption",
     "DataOption",
     "DhtOption",
     "DhtPortOption",
@@ -65,6 +66,14 @@ errors = Console(stderr=True, markup=False)
 
 HomeOption = Annotated[
     Path | None, typer.Option("--home", help="The daemon's folder (default: node or coordinator in $DILOCOX_HOME, ~/.dilocox).")
+]
+AskOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home",
+        metavar="DIR|URL",
+        help="The daemon's folder, or where its API answers, such as http://127.0.0.1:7402 (default: a daemon of this machine).",
+    ),
 ]
 DhtOption = Annotated[
     bool,
@@ -182,8 +191,16 @@ def known_homes(home: Path | None) -> list[Path]:
     ]
 
 
+def api_address(home: Path | None) -> str | None:
+    """Where an API answers, if that is what was said instead of a folder."""
+    said = re.fullmatch(r"(https?):/{1,2}([^/]+)/?", str(home))  # of two slashes a Path keeps one
+    return f"{said[1]}://{said[2]}" if said is not None else None
+
+
 def some_daemon(home: Path | None) -> dict[str, Any] | None:
-    """The first running daemon among `known_homes`."""
+    """The first running daemon among `known_homes`; or that which answers at the address that was said."""
+    if (address := api_address(home)) is not None:
+        return {"api": address, "role": "there", "home": str(home)}
     for folder in known_homes(home):
         if (facts := running_daemon(folder)) is not None:
             if home is None:

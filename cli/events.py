@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from dilocox.cli.common import (
-    HomeOption,
+    AskOption,
     console,
     errors,
     fail,
@@ -32,7 +32,7 @@ SILENCE_SECONDS = 6 * QUIET_SECONDS
 def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens from now on.")] = False,
     since: Annotated[int, typer.Option(min=0, max=(1 << 53) - 1, metavar="ID", help="Only what came after this event.")] = 0,
-    home: HomeOption = None,
+    home: AskOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an event a line.")] = False,
 ) -> None:
     """What happened, oldest first: rounds, who joined and left, who was not counted and why."""

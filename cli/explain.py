@@ -7,7 +7,7 @@ from urllib.parse import quote
 import typer
 
 from dilocox.cli.common import (
-    HomeOption,
+    AskOption,
     JsonOption,
     api_call,
     console,
@@ -33,7 +33,7 @@ HELP_LABEL = 12
 def explain(
     number: Annotated[int, typer.Argument(metavar="N", min=0, max=(1 << 31) - 1, help="The round.")],
     peer: Annotated[str, typer.Argument(metavar="[PEER]", help="A cluster: the beginning of its id.")] = "",
-    home: HomeOption = None,
+    home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Why a round was slow, or short, or went without this node (or PEER): with numbers, and what to do."""

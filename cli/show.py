@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dilocox.cli.common import (
-    HomeOption,
+    AskOption,
     JsonOption,
     api_call,
     console,
@@ -37,7 +37,7 @@ def status(
         bool,
         typer.Option("--check", help="Exit with 6 where the daemon is not well, with 4 where that is not known yet."),
     ] = False,
-    home: HomeOption = None,
+    home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """One screen: reachable, in sync, in this round, counted?"""
@@ -211,7 +211,7 @@ def _archive_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
 
 def peers(
     peer: Annotated[str | None, typer.Argument(help="Only this peer.")] = None,
-    home: HomeOption = None,
+    home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Who is there."""
@@ -271,7 +271,7 @@ def _until(attestation: dict[str, Any]) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(attestation["valid_until"]))
 
 
-def stages(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def stages(home: AskOption = None, as_json: JsonOption = False) -> None:
     """Which stage has how many replicas."""
     rows = api_call(home, "/v1/stages") if telling_daemon(home) else _offline_stages(home)
     if as_json:
@@ -292,7 +292,7 @@ def stages(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 def rounds(
     round: Annotated[int | None, typer.Argument(metavar="[N]", help="One round in full.")] = None,
-    home: HomeOption = None,
+    home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """The rounds so far; or who counted in one, who did not and why."""

@@ -12,7 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner, Result
 
+from dilocox.cli.main import app
 from dilocox.cli.show import status_rows, verdict
 from dilocox.protocol.errors import LocalError
 from dilocox.transport.data_directory import DataDirectory
@@ -152,6 +154,26 @@ async def test_who_asks_a_daemon_that_waits_hears_what_for(tmp_path: Path):
                 assert (value["state"], value["why"], value["health"]["well"]) == ("no-room", "disk full: waiting", False)
             async with session.get(f"{door.url}/v1/status") as answer:
                 assert (await answer.json())["why"] == "it starts again"
+
+
+async def test_a_daemon_is_asked_by_its_address_too():
+    """As one in a container, whose folder is not here."""
+    door = Door("127.0.0.1:0")
+    await door.wait("for its coordinator", "check the link")
+
+    async def run(words: list[str]) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, app, words)
+
+    told = await run(["status", "--home", door.url])
+    assert told.exit_code == 0
+    assert "for its coordinator" in told.output
+    told = await run(["status", "--check", "--home", f"{door.url}/"])
+    assert told.exit_code == 4
+    for verb in (["rounds"], ["events"], ["stages"], ["explain", "1"], ["peers"]):
+        told = await run([*verb, "--home", door.url])
+        assert told.exit_code == 3, told.output
+    await door.close()
+    assert (await run(["status", "--home", door.url])).exit_code == 3, "nobody answers there any more"
 
 
 async def test_nobody_is_refused_while_another_takes_over():
