@@ -24,10 +24,11 @@ from dilocox.cli.config import ConfigOption
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.health import base_folder
-from dilocox.transport.hours import SLOWEST_DOWNLOAD, Hours, Rates, parse_rates
+from dilocox.transport.hours import Hours
 from dilocox.transport.network import Listen
 from dilocox.transport.notify import Notice, parse_notice
 from dilocox.transport.parent_pipe import exit_with_parent
+from dilocox.transport.rates import SLOWEST_DOWNLOAD_BITS_PER_SECOND, Rates, parse_rates
 
 __all__ = ["ClusterOptions", "DaemonOptions", "MachineOptions", "PeerOptions", "grouped"]
 
@@ -127,7 +128,9 @@ class PeerOptions(DaemonOptions):
             "listen": self.listen(announced),
             "api": self.api,
             "upload": self.upload_rates(),
-            "download": parse_rates(self.download or (), "--download", slowest=SLOWEST_DOWNLOAD),
+            "download": parse_rates(
+                self.download or (), "--download", slowest_bits_per_second=SLOWEST_DOWNLOAD_BITS_PER_SECOND
+            ),
             "notice": self.notice(),
         }
 

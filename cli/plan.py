@@ -15,7 +15,7 @@ from dilocox.node.clock import HEADERS, SEVERAL_FILL, Estimate, Line, Method, Si
 from dilocox.node.plan import Inside
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import stage_tensors, trained_count
-from dilocox.transport.hours import bits_per_second
+from dilocox.transport.rates import bits_per_second
 
 __all__ = ["plan"]
 

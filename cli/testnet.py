@@ -38,7 +38,7 @@ from dilocox.protocol.tensors import trained_count
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import corpus_in, last_built, library, parse_folders, weights_library
 from dilocox.transport.data_directory import format_identity
-from dilocox.transport.hours import bits_per_second
+from dilocox.transport.rates import bits_per_second
 
 __all__ = ["app"]
 

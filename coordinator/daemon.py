@@ -28,9 +28,9 @@ from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.diary import open_diary
 from dilocox.transport.event_log import EventLog
 from dilocox.transport.handover import take_over
-from dilocox.transport.hours import Rates
 from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.notify import Notice
+from dilocox.transport.rates import Rates
 from dilocox.transport.room import while_there_is_room
 from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Tasks

@@ -22,9 +22,9 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import read_checked, write_atomically
 from dilocox.transport.heads import Heads
-from dilocox.transport.hours import Rates
 from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.notify import Notice
+from dilocox.transport.rates import Rates
 from dilocox.transport.room import while_there_is_room
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.serve import PeerService

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import grpc.aio
 
 from dilocox.protocol import limits
-from dilocox.transport.hours import Local, Rates, changes_at
+from dilocox.transport.hours import Local, changes_at
+from dilocox.transport.rates import Rates
 
 __all__ = ["Allowance", "CountedChannel", "Limit", "Moved", "Traffic"]
 
@@ -52,8 +53,8 @@ class Limit:
 
     def now(self) -> Allowance:
         at = self._clock()
-        until = changes_at(self._rates.at, at, self._local) if self._rates.timed else None
-        return Allowance(self._rates.at(self._local(at)), until)
+        until = changes_at(self._rates.bytes_per_second, at, self._local) if self._rates.timed_bytes_per_second else None
+        return Allowance(self._rates.bytes_per_second(self._local(at)), until)
 
     async def spend(self, size: int) -> float:
         """Wait until so many bytes may pass; the seconds that it took. What others send or receive meanwhile comes in between."""
@@ -63,7 +64,7 @@ class Limit:
         return waited
 
     async def _spend(self, size: int) -> float:
-        rate = self._rates.at(self._local(self._clock()))
+        rate = self._rates.bytes_per_second(self._local(self._clock()))
         if rate is None:
             self.spent += size
             return 0.0

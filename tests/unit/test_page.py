@@ -13,7 +13,7 @@ from dilocox.protocol import events
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
-from dilocox.transport.hours import Rates
+from dilocox.transport.rates import Rates
 from dilocox.transport.tasks import Tasks
 from dilocox.transport.traffic import Traffic
 from dilocox.views import page as pages
@@ -70,7 +70,7 @@ def test_the_page_listens_to_every_event():
     assert set(re.findall(r'"([a-z-]+)"', listed)) == {each.kind for each in events.Event.__subclasses__()}
 
 
-TRAFFIC = Traffic(download=Rates(usual=2e6))
+TRAFFIC = Traffic(download=Rates(usual_bytes_per_second=2e6))
 TRAFFIC.bytes.update({("sent", "blob"): 2_500_000, ("sent", "coordination"): 12, ("received", "blob"): 3})
 STATUS: dict[str, Any] = {
     "role": "node",

@@ -11,7 +11,7 @@ from dilocox.cli import top
 from dilocox.cli.main import app
 from dilocox.cli.show import round_row
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.hours import parse_rates
+from dilocox.transport.rates import parse_rates
 from dilocox.transport.traffic import Traffic
 from dilocox.views import rows as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
