@@ -21,7 +21,10 @@ ENV PATH=/opt/dilocox/bin:$PATH \
 WORKDIR /src
 # The large layer first: it changes only with a package. Every one by its hash (`make lock`).
 COPY deploy/${DEVICE}.lock packages.lock
-RUN pip install --no-cache-dir --extra-index-url "$TORCH_CPU_INDEX" --require-hashes -r packages.lock
+# torch's own tests and C++ headers are of no use here: 200 MB.
+RUN pip install --no-cache-dir --extra-index-url "$TORCH_CPU_INDEX" --require-hashes -r packages.lock \
+    && cd /opt/dilocox/lib/python3*/site-packages/torch \
+    && rm -rf test include && find bin -type f ! -name torch_shm_manager -delete
 COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY coordinator coordinator

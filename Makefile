@@ -34,6 +34,7 @@ test-all: test mutants  ## an hour and more: what is looked at once before a rel
 	$(BIN)/pytest -m thorough
 	DILOCOX_SCHEDULES=20000 $(BIN)/pytest tests/sim/test_explorer.py
 	$(BIN)/python -m bench.scale --check
+	$(BIN)/python -m bench.asking --check
 	$(BIN)/python -m bench.fuzz --check
 	$(BIN)/python -m bench.strangers --check
 

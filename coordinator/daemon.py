@@ -41,7 +41,7 @@ from dilocox.views.door import Door, open_door
 from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.metrics import RunMetrics
 
-__all__ = ["CoordinatorSettings", "run_coordinator"]
+__all__ = ["CoordinatorSettings", "create_coordinator_app", "run_coordinator"]
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ async def _live(
         tasks.start(service.run(), "liveness")
         digest = sha256(network.certificate.certificate_der)
         link = JoinLink(manifest.run_id, home.identity.peer, network.address, digest, network.dht_addresses)
-        await door.show(_api(service, events, traffic))
+        await door.show(create_coordinator_app(service, events, traffic))
         closing.push_async_callback(door.wait, "it ends")
         home.announce(role="coordinator", api=door.url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
         log.info("serving on %s, page and API %s", network.address, door.url)
@@ -181,7 +181,7 @@ def _last_rows(chain: ChainFile) -> list[views.View]:
     return rows
 
 
-def _api(service: CoordinatorService, events: EventLog, traffic: Traffic) -> web.Application:
+def create_coordinator_app(service: CoordinatorService, events: EventLog, traffic: Traffic) -> web.Application:
     def peers_by_state() -> dict[str, int]:
         roster, absent = service.state.head.roster.keys(), service.state.absent
         return {

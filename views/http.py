@@ -147,7 +147,7 @@ def add_run_routes(
         return json_response(await peers())
 
     async def get_stages(request: web.Request) -> web.Response:
-        return json_response(views.stages(chain.manifest, chain.head))
+        return json_response(await asyncio.to_thread(views.stages, chain.manifest, chain.head))
 
     async def get_rounds(request: web.Request) -> web.Response:
         """All of them, or `?last=`: so many."""
