@@ -1,5 +1,5 @@
 """`python -m bench.reference`: what docs/protocol.md quotes from the source (the rules, the machines, the reasons, the limits), and
-docs/operations.md (what to do about each reason).
+docs/operations.md (what to do about each reason and code), and docs/api.md (what the API answers).
 
 A block of a page stands between `<!-- NAME -->` and `<!-- /NAME -->`; a test holds that every block says what the source says.
 """
@@ -14,13 +14,14 @@ from bench.docs import markdown
 from dilocox.cli.exits import Exit
 from dilocox.protocol import limits
 from dilocox.protocol.errors import reason_name
+from dilocox.views import fields
 from dilocox.views.faults import FAULTS
 from dilocox.views.reasons import REASONS
 
-__all__ = ["ADVICE", "ADVICE_PAGE", "BLOCKS", "main", "render"]
+__all__ = ["ADVICE", "ADVICE_PAGE", "API", "API_PAGE", "BLOCKS", "main", "render"]
 
 ROOT = Path(__file__).parents[1]
-PAGE, ADVICE_PAGE = ROOT / "docs" / "protocol.md", ROOT / "docs" / "operations.md"
+PAGE, ADVICE_PAGE, API_PAGE = (ROOT / "docs" / f"{name}.md" for name in ("protocol", "operations", "api"))
 
 
 def docstring(module: str) -> str:
@@ -93,6 +94,24 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "limits": limit_rows,
 }
 
+
+def field_rows(fields: Mapping[str, str]) -> str:
+    return markdown(["field", "says"], [[f"`{name}`", says] for name, says in fields.items()])
+
+
+API: Mapping[str, Callable[[], str]] = {
+    "node": lambda: field_rows(fields.NODE),
+    "coordinator": lambda: field_rows(fields.COORDINATOR),
+    "holder": lambda: field_rows(fields.HOLDER),
+    "waiting": lambda: field_rows(fields.WAITING),
+    "peer": lambda: field_rows(fields.PEER),
+    "stage": lambda: field_rows(fields.STAGE),
+    "row": lambda: field_rows(fields.ROUND_ROW),
+    "round": lambda: field_rows(fields.ROUND),
+    "explained": lambda: field_rows(fields.EXPLAINED),
+    "event": lambda: field_rows(fields.EVENT),
+}
+
 ADVICE: Mapping[str, Callable[[], str]] = {
     "advice": advice_rows,
     "well": lambda: figure("views/answers.py", "well  "),
@@ -115,6 +134,7 @@ def render(page: str, blocks: Mapping[str, Callable[[], str]] = BLOCKS) -> str:
 def main() -> None:
     PAGE.write_text(render(PAGE.read_text()))
     ADVICE_PAGE.write_text(render(ADVICE_PAGE.read_text(), ADVICE))
+    API_PAGE.write_text(render(API_PAGE.read_text(), API))
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def main() -> None:
     try:
         look(swarm)
     finally:
-        run("docker", "rm", "-f", FOURTH, check=False)
+        run("docker", "rm", "-f", "-v", FOURTH, check=False)
         run(*swarm, "down", "-v", check=False)
     say("all of it holds")
 
