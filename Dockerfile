@@ -1,6 +1,7 @@
 # A node or a coordinator. CPU by default; `--build-arg DEVICE=cuda` for NVIDIA GPUs.
 #   docker build -t dilocox .
-#   docker run -v dilocox:/data dilocox node --join LINK
+#   docker run -v dilocox:/data -p 7400:7400 -p 7401:7401 -p 127.0.0.1:7402:7402 dilocox \
+#       node --join LINK --host YOUR.PUBLIC.ADDRESS --port 7400 --dht-port 7401 --api 0.0.0.0:7402
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 
@@ -20,7 +21,10 @@ ENV PATH=/opt/dilocox/bin:$PATH \
 WORKDIR /src
 # The large layer first: it changes only with a package. Every one by its hash (`make lock`).
 COPY deploy/${DEVICE}.lock packages.lock
-RUN pip install --no-cache-dir --extra-index-url "$TORCH_CPU_INDEX" --require-hashes -r packages.lock
+# torch's own tests and C++ headers are of no use here: 200 MB.
+RUN pip install --no-cache-dir --extra-index-url "$TORCH_CPU_INDEX" --require-hashes -r packages.lock \
+    && cd /opt/dilocox/lib/python3*/site-packages/torch \
+    && rm -rf test include && find bin -type f ! -name torch_shm_manager -delete
 COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY coordinator coordinator
@@ -33,7 +37,7 @@ RUN pip install --no-cache-dir --no-deps --no-build-isolation . && rm -rf /src/*
 USER dilocox
 WORKDIR /data
 VOLUME /data
-# gRPC, DHT and HTTP; publish the first two to be reachable.
+# gRPC, DHT and HTTP; publish the first two to be reachable, the last on 127.0.0.1 alone.
 EXPOSE 7400 7401 7402
 HEALTHCHECK --interval=15s --timeout=10s --start-period=120s \
     CMD ["python3", "-P", "-m", "dilocox.transport.health"]

@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup lock testnet test test-all lint mutants proto chaos bench reproduce site docker clean
+.PHONY: setup lock testnet test test-all lint mutants proto chaos bench reproduce site docker docker-test clean
 
 setup: $(STAMP)
 
 # By version; with LOCK=deploy/ci-cpu.lock by hash, which is for one kind of machine.
 $(STAMP): pyproject.toml constraints.txt
+	@echo "installing what this needs into $(VENV): torch alone is 200 MB to fetch, so it takes some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 ifdef LOCK
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
@@ -33,6 +34,7 @@ test-all: test mutants  ## an hour and more: what is looked at once before a rel
 	$(BIN)/pytest -m thorough
 	DILOCOX_SCHEDULES=20000 $(BIN)/pytest tests/sim/test_explorer.py
 	$(BIN)/python -m bench.scale --check
+	$(BIN)/python -m bench.asking --check
 	$(BIN)/python -m bench.fuzz --check
 	$(BIN)/python -m bench.strangers --check
 
@@ -61,6 +63,9 @@ site: setup  ## the pages as HTML in build/site, for a browser without a network
 
 docker:
 	docker build --network host -t dilocox .
+
+docker-test:  ## the image, compose.yaml and the README's docker lines in real containers; says so where no engine runs
+	$(PYTHON) deploy/docker_test.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

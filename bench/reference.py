@@ -1,5 +1,5 @@
 """`python -m bench.reference`: what docs/protocol.md quotes from the source (the rules, the machines, the reasons, the limits), and
-docs/operations.md (what to do about each reason).
+docs/operations.md (what to do about each reason and code), and docs/api.md (what the API answers).
 
 A block of a page stands between `<!-- NAME -->` and `<!-- /NAME -->`; a test holds that every block says what the source says.
 """
@@ -11,14 +11,17 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.docs import markdown
+from dilocox.cli.exits import Exit
 from dilocox.protocol import limits
 from dilocox.protocol.errors import reason_name
+from dilocox.views import fields
+from dilocox.views.faults import FAULTS
 from dilocox.views.reasons import REASONS
 
-__all__ = ["ADVICE", "ADVICE_PAGE", "BLOCKS", "main", "render"]
+__all__ = ["ADVICE", "ADVICE_PAGE", "API", "API_PAGE", "BLOCKS", "main", "render"]
 
 ROOT = Path(__file__).parents[1]
-PAGE, ADVICE_PAGE = ROOT / "docs" / "protocol.md", ROOT / "docs" / "operations.md"
+PAGE, ADVICE_PAGE, API_PAGE = (ROOT / "docs" / f"{name}.md" for name in ("protocol", "operations", "api"))
 
 
 def docstring(module: str) -> str:
@@ -71,6 +74,15 @@ def advice_rows() -> str:
     return markdown(["reason", "it means", "do"], rows)
 
 
+def exit_rows() -> str:
+    return markdown(["exits with", "when"], [[str(each.value), each.says] for each in Exit])
+
+
+def fault_rows() -> str:
+    rows = [[f"`{code}`", str(fault.status or "–"), fault.means, fault.do] for code, fault in FAULTS.items()]
+    return markdown(["code", "HTTP", "it means", "do"], rows)
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "rules": lambda: figure("protocol/rules.py", "kind  "),
     "coordinator": lambda: figure("protocol/round.py", "round 0"),
@@ -82,7 +94,30 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "limits": limit_rows,
 }
 
-ADVICE: Mapping[str, Callable[[], str]] = {"advice": advice_rows}
+
+def field_rows(fields: Mapping[str, str]) -> str:
+    return markdown(["field", "says"], [[f"`{name}`", says] for name, says in fields.items()])
+
+
+API: Mapping[str, Callable[[], str]] = {
+    "node": lambda: field_rows(fields.NODE),
+    "coordinator": lambda: field_rows(fields.COORDINATOR),
+    "holder": lambda: field_rows(fields.HOLDER),
+    "waiting": lambda: field_rows(fields.WAITING),
+    "peer": lambda: field_rows(fields.PEER),
+    "stage": lambda: field_rows(fields.STAGE),
+    "row": lambda: field_rows(fields.ROUND_ROW),
+    "round": lambda: field_rows(fields.ROUND),
+    "explained": lambda: field_rows(fields.EXPLAINED),
+    "event": lambda: field_rows(fields.EVENT),
+}
+
+ADVICE: Mapping[str, Callable[[], str]] = {
+    "advice": advice_rows,
+    "well": lambda: figure("views/answers.py", "well  "),
+    "exits": exit_rows,
+    "faults": fault_rows,
+}
 
 
 def render(page: str, blocks: Mapping[str, Callable[[], str]] = BLOCKS) -> str:
@@ -99,6 +134,7 @@ def render(page: str, blocks: Mapping[str, Callable[[], str]] = BLOCKS) -> str:
 def main() -> None:
     PAGE.write_text(render(PAGE.read_text()))
     ADVICE_PAGE.write_text(render(ADVICE_PAGE.read_text(), ADVICE))
+    API_PAGE.write_text(render(API_PAGE.read_text(), API))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors
 from dilocox.transport.files import write_atomically
-from dilocox.transport.hours import bits_per_second
+from dilocox.transport.rates import bits_per_second
 
 __all__ = ["METHODS", "Found", "Point", "Scale", "main", "missed"]
 

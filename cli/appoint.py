@@ -14,6 +14,8 @@ from typing import Annotated
 import typer
 
 from dilocox.cli.common import ArchiveKeyOption, HomeOption, archive_place, console, fail, known_homes, read_run
+from dilocox.cli.exits import Exit
+from dilocox.cli.progress import working
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
@@ -86,20 +88,23 @@ def appoint(
     try:
         key_of_peer(peer)
     except ValueError as error:
-        fail(f"{peer}: {error}", 2, "copy what `dilocox id --home FOLDER` prints for the new coordinator's folder")
+        fail(f"{peer}: {error}", Exit.USAGE, "copy what `dilocox id --home FOLDER` prints for the new coordinator's folder")
     if archive is not None and home is not None:
-        fail("--home and --archive", 2, "the chain is either in a daemon's folder or in the archive")
+        fail("--home and --archive", Exit.USAGE, "the chain is either in a daemon's folder or in the archive")
     key = run_file.with_suffix(".key")
     if not key.is_file():
-        fail(f"no owner key {key}", 2, "only the run's owner appoints its coordinator")
+        fail(f"no owner key {key}", Exit.USAGE, "only the run's owner appoints its coordinator")
     owner, place = load_identity(key), archive_place(archive, archive_key)
     handover = run_file.with_suffix(".chain")
     if handover.exists():
-        fail(f"{handover} exists already", 2, "move it away: it made somebody the coordinator before")
-    with _archived(run_file, place, round) if place is not None else _here(run_file, home, round) as named:
+        fail(f"{handover} exists already", Exit.USAGE, "move it away: it made somebody the coordinator before")
+    with (
+        working("reading the chain"),
+        _archived(run_file, place, round) if place is not None else _here(run_file, home, round) as named,
+    ):
         manifest, chain = named.chain.manifest, named.chain
         if owner.peer != manifest.owner:
-            fail(f"{key} is not the key of the owner that the run names", 2)
+            fail(f"{key} is not the key of the owner that the run names", Exit.USAGE)
         appointment = _seal(owner, peer, named)
         signed = seal(owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes()).envelope
         try:
@@ -132,11 +137,11 @@ def _here(run_file: Path, home: Path | None, round: int | None) -> Iterator[Name
     manifest = read_run(run_file)
     path = newest_chain(home, manifest.run_id)
     if path is None:
-        fail("no chain of this run is here", 2, "name the --home of a daemon that takes part in it, or its --archive")
+        fail("no chain of this run is here", Exit.USAGE, "name the --home of a daemon that takes part in it, or its --archive")
     with ChainFile.for_reading(path) as chain:
         first = chain.length if round is None else round
         if first > chain.length:
-            fail(f"{path} ends with commit {chain.length - 1}", 2, f"--round is at most {chain.length}")
+            fail(f"{path} ends with commit {chain.length - 1}", Exit.USAGE, f"--round is at most {chain.length}")
         yield Named(chain, str(path), first, b"")
 
 
@@ -170,5 +175,5 @@ def _newest_whole(
     if found is None:
         have = f"it has those before the rounds {sorted(agreed)}" if agreed else "it has none"
         which = "state" if wanted is None else f"state before round {wanted}"
-        fail(f"no {which} that the run agreed on is whole in the archive {archive.url}", 2, have)
+        fail(f"no {which} that the run agreed on is whole in the archive {archive.url}", Exit.USAGE, have)
     return found

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import EXIT_USAGE, HomeOption, JsonOption, api_call, console, errors, fail, find_daemon, print_json
+from dilocox.cli.common import HomeOption, JsonOption, api_call, console, fail, find_daemon, print_json
+from dilocox.cli.exits import Exit
+from dilocox.cli.progress import working
 from dilocox.transport.health import running_daemon
 
 __all__ = ["leave", "pause", "resume"]
@@ -20,7 +22,7 @@ WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when 
 def pause(now: NowOption = False, wait: WaitOption = True, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Take no part until `dilocox resume`: finish the round, leave the roster, free the devices. The daemon goes on."""
     folder = _ask("pause", now, home, as_json)
-    with errors.status("finishing the round"):
+    with working("finishing the round"):
         while wait and running_daemon(folder) is not None and api_call(folder, "/v1/status")["state"] == "finishing":
             time.sleep(LOOK_SECONDS)
 
@@ -33,7 +35,7 @@ def resume(home: HomeOption = None, as_json: JsonOption = False) -> None:
 def leave(now: NowOption = False, wait: WaitOption = True, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Finish the round, leave the roster, and end the daemon."""
     folder = _ask("leave", now, home, as_json)
-    with errors.status("finishing the round"):
+    with working("finishing the round"):
         while wait and running_daemon(folder) is not None:
             time.sleep(LOOK_SECONDS)
 
@@ -41,8 +43,8 @@ def leave(now: NowOption = False, wait: WaitOption = True, home: HomeOption = No
 def _ask(what: str, now: bool, home: Path | None, as_json: bool) -> Path:
     """The folder of the node that was asked, once it said what it does."""
     facts = find_daemon(home)
-    if facts["role"] != "node":
-        fail(f"in {facts['home']} runs a {facts['role']}: only a node takes part", EXIT_USAGE, "name a node's --home")
+    if facts["role"] not in ("node", "waiting"):
+        fail(f"in {facts['home']} runs a {facts['role']}: only a node takes part", Exit.USAGE, "name a node's --home")
     folder = Path(facts["home"])
     answer = api_call(folder, f"/v1/{what}{'?now=yes' if now else ''}", "POST")
     if as_json:

@@ -14,8 +14,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from dilocox.cli.common import (
-    EXIT_UNEXPECTED,
-    HomeOption,
+    AskOption,
     JsonOption,
     api_call,
     console,
@@ -24,6 +23,7 @@ from dilocox.cli.common import (
     print_labelled,
     read_run,
 )
+from dilocox.cli.exits import Exit
 from dilocox.node.attest import nvidia, snp, tdx
 from dilocox.node.attest import simulated as simulated_kind
 from dilocox.node.attest.attesters import PROVIDERS, choose_attester
@@ -63,7 +63,7 @@ app = typer.Typer(
 @app.command(PEER)
 def peer(
     peer: Annotated[str, typer.Argument(help="Peer id, as `dilocox peers` shows it.")],
-    home: HomeOption = None,
+    home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Challenge a peer now, and say what its evidence proves to this node."""
@@ -73,7 +73,7 @@ def peer(
     else:
         _print_facts(value)
     if not value["ok"]:
-        raise typer.Exit(EXIT_UNEXPECTED)
+        raise typer.Exit(Exit.UNEXPECTED)
 
 
 @app.command("self")
@@ -130,7 +130,7 @@ def verify(
         elif kind in verifiers():
             claims = verify_evidence(evidence, moment, statuses)
         else:
-            fail(f"no verifier for kind {kind}", 2, f"one of: {', '.join([*verifiers(), NVIDIA])}")
+            fail(f"no verifier for kind {kind}", Exit.USAGE, f"one of: {', '.join([*verifiers(), NVIDIA])}")
         facts = {"ok": True, "code": Code.OK, "kind": kind, **_plain(claims)}
         if settings is not None:
             facts.update(_appraise(settings, claims, moment))
@@ -141,7 +141,7 @@ def verify(
     else:
         _print_facts(facts)
     if not facts["ok"]:
-        raise typer.Exit(EXIT_UNEXPECTED)
+        raise typer.Exit(Exit.UNEXPECTED)
 
 
 def _appraise(settings: Any, claims: Claims | GpuClaims, now: int) -> dict[str, Any]:
@@ -155,14 +155,14 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        fail(f"cannot read {path}: {error.strerror}", 2)
+        fail(f"cannot read {path}: {error.strerror}", Exit.USAGE)
 
 
 def _hexadecimal(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        fail(f"--nonce {text}", 2, "hexadecimal, 64 digits")
+        fail(f"--nonce {text}", Exit.USAGE, "hexadecimal, 64 digits")
 
 
 def decode_blob(raw: bytes) -> bytes:

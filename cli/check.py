@@ -25,6 +25,8 @@ from dilocox.cli.common import (
     read_run_text,
 )
 from dilocox.cli.coordinator import data_to_serve, weights_to_serve
+from dilocox.cli.exits import Exit
+from dilocox.cli.progress import working
 from dilocox.node.check import Here, of_machine, of_own_data, see_run
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.findings import Finding, Level, of_run
@@ -36,7 +38,6 @@ from dilocox.transport.health import base_folder
 
 __all__ = ["check"]
 
-EXIT_FAILED = 5
 MARKS = {Level.FINE: ("ok", "green"), Level.ODD: ("odd", "yellow"), Level.WRONG: ("wrong", "bold red")}
 EXAMPLES = "llama-10m"
 """The preset whose value of a key is shown beside a wrong one."""
@@ -63,14 +64,17 @@ def check(
     if run is None:
         say(found, as_json, "name a run file or a join link to hear whether this machine fits a run")
     elif run.startswith(("dilocox://", "@")):
-        seen = asyncio.run(see_run(read_link(run), here))
-        found += seen.findings
-        if seen.manifest is not None:
-            found += [*of_run(seen.manifest), *of_machine(seen.manifest, here), *of_own_data(seen.manifest, here.private)]
+        with working("asking the coordinator, and whether it can dial this machine") as bar:
+            seen = asyncio.run(see_run(read_link(run), here))
+            found += seen.findings
+            if seen.manifest is not None:
+                bar.begin("looking at this machine and its data")
+                found += [*of_run(seen.manifest), *of_machine(seen.manifest, here), *of_own_data(seen.manifest, here.private)]
         say(found, as_json, f"join with: dilocox node --join {run}")
     else:
         path = Path(run)
-        found += _of_file(path, here, weights)
+        with working("looking at the run, this machine and its data"):
+            found += _of_file(path, here, weights)
         say(found, as_json, f"serve it with: dilocox coordinator {path}")
 
 
@@ -90,7 +94,7 @@ def say(found: Sequence[Finding], as_json: bool, next: str) -> None:
         verdict = f"{len(wrong)} wrong, {odd} odd" if wrong or odd else "nothing is wrong"
         console.print(f"{verdict}; {'mend what is wrong first' if wrong else next}", highlight=False, soft_wrap=True)
     if wrong:
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(Exit.FAILED)
 
 
 def _versions() -> Finding:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dilocox.cli.exits import Exit
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
@@ -31,6 +32,7 @@ __all__ = [
     "ApiOption",
     "ArchiveKeyOption",
     "ArchiveOption",
+    "AskOption",
     "DataOption",
     "DhtOption",
     "DhtPortOption",
@@ -55,7 +57,6 @@ __all__ = [
     "set_up_logging",
 ]
 
-EXIT_UNEXPECTED, EXIT_USAGE, EXIT_NOT_RUNNING, EXIT_UNKNOWN, EXIT_DEGRADED = 1, 2, 3, 4, 6
 API_SECONDS = 10.0
 
 # Off a terminal a table keeps its width: somebody greps it.
@@ -66,6 +67,14 @@ errors = Console(stderr=True, markup=False)
 HomeOption = Annotated[
     Path | None, typer.Option("--home", help="The daemon's folder (default: node or coordinator in $DILOCOX_HOME, ~/.dilocox).")
 ]
+AskOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home",
+        metavar="DIR|URL",
+        help="The daemon's folder, or where its API answers, such as http://127.0.0.1:7402 (default: a daemon of this machine).",
+    ),
+]
 DhtOption = Annotated[
     bool,
     typer.Option(
@@ -73,25 +82,18 @@ DhtOption = Annotated[
     ),
 ]
 THIS_MACHINE = socket.gethostname()
-_JOIN = typer.Option("--join", envvar="DILOCOX_NODE__JOIN", help="The join link, or @FILE that holds it.")
+_JOIN = typer.Option("--join", help="The join link, or @FILE that holds it.")
 JoinOption = Annotated[str, _JOIN]
 MaybeJoinOption = Annotated[str | None, _JOIN]
 ReadOption = Annotated[
     str | None, typer.Option("--join", metavar="LINK", help="Read from the run: its join link, or @FILE that holds it.")
 ]
-NameOption = Annotated[str, typer.Option(envvar="DILOCOX_NODE__NAME", help="For people.")]
-HostOption = Annotated[
-    str,
-    typer.Option(
-        envvar="DILOCOX_NETWORK__HOST", callback=lambda text: _host(text), help="Address by which others reach this machine."
-    ),
-]
+NameOption = Annotated[str, typer.Option(help="For people.")]
+HostOption = Annotated[str, typer.Option(callback=lambda text: _host(text), help="Address by which others reach this machine.")]
 PORTS = {"min": 0, "max": 65_535}
-PortOption = Annotated[int, typer.Option(**PORTS, envvar="DILOCOX_NETWORK__PORT", help="gRPC port (0: any, kept).")]
-DhtPortOption = Annotated[int, typer.Option(**PORTS, envvar="DILOCOX_NETWORK__DHT_PORT", help="DHT port (0: any, kept).")]
-ApiOption = Annotated[
-    str, typer.Option(envvar="DILOCOX_API__LISTEN", callback=lambda text: _listen(text), help="host:port of the HTTP API.")
-]
+PortOption = Annotated[int, typer.Option(**PORTS, help="gRPC port (0: any, kept).")]
+DhtPortOption = Annotated[int, typer.Option(**PORTS, help="DHT port (0: any, kept).")]
+ApiOption = Annotated[str, typer.Option(callback=lambda text: _listen(text), help="host:port of the HTTP API.")]
 DataOption = Annotated[
     list[str] | None,
     typer.Option("--data", metavar="NAME=DIR", help="The run's data, called NAME, lie in DIR."),
@@ -135,12 +137,12 @@ def testnet_folder() -> Path:
     return base_folder() / "testnet"
 
 
-def fail(message: str, code: int = EXIT_UNEXPECTED, help: str | None = None) -> NoReturn:
-    """Say what failed and one thing to do, and exit."""
-    errors.print(Text.assemble(("error", "bold red"), f": {message}"), soft_wrap=True)
+def fail(message: str, exit: Exit = Exit.UNEXPECTED, help: str | None = None, code: str | None = None) -> NoReturn:
+    """Say what failed and one thing to do, and exit. `code`: of views/faults.py, where it has one."""
+    errors.print(Text.assemble(("error" if code is None else f"error[{code}]", "bold red"), f": {message}"), soft_wrap=True)
     if help:
         errors.print(f"  help  {help}", highlight=False, soft_wrap=True)
-    raise typer.Exit(code)
+    raise typer.Exit(exit)
 
 
 def read_link(text: str) -> JoinLink:
@@ -156,9 +158,9 @@ def read_run_text(run_file: Path) -> str:
     try:
         return run_file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        fail(f"no run file {run_file}", EXIT_USAGE, f"make one: dilocox init {run_file}")
+        fail(f"no run file {run_file}", Exit.USAGE, f"make one: dilocox init {run_file}")
     except (OSError, UnicodeDecodeError) as error:
-        fail(f"{run_file} cannot be read: {error}", EXIT_USAGE, "a run file is UTF-8 text; `dilocox init` writes one")
+        fail(f"{run_file} cannot be read: {error}", Exit.USAGE, "a run file is UTF-8 text; `dilocox init` writes one")
 
 
 def read_run(run_file: Path) -> Manifest:
@@ -189,8 +191,16 @@ def known_homes(home: Path | None) -> list[Path]:
     ]
 
 
+def api_address(home: Path | None) -> str | None:
+    """Where an API answers, if that is what was said instead of a folder."""
+    said = re.fullmatch(r"(https?):/{1,2}([^/]+)/?", str(home))  # of two slashes a Path keeps one
+    return f"{said[1]}://{said[2]}" if said is not None else None
+
+
 def some_daemon(home: Path | None) -> dict[str, Any] | None:
-    """The first running daemon among `known_homes`."""
+    """The first running daemon among `known_homes`; or that which answers at the address that was said."""
+    if (address := api_address(home)) is not None:
+        return {"api": address, "role": "there", "home": str(home)}
     for folder in known_homes(home):
         if (facts := running_daemon(folder)) is not None:
             if home is None:
@@ -199,15 +209,21 @@ def some_daemon(home: Path | None) -> dict[str, Any] | None:
     return None
 
 
+def telling_daemon(home: Path | None) -> dict[str, Any] | None:
+    """`some_daemon`, where it has got so far that it can tell of its run."""
+    facts = some_daemon(home)
+    return facts if facts is not None and facts["role"] != "waiting" else None
+
+
 def find_daemon(home: Path | None) -> dict[str, Any]:
     """`some_daemon`; exits with the right code when there is none."""
     if (facts := some_daemon(home)) is not None:
         return facts
     for folder in known_homes(home):
         if runs(folder):
-            fail(f"a daemon starts on {folder}, and does not answer yet", EXIT_NOT_RUNNING, "its log says what it waits for")
+            fail(f"a daemon starts on {folder}, and does not answer yet", Exit.NOT_RUNNING, "its log says what it waits for")
     place = f"on {home}" if home else f"under {base_folder()}"
-    fail(f"no daemon runs {place}", EXIT_NOT_RUNNING, "start one with `dilocox node --join LINK`, or name its --home")
+    fail(f"no daemon runs {place}", Exit.NOT_RUNNING, "start one with `dilocox node --join LINK`, or name its --home")
 
 
 def find_chain_files(home: Path | None) -> list[Path]:
@@ -221,7 +237,7 @@ def find_chain_files(home: Path | None) -> list[Path]:
                 )
             return chains
     place = f"under {home or base_folder()}"
-    fail(f"no commit chain {place}", EXIT_USAGE, "name a daemon's --home")
+    fail(f"no commit chain {place}", Exit.USAGE, "name a daemon's --home")
 
 
 def find_event_log(home: Path | None) -> Path:
@@ -230,7 +246,7 @@ def find_event_log(home: Path | None) -> Path:
         if logs := find_events(folder):
             return logs[-1]
     place = f"under {home or base_folder()}"
-    fail(f"no events {place}", EXIT_USAGE, "name the --home of a node or a coordinator")
+    fail(f"no events {place}", Exit.USAGE, "name the --home of a node or a coordinator")
 
 
 def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
@@ -243,9 +259,10 @@ def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
             return json.load(response)
     except urllib.error.HTTPError as error:
         problem = json.load(error)
-        fail(problem["title"], EXIT_USAGE if error.code == 404 else EXIT_UNEXPECTED)
+        exit = {404: Exit.USAGE, 503: Exit.NOT_RUNNING}.get(error.code, Exit.UNEXPECTED)
+        fail(problem["title"], exit, problem.get("do"), problem["code"])
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        fail(f"the daemon does not answer at {url}: {error}", EXIT_NOT_RUNNING)
+        fail(f"the daemon does not answer at {url}: {error}", Exit.NOT_RUNNING)
 
 
 def _operator(home: Path) -> dict[str, str]:

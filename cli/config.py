@@ -10,21 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from dilocox.cli.common import EXIT_USAGE, JsonOption, fail, print_json, print_table
+from dilocox.cli.common import JsonOption, fail, print_json, print_table
+from dilocox.cli.exits import Exit
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.notify import parse_notice
 
-__all__ = ["ConfigOption", "app", "from_environment"]
+__all__ = ["ConfigOption", "app"]
 
 ORIGINS = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
 DAEMONS = ("node", "coordinator", "hold", "archive")
 
 app = typer.Typer(help="What a daemon is told, and by whom.", no_args_is_help=True)
-
-
-def from_environment(verb: str) -> dict[str, Any]:
-    """Context settings: every option of the verb is also read from DILOCOX_VERB__OPTION."""
-    return {"auto_envvar_prefix": f"DILOCOX_{verb.upper()}_"}
 
 
 def _read(context: typer.Context, path: Path | None) -> Path | None:
@@ -72,7 +68,7 @@ def show(
 ) -> None:
     """Each option of a daemon, its value, and where that comes from: default, file, environment or flag."""
     if verb not in DAEMONS:
-        fail(f"{verb!r} is no daemon", EXIT_USAGE, f"one of {', '.join(DAEMONS)}")
+        fail(f"{verb!r} is no daemon", Exit.USAGE, f"one of {', '.join(DAEMONS)}")
     root: Any = context.find_root().command
     command = root.commands[verb]
     told = command.make_context(verb, list(context.args), **command.context_settings)
@@ -81,13 +77,18 @@ def show(
         if each.name in told.params:
             source = told.get_parameter_source(each.name)
             value, origin = told.params[each.name], ORIGINS.get(source.name, "default") if source else "default"
-            rows.append({"option": each.opts[0].lstrip("-"), "value": _shown(each.name, value), "origin": origin})
+            row = {"option": each.opts[0].lstrip("-"), "value": _shown(each.name, value), "origin": origin}
+            rows.append({**row, "file": str(told.params["config"]) if origin == "file" else None, "variable": each.envvar})
     if as_json:
         print_json(rows)
     else:
-        print_table(
-            ["option", "value", "origin"], [["–" if cell is None else str(cell) for cell in row.values()] for row in rows]
-        )
+        columns = ["option", "value", "origin", "in the environment"]
+        print_table(columns, [["–" if cell is None else cell for cell in _cells(row)] for row in rows])
+
+
+def _cells(row: dict[str, Any]) -> list[str | None]:
+    value = None if row["value"] is None else str(row["value"])
+    return [row["option"], value, f"file {row['file']}" if row["file"] else row["origin"], row["variable"]]
 
 
 def _shown(name: str, value: Any) -> Any:

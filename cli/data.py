@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from dilocox.cli.common import HomeOption, JsonOption, console, errors, fail, print_json, print_labelled
+from dilocox.cli.exits import Exit
+from dilocox.cli.progress import working
 from dilocox.node.data.build import HELD_OUT_EVERY, build
 from dilocox.node.data.check import check_whole
 from dilocox.node.data.conversations import FATES, ChatEncoder, open_chat_encoder
@@ -67,21 +68,28 @@ def build_corpus(
     """Make a corpus: tokens in shards, and the digest that a run names. The same files in the same order make the same
     digest anywhere."""
     if not re.fullmatch(NAME, name):
-        fail(f"{name} is no name", 2, "letters, digits, dots, dashes and underscores, such as wikitext-103")
+        fail(f"{name} is no name", Exit.USAGE, "letters, digits, dots, dashes and underscores, such as wikitext-103")
     folder = to or library(name)
     encoder: Encoder | ChatEncoder
     if not chat:
         if sequence_length is not None or chat_template is not None:
-            fail("--sequence-length and --chat-template go with --chat", 2, "text is cut into a run's sequences as it is read")
+            fail(
+                "--sequence-length and --chat-template go with --chat",
+                Exit.USAGE,
+                "text is cut into a run's sequences as it is read",
+            )
         encoder = open_encoder(tokenizer, end_token)
     elif sequence_length is None or tokenizer == BYTES:
-        fail("--chat needs --sequence-length and --tokenizer", 2, "by its template conversations become the run's sequences")
+        fail(
+            "--chat needs --sequence-length and --tokenizer",
+            Exit.USAGE,
+            "by its template conversations become the run's sequences",
+        )
     else:
         encoder = open_chat_encoder(tokenizer, chat_template, end_token, sequence_length)
     files = _find(sources)
-    with _bar() as bar:
-        task = bar.add_task(name, total=sum(path.stat().st_size for path in files))
-        digest, corpus = build(folder, files, encoder, field, held_out_every, lambda read: bar.advance(task, read))
+    with working(name, sum(path.stat().st_size for path in files), bytes=True) as bar:
+        digest, corpus = build(folder, files, encoder, field, held_out_every, bar.more)
     _tell(folder, digest, corpus, as_json)
     errors.print(
         f"next: dilocox init RUN.toml --data {name if to is None else f'{name}={folder}'}", highlight=False, soft_wrap=True
@@ -97,15 +105,14 @@ def train(
 ) -> None:
     """Make a byte-level BPE tokenizer from text."""
     if out.exists() or not out.parent.is_dir():
-        fail(f"{out} {'exists already' if out.exists() else 'lies in no folder'}", 2, "choose another name")
+        fail(f"{out} {'exists already' if out.exists() else 'lies in no folder'}", Exit.USAGE, "choose another name")
     files = _find(sources)
-    with _bar() as bar:
-        task = bar.add_task("reading", total=sum(path.stat().st_size for path in files))
+    with working("reading", sum(path.stat().st_size for path in files), bytes=True) as bar:
 
         def texts() -> Iterator[str]:
             for path in files:
                 for text, size in documents(path, field):
-                    bar.advance(task, size)
+                    bar.more(size)
                     yield text
 
         tokenizer = train_tokenizer(texts(), vocabulary_size)
@@ -121,7 +128,9 @@ def show(
     """What a corpus holds; every file of it is checked."""
     folder = Path(place) if (Path(place) / DIGEST).is_file() else library(place)
     digest = last_built(folder)
-    _tell(folder, digest, check_whole(BlobStore(folder), digest), as_json)
+    with working("reading and checking every file"):
+        corpus = check_whole(BlobStore(folder), digest)
+    _tell(folder, digest, corpus, as_json)
 
 
 @app.command("free")
@@ -147,7 +156,7 @@ def free(
                 )
         freed = sum(shelf.size for shelf in gone)
         if gone and not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove {freed / 1e6:,.1f} MB?")):
-            fail("nothing was removed", 2, "say --yes")
+            fail("nothing was removed", Exit.USAGE, "say --yes")
         for shelf in gone:
             for digest in shelf.blobs:
                 store.remove(digest)
@@ -164,11 +173,6 @@ def _find(sources: list[str]) -> list[Path]:
     kinds = ", ".join(f"{count} {suffix}" for suffix, count in skipped.most_common(8))
     errors.print(f"{len(files):,} files" + (f"; not read: {kinds}" if skipped else ""), highlight=False, soft_wrap=True)
     return files
-
-
-def _bar() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=errors, disable=not sys.stderr.isatty())
 
 
 def _tell(folder: Path, digest: bytes, corpus: Corpus, as_json: bool) -> None:

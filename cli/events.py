@@ -12,16 +12,15 @@ from typing import Annotated, Any
 import typer
 
 from dilocox.cli.common import (
-    EXIT_NOT_RUNNING,
-    EXIT_USAGE,
-    HomeOption,
+    AskOption,
     console,
     errors,
     fail,
     find_daemon,
     find_event_log,
-    some_daemon,
+    telling_daemon,
 )
+from dilocox.cli.exits import Exit
 from dilocox.transport.event_log import QUIET_SECONDS, read_events
 
 __all__ = ["events"]
@@ -33,7 +32,7 @@ SILENCE_SECONDS = 6 * QUIET_SECONDS
 def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens from now on.")] = False,
     since: Annotated[int, typer.Option(min=0, max=(1 << 53) - 1, metavar="ID", help="Only what came after this event.")] = 0,
-    home: HomeOption = None,
+    home: AskOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an event a line.")] = False,
 ) -> None:
     """What happened, oldest first: rounds, who joined and left, who was not counted and why."""
@@ -52,11 +51,11 @@ def _line(event: dict[str, Any]) -> str:
 
 
 def _events(home: Path | None, since: int, follow: bool) -> Iterator[dict[str, Any]]:
-    if follow or some_daemon(home) is not None:
+    if follow or telling_daemon(home) is not None:
         yield from _stream(find_daemon(home)["api"] + f"/v1/events?after={since}&follow={'yes' if follow else 'no'}")
         return
     path = find_event_log(home)
-    errors.print(f"no daemon runs; reading {path}", style="dim", highlight=False, soft_wrap=True)
+    errors.print(f"no daemon tells of it; reading {path}", style="dim", highlight=False, soft_wrap=True)
     for each in read_events(path, since):
         yield each.view()
 
@@ -69,14 +68,10 @@ def _stream(url: str) -> Iterator[dict[str, Any]]:
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
     except urllib.error.HTTPError as error:
-        if error.code == 404:
-            fail(
-                "this daemon keeps no events (or waits for room: `dilocox status`)",
-                EXIT_USAGE,
-                "ask a node or a coordinator: --home",
-            )
-        fail(json.load(error)["title"])
+        problem = json.load(error)
+        exit = Exit.NOT_RUNNING if error.code == 503 else Exit.UNEXPECTED
+        fail(problem["title"], exit, problem.get("do"), problem["code"])
     except (OSError, ValueError) as error:
-        fail(f"the daemon does not answer any more: {error}", EXIT_NOT_RUNNING, "go on with --since and the last number above")
+        fail(f"the daemon does not answer any more: {error}", Exit.NOT_RUNNING, "go on with --since and the last number above")
     if "follow=yes" in url:
-        fail("the daemon ended", EXIT_NOT_RUNNING, "without -f its folder is read")
+        fail("the daemon ended", Exit.NOT_RUNNING, "without -f its folder is read")

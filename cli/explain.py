@@ -7,8 +7,7 @@ from urllib.parse import quote
 import typer
 
 from dilocox.cli.common import (
-    EXIT_USAGE,
-    HomeOption,
+    AskOption,
     JsonOption,
     api_call,
     console,
@@ -17,8 +16,9 @@ from dilocox.cli.common import (
     find_chain_files,
     print_json,
     print_labelled,
-    some_daemon,
+    telling_daemon,
 )
+from dilocox.cli.exits import Exit
 from dilocox.protocol.errors import LocalError
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import load_identity
@@ -33,12 +33,12 @@ HELP_LABEL = 12
 def explain(
     number: Annotated[int, typer.Argument(metavar="N", min=0, max=(1 << 31) - 1, help="The round.")],
     peer: Annotated[str, typer.Argument(metavar="[PEER]", help="A cluster: the beginning of its id.")] = "",
-    home: HomeOption = None,
+    home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Why a round was slow, or short, or went without this node (or PEER): with numbers, and what to do."""
     asked = f"/v1/explain/{number}?peer={quote(peer)}"
-    value = api_call(home, asked) if some_daemon(home) else _offline(home, number, peer)
+    value = api_call(home, asked) if telling_daemon(home) else _offline(home, number, peer)
     if as_json:
         print_json(value)
         return
@@ -53,7 +53,7 @@ def explain(
 
 def _offline(home: Path | None, number: int, peer: str) -> dict[str, Any]:
     path = find_chain_files(home)[-1]
-    errors.print(f"no daemon runs; reading {path}", style="dim", highlight=False, soft_wrap=True)
+    errors.print(f"no daemon tells of it; reading {path}", style="dim", highlight=False, soft_wrap=True)
     kept, key = path.with_name(EVENTS), path.parents[2] / "identity.key"
 
     def events(round: int) -> list[Happened]:
@@ -64,4 +64,4 @@ def _offline(home: Path | None, number: int, peer: str) -> dict[str, Any]:
         try:
             return explained(chain, events, number, peer, me if me != chain.head.coordinator else "")
         except LocalError as error:
-            fail(str(error), EXIT_USAGE)
+            fail(str(error), Exit.USAGE)

@@ -1,12 +1,10 @@
 """`dilocox export DIR`: the committed model as a Hugging Face folder, from this machine's disk or from the run's peers."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
 
 from dilocox.cli.common import (
     ArchiveKeyOption,
@@ -17,16 +15,17 @@ from dilocox.cli.common import (
     ReadOption,
     archive_place,
     console,
-    errors,
     fail,
     print_json,
 )
+from dilocox.cli.exits import Exit
+from dilocox.cli.progress import Working, working
 from dilocox.cli.reading import reading
 from dilocox.node.data.check import check_corpus
 from dilocox.node.data.tokens import byte_tokenizer
 from dilocox.node.reader import Reader
 from dilocox.protocol.corpus import BYTES, Corpus
-from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.blobs import BlobStore
@@ -34,7 +33,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Folders, corpus_in, library, parse_folders
 from dilocox.views.card import model_card
 
-__all__ = ["Exported", "export", "held_states", "write_model"]
+__all__ = ["Chosen", "Exported", "choose", "export", "held_states", "write_model"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def export(
         if join or archive or round is not None or evaluate:
             fail(
                 "--every and --join, --archive, --round or --evaluate",
-                2,
+                Exit.USAGE,
                 "it follows a node's folder, and publishes the newest",
             )
         from dilocox.cli.publish import publish
@@ -78,11 +77,12 @@ def export(
         return
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        fail(f"{folder} is not empty", 2, "name a new folder")
+        fail(f"{folder} is not empty", Exit.USAGE, "name a new folder")
     if adapter and evaluate:
-        fail("--adapter and --evaluate", 2, "it is the merged model that transformers evaluates: export that, too")
+        fail("--adapter and --evaluate", Exit.USAGE, "it is the merged model that transformers evaluates: export that, too")
     place = archive_place(archive, archive_key)
-    exported = write_model(target, home, join, place, round, parse_folders(data or ()), evaluate, adapter)
+    with working("looking for the state") as bar:
+        exported = write_model(target, home, join, place, round, parse_folders(data or ()), bar, evaluate, adapter)
     if as_json:
         print_json({"folder": str(folder), "round": exported.round, "evaluation_loss": exported.evaluation_loss})
         return
@@ -98,11 +98,12 @@ def write_model(
     place: ArchivePlace | None,
     round: int | None,
     folders: Folders,
+    bar: Working,
     evaluate: bool = False,
     adapter: bool = False,
 ) -> Exported:
     """Into a new folder; `adapter`: what a run on adapters trained, alone. `round`: whose starting state; None: the newest that is
-    agreed and to be had. Exits, or raises ConfigError or LocalError, where something for it is not."""
+    agreed and to be had. Raises ConfigError or LocalError where something for it is not."""
 
     async def fetch(reader: Reader) -> int:
         if not folders:
@@ -112,57 +113,74 @@ def write_model(
         return await reader.state(round)
 
     with reading(join, home, place, fetch) as (chains, found), ChainFile.for_reading(chains[-1]) as chain:
-        manifest = chain.manifest
+        manifest, store = chain.manifest, BlobStore(chains[-1].parent / "blobs")
         corpus = _corpus_folder(manifest, folders, chains[-1].parents[2] / "data", chains[-1].parent / "blobs")
         if evaluate:  # before minutes of work
+            bar.begin("checking the run's data")
             check_corpus(manifest, corpus)
-        wanted = round if join is None and place is None else found
-        number = _write(folder, chain, BlobStore(chains[-1].parent / "blobs"), wanted, corpus, adapter)
+        chosen = choose(chain, store, round if join is None and place is None else found, adapter, bar)
+        _write(chosen, manifest, store, folder, corpus, bar)
         loss = None
         if evaluate:
+            bar.begin("measuring the held-out loss with transformers")
             from dilocox.node.training.evaluate import evaluate_folder
 
             loss = evaluate_folder(manifest, folder, corpus)
-    return Exported(number, loss)
+    return Exported(chosen.round, loss)
 
 
-def _write(folder: Path, chain: ChainFile, store: BlobStore, round: int | None, place: Path, adapter: bool) -> int:
-    """The round whose starting state it is."""
+@dataclass(frozen=True)
+class Chosen:
+    """What of a run becomes a model."""
+
+    round: int
+    """Whose starting state it is."""
+    stages: list[bytes]
+    """The state's digests."""
+    adapter: bool
+    """What a run on adapters trained, alone."""
+    card: str
+
+
+def choose(chain: ChainFile, store: BlobStore, round: int | None, adapter: bool, bar: Working) -> Chosen:
+    """The newest agreed state that is here, or that before `round`. Reads all of it. Raises ConfigError where the run has no such
+    thing, LocalError where it is not whole on this disk."""
     model = chain.manifest.model
     if adapter and model.lora is None:
-        fail("the run trains all of the model, and no adapters", 2, "leave --adapter out")
+        raise ConfigError("the run trains all of the model, and no adapters: leave --adapter out")
     frozen = [] if adapter or model.lora is None else store.stage_digests(model.imported)
-    if not adapter and model.lora is not None and not (frozen and all(map(store.verify, frozen))):
-        fail(
-            "the weights that the adapters are added to are not whole on this disk",
-            help="--join LINK fetches them, or --adapter",
+
+    def sound(what: str, digests: list[bytes]) -> bool:
+        return all(map(store.verify, bar.each(what, digests, len(digests))))
+
+    if not adapter and model.lora is not None and not (frozen and sound("checking the frozen weights", frozen)):
+        raise LocalError(
+            "the weights that the adapters are added to are not whole on this disk: --join LINK fetches them, or say --adapter"
         )
-    corpus, tokenizer = _tokenizer_of(chain.manifest, place)
-    number, digests = _newest_state(chain, store, round)
-    card = model_card(chain.manifest, chain.commits(), number)
-    from dilocox.node.outer.export import Vocabulary, export_adapter, export_model  # torch loads only here
-
-    vocabulary = Vocabulary(tokenizer, corpus.end_token, corpus.chat)
-    if adapter:
-        export_adapter(chain.manifest, digests, store, folder, vocabulary, card)
-        return number
-    with Progress(console=errors, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("stages", total=len(digests))
-        wrote = lambda stage: bar.update(task, completed=stage + 1)  # noqa: E731
-        export_model(chain.manifest, digests, store, folder, vocabulary, card, wrote)
-    return number
-
-
-def _newest_state(chain: ChainFile, store: BlobStore, round: int | None) -> tuple[int, list[bytes]]:
-    """(round, stage digests) of the newest agreed state that is here, or of that one. Exits where there is none."""
     found = held_states(chain, store)
     held = [number for number in found if round in (None, number)]
     if not held:
         wanted = "" if round is None else f" before round {round}"
-        fail(f"no agreed state{wanted} on this disk", 2, "try another node's --home, or --join LINK")
-    if not all(store.verify(digest) for digest in found[held[-1]]):
-        fail(f"the state before round {held[-1]} is damaged on this disk", help="start its node, which fetches it again")
-    return held[-1], found[held[-1]]
+        raise ConfigError(f"no agreed state{wanted} on this disk: try another node's --home, or --join LINK")
+    number, stages = held[-1], found[held[-1]]
+    if not sound("checking the state", stages):
+        raise LocalError(f"the state before round {number} is damaged on this disk: start its node, which fetches it again")
+    commits = bar.each("reading the chain", chain.commits(), chain.length)
+    return Chosen(number, stages, adapter, model_card(chain.manifest, commits, number))
+
+
+def _write(chosen: Chosen, manifest: Manifest, store: BlobStore, folder: Path, place: Path, bar: Working) -> None:
+    """`place`: where the run's tokenizer lies."""
+    corpus, tokenizer = _tokenizer_of(manifest, place)
+    bar.begin("writing the model", len(chosen.stages))
+    from dilocox.node.outer.export import Vocabulary, export_adapter, export_model  # torch loads only here
+
+    vocabulary = Vocabulary(tokenizer, corpus.end_token, corpus.chat)
+    if chosen.adapter:
+        export_adapter(manifest, chosen.stages, store, folder, vocabulary, chosen.card)
+    else:
+        wrote = lambda stage: bar.at(stage + 1)  # noqa: E731
+        export_model(manifest, chosen.stages, store, folder, vocabulary, chosen.card, wrote)
 
 
 def held_states(chain: ChainFile, store: BlobStore) -> dict[int, list[bytes]]:

@@ -18,7 +18,9 @@ from dilocox.cli.common import (
     fail,
     print_json,
 )
+from dilocox.cli.exits import Exit
 from dilocox.cli.export import write_model
+from dilocox.cli.progress import working
 from dilocox.transport.corpora import parse_folders
 
 __all__ = ["generate"]
@@ -45,13 +47,14 @@ def generate(
 ) -> None:
     """Continue a text with the committed model, or have a chat model answer it, by transformers."""
     if folder is not None and (home is not None or join is not None or archive is not None or data):
-        fail("a folder and --home, --join, --archive or --data", 2, "an exported folder needs neither")
-    with tempfile.TemporaryDirectory(prefix="dilocox-generate-") as scratch:
+        fail("a folder and --home, --join, --archive or --data", Exit.USAGE, "an exported folder needs neither")
+    with tempfile.TemporaryDirectory(prefix="dilocox-generate-") as scratch, working("loading the model") as bar:
         if folder is None:
             folder = Path(scratch) / "model"
-            write_model(folder, home, join, archive_place(archive, archive_key), None, parse_folders(data or ()))
+            write_model(folder, home, join, archive_place(archive, archive_key), None, parse_folders(data or ()), bar)
         elif not (folder / "config.json").is_file():
-            fail(f"{folder} holds no model", 2, "`dilocox export DIR` writes one")
+            fail(f"{folder} holds no model", Exit.USAGE, "`dilocox export DIR` writes one")
+        bar.begin("writing on")
         from dilocox.node.training.generate import generate_text  # torch loads only here
 
         made = generate_text(folder, prompt, tokens, temperature, seed, plain)

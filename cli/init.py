@@ -3,16 +3,16 @@
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from rich.progress import Progress
 
 from dilocox.cli.common import errors, fail
+from dilocox.cli.exits import Exit
+from dilocox.cli.progress import working
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_whole
 from dilocox.node.data.sources import STDLIB
@@ -93,17 +93,18 @@ def init(
 ) -> None:
     """Make the owner's key and a commented run file; by default on the text of Python's standard library."""
     if preset not in preset_names():
-        fail(f"no preset {preset}", 2, f"one of: {', '.join(preset_names())}")
+        fail(f"no preset {preset}", Exit.USAGE, f"one of: {', '.join(preset_names())}")
     key = run_file.with_suffix(".key")
     if key == run_file:
-        fail(f"{run_file} is where the owner's key goes", 2, f"name the run file {run_file.with_suffix('.toml')}")
+        fail(f"{run_file} is where the owner's key goes", Exit.USAGE, f"name the run file {run_file.with_suffix('.toml')}")
     if run_file.exists():
-        fail(f"{run_file} exists already", 2, "choose another name, or remove it")
+        fail(f"{run_file} exists already", Exit.USAGE, "choose another name, or remove it")
     secret = None if key.exists() else os.urandom(32)
     owner = load_identity(key) if secret is None else Identity(secret)
-    source, folder = _choose_data(data)
-    digest = last_built(folder)
-    corpus = check_whole(BlobStore(folder), digest)
+    with working("reading and checking the data"):
+        source, folder = _choose_data(data)
+        digest = last_built(folder)
+        corpus = check_whole(BlobStore(folder), digest)
     text = render_preset(preset, name or run_file.stem, owner.key.hex(), coordinator, source, digest)
     if private:
         text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1)
@@ -114,7 +115,7 @@ def init(
         )
     if begin is None:
         if stages or sequence_length or lora:
-            fail("--stages, --sequence-length and --lora go with --from", 2, f"else edit {run_file}")
+            fail("--stages, --sequence-length and --lora go with --from", Exit.USAGE, f"else edit {run_file}")
         text = _with_vocabulary(text, corpus.vocabulary_size)
         manifest = Manifest.from_toml(text)  # before anything is written: a refused init leaves nothing behind
         check_fits(manifest, corpus)
@@ -129,7 +130,7 @@ def init(
     except OSError as error:
         if made:
             key.unlink()
-        fail(f"{run_file} cannot be written: {error}", 2, "choose a folder that is there and that you may write to")
+        fail(f"{run_file} cannot be written: {error}", Exit.USAGE, "choose a folder that is there and that you may write to")
     errors.print(f"wrote {run_file} and {key}; keep the key: it signs the run", highlight=False)
     errors.print(f"run id {manifest.run_id.hex()} (changes with every edit)", highlight=False)
     at = "" if folder == library(source) else f" --data {source}={folder}"
@@ -157,9 +158,8 @@ def _imported(
     _check_tokenizer(folder, corpus)
     check_fits(manifest, corpus)
     weights = Weights(folder, manifest.model, tied)
-    with Progress(console=errors, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("stages", total=manifest.model.stages)
-        root = weights.put_into(BlobStore(weights_library()), lambda stage: bar.update(task, completed=stage + 1))
+    with working("importing the model", manifest.model.stages) as bar:
+        root = weights.put_into(BlobStore(weights_library()), lambda stage: bar.at(stage + 1))
     named = {"initial": root.hex()} if rank is None else {"lora": {**lora, "base": root.hex()}}
     text = _with_model(text, folder, {**fields, **named})
     return text, Manifest.from_toml(text)

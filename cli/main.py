@@ -1,7 +1,5 @@
 """The `dilocox` command."""
 
-import errno
-import sqlite3
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -32,21 +30,16 @@ from dilocox.cli import (
     verify,
 )
 from dilocox.cli.common import console, fail
-from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.cli.environment import Root
+from dilocox.cli.exits import Exit
 from dilocox.transport.memory import few_arenas
+from dilocox.views.faults import code_of, do_about
 
 __all__ = ["app", "main"]
 
-DISK_ERRORS = {
-    errno.ENOSPC: "free some space on that disk, or use another --home; nothing that was announced is lost",
-    errno.EDQUOT: "free some space within your quota, or use another --home",
-    errno.EROFS: "that disk is read-only: use another --home",
-    errno.EACCES: "use a --home that you may write to",
-}
-"""What a person can do about a disk."""
-
 app = typer.Typer(
     name="dilocox",
+    cls=Root,
     help="Train one language model together over the ordinary internet.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -70,13 +63,10 @@ def _options(
 
 app.command("init")(init.init)
 app.command("check")(check.check)
-for _verb, _daemon in (
-    ("coordinator", coordinator.coordinator),
-    ("node", node.node),
-    ("hold", hold.hold),
-    ("archive", archive.archive),
-):
-    app.command(_verb, context_settings=config.from_environment(_verb))(_daemon)
+app.command("coordinator")(coordinator.coordinator)
+app.command("node")(node.node)
+app.command("hold")(hold.hold)
+app.command("archive")(archive.archive)
 app.command("appoint")(appoint.appoint)
 app.command("pause")(attend.pause)
 app.command("resume")(attend.resume)
@@ -100,27 +90,28 @@ app.add_typer(attest.app, name="attest")
 
 
 def main() -> None:
-    """Exit codes: 0 fine, 1 unexpected, 2 usage or configuration, 3 not running, 130 Ctrl-C."""
+    """Exits as exits.py says."""
     few_arenas()
     try:
         try:
             app()
-        except ConfigError as error:
-            fail(str(error), 2)
-        except (LocalError, RemoteError) as error:
-            fail(str(error))
-        except OSError as error:
-            if error.filename is None and error.errno not in DISK_ERRORS:
+        except Exception as error:
+            if (code := code_of(error)) is None:
                 raise
-            wrong_kind = isinstance(error, FileExistsError | NotADirectoryError)
-            what = "is a file where a folder should be" if wrong_kind else error.strerror
-            fail(f"{error.filename or 'a file'}: {what}", help=DISK_ERRORS.get(error.errno or 0))
-        except sqlite3.OperationalError as error:
-            fail(f"a database cannot be written: {error}", help=DISK_ERRORS[errno.ENOSPC])
+            fail(_sentence(error), Exit.USAGE if code == "usage" else Exit.UNEXPECTED, do_about(code), code)
     except typer.Exit as leaving:
         sys.exit(leaving.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(Exit.INTERRUPTED)
+
+
+def _sentence(error: Exception) -> str:
+    match error:
+        case OSError(strerror=str(why)):
+            return f"{error.filename}: {why}" if error.filename is not None else why
+        case MemoryError():
+            return str(error) or "out of memory"
+    return str(error)
 
 
 if __name__ == "__main__":

@@ -69,9 +69,7 @@ def node(
     ] = None,
     simulated_measurement: Annotated[
         Path | None,
-        typer.Option(
-            envvar="DILOCOX_SIMULATED_MEASUREMENT", help="File with the measurement of simulated evidence (testnets)."
-        ),
+        typer.Option(help="File with the measurement of simulated evidence (testnets)."),
     ] = None,
     collateral: Annotated[
         Path | None, typer.Option(help="File with this machine's TDX collateral, kept fresh by the operator.")

@@ -25,10 +25,11 @@ from dilocox.node.privacy import Budget
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.health import base_folder
-from dilocox.transport.hours import SLOWEST_DOWNLOAD, Hours, Rates, parse_rates
+from dilocox.transport.hours import Hours
 from dilocox.transport.network import Listen
 from dilocox.transport.notify import Notice, parse_notice
 from dilocox.transport.parent_pipe import exit_with_parent
+from dilocox.transport.rates import SLOWEST_DOWNLOAD_BITS_PER_SECOND, Rates, parse_rates
 
 __all__ = ["ClusterOptions", "DaemonOptions", "MachineOptions", "PeerOptions", "PrivateOptions", "grouped"]
 
@@ -83,7 +84,6 @@ class DaemonOptions:
     notify: Annotated[
         str | None,
         typer.Option(
-            envvar="DILOCOX_NOTIFY",
             metavar="URL|COMMAND",
             help="Tell when not counted, diverged, the disk low, the coordinator away or the run finished: POST JSON to a URL, or "
             "have a command read it; @FILE holds either.",
@@ -129,7 +129,9 @@ class PeerOptions(DaemonOptions):
             "listen": self.listen(announced),
             "api": self.api,
             "upload": self.upload_rates(),
-            "download": parse_rates(self.download or (), "--download", slowest=SLOWEST_DOWNLOAD),
+            "download": parse_rates(
+                self.download or (), "--download", slowest_bits_per_second=SLOWEST_DOWNLOAD_BITS_PER_SECOND
+            ),
             "notice": self.notice(),
         }
 
@@ -140,7 +142,7 @@ class MachineOptions:
 
     devices: Annotated[
         int | None,
-        typer.Option(min=1, envvar="DILOCOX_NODE__DEVICES", help="Stage workers (default: one per GPU, or 1)."),
+        typer.Option(min=1, help="Stage workers (default: one per GPU, or 1)."),
     ] = None
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per stage worker.")] = None
     hours: Annotated[

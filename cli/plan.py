@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from dilocox.cli.common import JsonOption, console, fail, print_json, print_table, read_run
+from dilocox.cli.exits import Exit
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node import plan as model
 from dilocox.node.clock import HEADERS, SEVERAL_FILL, Estimate, Line, Method, Site, estimate, layouts_of, payload_bytes, ring
 from dilocox.node.plan import Inside
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import stage_tensors, trained_count
-from dilocox.transport.hours import bits_per_second
+from dilocox.transport.rates import bits_per_second
 
 __all__ = ["plan"]
 
@@ -83,7 +84,7 @@ def _peak(device: str) -> float:
     except ValueError:
         peak = 0.0
     if not 0 < peak < math.inf:
-        fail(f"--device {device}", 2, f"one of {', '.join(model.PEAKS)}, or its peak in TFLOP/s, such as 165")
+        fail(f"--device {device}", Exit.USAGE, f"one of {', '.join(model.PEAKS)}, or its peak in TFLOP/s, such as 165")
     return peak
 
 
@@ -91,7 +92,7 @@ def _manifest(run_file: Path | None, preset: str) -> Manifest:
     if run_file is not None:
         return read_run(run_file)
     if preset not in preset_names():
-        fail(f"no preset {preset}", 2, f"one of: {', '.join(preset_names())}")
+        fail(f"no preset {preset}", Exit.USAGE, f"one of: {', '.join(preset_names())}")
     return Manifest.from_toml(render_preset(preset, preset, "00" * 32))
 
 
@@ -101,7 +102,7 @@ def _steps(text: str) -> list[int]:
     except ValueError:
         steps = []
     if not steps or min(steps) < 1:
-        fail(f"--inner-steps {text}", 2, "whole numbers separated by commas, such as 30,125,500")
+        fail(f"--inner-steps {text}", Exit.USAGE, "whole numbers separated by commas, such as 30,125,500")
     return steps
 
 

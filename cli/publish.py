@@ -4,10 +4,11 @@ import time
 from functools import partial
 from pathlib import Path
 
-import typer
-
-from dilocox.cli.common import EXIT_USAGE, console, fail, find_chain_files, print_json
+from dilocox.cli.common import console, fail, find_chain_files, print_json
+from dilocox.cli.exits import Exit
 from dilocox.cli.export import held_states, write_model
+from dilocox.cli.progress import working
+from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Folders
@@ -38,7 +39,7 @@ def publish(url: str, every: int, home: Path | None, folders: Folders, adapter: 
         if due(published, newest, every, finished):
             try:
                 place.publish(newest, partial(_write, home, newest, folders, adapter))
-            except (FileNotFoundError, typer.Exit):
+            except (FileNotFoundError, ConfigError, LocalError):
                 if look()[0] == newest:
                     raise
                 continue  # the node has gone on, and keeps newer ones
@@ -46,7 +47,7 @@ def publish(url: str, every: int, home: Path | None, folders: Folders, adapter: 
             _tell(place.url, newest, as_json)
         elif finished and not newest:
             fail(
-                f"{path.parent} holds no whole state of the run", EXIT_USAGE, "name the --home of a node that holds all stages"
+                f"{path.parent} holds no whole state of the run", Exit.USAGE, "name the --home of a node that holds all stages"
             )
         elif finished:
             return
@@ -55,7 +56,8 @@ def publish(url: str, every: int, home: Path | None, folders: Folders, adapter: 
 
 
 def _write(home: Path | None, round: int, folders: Folders, adapter: bool, folder: Path) -> None:
-    write_model(folder, home, None, None, round, folders, adapter=adapter)
+    with working(f"writing the state before round {round}") as bar:
+        write_model(folder, home, None, None, round, folders, bar, adapter=adapter)
 
 
 def _tell(url: str, round: int, as_json: bool) -> None:

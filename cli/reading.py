@@ -1,14 +1,12 @@
 """What export and verify read: a daemon's folder, or what `--join` fetches from the run and `--archive` from its archive."""
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-from dilocox.cli.common import errors, find_chain_files, read_link, set_up_logging
+from dilocox.cli.common import find_chain_files, read_link, set_up_logging
+from dilocox.cli.progress import working
 from dilocox.node.reader import Reader, open_archived, open_reader
 from dilocox.protocol.ids import JoinLink
 from dilocox.transport.archive.source import ArchivePlace
@@ -45,25 +43,21 @@ def reading(join: str | None, home: Path | None, place: ArchivePlace | None, fet
 
 
 async def _read(link: JoinLink | None, folder: DataDirectory, place: ArchivePlace | None, fetch: Fetch) -> tuple[Path, int]:
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=errors, transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=None)
+    with working("beginning", bytes=True) as bar:
         asking = "reading the archive" if link is None else "asking the run's peers"
 
         async def watch(reader: Reader) -> None:
             while True:
                 held, total = reader.progress()
-                bar.update(task, description=asking, completed=held, total=total or None)
+                bar.say(asking)
+                bar.at(held, total or None)
                 await asyncio.sleep(LOOK_SECONDS)
 
-        def say(text: str) -> None:
-            bar.update(task, description=text)
-
         if link is not None:
-            opened = open_reader(link, folder, say, place)
+            opened = open_reader(link, folder, bar.say, place)
         else:
             assert place is not None, "one of them is named"
-            opened = open_archived(place, folder, say)
+            opened = open_archived(place, folder, bar.say)
         async with opened as reader:
             watching = asyncio.create_task(watch(reader))
             try:

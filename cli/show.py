@@ -8,10 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dilocox.cli.common import (
-    EXIT_DEGRADED,
-    EXIT_UNKNOWN,
-    EXIT_USAGE,
-    HomeOption,
+    AskOption,
     JsonOption,
     api_call,
     console,
@@ -22,8 +19,9 @@ from dilocox.cli.common import (
     print_json,
     print_labelled,
     print_table,
-    some_daemon,
+    telling_daemon,
 )
+from dilocox.cli.exits import Exit
 from dilocox.node.tiling import listed
 from dilocox.protocol.ids import short
 from dilocox.transport.chain_file import ChainFile
@@ -37,9 +35,9 @@ LABEL_WIDTH = 9
 def status(
     check: Annotated[
         bool,
-        typer.Option("--check", help="Exit with 6 where one of the four answers is no, with 4 where one is not known yet."),
+        typer.Option("--check", help="Exit with 6 where the daemon is not well, with 4 where that is not known yet."),
     ] = False,
-    home: HomeOption = None,
+    home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """One screen: reachable, in sync, in this round, counted?"""
@@ -54,13 +52,8 @@ def status(
 
 
 def verdict(value: dict[str, Any]) -> int:
-    """The exit code of `--check`. Who was told to take no part does what it should."""
-    if value["role"] == "waiting":
-        return EXIT_DEGRADED
-    if value.get("state") in ("paused", "finished") or value["finished"]:
-        return 0
-    given = [each["answer"] for each in value.get("answers", [])]
-    return EXIT_DEGRADED if False in given else EXIT_UNKNOWN if None in given else 0
+    """The exit code of `--check`."""
+    return {True: 0, False: Exit.DEGRADED, None: Exit.UNKNOWN}[value["health"]["well"]]
 
 
 def status_rows(value: dict[str, Any]) -> list[tuple[str, str]]:
@@ -72,14 +65,16 @@ def status_rows(value: dict[str, Any]) -> list[tuple[str, str]]:
         "archive": _archive_lines,
         "waiting": _waiting_lines,
     }
-    return lines[value["role"]](value)
+    return [*lines[value["role"]](value), _well(value["health"])]
+
+
+def _well(health: dict[str, Any]) -> tuple[str, str]:
+    word = {True: "yes", False: "no", None: "not known yet"}[health["well"]]
+    return "well", word if health["well"] else f"{word}: {health['why']}"
 
 
 def _waiting_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
-    return [
-        ("state", value["why"]),
-        ("help", "it goes on by itself as soon as there is room; nothing that was announced is lost"),
-    ]
+    return [("state", value["why"]), *([("help", value["advice"])] if value["advice"] else [])]
 
 
 def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
@@ -218,7 +213,7 @@ def _archive_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
 
 def peers(
     peer: Annotated[str | None, typer.Argument(help="Only this peer.")] = None,
-    home: HomeOption = None,
+    home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Who is there."""
@@ -278,9 +273,9 @@ def _until(attestation: dict[str, Any]) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(attestation["valid_until"]))
 
 
-def stages(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def stages(home: AskOption = None, as_json: JsonOption = False) -> None:
     """Which stage has how many replicas."""
-    rows = api_call(home, "/v1/stages") if some_daemon(home) else _offline_stages(home)
+    rows = api_call(home, "/v1/stages") if telling_daemon(home) else _offline_stages(home)
     if as_json:
         print_json(rows)
         return
@@ -299,11 +294,11 @@ def stages(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 def rounds(
     round: Annotated[int | None, typer.Argument(metavar="[N]", help="One round in full.")] = None,
-    home: HomeOption = None,
+    home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """The rounds so far; or who counted in one, who did not and why."""
-    if some_daemon(home):
+    if telling_daemon(home):
         value = api_call(home, "/v1/rounds" if round is None else f"/v1/rounds/{round}")
     else:
         value = _offline_rounds(home, round)
@@ -317,7 +312,7 @@ def rounds(
 
 def _chain_file(home: Path | None) -> Path:
     path = find_chain_files(home)[-1]
-    errors.print(f"no daemon runs; reading {path}", style="dim", highlight=False, soft_wrap=True)
+    errors.print(f"no daemon tells of it; reading {path}", style="dim", highlight=False, soft_wrap=True)
     return path
 
 
@@ -330,7 +325,7 @@ def _offline_rounds(home: Path | None, round: int | None) -> Any:
     with ChainFile.for_reading(_chain_file(home)) as chain:
         text = chain.rows() if round is None else chain.detail(round)
     if text is None:
-        fail(f"no commit for round {round}", EXIT_USAGE)
+        fail(f"no commit for round {round}", Exit.USAGE)
     return json.loads(text)
 
 

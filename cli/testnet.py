@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 
 from dilocox.cli.common import (
     DataOption,
@@ -24,7 +23,9 @@ from dilocox.cli.common import (
     read_run_text,
     testnet_folder,
 )
+from dilocox.cli.exits import Exit
 from dilocox.cli.init import preset_names, render_preset
+from dilocox.cli.progress import Working, working
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_corpus, check_own
 from dilocox.node.data.sources import STDLIB
@@ -37,7 +38,7 @@ from dilocox.protocol.tensors import trained_count
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import corpus_in, last_built, library, parse_folders, weights_library
 from dilocox.transport.data_directory import format_identity
-from dilocox.transport.hours import bits_per_second
+from dilocox.transport.rates import bits_per_second
 
 __all__ = ["app"]
 
@@ -82,13 +83,15 @@ def up(
 ) -> None:
     """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces what an earlier testnet made."""
     folder = folder or testnet_folder()
-    run, key = _preset_run(preset) if run_file is None else _read_run(run_file)
+    with working("making the run's data"):
+        run, key = _preset_run(preset) if run_file is None else _read_run(run_file)
     manifest = Manifest.from_toml(run.decode())
     folders = {manifest.data.name: library(manifest.data.name), **parse_folders(data or ())}
     place = folders[manifest.data.name]
-    store = check_corpus(manifest, place)
+    with working("checking the run's data"):
+        store = check_corpus(manifest, place)
     if nodes < manifest.start_clusters:
-        fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", 2)
+        fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", Exit.USAGE)
     private = _own_data(manifest, store, nodes, private or [])
     devices = devices or (2 if private_epsilon is None else 1)
     options = ["--devices", str(devices), "--threads", "1"]
@@ -103,8 +106,9 @@ def up(
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         errors.print(f"starting a coordinator and {nodes} nodes of {devices} stage workers in {folder} …", highlight=False)
-        testnet.start_all()
-        watched = Watcher(testnet, kills).follow()
+        with working("starting the coordinator") as bar:
+            testnet.start_all()
+            watched = Watcher(testnet, kills, bar).follow()
     finally:
         testnet.stop()
     _final(testnet, manifest, watched, place if baseline else None, private)
@@ -113,9 +117,17 @@ def up(
 def _own_data(manifest: Manifest, store: BlobStore, nodes: int, private: list[Path]) -> list[Path]:
     """A folder for each node of a run on private data; none else. `store`: of the run's corpus."""
     if manifest.data.private and len(private) != nodes:
-        fail(f"{nodes} nodes train on private data, and {len(private)} were named", 2, "say --private DIR once for each node")
+        fail(
+            f"{nodes} nodes train on private data, and {len(private)} were named",
+            Exit.USAGE,
+            "say --private DIR once for each node",
+        )
     if private and not manifest.data.private:
-        fail("--private is for a run whose data are private", 2, "leave it out, or set data.private = true in the run file")
+        fail(
+            "--private is for a run whose data are private",
+            Exit.USAGE,
+            "leave it out, or set data.private = true in the run file",
+        )
     shared = corpus_in(store, bytes.fromhex(manifest.data.digest))
     assert shared is not None, "it was checked"
     for folder in private:
@@ -126,7 +138,7 @@ def _own_data(manifest: Manifest, store: BlobStore, nodes: int, private: list[Pa
 def _lines(lan: str | None, wan: str | None, boxes: int) -> Lines | None:
     """None: on loopback, because nothing else was asked for, or because this machine cannot."""
     if lan is not None and boxes == 1:
-        fail("--lan is the line between the boxes of a cluster, and each has one", 2, "say --boxes 2, or --wan")
+        fail("--lan is the line between the boxes of a cluster, and each has one", Exit.USAGE, "say --boxes 2, or --wan")
     lan_speed = bits_per_second(lan, "--lan") if lan is not None else None
     wan_speed = bits_per_second(wan, "--wan") if wan is not None else None
     if lan_speed is None and wan_speed is None:
@@ -144,7 +156,7 @@ def _interrupt(number: int, frame: Any) -> None:
 def _preset_run(preset: str) -> tuple[bytes, bytes]:
     """A run file and its owner's key."""
     if preset not in preset_names():
-        fail(f"no preset {preset}", 2, f"one of: {', '.join(preset_names())}")
+        fail(f"no preset {preset}", Exit.USAGE, f"one of: {', '.join(preset_names())}")
     secret = os.urandom(32)
     digest, _ = build_stdlib(library(STDLIB))
     text = render_preset(preset, f"testnet-{preset}", Identity(secret).key.hex(), data=STDLIB, digest=digest)
@@ -157,22 +169,24 @@ def _read_run(run_file: Path) -> tuple[bytes, bytes]:
         return text.encode(), run_file.with_suffix(".key").read_bytes()
     except OSError as error:
         fail(
-            f"the run's key cannot be read: {error}", 2, f"it lies beside the run file; or make a run: dilocox init {run_file}"
+            f"the run's key cannot be read: {error}",
+            Exit.USAGE,
+            f"it lies beside the run file; or make a run: dilocox init {run_file}",
         )
 
 
 def _parse_kill(text: str) -> tuple[str, int]:
     name, _, round = text.partition("@")
     if not round.isdecimal():
-        fail(f"--kill {text}: write NAME@ROUND, such as node-2@5", 2)
+        fail(f"--kill {text}: write NAME@ROUND, such as node-2@5", Exit.USAGE)
     return name, int(round)
 
 
 class Watcher:
     """Follows a testnet through its members' HTTP APIs and prints a row per round."""
 
-    def __init__(self, testnet: Testnet, kills: list[tuple[str, int]]) -> None:
-        self._testnet, self._kills = testnet, kills
+    def __init__(self, testnet: Testnet, kills: list[tuple[str, int]], bar: Working) -> None:
+        self._testnet, self._kills, self._bar = testnet, kills, bar
         self.rows: list[dict[str, Any]] = []
         """As the coordinator's /v1/rounds gives them."""
         self._shown = 0
@@ -194,6 +208,7 @@ class Watcher:
             self._scripted_kills(len(rows))
             self._count_traffic(rows)
             self._show(rows, statuses)
+            self._bar.say(waits_for(self._testnet.coordinator.get("/v1/status"), statuses))
             if rows and rows[-1]["closing"] and self._shown >= len(rows) - 1:
                 return self
             time.sleep(POLL_SECONDS)
@@ -276,6 +291,14 @@ class Watcher:
         return max(sum(steps.values()) for steps in self.phase_steps.values())
 
 
+def waits_for(coordinator: dict[str, Any] | None, nodes: dict[str, dict[str, Any]]) -> str:
+    """Why there is no row yet, in a line."""
+    if coordinator is None:
+        return "the coordinator does not answer"
+    before = [f"{name} {status['state']}, {status['why']}" for name, status in nodes.items() if not status["on_roster"]]
+    return f"round {coordinator['round']}: {'; '.join([coordinator['why'], *before])}"
+
+
 def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Path | None, private: list[Path]) -> None:
     """`baseline`: where the corpus lies for a node alone; None: without one. `private`: what each node trains on alone."""
     if not watched.identical:
@@ -345,14 +368,13 @@ def _train_alone(testnet: Testnet, steps: int, data: Path, private: Path | None)
     ]
     told: dict[str, Any] = {}
     with (
-        Progress(console=errors, disable=not sys.stderr.isatty()) as bar,
+        working("a node alone", steps) as bar,
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child,
     ):
-        task = bar.add_task("steps", total=steps)
         assert child.stdout is not None
         for line in child.stdout:
             told = json.loads(line)
-            bar.update(task, completed=told["step"])
+            bar.at(told["step"])
     if child.returncode or "evaluation_loss" not in told:
         raise LocalError("the node alone did not get to its end; why stands above")
     loss: float = told["evaluation_loss"]
@@ -405,7 +427,7 @@ def start(name: Annotated[str, typer.Argument(help="A member that does not run."
     testnet = Testnet.load(folder or testnet_folder())
     member = testnet.member(name)
     if member.facts() is not None:
-        fail(f"{name} runs already", 2)
+        fail(f"{name} runs already", Exit.USAGE)
     testnet.start(member, attached=False)
 
 

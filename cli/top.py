@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from dilocox.cli.common import HomeOption, api_call, console, labelled, make_table
+from dilocox.cli.common import AskOption, api_call, console, labelled, make_table
 from dilocox.cli.show import LABEL_WIDTH, PEER_COLUMNS, ROUND_COLUMNS, peer_row, round_row, status_rows
 from dilocox.protocol.ids import short
 
@@ -26,7 +26,7 @@ PEERS_SHOWN = ("peer", "name", "roster", "standing", "present", "round", "step",
 
 def top(
     every: Annotated[float, typer.Option(min=0.5, max=3600, help="Seconds between two looks.")] = 2.0,
-    home: HomeOption = None,
+    home: AskOption = None,
 ) -> None:
     """Live: what `status`, `rounds` and `peers` say. Off a terminal one look. Ctrl-C ends it."""
     if not sys.stdout.isatty():

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,8 @@ from dilocox.cli.common import (
     print_json,
     read_link,
 )
+from dilocox.cli.exits import Exit
+from dilocox.cli.progress import Working, working
 from dilocox.cli.reading import reading
 from dilocox.node.exchange import takes_of
 from dilocox.node.forks import check_forks
@@ -50,16 +52,18 @@ def verify(
     commits: whoever knows the id need not trust the file. With --join the chain, and what a replay needs, are read from the run."""
     wanted = None if run is None else _run_id(run)
     if join is not None and wanted not in (None, read_link(join).run_id):
-        fail("--join is the link of another run than the one named", 2, "leave the name away, or the link")
+        fail("--join is the link of another run than the one named", Exit.USAGE, "leave the name away, or the link")
 
     async def fetch(reader: Reader) -> int:
         return 0 if replay is None else await reader.replayable(replay)
 
     with reading(join, home, archive_place(archive, archive_key), fetch) as (chains, _):
-        _verify(chains, wanted, replay, as_json)
+        with working("checking the chain") as bar:
+            reports = _verify(chains, wanted, replay, bar)
+        _show(reports, wanted, replay, as_json)
 
 
-def _verify(chains: list[Path], wanted: bytes | None, replay: int | None, as_json: bool) -> None:
+def _verify(chains: list[Path], wanted: bytes | None, replay: int | None, bar: Working) -> list[dict[str, Any]]:
     reports = []
     for path in chains:
         if wanted is not None and path.parent.name != wanted.hex()[:16]:
@@ -68,8 +72,8 @@ def _verify(chains: list[Path], wanted: bytes | None, replay: int | None, as_jso
             if wanted not in (None, chain.manifest.run_id):
                 fail(f"{path} holds the run {chain.manifest.run_id.hex()}")
             try:
-                commits = list(chain.verify())
-                replayed = replay_round(chain, path.parent, commits, replay) if replay is not None else None
+                commits = list(bar.each("checking the commits", chain.verify(), chain.length))
+                replayed = replay_round(chain, path.parent, commits, replay, bar) if replay is not None else None
             except RemoteError as error:
                 fail(f"{path}: the chain does not hold: {error}")
             check_forks(chain)
@@ -84,8 +88,12 @@ def _verify(chains: list[Path], wanted: bytes | None, replay: int | None, as_jso
                     "replayed": replayed,
                 }
             )
+    return reports
+
+
+def _show(reports: list[dict[str, Any]], wanted: bytes | None, replay: int | None, as_json: bool) -> None:
     if wanted is not None and not reports:
-        fail(f"no chain of the run {wanted.hex()} is here", 2, "name the --home of a daemon that takes part in it")
+        fail(f"no chain of the run {wanted.hex()} is here", Exit.USAGE, "name the --home of a daemon that takes part in it")
     if as_json:
         print_json(reports)
         return
@@ -105,17 +113,18 @@ def _run_id(text: str) -> bytes:
     return read_link(text).run_id
 
 
-def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round: int) -> dict[str, str]:
+def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round: int, bar: Working) -> dict[str, str]:
     """Apply commit `round` to the state on disk; the result must have the digests that commit round+1 records."""
     if not 1 <= round < len(commits) - 1:
-        fail(f"round {round} cannot be replayed: the chain has the rounds 1 … {len(commits) - 2}", 2)
+        fail(f"round {round} cannot be replayed: the chain has the rounds 1 … {len(commits) - 2}", Exit.USAGE)
     store = BlobStore(folder / "blobs")
     before, after = (store.stage_digests(commits[number].body.state) for number in (round, round + 1))
     if not before or not after or not all(digest in store for digest in before):
         here = [
             c.body.round for c in commits[1:-1] if (held := store.stage_digests(c.body.state)) and all(d in store for d in held)
         ]
-        fail(f"the state before round {round} is not on this disk", 2, f"it has those of rounds {here}")
+        fail(f"the state before round {round} is not on this disk", Exit.USAGE, f"it has those of rounds {here}")
+    bar.begin(f"reading what round {round} counted")
     items = taken(commits[round].body)
     leaves = [_leaves(chain.manifest, store, item.contribution) for item in items]
     from dilocox.node.outer.state import StageState  # torch loads only here
@@ -124,7 +133,7 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
     rank_or_k = commits[round - 1].body.rank_or_k
     commit = read_commit(round, takes_of(chain.manifest, items, leaves), rank_or_k)
     digests: dict[str, str] = {}
-    for stage, wanted in enumerate(after):
+    for stage, wanted in enumerate(bar.each(f"replaying round {round}", after, len(after))):
         for digest in (before[stage], *(each[stage].digest for each in leaves)):
             if not store.verify(digest):
                 fail(f"round {round}, stage {stage}: the blob {digest.hex()[:16]}… is damaged on this disk")

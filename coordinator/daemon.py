@@ -25,22 +25,23 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, corpus_in, initial_shelf
 from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.event_log import EVENTS, EventLog
+from dilocox.transport.diary import open_diary
+from dilocox.transport.event_log import EventLog
 from dilocox.transport.handover import take_over
-from dilocox.transport.hours import Rates
 from dilocox.transport.network import Listen, Network, open_network
-from dilocox.transport.notify import Notice, Notifier
+from dilocox.transport.notify import Notice
+from dilocox.transport.rates import Rates
 from dilocox.transport.room import while_there_is_room
 from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Tasks
 from dilocox.transport.traffic import Traffic
-from dilocox.transport.watch import watch
 from dilocox.views import rows as views
-from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
+from dilocox.views.answers import answers_of_coordinator
+from dilocox.views.door import Door, open_door
+from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.metrics import RunMetrics
-from dilocox.views.waiting import waiting_page
 
-__all__ = ["CoordinatorSettings", "run_coordinator"]
+__all__ = ["CoordinatorSettings", "create_coordinator_app", "run_coordinator"]
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +75,10 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
     if owner is not None and owner.peer != manifest.owner:
         raise ConfigError("the owner key beside the run file is not the one that run.owner names")
     home = DataDirectory(settings.home, owner if owner is not None and settings.signer == owner.peer else None)
-    page = waiting_page(settings.api, home.remembered)
-    await while_there_is_room(home.folder, lambda stopped: _live(settings, home, announce, appraise, stopped), page)
+    async with open_door(settings.api, home, manifest.run_id, "coordinator") as door:
+        await while_there_is_room(
+            home.folder, lambda stopped: _live(settings, home, announce, appraise, stopped, door), door.no_room
+        )
 
 
 async def _live(
@@ -84,24 +87,20 @@ async def _live(
     announce: Callable[[JoinLink], None],
     appraise: Appraiser,
     stopped: asyncio.Event,
+    door: Door,
 ) -> None:
     """`run_coordinator`, until a write fails."""
     manifest, folder = settings.manifest, home.run_folder(settings.manifest.run_id)
     tasks = Tasks()
     tasks.stop_with(stopped)
     async with AsyncExitStack() as closing:
+        door.tell("reading the chain")
         chain = ChainFile(folder / "chain.db", manifest, views.describe)
         closing.callback(chain.close)
-        events = EventLog(folder / EVENTS)
-        closing.callback(events.close)
         signed = _take_office(settings, home, chain)
         service = CoordinatorService(home.identity, chain, signed, appraise)
-        service.events = events
-        tasks.start(events.run(), "events")
-        if settings.notice is not None:
-            about = {"name": "coordinator", "run": manifest.run.name, "peer": home.identity.peer, "role": "coordinator"}
-            tasks.start(Notifier(settings.notice, events, about).run(), "notify")
-        tasks.start(watch(home.folder, events.add), "watch machine")
+        about = {"name": "coordinator", "run": manifest.run.name, "peer": home.identity.peer, "role": "coordinator"}
+        service.events = events = await open_diary(folder, home.folder, settings.notice, about, tasks, closing)
         traffic = Traffic(settings.upload)
         network = await open_network(
             home,
@@ -121,10 +120,10 @@ async def _live(
         tasks.start(service.run(), "liveness")
         digest = sha256(network.certificate.certificate_der)
         link = JoinLink(manifest.run_id, home.identity.peer, network.address, digest, network.dht_addresses)
-        runner, url = await serve_http(_api(service, events, traffic), settings.api)
-        closing.push_async_callback(runner.cleanup)
-        home.announce(role="coordinator", api=url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
-        log.info("serving on %s, page and API %s", network.address, url)
+        await door.show(create_coordinator_app(service, events, traffic))
+        closing.push_async_callback(door.wait, "it ends")
+        home.announce(role="coordinator", api=door.url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
+        log.info("serving on %s, page and API %s", network.address, door.url)
         announce(link)
         await tasks.wait()
 
@@ -182,7 +181,7 @@ def _last_rows(chain: ChainFile) -> list[views.View]:
     return rows
 
 
-def _api(service: CoordinatorService, events: EventLog, traffic: Traffic) -> web.Application:
+def create_coordinator_app(service: CoordinatorService, events: EventLog, traffic: Traffic) -> web.Application:
     def peers_by_state() -> dict[str, int]:
         roster, absent = service.state.head.roster.keys(), service.state.absent
         return {
@@ -195,33 +194,32 @@ def _api(service: CoordinatorService, events: EventLog, traffic: Traffic) -> web
     registry = CollectorRegistry()
     metrics = RunMetrics("coordinator", service.chain, events, peers_by_state, traffic)
     registry.register(metrics)
-    app = create_app(registry, lambda: None, metrics.refresh)
 
-    async def status(request: web.Request) -> web.Response:
+    async def status() -> views.View:
         state = service.state
-        return json_response(
-            {
-                "role": "coordinator",
-                "peer": service.identity.peer,
-                "run": views.run(service.chain.manifest),
-                "round": state.head.round,
-                "finished": state.head.finished,
-                "phase": round.phase_of(state),
-                "why": round.why_open(state),
-                "contributions": len(state.gathered.contributions),
-                "receipts": len(state.gathered.receipts),
-                "roster": sorted(state.head.roster),
-                "absent": sorted(state.absent),
-                "refused": views.exclusions(state.gathered.refusals),
-                "network": views.network(traffic),
-                "seconds_left": views.seconds_left(service.chain.manifest, state.head, _last_rows(service.chain)),
-            }
-        )
+        phase, why = round.phase_of(state), round.why_open(state)
+        return {
+            "role": "coordinator",
+            "peer": service.identity.peer,
+            "run": views.run(service.chain.manifest),
+            "round": state.head.round,
+            "finished": state.head.finished,
+            "phase": phase,
+            "why": why,
+            "answers": answers_of_coordinator(phase, state.clock.paused_at is not None, why),
+            "contributions": len(state.gathered.contributions),
+            "receipts": len(state.gathered.receipts),
+            "roster": sorted(state.head.roster),
+            "absent": sorted(state.absent),
+            "refused": views.exclusions(state.gathered.refusals),
+            "network": views.network(traffic),
+            "seconds_left": views.seconds_left(service.chain.manifest, state.head, _last_rows(service.chain)),
+        }
 
     async def peers() -> list[views.View]:
         records = {peer: record.body for peer, record in service.records.items()}
         return views.peers(service.chain.manifest, service.chain.head, service.liveness.view(), records, service.identity.peer)
 
+    app = create_app(registry, status, metrics.refresh)
     add_run_routes(app, service.chain, peers, events)
-    app.router.add_get("/v1/status", status)
     return app

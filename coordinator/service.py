@@ -148,9 +148,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await asyncio.sleep(PRESENCE_SECONDS)
 
     def emit(self, event: Event) -> None:
-        log.log(logging.WARNING if isinstance(event, StatementRefused) else logging.INFO, "%s", event.line())
+        level = logging.WARNING if isinstance(event, StatementRefused) else logging.INFO
         if self.events is not None:
-            self.events.add(event)
+            self.events.say(event, level)
+        else:
+            log.log(level, "%s", event.line())
 
     # Who is heard
 

@@ -112,10 +112,14 @@ class CoordinatorLink:
             self._pinned = await record_of(self._link)
         return self._pinned
 
-    async def run(self) -> tuple[Manifest, Statement[pb.Appointment] | None]:
+    async def run(
+        self, tell: Callable[[str, str], None] = lambda says, advice: None
+    ) -> tuple[Manifest, Statement[pb.Appointment] | None]:
         """The manifest, and the owner's newest appointment where there is one, checked against the run id, the owner's signature
-        and the link's coordinator; waits until they are there."""
+        and the link's coordinator; waits until they are there. `tell` hears what for, and what somebody can do."""
         backoff, said = Backoff(), ""
+        where = f"the coordinator {short(self._link.coordinator)} at {self._link.at}"
+        tell(f"asking {where} what the run is", "")
         while True:
             try:
                 async with self._calling() as stub:
@@ -135,7 +139,8 @@ class CoordinatorLink:
                     raise LocalError(f"the coordinator does not serve what the link names: {error.detail}") from error
                 why = error.detail if isinstance(error, RemoteError) else error.code().name.lower()
                 if why != said:
-                    log.info("waiting for the coordinator %s at %s: %s", short(self._link.coordinator), self._link.at, why)
+                    log.info("waiting for %s: %s", where, why)
+                    tell(f"waiting for {where}: {why}", "check the link's address, and that the coordinator's port is open")
                     said = why
                 await backoff.wait()
 

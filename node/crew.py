@@ -138,6 +138,7 @@ class Crew:
         self.stepped = False
         self.started = False
         """Whether they were told where to start from: until then they wait for us."""
+        self._first, self._replays, self._reached = 0, 0, 0
         self._steps: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         """Seconds of the last ones."""
         self._computed = -1
@@ -147,6 +148,10 @@ class Crew:
         """Whether all are here."""
         self.hellos[rank] = hello
         return len(self.hellos) == self._workers()
+
+    def start(self, round: int, replays: int) -> None:
+        """They were told: from the state before that round, and so many commits after it."""
+        self.started, self._first, self._replays, self._reached = True, round, replays, round
 
     def _speakers(self) -> int:
         """How many ranks hold the outer state: those of the first copy. The others only train."""
@@ -176,10 +181,19 @@ class Crew:
         return self._clock() - self._heard_at > max(STUCK_SECONDS, STUCK_STEPS * usual)
 
     def status(self) -> Status | None:
-        """None before the first step."""
+        """What they do; None before the first of them is up."""
         if not self.stepped:
-            return None
+            return Status("starting", self._before_the_first_step()) if self.hellos else None
         return Status("waiting", self.progress.waiting) if self.progress.waiting else Status("training", "on the roster")
+
+    def _before_the_first_step(self) -> str:
+        if len(self.hellos) < self._workers():
+            return f"{len(self.hellos)} of {self._workers()} stage workers are up"
+        if not self.started:
+            return "the stage workers are up; what they start from is looked for"
+        if (done := self._reached - self._first) < self._replays:
+            return f"the stage workers apply the commits since: {done} of {self._replays}"
+        return "the stage workers take their first step"
 
     def ready(self, rank: int, ready: pb.Ready) -> Ready | None:
         parts = self._readies.setdefault(ready.round, {})
@@ -188,6 +202,7 @@ class Crew:
         if len(parts) < self._speakers():
             return None
         del self._readies[ready.round]
+        self._reached = max(self._reached, ready.round)
         digests = {state.stage: state.digest for part in parts.values() for state in part.states}
         losses = [part.evaluation_loss for part in parts.values() if part.evaluated]
         return Ready(ready.round, digests, losses[0] if losses else None, ready.applied_at_step)

@@ -37,13 +37,10 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, last_built, named_store
 from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.event_log import EVENTS, EventLog
-from dilocox.transport.notify import Notifier
+from dilocox.transport.diary import open_diary
 from dilocox.transport.room import lack_of_room
 from dilocox.transport.tasks import Tasks
-from dilocox.transport.watch import watch
 from dilocox.views import rows as views
-from dilocox.views.http import serve_http
 
 __all__ = ["run_node"]
 
@@ -67,7 +64,7 @@ async def _take_part(
     if settings.interface and (warning := exposed(settings.interface, address_on(settings.interface))):
         log.warning("%s", warning)
     coordinator = CoordinatorLink(link, network.directory, place.channels)
-    manifest, appointment = await tasks.race(coordinator.run())
+    manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
     if settings.boxes == 1 and settings.cluster is None:
         for finding in await asyncio.to_thread(lambda: [*of_room(manifest, home.folder, settings.devices)]):
             if finding.level is not Level.FINE:
@@ -77,10 +74,12 @@ async def _take_part(
     account = None
     if settings.budget is not None and settings.private is not None:
         account = await asyncio.to_thread(open_account, home.folder, manifest, settings.private, own_text, settings.budget)
+    place.door.tell(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
     keep_manifest(place, manifest)
     if not settings.data:  # what an operator named is not for others, unless they find it with the coordinator
         place.blobs.shelves = (Shelf(data, bytes.fromhex(manifest.data.digest)),)
+    place.door.tell("reading the chain")
     pool = worker_pool(settings, machine, home, place, data, own_text, account)
     closing.push_async_callback(pool.close)
     await pool.open()
@@ -88,18 +87,15 @@ async def _take_part(
     files.callback(chain.close)
     await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
+    place.door.tell("importing what the run begins with")
     if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
         await tasks.race(import_state(manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder))
     if account is not None:
         await asyncio.to_thread(account.lay_out, steps_left(manifest, chain.head), manifest.rounds.inner_steps)
     open_chain(place, chain, tasks)
     network.directory.know(chain.parties)
-    events = await asyncio.to_thread(EventLog, place.folder / EVENTS)
-    files.callback(events.close)
-    tasks.start(events.run(), "events")
-    if settings.notice is not None:
-        about = {"name": settings.name, "run": manifest.run.name, "peer": me.peer, "role": "node"}
-        tasks.start(Notifier(settings.notice, events, about).run(), "notify")
+    about = {"name": settings.name, "run": manifest.run.name, "peer": me.peer, "role": "node"}
+    events = await open_diary(place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected)
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     stages = range(manifest.model.stages)
@@ -138,10 +134,10 @@ async def _take_part(
         network.reach,
         coordinator,
     )
-    runner, url = await serve_http(app, settings.api)
-    closing.push_async_callback(runner.cleanup)
-    home.announce(role="node", api=url, run_id=link.run_id.hex(), name=settings.name, **network.ports)
-    log.info("%s is %s, serving on %s, page and API %s", settings.name, me.peer, network.address, url)
+    await place.door.show(app)
+    closing.push_async_callback(place.door.wait, "it ends")
+    home.announce(role="node", api=place.door.url, run_id=link.run_id.hex(), name=settings.name, **network.ports)
+    log.info("%s is %s, serving on %s, page and API %s", settings.name, me.peer, network.address, place.door.url)
     closing.push_async_callback(place.lead.close)
     closing.push_async_exit(partial(_leave, participant, attendance))
     tasks.start(participant.watch(), "watch")
@@ -149,7 +145,6 @@ async def _take_part(
     tasks.start(attendance.keep(), "hours")
     tasks.start(_train(supply, participant, attendance, tasks, settings.private, own_text), "supervise")
     tasks.start(participant.beat(), "beat")
-    tasks.start(watch(home.folder, participant.emit, lambda: coordinator.connected), "watch machine")
     tasks.start(holding.supply(starts.newest_snapshot), "supply holders")
     if prover is not None:
         tasks.start(participant.prove(), "prove")

@@ -186,7 +186,9 @@ class Generations:
             rank, event = item
             match event.WhichOneof("event"):
                 case "hello":
-                    if self._crew.hello(rank, event.hello):
+                    whole = self._crew.hello(rank, event.hello)
+                    self._tell(None)
+                    if whole:
                         await self._keeping.begin(list(self._crew.hellos.values()))
                         self._feeding = self._tasks.start(self._hand_out(), "hand out")
                 case "ready":
@@ -274,15 +276,12 @@ class Generations:
         """Choose where the workers start, have the bytes they need, then hand them every commit in order."""
         start, replays = await self._choose_start()
         self._fed = start.round + len(replays)  # the chain may have grown meanwhile
-        self._crew.started = True
+        self._crew.start(start.round, len(replays))
         self._team.start(start, replays)
-        log.info(
-            "workers start from %s of round %d%s, replaying %d commits",
-            worker.Start.Origin.Name(start.origin).removeprefix("ORIGIN_").lower(),
-            start.round,
-            f" with what {len(start.kept.payloads)} stages had before" if start.HasField("kept") else "",
-            len(replays),
-        )
+        self._tell(None)
+        origin = worker.Start.Origin.Name(start.origin).removeprefix("ORIGIN_").lower()
+        kept = f" with what {len(start.kept.payloads)} stages had before" if start.HasField("kept") else ""
+        log.info("workers start from %s of round %d%s, replaying %d commits", origin, start.round, kept, len(replays))
         while True:
             commit = self._chain.commit(self._fed)
             if commit is None:

@@ -31,14 +31,13 @@ from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.event_log import EVENTS, EventLog
-from dilocox.transport.notify import Notifier
+from dilocox.transport.diary import open_diary
+from dilocox.transport.event_log import EventLog
 from dilocox.transport.presence import same_place
 from dilocox.transport.tasks import Tasks
-from dilocox.transport.watch import watch
 from dilocox.views import rows as views
 from dilocox.views.answers import answers_of_holder
-from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
+from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.metrics import RunMetrics
 
 __all__ = ["HolderSettings", "run_holder"]
@@ -64,14 +63,16 @@ async def _hold(
 ) -> None:
     link, me, directory = settings.join, home.identity, place.network.directory
     coordinator = CoordinatorLink(link, directory, place.channels)
-    manifest, appointment = await tasks.race(coordinator.run())
+    manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
     named = me.peer in manifest.run.holders
     _check_part(settings, manifest, me.peer)
     keep_manifest(place, manifest)
+    place.door.tell("reading the chain")
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
     files.callback(chain.close)
     await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
+    place.door.tell("looking through what it keeps")
     open_chain(place, chain, tasks)
     holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, None)
     stages = range(manifest.model.stages) if settings.archive else ()
@@ -81,9 +82,9 @@ async def _hold(
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     starts = Starts(manifest, chain, place.store, exchange)
-    events = await asyncio.to_thread(EventLog, place.folder / EVENTS)
-    files.callback(events.close)
-    tasks.start(events.run(), "events")
+    role = "holder" if settings.archive is None else "archive"
+    about = {"name": settings.name, "run": manifest.run.name, "peer": me.peer, "role": role}
+    events = await open_diary(place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected)
     holder = Holder(me, place, chain, own, holding, starts, coordinator, events, named)
     if settings.archive is not None:
         assert coordinator.signed_manifest is not None, "it said what the run is"
@@ -93,19 +94,14 @@ async def _hold(
     await holder.retain()
     if named:
         place.blobs.keeper = holding
-    runner, url = await serve_http(holder.app(settings.name), settings.api)
-    closing.push_async_callback(runner.cleanup)
-    role = "holder" if settings.archive is None else "archive"
-    home.announce(role=role, api=url, run_id=link.run_id.hex(), name=settings.name, **place.network.ports)
+    await place.door.show(holder.app(settings.name))
+    closing.push_async_callback(place.door.wait, "it ends")
+    home.announce(role=role, api=place.door.url, run_id=link.run_id.hex(), name=settings.name, **place.network.ports)
     what = f"archiving to {settings.archive.place.url}" if settings.archive else f"keeping on {place.network.address}"
-    log.info("%s is %s, %s, API %s", settings.name, me.peer, what, url)
+    log.info("%s is %s, %s, API %s", settings.name, me.peer, what, place.door.url)
     tasks.start(holder.follow(), "follow")
     if named:
         tasks.start(holder.beat(), "beat")
-    tasks.start(watch(home.folder, holder.emit, lambda: coordinator.connected), "watch machine")
-    if settings.notice is not None:
-        about = {"name": settings.name, "run": manifest.run.name, "peer": me.peer, "role": role}
-        tasks.start(Notifier(settings.notice, events, about).run(), "notify")
     if holder.archiver is not None:
         holder.archiver.tell = lambda why: holder.emit(StateChanged("archiving", why or "the archive has all that is due"))
         tasks.start(holder.archiver.run(), "archive")
@@ -203,8 +199,7 @@ class Holder:
             self.archiver.grew.set()
 
     def emit(self, event: Event) -> None:
-        self._events.add(event)
-        log.info("%s", event.line())
+        self._events.say(event)
 
     async def retain(self) -> None:
         """Remove what no joiner and no restart can need any more."""
@@ -234,7 +229,6 @@ class Holder:
         traffic, registry = self._place.channels.traffic, CollectorRegistry()
         metrics = RunMetrics(role, self.chain, self._events, lambda: {"roster": len(self.chain.head.roster)}, traffic)
         registry.register(metrics)
-        app = create_app(registry, lambda: None, metrics.refresh)
 
         def status() -> dict[str, Any]:
             kept = self._place.store.digests()
@@ -261,15 +255,12 @@ class Holder:
                 "archive": None if self.archiver is None else self.archiver.status(),
             }
 
-        async def get_status(request: web.Request) -> web.Response:
-            return json_response(await asyncio.to_thread(status))
-
         async def peers() -> list[views.View]:
             records = {peer: record.body for peer, record in network.directory.records.items()}
             return views.peers(
                 self.chain.manifest, self.chain.head, await self._coordinator.presence(), records, self.chain.head.coordinator
             )
 
+        app = create_app(registry, lambda: asyncio.to_thread(status), metrics.refresh)
         add_run_routes(app, self.chain, peers, self._events)
-        app.router.add_get("/v1/status", get_status)
         return app

@@ -186,8 +186,7 @@ class Participant:
         if isinstance(event, events.LeftOut) and self._accepted is not None:
             path = self.chain.path.parent / f"left-out-{event.round}.pb"
             self._tasks.start(asyncio.to_thread(write_atomically, path, canonical(self._accepted)), "keep the proof")
-        self.events.add(event)
-        log.info("%s", event.line())
+        self.events.say(event)
 
     def _show(self) -> None:
         status = self.status
@@ -228,7 +227,8 @@ class Participant:
         """The first event of a stream; a coordinator that knows less than we do gets back what it signed."""
         if tip.why != self.round_why:
             self.round_why = tip.why
-            self.events.add(events.RoundOpen(tip.round, tip.why))
+            told = events.RoundOpen(tip.round, tip.why)
+            (self.events.add if tip.round else self.events.say)(told)  # who waits for the run to begin wants to see it
         if (error := replaced(self.chain, tip.appointment)) is not None:
             raise error
         if not self.state.connected:

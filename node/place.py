@@ -23,15 +23,15 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import read_checked, write_atomically
 from dilocox.transport.heads import Heads
-from dilocox.transport.hours import Rates
 from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.notify import Notice
+from dilocox.transport.rates import Rates
 from dilocox.transport.room import while_there_is_room
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Stopped, Tasks
 from dilocox.transport.traffic import Traffic
-from dilocox.views.waiting import waiting_page
+from dilocox.views.door import Door, open_door
 
 __all__ = ["MANIFEST", "PeerSettings", "Place", "keep_manifest", "make_holding", "open_chain", "run_peer"]
 
@@ -70,6 +70,8 @@ class Place:
     attestor: AttestorService
     lead: LeadService
     heads: Heads
+    door: Door
+    """Where people ask."""
 
 
 TakePart = Callable[[DataDirectory, Tasks, Place, AsyncExitStack, AsyncExitStack], Awaitable[None]]
@@ -80,21 +82,24 @@ async def run_peer(settings: PeerSettings, take_part: TakePart) -> None:
     """Until SIGTERM or SIGINT; a full disk is waited for, and then it lives anew. Raises LocalError when it cannot take part."""
     home = DataDirectory(settings.home)
 
-    async def live(stopped: asyncio.Event) -> None:
+    async def live(stopped: asyncio.Event, door: Door) -> None:
         tasks = Tasks()
         tasks.stop_with(stopped)
         async with AsyncExitStack() as files, AsyncExitStack() as closing:
-            place = await _join_network(settings, home, tasks, closing)
+            place = await _join_network(settings, home, tasks, closing, door)
             try:
                 await take_part(home, tasks, place, files, closing)
                 await tasks.wait()
             except Stopped:
                 log.info("stopped before the run was known")
 
-    await while_there_is_room(home.folder, live, waiting_page(settings.api, home.remembered))
+    async with open_door(settings.api, home, settings.join.run_id, settings.name) as door:
+        await while_there_is_room(home.folder, lambda stopped: live(stopped, door), door.no_room)
 
 
-async def _join_network(settings: PeerSettings, home: DataDirectory, tasks: Tasks, closing: AsyncExitStack) -> Place:
+async def _join_network(
+    settings: PeerSettings, home: DataDirectory, tasks: Tasks, closing: AsyncExitStack, door: Door
+) -> Place:
     """Join the DHT, publish our record, serve what is on disk: also while the coordinator is away."""
     link = settings.join
     folder = home.run_folder(link.run_id)
@@ -115,7 +120,7 @@ async def _join_network(settings: PeerSettings, home: DataDirectory, tasks: Task
     add_LeadServicer_to_server(lead, network.server)
     await network.server.start()
     tasks.start(network.watch_reach(channels), "reach")
-    return Place(folder, network, channels, store, blobs, attestor, lead, heads)
+    return Place(folder, network, channels, store, blobs, attestor, lead, heads, door)
 
 
 def _manifest_of(run_id: bytes, raw: bytes) -> Manifest:

@@ -68,13 +68,15 @@ class Member:
         return running_daemon(self.home)
 
     def get(self, path: str) -> Any:
-        """A document of its HTTP API; None when it does not answer."""
+        """A document of its HTTP API; None when it does not answer, or only starts."""
         facts = self.facts()
         if facts is None or "api" not in facts:
             return None
         try:
             with urllib.request.urlopen(facts["api"] + path, timeout=5) as response:
-                return json.load(response)
+                value = json.load(response)
+            starts = isinstance(value, dict) and (value.get("role"), value.get("state")) == ("waiting", "starting")
+            return None if starts else value
         except (urllib.error.URLError, OSError, ValueError):
             return None
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dilocox.protocol import chain, events, round, rules, scoring
@@ -49,6 +50,22 @@ def manifest(**sections: dict[str, Any]) -> Manifest:
     for name, values in sections.items():
         base[name] = {**base.get(name, {}), **values}
     return Manifest.model_validate(base)
+
+
+async def no_status() -> dict[str, Any]:
+    """Of an app whose status nobody asks for."""
+    return {}
+
+
+def told_fields(known: Mapping[str, str], names: Iterable[str]) -> set[str]:
+    """Those of the sentences that these names have; fails where one has none, but for what is null or empty."""
+    found = set()
+    for name in names:
+        fit = [each for each in known if re.fullmatch(re.escape(each).replace(r"\*", r"[^.\[\]]+"), name)]
+        empty = [each for each in known if each.startswith((f"{name}.", f"{name}["))]
+        assert fit or empty, f"{name} has no sentence"
+        found |= {*fit, *empty}
+    return found
 
 
 class Table:

@@ -7,6 +7,7 @@ The oldest go. A damaged file is set aside and begun again, with numbers above a
 import asyncio
 import contextlib
 import json
+import logging
 import sqlite3
 import threading
 import time
@@ -23,6 +24,8 @@ from dilocox.transport.chain_file import DamagedError, open_database, sentences
 from dilocox.transport.files import in_order_of_use, quarantine
 
 __all__ = ["EVENTS", "EventLog", "Happened", "find_events", "read_events", "read_page"]
+
+log = logging.getLogger(__name__)
 
 EVENTS = "events.db"
 """In the folder of a run."""
@@ -117,6 +120,11 @@ class EventLog:
         self._queue.append((self._clock(), event))
         self.kinds[event.kind] += 1
         self._wake.set()
+
+    def say(self, event: Event, level: int = logging.INFO) -> None:
+        """`add`, and its line in the log."""
+        self.add(event)
+        log.log(level, "%s", event.line())
 
     async def run(self) -> None:
         """Write what was added, until cancelled. Raises what the disk raises."""

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,19 @@ def runs(folder: Path) -> bool:
 
 
 def main() -> None:
-    """Exit 0 while a daemon of this machine answers."""
+    """Exit 0 unless no daemon runs on this machine, or it is not well by what its /readyz says."""
     for name in FOLDERS:
         if (facts := running_daemon(base_folder() / name)) is not None:
-            with urllib.request.urlopen(facts["api"] + "/livez", timeout=ANSWER_SECONDS):
-                return
+            try:
+                with urllib.request.urlopen(facts["api"] + "/readyz", timeout=ANSWER_SECONDS):
+                    return print("well")
+            except urllib.error.HTTPError as error:
+                said = json.load(error)
+                if said["code"] == "not-well":
+                    sys.exit(said["title"])
+                return print(f"not known yet: {said['title']}")
+            except OSError as error:
+                sys.exit(f"it does not answer: {error}")
     sys.exit("no daemon runs here")
 
 

@@ -63,7 +63,9 @@ async def create_server(listen: str, certificate: Certificate, traffic: Traffic 
     try:
         port = server.add_secure_port(listen, credentials)
     except RuntimeError as error:
-        raise LocalError(f"cannot listen on {listen}: {error}. Choose another --listen address.") from error
+        raise LocalError(
+            f"cannot listen on {listen}: {error}. Another program has that port: name another with --port."
+        ) from error
     return server, port
 
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import grpc.aio
 
 from dilocox.protocol import limits
-from dilocox.transport.hours import Local, Rates, changes_at
+from dilocox.transport.hours import Local, changes_at
+from dilocox.transport.rates import Rates
 
 __all__ = ["Allowance", "CountedChannel", "Limit", "Moved", "Traffic"]
 
@@ -53,10 +54,12 @@ class Limit:
     @property
     def bytes_per_second(self) -> float | None:
         """Now; None: no limit."""
-        return self._rates.at(self._local(self._clock()))
+        return self._rates.bytes_per_second(self._local(self._clock()))
 
     def now(self) -> Allowance:
-        until = changes_at(self._rates.at, self._clock(), self._local) if self._rates.timed else None
+        until = (
+            changes_at(self._rates.bytes_per_second, self._clock(), self._local) if self._rates.timed_bytes_per_second else None
+        )
         return Allowance(self.bytes_per_second, until)
 
     async def spend(self, size: int) -> float:

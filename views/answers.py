@@ -1,16 +1,42 @@
-"""Am I counted? The four answers that a participant looks for, from a node's status."""
+"""Am I counted? The answers that people look for, from a daemon's status; and whether it is well, which follows from them.
+
+`/readyz`, `dilocox status --check`, the container's health check and the page all say what `health` says:
+
+    well   means                                              /readyz          status --check   container
+    yes    it does what it should, or was told to             200              0                healthy
+    none   not known yet: it is on its way                    503 not-known    4                healthy
+    no     it does not, and goes on so unless something is    503 not-well     6                unhealthy
+           done
+"""
 
 from typing import Any
 
-__all__ = ["answers", "answers_of_holder"]
+__all__ = ["ON_ITS_WAY", "answers", "answers_of_coordinator", "answers_of_holder", "answers_of_waiting", "health"]
 
 View = dict[str, Any]
+
+ON_ITS_WAY = ("starting", "restarting", "synchronising", "joining", "warming up")
+"""States in which a node is not in the round yet, and will be."""
+
+
+def health(status: View) -> View:
+    """Whether a daemon is well (None: not known yet), why, and what to do. Who was told to take no part does what it should."""
+    if status.get("finished") or status.get("state") in ("paused", "finished"):
+        return {"well": True, "why": status["why"], "do": ""}
+    for given in (False, None):
+        for each in status["answers"]:
+            if each["decides"] and each["answer"] is given:
+                return {"well": given, "why": f"{each['question']} {each['says']}", "do": each["do"]}
+    return {"well": True, "why": "it does what it should", "do": ""}
 
 
 def answers(status: View, agreed: bool | None) -> list[View]:
     """Each with a question, an answer (None: not known yet), a sentence, and what to do where there is something. `agreed`: whether
     our newest state that the run agreed on is the run's."""
     counted, missed = status["counted"], status["excluded"]
+    # Rounds from before it had a seat are nobody's fault.
+    was_counted = counted[-1] if any(counted) or (counted and missed) else None
+    in_round = None if status["state"] in ON_ITS_WAY else status["on_roster"]
     sync = {
         True: "our state is the run's",
         False: "our state is not the run's",
@@ -24,10 +50,11 @@ def answers(status: View, agreed: bool | None) -> list[View]:
     why = "".join(f"; not counted: {item['reason']}" for item in missed[:1])
     dial = "" if status["reachable"] is not False else "forward the gRPC port; look at --host"
     return [
-        _answer("Reachable?", status["reachable"], status["reach"], dial),
+        # Others keep for who cannot be dialled, and where nobody does it is not counted either.
+        _answer("Reachable?", status["reachable"], status["reach"], dial, decides=False),
         _answer("In sync?", agreed, sync[agreed], "" if agreed is not False else "it resynchronises by itself"),
-        _answer("In this round?", status["on_roster"], f"{status['state']}: {status['why']}", status["advice"]),
-        _answer("Counted?", counted[-1] if counted else None, history + why, missed[0]["do"] if missed else ""),
+        _answer("In this round?", in_round, f"{status['state']}: {status['why']}", status["advice"]),
+        _answer("Counted?", was_counted, history + why, missed[0]["do"] if missed else ""),
     ]
 
 
@@ -41,5 +68,17 @@ def answers_of_holder(reachable: bool | None, reach: str, connected: bool, lacki
     ]
 
 
-def _answer(question: str, answer: bool | None, says: str, do: str = "") -> View:
-    return {"question": question, "answer": answer, "says": says, "do": do}
+def answers_of_coordinator(phase: str, paused: bool, why: str) -> list[View]:
+    """The one of who closes rounds. `paused`: too few clusters are heard, so that the clocks stand still."""
+    heard = False if paused else None if phase in ("gathering", "starting") else True
+    return [_answer("Enough heard?", heard, why, "start more nodes, or those that are gone again" if paused else "")]
+
+
+def answers_of_waiting(room: bool, says: str, do: str) -> list[View]:
+    """The one of a daemon that has not joined yet, or not again. `room`: whether its disk has any."""
+    return [_answer("Joined?", None if room else False, says, do)]
+
+
+def _answer(question: str, answer: bool | None, says: str, do: str = "", decides: bool = True) -> View:
+    """`decides`: whether the daemon is well only where this is so."""
+    return {"question": question, "answer": answer, "says": says, "do": do, "decides": decides}

@@ -17,21 +17,29 @@ from dilocox.protocol.errors import LocalError
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
+from dilocox.views.answers import health
 from dilocox.views.explain import explain
+from dilocox.views.faults import FAULTS, do_about
 from dilocox.views.openapi import describe
 from dilocox.views.page import page
 
-__all__ = ["Problem", "add_run_routes", "create_app", "json_response", "serve_http", "wrong_address"]
+__all__ = ["Problem", "add_run_routes", "create_app", "json_response", "own_address", "wrong_address"]
 
+View = views.View
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Problem(Exception):
-    """An answer in application/problem+json."""
+    """An answer in application/problem+json. `code`: one of FAULTS that has a status."""
 
-    def __init__(self, status: int, code: str, title: str) -> None:
+    def __init__(self, code: str, title: str) -> None:
         super().__init__(title)
-        self.status, self.code = status, code
+        self.code = code
+
+    def document(self, status: int | None = None) -> View:
+        """`status`: where it is another than usual."""
+        document = {"type": "about:blank", "title": str(self), "status": status or FAULTS[self.code].status, "code": self.code}
+        return {**document, "do": do} if (do := do_about(self.code)) is not None else document
 
 
 def json_response(value: Any) -> web.Response:
@@ -43,13 +51,13 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except Problem as problem:
-        body = {"type": "about:blank", "title": str(problem), "status": problem.status, "code": problem.code}
+        body = problem.document()
     except web.HTTPException as error:
-        body = {"type": "about:blank", "title": error.reason, "status": error.status, "code": f"http-{error.status}"}
-    return web.json_response(body, status=int(str(body["status"])), content_type="application/problem+json")
+        body = Problem("no-such-path", f"{request.method} {request.path[:100]}: {error.reason}").document(error.status)
+    return web.json_response(body, status=body["status"], content_type="application/problem+json")
 
 
-def _own_address(named: str) -> Middleware:
+def own_address(named: str) -> Middleware:
     """Refuse what `wrong_address` says. Probes and metrics answer everybody."""
 
     @web.middleware
@@ -68,9 +76,9 @@ def wrong_address(host: str, origin: str | None, named: str) -> Problem | None:
     is wrong. A Host is an IP address, localhost, or `named`, which we listen on. Raises nothing, whatever the headers."""
     name = _split(host).hostname or ""
     if name not in ("localhost", named) and not _is_ip(name):
-        return Problem(403, "wrong-host", "ask by IP address, by localhost, or by the name in --api")
+        return Problem("wrong-host", "ask by IP address, by localhost, or by the name in --api")
     if origin is not None and _split(origin, "").netloc != host:
-        return Problem(403, "wrong-origin", "another site's page may not ask this")
+        return Problem("wrong-origin", "another site's page may not ask this")
     return None
 
 
@@ -91,17 +99,22 @@ def _is_ip(host: str) -> bool:
 
 
 def create_app(
-    registry: CollectorRegistry, ready: Callable[[], str | None], refresh: Callable[[], None] = lambda: None
+    registry: CollectorRegistry, status: Callable[[], Awaitable[View]], refresh: Callable[[], None] = lambda: None
 ) -> web.Application:
-    """An app with /livez, /readyz, /metrics and /openapi.json. `ready` returns why not, or None; `refresh` is called, in a thread,
-    before /metrics is told."""
+    """An app with /v1/status, /livez, /readyz, /metrics and /openapi.json. `status`: with the answers that `health` goes by.
+    `refresh` is called, in a thread, before /metrics is told."""
+
+    async def get_status(request: web.Request) -> web.Response:
+        value = await status()
+        return json_response({**value, "health": health(value)})
 
     async def livez(request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def readyz(request: web.Request) -> web.Response:
-        if (reason := ready()) is not None:
-            raise Problem(503, "not-ready", reason)
+        found = health(await status())
+        if not (well := found["well"]):
+            raise Problem("not-known" if well is None else "not-well", found["why"])
         return web.Response(text="ok\n")
 
     async def metrics(request: web.Request) -> web.Response:
@@ -112,6 +125,7 @@ def create_app(
         return json_response(describe(request.app))
 
     app = web.Application(middlewares=[_problems])
+    app.router.add_get("/v1/status", get_status)
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
@@ -122,7 +136,7 @@ def create_app(
 def add_run_routes(
     app: web.Application,
     chain: ChainFile,
-    peers: Callable[[], Awaitable[list[views.View]]],
+    peers: Callable[[], Awaitable[list[View]]],
     events: EventLog,
     me: str = "",
 ) -> None:
@@ -133,13 +147,13 @@ def add_run_routes(
         return json_response(await peers())
 
     async def get_stages(request: web.Request) -> web.Response:
-        return json_response(views.stages(chain.manifest, chain.head))
+        return json_response(await asyncio.to_thread(views.stages, chain.manifest, chain.head))
 
     async def get_rounds(request: web.Request) -> web.Response:
         """All of them, or `?last=`: so many."""
         last = request.query.get("last", "")
         if last and not (last.isascii() and last.isdecimal() and len(last) < 10):
-            raise Problem(400, "no-number", "how many? /v1/rounds?last=NUMBER")
+            raise Problem("no-number", "how many? /v1/rounds?last=NUMBER")
         text = await asyncio.to_thread(chain.rows, max(0, chain.length - int(last)) if last else 0)
         return web.Response(text=text, content_type="application/json")
 
@@ -147,7 +161,7 @@ def add_run_routes(
         text = request.match_info["number"]
         detail = chain.detail(int(text)) if text.isdecimal() and len(text) < 10 else None
         if detail is None:
-            raise Problem(404, "no-such-round", f"no commit for round {text[:10]}")
+            raise Problem("no-such-round", f"no commit for round {text[:10]}")
         return web.Response(text=detail, content_type="application/json")
 
     app.router.add_get("/v1/peers", get_peers)
@@ -163,11 +177,11 @@ def _explainer(chain: ChainFile, events: EventLog, me: str) -> Handler:
     async def get_explanation(request: web.Request) -> web.Response:
         number, peer = request.match_info["number"], request.query.get("peer", "")
         if not (number.isascii() and number.isdecimal() and len(number) < 10 and len(peer) <= limits.TEXT_CHARACTERS):
-            raise Problem(400, "no-round", "which round? /v1/explain/NUMBER")
+            raise Problem("no-round", "which round? /v1/explain/NUMBER")
         try:
             said = await asyncio.to_thread(explain, chain, lambda round: events.read(0, round), int(number), peer, me)
         except LocalError as error:
-            raise Problem(404, "no-such-round", str(error)) from error
+            raise Problem("no-such-round", str(error)) from error
         return json_response(said)
 
     return get_explanation
@@ -183,11 +197,11 @@ def _stream(events: EventLog) -> Handler:
         after = request.headers.get("Last-Event-ID") or request.query.get("after", "0")
         last = request.query.get("last", "0")
         if not all(text.isascii() and text.isdecimal() and len(text) < 17 for text in (after, last)):
-            raise Problem(400, "no-event-id", "events are numbered: ?after=NUMBER")
+            raise Problem("no-event-id", "events are numbered: ?after=NUMBER")
         if int(last) and "Last-Event-ID" not in request.headers:
             after = str(max(int(after), events.newest - int(last)))
         if readers >= limits.EVENT_STREAMS:
-            raise Problem(503, "too-many-readers", f"{limits.EVENT_STREAMS} readers of events are served already")
+            raise Problem("too-many-readers", f"{limits.EVENT_STREAMS} readers of events are served already")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         readers += 1
@@ -207,16 +221,3 @@ async def _send(events: EventLog, after: int, follow: bool, response: web.Stream
                 return
             text = "".join(f"id: {each.id}\nevent: {each.kind}\ndata: {json.dumps(each.view())}\n\n" for each in page)
             await response.write(text.encode() or b": nothing new\n\n")
-
-
-async def serve_http(app: web.Application, listen: str) -> tuple[web.AppRunner, str]:
-    """Serve on `listen` (host:port, port 0 for any); returns the runner and the base URL."""
-    host, _, port = listen.rpartition(":")
-    app.middlewares.append(_own_address(host))
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    site = web.TCPSite(runner, host, int(port))
-    await site.start()
-    actual = runner.addresses[0]
-    shown = "127.0.0.1" if host in ("", "0.0.0.0") else host
-    return runner, f"http://{shown}:{actual[1]}"

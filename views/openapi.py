@@ -6,12 +6,14 @@ from typing import Any
 
 from aiohttp import web
 
+from dilocox.views.fields import ANSWERS, LISTS
+
 __all__ = ["SAYS", "describe"]
 
 SAYS = {
     "/": "The page",
     "/livez": "Whether it lives",
-    "/readyz": "Whether it does what it should",
+    "/readyz": "Whether it is well: 200, or 503 with the reason",
     "/metrics": "What Prometheus reads",
     "/openapi.json": "This",
     "/v1/status": "Am I reachable, in sync, in this round, and counted? What `dilocox status` shows",
@@ -31,6 +33,16 @@ OPERATOR = ("/v1/pause", "/v1/resume", "/v1/leave")
 """With `Authorization: Bearer`, and what api.key holds."""
 
 
+def _answer(path: str) -> dict[str, Any]:
+    """With what fields.py says of it. Names are as there: `a.b`, `a[]`, `*`."""
+    answer: dict[str, Any] = {"description": "the answer"}
+    if (fields := ANSWERS.get(path)) is not None:
+        each: dict[str, Any] = {"type": "object", "properties": {name: {"description": says} for name, says in fields.items()}}
+        schema = {"type": "array", "items": each} if path in LISTS else each
+        answer["content"] = {"application/json": {"schema": schema}}
+    return answer
+
+
 def describe(app: web.Application) -> dict[str, Any]:
     """An OpenAPI 3.1 document of an app's routes."""
     paths: dict[str, dict[str, Any]] = {}
@@ -47,7 +59,7 @@ def describe(app: web.Application) -> dict[str, Any]:
             "summary": SAYS.get(path, path),
             **({"parameters": named} if named else {}),
             **({"security": [{"operator": []}]} if path in OPERATOR else {}),
-            "responses": {"200": {"description": "the answer"}, "default": wrong},
+            "responses": {"200": _answer(path), "default": wrong},
         }
     return {
         "openapi": "3.1.0",

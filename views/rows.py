@@ -1,6 +1,7 @@
 """What people see of a run, as JSON-able values: node, coordinator, command line and tests all read these."""
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -204,9 +205,13 @@ def boxes(head: Head, cluster: str) -> list[View]:
 
 def stages(manifest: Manifest, head: Head) -> list[View]:
     """Which stage has how many replicas."""
-    rows = []
+    rows, hosting = [], defaultdict[int, list[str]](list)
+    for cluster in head.roster.values():
+        for peer in cluster.peers:
+            for stage in set(cluster.stages_of(peer)):
+                hosting[stage].append(peer)
     for stage, (first, last) in enumerate(stage_units(manifest.model)):
-        hosts = sorted(p for c in head.roster.values() for p in c.peers if stage in c.stages_of(p))
+        hosts = sorted(hosting[stage])
         rows.append(
             {
                 "stage": stage,

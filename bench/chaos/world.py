@@ -32,7 +32,7 @@ from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile, find_chains
 from dilocox.transport.data_directory import load_identity
-from dilocox.transport.hours import bits_per_second
+from dilocox.transport.rates import bits_per_second
 
 __all__ = ["Usage", "World"]
 

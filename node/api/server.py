@@ -25,9 +25,6 @@ from dilocox.views.reasons import advice
 
 __all__ = ["create_node_app"]
 
-READY = ("training", "waiting", "finishing", "paused", "finished")
-"""States in which a node does what it should."""
-
 
 def node_status(
     participant: Participant, blobs: PeerService, name: str, address: str, reach: Reach, coordinator: CoordinatorLink
@@ -113,12 +110,6 @@ def create_node_app(
     registry = CollectorRegistry()
     metrics = node_metrics(registry, participant, reach, lambda: coordinator.connected)
 
-    def not_ready() -> str | None:
-        status = participant.status
-        return None if status.name in READY else f"{status.name}: {status.why}"
-
-    app = create_app(registry, not_ready, metrics.refresh)
-
     async def peers() -> list[views.View]:
         records = {peer: record.body for peer, record in directory.records.items()}
         return views.peers(
@@ -129,24 +120,23 @@ def create_node_app(
             participant.chain.head.coordinator,
         )
 
-    async def status(request: web.Request) -> web.Response:
+    async def status() -> views.View:
         value = node_status(participant, blobs, name, address, reach, coordinator)
         hours = str(attendance.hours) if attendance.hours is not None else None
         privacy = attendance.account.sentence if attendance.account is not None else None
-        more = {"hours": hours, "privacy": privacy, "answers": answers(value, state_agreed(participant))}
-        return json_response({**value, **more})
+        return {**value, "hours": hours, "privacy": privacy, "answers": answers(value, state_agreed(participant))}
 
     async def attest(request: web.Request) -> web.Response:
         """Challenge a peer now."""
         peer = request.match_info["peer"]
         if not participant.manifest.attestation.kinds:
-            raise Problem(404, "no-attestation", "this run asks for no evidence")
+            raise Problem("no-attestation", "this run asks for no evidence")
         return json_response(await challenger.report(peer))
 
+    app = create_app(registry, status, metrics.refresh)
     add_run_routes(app, participant.chain, peers, participant.events, participant.cluster)
     add_operator_routes(app, attendance, key)
     app.router.add_post("/v1/attest/{peer}", attest)
-    app.router.add_get("/v1/status", status)
     return app
 
 
@@ -156,11 +146,11 @@ def add_operator_routes(app: web.Application, attendance: Attendance, key: str) 
     def route(act: Callable[[bool], Awaitable[str]]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), f"Bearer {key}".encode()):
-                raise Problem(403, "not-the-operator", "only who may read api.key in the daemon's folder may ask that")
+                raise Problem("not-the-operator", "only who may read api.key in the daemon's folder may ask that")
             try:
                 return json_response({"says": await act(request.query.get("now") == "yes")})
             except LocalError as error:
-                raise Problem(409, "not-here", str(error)) from error
+                raise Problem("not-here", str(error)) from error
 
         return handle
 

@@ -21,9 +21,10 @@ from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile, find_chains
 from dilocox.transport.data_directory import load_identity
+from dilocox.views import fields
 from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, late_member, listeners, wait_for, wait_until_gone
 from tests.e2e.hostile import HostilePeer
-from tests.helpers import digest
+from tests.helpers import digest, told_fields
 
 pytestmark = pytest.mark.e2e
 
@@ -107,6 +108,7 @@ def test_a_daemon_listens_on_its_two_ports_and_loopback_only(swarm: Swarm, name:
 def test_metrics_and_health(swarm: Swarm):
     facts = swarm.testnet.member("node-1").facts()
     assert facts is not None
+    wait_for(lambda: swarm.status("node-1").get("health", {}).get("well"), "it is counted, and in sync")
     for path, expected in (("/livez", b"ok"), ("/readyz", b"ok"), ("/metrics", b"dilocox_round_current ")):
         with urllib.request.urlopen(facts["api"] + path, timeout=PATIENCE_SECONDS) as response:
             assert expected in response.read()
@@ -123,6 +125,8 @@ def test_the_page_events_and_explanations_of_both_roles(swarm: Swarm, name: str)
             return str(response.read().decode())
 
     told = {key for role in ("node-1", "coordinator") for key in swarm.status(role)}
+    for role, known in (("node-1", fields.NODE), ("coordinator", fields.COORDINATOR)):
+        told_fields(known, fields.fields_of(swarm.status(role)))
     page = get("/")
     assert set(re.findall(r"status\.([a-z_]+)", page)) <= told, "the page asks for what the daemons tell"
     seen = [json.loads(line[6:]) for line in get("/v1/events?follow=no").splitlines() if line.startswith("data: ")]

@@ -48,7 +48,8 @@ def members(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def test_a_testnet_runs_to_its_end_and_the_model_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("DILOCOX_NOTIFY", f"tee -a {tmp_path / 'told'}")
+    for verb in ("NODE", "COORDINATOR"):
+        monkeypatch.setenv(f"DILOCOX_{verb}__NOTIFY", f"tee -a {tmp_path / 'told'}")
     process = start(tmp_path, 4, "--devices", "1", "--kill", "node-3@3")
     output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, output

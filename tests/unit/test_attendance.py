@@ -22,8 +22,9 @@ from dilocox.protocol.status import Status, status
 from dilocox.transport.data_directory import API_KEY, DataDirectory
 from dilocox.transport.hours import Hours
 from dilocox.transport.tasks import Tasks
-from dilocox.views.http import create_app, serve_http
-from tests.helpers import Table, identity, manifest, until
+from dilocox.views.door import Door
+from dilocox.views.http import create_app
+from tests.helpers import Table, identity, manifest, no_status, until
 
 NIGHT = Hours.parse("22-06")
 NOON, MIDNIGHT = (datetime(2026, 11, 23, hour).timestamp() for hour in (12, 0))
@@ -209,13 +210,14 @@ async def test_only_the_operator_may_ask(tmp_path: Path, tasks: Tasks):
     home.close()
     assert (tmp_path / API_KEY).stat().st_mode & 0o077 == 0
     attendance = Attendance(Node(), tasks, tmp_path, None)  # type: ignore[arg-type]
-    app = create_app(CollectorRegistry(), lambda: None)
+    app = create_app(CollectorRegistry(), no_status)
     add_operator_routes(app, attendance, key)
-    runner, url = await serve_http(app, "127.0.0.1:0")
+    door = Door("127.0.0.1:0")
+    await door.show(app)
     async with aiohttp.ClientSession() as session:
         for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer ü"}, {"Authorization": f"Bearer {key}x"}):
-            async with session.post(f"{url}/v1/leave?now=yes", headers=headers) as answer:
+            async with session.post(f"{door.url}/v1/leave?now=yes", headers=headers) as answer:
                 assert answer.status == 403
-        async with session.post(f"{url}/v1/pause", headers={"Authorization": f"Bearer {key}"}) as answer:
+        async with session.post(f"{door.url}/v1/pause", headers={"Authorization": f"Bearer {key}"}) as answer:
             assert "pauses when" in (await answer.json())["says"]
-    await runner.cleanup()
+    await door.close()

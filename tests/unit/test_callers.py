@@ -22,7 +22,7 @@ from dilocox.transport import callers, serve
 from dilocox.transport import rpc as transport
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.callers import HEADER, Callers
-from dilocox.transport.hours import Rates
+from dilocox.transport.rates import Rates
 from dilocox.transport.rpc import ChannelPool, fetch_blob
 from dilocox.transport.traffic import Limit
 from tests.helpers import digest, identity, manifest, until
@@ -341,7 +341,7 @@ async def test_a_download_ends_when_nobody_wants_it_any_more_and_not_before(tmp_
 
 
 async def test_an_upload_that_is_cancelled_uses_up_nothing():
-    limit = Limit(Rates(usual=1000.0))
+    limit = Limit(Rates(usual_bytes_per_second=1000.0))
     await limit.spend(1)
     waiting = [asyncio.create_task(limit.spend(1_000_000)) for _ in range(3)]
     await asyncio.sleep(0)

@@ -1,15 +1,19 @@
 """What a daemon is told, and by whom: default, file, environment or flag; and options in groups."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 import typer
+from typer.main import get_command
 from typer.testing import CliRunner
 
+from dilocox.cli.environment import long_flag, verbs
 from dilocox.cli.main import app
 from dilocox.cli.options import PeerOptions, grouped
+from dilocox.protocol.errors import ConfigError
 
 FILE = """
 hours = "22-06"
@@ -31,7 +35,7 @@ def shown(folder: Path, *arguments: str, **environment: str) -> dict[str, tuple[
 
 def test_flags_win_over_the_environment_over_the_file_over_defaults(tmp_path: Path):
     options = ["--config", str(tmp_path / "node.toml"), "--threads", "4", "-v"]
-    found = shown(tmp_path, *options, DILOCOX_NODE__THREADS="3", DILOCOX_NODE__HOURS="1-2", DILOCOX_NETWORK__PORT="7500")
+    found = shown(tmp_path, *options, DILOCOX_NODE__THREADS="3", DILOCOX_NODE__HOURS="1-2", DILOCOX_NODE__PORT="7500")
     assert found["threads"] == (4, "flag")
     assert found["verbose"] == (True, "flag")
     assert found["hours"] == ("1-2", "environment")
@@ -42,6 +46,58 @@ def test_flags_win_over_the_environment_over_the_file_over_defaults(tmp_path: Pa
     assert found["from"] == ("hub", "file")
     assert found["step-seconds"] == (0.0, "default")
     assert found["notify"] == (None, "default")
+    told = CliRunner().invoke(app, ["config", "show", "node", *options]).stdout
+    assert re.search(rf"^hours +22-06 +file {tmp_path}/node.toml +DILOCOX_NODE__HOURS *$", told, re.MULTILINE)
+
+
+def test_every_option_of_every_verb_has_one_variable():
+    root: Any = get_command(app)
+    found: dict[str, str] = {}
+    for verb, command in verbs(root):
+        for option in (each for each in command.params if any(name.startswith("--") for name in each.opts)):
+            (flag,) = [name for name in option.opts if name.startswith("--")]
+            wanted = "DILOCOX_" + verb.upper().replace(" ", "_").replace("-", "_") + "__" + flag[2:].upper().replace("-", "_")
+            assert option.envvar == wanted, (verb, flag)
+            found[wanted] = flag
+    assert found["DILOCOX_NODE__FROM"] == "--from"
+    assert found["DILOCOX_ARCHIVE__ARCHIVE_KEY"] == "--archive-key"
+    assert found["DILOCOX_DATA_TRAIN_TOKENIZER__VOCABULARY"] == "--vocabulary"
+    assert len(found) > 100
+    assert len(found) == sum(long_flag(each) is not None for _, command in verbs(root) for each in command.params), (
+        "no two share one"
+    )
+
+
+def test_a_variable_goes_by_its_flag(tmp_path: Path):
+    found = shown(tmp_path, DILOCOX_NODE__FROM="model", DILOCOX_NODE__UPLOAD="5mbit@08-22 50mbit", DILOCOX_NODE__DHT="false")
+    assert found["from"] == ("model", "environment")
+    assert found["upload"] == ("5mbit@08-22, 50mbit", "environment")
+    assert found["dht"] == (False, "environment")
+    assert found["join"] == (None, "default")
+    assert shown(tmp_path, DILOCOX_HOLD__NAME="attic")["name"][1] == "default", "another verb's"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("DILOCOX_NODE__HUORS", "did you mean DILOCOX_NODE__HOURS?"),
+        ("DILOCOX_NOED__HOURS", "did you mean DILOCOX_NODE__HOURS?"),
+        ("DILOCOX_DATA_BUILD__TOO", "did you mean DILOCOX_DATA_BUILD__TO?"),
+        ("DILOCOX_NODE__NOTHING_LIKE_IT_AT_ALL", "--help"),
+        ("DILOCOX__", "--help"),
+    ],
+)
+def test_a_variable_that_is_no_option_is_refused_with_the_nearest(name: str, near: str):
+    for verb in (["config", "show", "coordinator"], ["status"]):
+        told = CliRunner().invoke(app, verb, env={name: "x"})
+        assert isinstance(told.exception, ConfigError), told.output
+        assert name in str(told.exception)
+        assert near in str(told.exception)
+    assert CliRunner().invoke(app, ["node", "--help"], env={name: "x"}).exit_code == 0
+    assert (
+        CliRunner().invoke(app, ["config", "show", "node"], env={"DILOCOX_PARENT_PIPE": "1", "DILOCOX_WORKER_X": ""}).exit_code
+        == 0
+    )
 
 
 def test_a_secret_is_not_shown(tmp_path: Path):

@@ -54,6 +54,34 @@ def test_a_rank_that_says_it_twice_does_not_speak_for_another():
     assert crew.ready(1, ready(4, [1])) is None
 
 
+def test_what_workers_do_before_their_first_step_is_said_by_step():
+    crew = Crew(lambda: 2)
+
+    def says() -> str | None:
+        status = crew.status()
+        assert status is None or status.name == "starting"
+        return status.why if status is not None else None
+
+    assert says() is None
+    crew.hello(0, pb.Hello(rank=0, stages=[0]))
+    assert says() == "1 of 2 stage workers are up"
+    crew.hello(1, pb.Hello(rank=1, stages=[1]))
+    assert says() == "the stage workers are up; what they start from is looked for"
+    crew.start(4, 2)
+    assert says() == "the stage workers apply the commits since: 0 of 2"
+    crew.ready(0, ready(4, [0]))
+    crew.ready(1, ready(4, [1]))
+    assert says() == "the stage workers apply the commits since: 0 of 2"
+    crew.ready(0, ready(5, [0]))
+    crew.ready(1, ready(5, [1]))
+    assert says() == "the stage workers apply the commits since: 1 of 2"
+    crew.ready(0, ready(6, [0]))
+    crew.ready(1, ready(6, [1]))
+    assert says() == "the stage workers take their first step"
+    crew.begin()
+    assert says() is None
+
+
 def test_copies_that_follow_have_nothing_to_tell():
     crew = Crew(lambda: 4)
     for rank in range(4):
@@ -91,7 +119,7 @@ def test_a_new_generation_forgets_what_the_old_one_half_said():
     assert crew.phase(1, boundary(3, part(1))) is None
     assert not crew.hello(1, pb.Hello(rank=1))
     assert crew.hello(0, pb.Hello(rank=0))
-    assert crew.status() is None
+    assert not crew.stepped
 
 
 @pytest.mark.parametrize("step_seconds", [0.01, 5.0])

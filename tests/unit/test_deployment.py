@@ -35,6 +35,48 @@ def test_no_node_mounts_a_volume_in_which_the_coordinator_writes_keys():
     assert not any("environment" in service for service in SERVICES.values())
 
 
+def published(ports: list[str]) -> dict[str, str]:
+    """Host's port -> container's, all on loopback."""
+    assert all(port.startswith("127.0.0.1:") for port in ports), "the API has no password for reading"
+    return dict(port.split(":")[1:] for port in ports)
+
+
+def test_every_page_of_compose_is_on_the_host_s_loopback_alone():
+    found = [published(service["ports"]) for service in SERVICES.values()]
+    assert [set(ports.values()) for ports in found] == [{"7402"}] * 4
+    assert sorted(port for ports in found for port in ports) == ["7402", "7403", "7404", "7405"]
+    assert all("--api 0.0.0.0:7402" in service["command"][0] for service in SERVICES.values())
+
+
+def test_readme_image_and_compose_agree_on_ports_and_devices():
+    readme, image = (ROOT / "README.md").read_text(), (ROOT / "Dockerfile").read_text()
+    (line,) = re.findall(r"^docker run .*\\\n.*$", readme, re.MULTILINE)
+    (same,) = re.findall(r"^#   docker run (.*) \\\n#       (.*)$", image, re.MULTILINE)
+    assert (
+        re.findall(r"-p (\S+)", line) == re.findall(r"-p (\S+)", same[0]) == ["7400:7400", "7401:7401", "127.0.0.1:7402:7402"]
+    )
+    options = ["--port 7400", "--dht-port 7401", "--api 0.0.0.0:7402"]
+    assert all(option in line and option in same[1] for option in options)
+    assert "EXPOSE 7400 7401 7402" in image
+    assert "docker exec mine dilocox status" in readme
+    assert "--name mine" in line
+    assert "--gpus all" in readme
+
+
+def test_docker_test_says_why_it_is_skipped(tmp_path: Path):
+    script = str(ROOT / "deploy" / "docker_test.py")
+    ran = subprocess.run([sys.executable, script], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "docker-test: skipped: there is no docker on this machine\n")
+    engine = tmp_path / "docker"
+    engine.write_text("#!/bin/sh\nexit 1\n")
+    engine.chmod(0o755)
+    ran = subprocess.run([sys.executable, script], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (
+        0,
+        "docker-test: skipped: no container engine answers on this machine (docker info)\n",
+    )
+
+
 def names_and_versions(text: str) -> dict[str, str]:
     found = re.findall(r"^([A-Za-z0-9._-]+)==([^ ;\\\n]+)", text, re.MULTILINE)
     return {re.sub(r"[._-]+", "-", name).lower(): version for name, version in found}

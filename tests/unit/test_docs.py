@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from bench.reference import ADVICE, ADVICE_PAGE, PAGE, render
+from bench.reference import ADVICE, ADVICE_PAGE, API, API_PAGE, PAGE, render
 from dilocox.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +23,8 @@ def test_the_tables_of_the_protocol_page_are_the_source_s():
 
     told = ADVICE_PAGE.read_text()
     assert told == render(told, ADVICE), "run python -m bench.reference"
+
+    assert API_PAGE.read_text() == render(API_PAGE.read_text(), API), "run python -m bench.reference"
 
 
 def test_links_between_pages_lead_somewhere():

@@ -19,8 +19,9 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport import event_log
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog, read_events
-from dilocox.views.http import add_run_routes, create_app, serve_http
-from tests.helpers import PATIENCE_SECONDS, Told, identity, manifest, until
+from dilocox.views.door import Door
+from dilocox.views.http import add_run_routes, create_app
+from tests.helpers import PATIENCE_SECONDS, Told, identity, manifest, no_status, until
 
 
 def said(number: int) -> events.StateChanged:
@@ -164,11 +165,12 @@ async def served(tmp_path: Path):
     async def nobody():
         return []
 
-    application = create_app(CollectorRegistry(), lambda: None)
+    application = create_app(CollectorRegistry(), no_status)
     add_run_routes(application, chain, nobody, log)
-    runner, url = await serve_http(application, "127.0.0.1:0")
-    yield log, url
-    await runner.cleanup()
+    door = Door("127.0.0.1:0")
+    await door.show(application)
+    yield log, door.url
+    await door.close()
     writing.cancel()
     log.close()
     chain.close()

@@ -200,5 +200,6 @@ def test_an_export_without_its_tokenizer_says_where_to_look(tmp_path: Path):
     assert f"corpus {node.text.digest}, which say its tokenizer, do not lie in" in str(result.exception)
     named = ["--data", f"text={node.text.folder}"]
     result = CliRunner().invoke(app, ["export", str(tmp_path / "out"), "--home", str(node.home), *named])
-    assert result.exit_code == 2, "it goes on to look for the state, and finds none"
+    assert isinstance(result.exception, ConfigError), "it goes on to look for the state, and finds none"
+    assert "no agreed state on this disk" in str(result.exception)
     assert Corpus.from_canonical(BlobStore(node.text.folder).read(bytes.fromhex(node.text.digest))).tokenizer == "bytes"

@@ -338,6 +338,7 @@ def place_of(peer: Peer) -> Place:
         AttestorService(),
         LeadService(Callers(b"", b"")),
         Heads(),
+        None,  # type: ignore[arg-type]
     )
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox.protocol.errors import ConfigError
-from dilocox.transport.hours import Hours, Rates, bits_per_second, changes_at, parse_rates
+from dilocox.transport.hours import Hours, changes_at
+from dilocox.transport.rates import Rates, bits_per_second, parse_rates
 from dilocox.transport.traffic import Limit, Traffic, kind_of
 
 
@@ -93,8 +94,8 @@ def test_what_holds_all_day_does_not_change():
 
 def test_a_rate_by_day_and_another_by_night():
     rates = parse_rates(["20mbit@08-22", "8mbit@22-23", "100mbit"], "--upload")
-    assert [rates.at(at(clock)) for clock in ("12:00", "22:30", "03:00")] == [2.5e6, 1e6, 12.5e6]
-    assert parse_rates(["20mbit@08-22"], "--upload").at(at("03:00")) is None
+    assert [rates.bytes_per_second(at(clock)) for clock in ("12:00", "22:30", "03:00")] == [2.5e6, 1e6, 12.5e6]
+    assert parse_rates(["20mbit@08-22"], "--upload").bytes_per_second(at("03:00")) is None
     assert parse_rates([], "--upload") == Rates()
     assert bits_per_second("1.5 gbit", "--lan") == 1.5e9
 

@@ -22,7 +22,7 @@ from dilocox.protocol import events
 from dilocox.protocol.status import Status
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
-from dilocox.transport.hours import Rates
+from dilocox.transport.rates import Rates
 from dilocox.transport.traffic import Traffic
 from dilocox.views import metrics as views_metrics
 from dilocox.views import rows as views
@@ -40,7 +40,7 @@ async def told(tmp_path: Path):
     for commit in table.commits:
         chain.append(commit.envelope)
     me = identity(2).peer
-    traffic = Traffic(download=Rates(usual=1e6))
+    traffic = Traffic(download=Rates(usual_bytes_per_second=1e6))
     traffic.bytes.update({("sent", "blob"): 7, ("sent", "coordination"): 1, ("received", "archive"): 9})
     run = RunMetrics("node", chain, log, lambda: {"roster": 3}, traffic, me)
     table.absent(2)

@@ -19,7 +19,7 @@ from dilocox.transport.event_log import EVENTS, EventLog
 from dilocox.transport.notify import Command, Notifier, Webhook, parse_notice
 from dilocox.transport.tasks import Tasks
 from dilocox.transport.watch import Lasting
-from dilocox.views.http import serve_http
+from dilocox.views.door import Door
 from tests.helpers import until
 
 ABOUT = {"name": "attic", "run": "test", "peer": "12D3", "role": "node"}
@@ -129,17 +129,18 @@ async def test_a_webhook_is_posted_to_and_its_secret_stays_one(tmp_path: Path, c
 
     app = web.Application()
     app.router.add_post("/SECRET", hook)
-    runner, url = await serve_http(app, "127.0.0.1:0")
-    (tmp_path / "hook").write_text(f"{url}/SECRET?answer=200\n")
+    door = Door("127.0.0.1:0")
+    await door.show(app)
+    (tmp_path / "hook").write_text(f"{door.url}/SECRET?answer=200\n")
     notice = parse_notice(f"@{tmp_path / 'hook'}")
     assert isinstance(notice, Webhook)
     assert await notice.tell(b'{"a": 1}') == ""
     assert bodies == [{"a": 1}]
-    assert await Webhook(f"{url}/SECRET?answer=500").tell(b"{}") == "it answered 500"
-    assert await Webhook(f"{url}/SECRET?answer=302").tell(b"{}") == "it answered 302", "it is not followed elsewhere"
-    await runner.cleanup()
+    assert await Webhook(f"{door.url}/SECRET?answer=500").tell(b"{}") == "it answered 500"
+    assert await Webhook(f"{door.url}/SECRET?answer=302").tell(b"{}") == "it answered 302", "it is not followed elsewhere"
+    await door.close()
     with caplog.at_level(logging.DEBUG):
-        for wrong in (Webhook(f"{url}/SECRET"), Webhook("http://user:SECRET@[::1/")):
+        for wrong in (Webhook(f"{door.url}/SECRET"), Webhook("http://user:SECRET@[::1/")):
             why = await wrong.tell(b"{}")
             assert why
             assert "SECRET" not in why

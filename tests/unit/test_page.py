@@ -7,20 +7,20 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from dilocox.protocol import events
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
-from dilocox.transport.hours import Rates
+from dilocox.transport.rates import Rates
 from dilocox.transport.tasks import Tasks
 from dilocox.transport.traffic import Traffic
 from dilocox.views import page as pages
 from dilocox.views import rows as views
 from dilocox.views.answers import answers
-from dilocox.views.http import add_run_routes, create_app, json_response, serve_http
+from dilocox.views.door import Door
+from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.openapi import SAYS
 from tests.browser import browser
 from tests.helpers import Table, identity, manifest
@@ -70,7 +70,7 @@ def test_the_page_listens_to_every_event():
     assert set(re.findall(r'"([a-z-]+)"', listed)) == {each.kind for each in events.Event.__subclasses__()}
 
 
-TRAFFIC = Traffic(download=Rates(usual=2e6))
+TRAFFIC = Traffic(download=Rates(usual_bytes_per_second=2e6))
 TRAFFIC.bytes.update({("sent", "blob"): 2_500_000, ("sent", "coordination"): 12, ("received", "blob"): 3})
 STATUS: dict[str, Any] = {
     "role": "node",
@@ -120,15 +120,15 @@ async def served(tmp_path: Path):
         rows = views.peers(table.run, chain.head, services.PresenceList(), {}, chain.head.coordinator)
         return [{**row, "name": NASTY} for row in rows]
 
-    async def status(request: web.Request) -> web.Response:
-        return json_response({**STATUS, "answers": answers(STATUS, None)})
+    async def status() -> views.View:
+        return {**STATUS, "answers": answers(STATUS, None)}
 
-    app = create_app(CollectorRegistry(), lambda: None)
+    app = create_app(CollectorRegistry(), status)
     add_run_routes(app, chain, peers, log, identity(0).peer)
-    app.router.add_get("/v1/status", status)
-    runner, url = await serve_http(app, "127.0.0.1:0")
-    yield url, log
-    await runner.cleanup()
+    door = Door("127.0.0.1:0")
+    await door.show(app)
+    yield door.url, log
+    await door.close()
     await tasks.close()
     log.close()
     chain.close()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from dilocox.cli.progress import working
 from dilocox.cli.verify import replay_round
 from dilocox.node.exchange import Exchange, takes_of
 from dilocox.node.outer.state import EncodedStage, StageState
@@ -172,7 +173,8 @@ def test_a_replay_finds_the_state_that_clips_of_tensors_made(aggregate: str, tmp
     bowl = Bowl(run_with(outer={"aggregate": aggregate}), tmp_path, hostile=True)
     bowl.train(3)
     file = kept(bowl, tmp_path)
-    made = replay_round(file, tmp_path, bowl.table.commits, 1)
+    with working("") as bar:
+        made = replay_round(file, tmp_path, bowl.table.commits, 1, bar)
     assert set(made) == {"0", "1"}
     file.close()
 
@@ -210,8 +212,8 @@ def test_a_copy_is_refused_and_its_author_counts(colluding: bool, tmp_path: Path
     for number in CLUSTERS:
         bowl.table.submit(bowl.table.contribution(number, base_state=bowl.root()))
     bowl.table.vote(CLUSTERS)
-    with closing(kept(bowl, tmp_path)) as file, pytest.raises(RemoteError, match="made by another cluster"):
-        replay_round(file, tmp_path, bowl.table.commits, 1)
+    with working("") as bar, closing(kept(bowl, tmp_path)) as file, pytest.raises(RemoteError, match="made by another cluster"):
+        replay_round(file, tmp_path, bowl.table.commits, 1, bar)
 
 
 def test_what_is_too_large_for_the_run_is_sent_in_parts_and_refused_where_it_is_not(tmp_path: Path):

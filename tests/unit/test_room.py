@@ -4,19 +4,18 @@ import asyncio
 import errno
 import os
 import signal
-import socket
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import pytest
+from aiohttp import web
 
 from dilocox.protocol.errors import LocalError
 from dilocox.transport import room
 from dilocox.transport.room import lack_of_room, probe, while_there_is_room
-from dilocox.views.waiting import waiting_page
+from dilocox.views.door import Door
 
 
 def full() -> OSError:
@@ -139,27 +138,18 @@ async def test_a_signal_between_waiting_and_living_is_not_lost(tmp_path: Path, m
     assert lives == [False]
 
 
-async def test_a_page_that_cannot_be_served_ends_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    with socket.socket() as squatter:
-        squatter.bind(("127.0.0.1", 0))
-        squatter.listen()
-        async with waiting_page("127.0.0.1:0", lambda: {"api": f"http://127.0.0.1:{squatter.getsockname()[1]}"})("disk full"):
+async def test_a_door_that_cannot_say_so_ends_nobody(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    door = Door("127.0.0.1:0")
+
+    async def no_file(site: web.SockSite) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(web.SockSite, "start", no_file)
+        async with door.no_room("too many open files"):
             pass
     assert "nobody can ask" in caplog.text
-
-
-async def test_the_page_is_where_the_api_was(tmp_path: Path):
-    from dilocox.transport.network import choose_port
-
-    port = choose_port()
-    page = waiting_page("127.0.0.1:0", lambda: {"api": f"http://127.0.0.1:{port}"})
-    async with page("disk full: waiting"), aiohttp.ClientSession() as session:
-        async with session.get(f"http://127.0.0.1:{port}/v1/status") as answer:
-            assert await answer.json() == {"role": "waiting", "state": "waiting", "why": "disk full: waiting"}
-        async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
-            assert answer.status == 503
-        async with session.get(f"http://127.0.0.1:{port}/livez") as answer:
-            assert answer.status == 200
+    await door.close()
 
 
 def test_a_probe_leaves_nothing_behind(tmp_path: Path):

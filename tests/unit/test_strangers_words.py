@@ -8,7 +8,10 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from dilocox.cli import common
-from dilocox.views.http import create_app, json_response, serve_http
+from dilocox.cli.exits import Exit
+from dilocox.views.door import Door
+from dilocox.views.http import create_app, json_response
+from tests.helpers import no_status
 
 NASTY = ["[/]", "[bold]x", "[link=http://evil]click[/link]", "a[/b]c", "[@click=app.bell]x[/]"]
 
@@ -23,7 +26,7 @@ def test_a_name_is_no_markup(name: str, capsys: pytest.CaptureFixture[str]):
     assert said.out.count(name) == 2
     assert name in said.err
     with pytest.raises(Exception) as leaving:  # noqa: PT011 - typer's Exit
-        common.fail(f"no peer {name}", 2, f"not {name}")
+        common.fail(f"no peer {name}", Exit.USAGE, f"not {name}")
     assert getattr(leaving.value, "exit_code", None) == 2
     assert capsys.readouterr().err.count(name) == 2
 
@@ -33,12 +36,13 @@ async def api():
     async def act(request: web.Request) -> web.Response:
         return json_response({"done": True})
 
-    app = create_app(CollectorRegistry(), lambda: None)
+    app = create_app(CollectorRegistry(), no_status)
     app.router.add_post("/v1/act", act)
     app.router.add_get("/v1/look", act)
-    runner, url = await serve_http(app, "127.0.0.1:0")
-    yield url
-    await runner.cleanup()
+    door = Door("127.0.0.1:0")
+    await door.show(app)
+    yield door.url
+    await door.close()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dilocox.cli import top
 from dilocox.cli.main import app
 from dilocox.cli.show import round_row
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.hours import parse_rates
+from dilocox.transport.rates import parse_rates
 from dilocox.transport.traffic import Traffic
 from dilocox.views import rows as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
@@ -34,6 +34,7 @@ def test_one_frame(monkeypatch: pytest.MonkeyPatch):
         "refused": [],
         "network": views.network(Traffic(upload=parse_rates(["8mbit@00-24"], "--upload"))),
         "seconds_left": 93784.0,
+        "health": {"well": False, "why": "Enough heard? no", "do": ""},
     }
     rounds = [views.round_row(commit.body) for commit in table.commits]
     peers = views.peers(table.run, table.head, services.PresenceList(), {}, COORDINATOR.peer)
@@ -45,6 +46,7 @@ def test_one_frame(monkeypatch: pytest.MonkeyPatch):
     shown = out.getvalue()
     assert "collecting: waiting for [bold]somebody" in shown
     assert "[red]attic" in shown
+    assert "well     no: Enough heard? no" in shown
     assert "about 1 d 2 h to round 5" in shown
     assert "sent 0 B (at most 8 Mbit/s), received 0 B" in shown
     assert all(cell in shown for row in rounds for cell in round_row(row))

@@ -25,8 +25,8 @@ from dilocox.transport.callers import Callers
 from dilocox.transport.data_directory import DataDirectory, load_identity
 from dilocox.transport.files import write_atomically
 from dilocox.transport.health import running_daemon
-from dilocox.transport.hours import Rates
 from dilocox.transport.parent_pipe import ParentPipe
+from dilocox.transport.rates import Rates
 from dilocox.transport.rpc import ChannelPool, allow_open_files, create_server, fetch_blob
 from dilocox.transport.serve import PeerService
 from dilocox.transport.traffic import Traffic
@@ -230,7 +230,7 @@ async def test_hostile_servers_are_remote_faults(tmp_path: Path):
 async def test_lines_are_limited_and_counted_by_kind(tmp_path: Path, limited: str):
     source = store(tmp_path, "a")
     digest = source.put([os.urandom(limits.FRAME_BYTES)])
-    slow, free = Rates(usual=4 * limits.FRAME_BYTES), Rates()
+    slow, free = Rates(usual_bytes_per_second=4 * limits.FRAME_BYTES), Rates()
     serves = Traffic(upload=slow if limited == "upload" else free)
     async with serving(tmp_path / "peer", source, serves) as record:
         channels = ChannelPool(traffic=Traffic(download=slow if limited == "download" else free))

@@ -1,0 +1,156 @@
+"""Exit codes, and codes of errors: each has a sentence, and what the sentences advise exists."""
+
+import ast
+import errno
+import re
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry
+from typer.main import get_command
+
+from dilocox.cli import main as cli
+from dilocox.cli.environment import verbs
+from dilocox.cli.exits import Exit
+from dilocox.protocol.attestation import Code
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.views.door import Door
+from dilocox.views.faults import FAULTS, code_of
+from dilocox.views.http import create_app
+from dilocox.views.reasons import REASONS
+from tests.helpers import no_status
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("protocol", "transport", "coordinator", "node", "views", "cli")
+OTHERS = {"--net", "--query-gpu", "--format", "--help", "--version", "--install-completion", "--show-completion"}
+"""Of other programs, and of every verb."""
+
+
+def trees(*rooms: str) -> Iterator[tuple[Path, ast.AST]]:
+    for room in rooms:
+        for path in (ROOT / room).rglob("*.py"):
+            if path.parent.name != "pb":
+                yield path, ast.parse(path.read_text())
+
+
+def test_every_exit_has_a_number_of_its_own_and_a_sentence():
+    assert [each.value for each in Exit] == [0, 1, 2, 3, 4, 5, 6, 130]
+    assert all(each.says for each in Exit)
+
+
+def test_nobody_exits_with_a_bare_number():
+    for path, tree in trees("cli"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("fail", "common.fail", "typer.Exit", "sys.exit"):
+                said = [*node.args, *(each.value for each in node.keywords)]
+                assert not [each for each in said if isinstance(each, ast.Constant) and isinstance(each.value, int)], path
+
+
+def test_every_reason_and_code_has_its_sentence():
+    assert set(REASONS) == set(pb.Reason.values()) - {pb.REASON_UNSPECIFIED}
+    for means, do in [*((said.means, said.do) for said in REASONS.values()), *((f.means, f.do) for f in FAULTS.values())]:
+        assert means
+        assert do
+    told = (ROOT / "docs" / "attestation.md").read_text()
+    assert [code.value for code in Code if code is not Code.OK and f"`{code.value}`" not in told] == []
+
+
+def test_every_problem_of_the_api_is_in_the_map_and_none_is_there_for_nothing():
+    used: set[str] = set()
+    for _, tree in trees("views", "node", "coordinator"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Problem":
+                used |= {str(each.value) for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant) and each.value}
+    assert used == {code for code, fault in FAULTS.items() if fault.status is not None}
+
+
+def test_what_is_advised_exists():
+    """No message names an option or a verb that there is not."""
+    root = get_command(cli.app)
+    options = {name for _, verb in verbs(root) for each in verb.params for name in (*each.opts, *each.secondary_opts)}
+    seen = 0
+    for path, tree in trees(*ROOMS):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", node.value)) - OTHERS
+                assert named <= options, f"{path}:{node.lineno}"
+                words = set(re.findall(r"`dilocox ([a-z-]+)", node.value))
+                assert words <= root.commands.keys(), f"{path}:{node.lineno}"  # type: ignore[attr-defined]
+                seen += len(named)
+    assert seen > 100
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "exit"),
+    [
+        (ConfigError("no"), "usage", 2),
+        (LocalError("no"), "ours", 1),
+        (RemoteError(pb.REASON_LATE, "no"), "theirs", 1),
+        (OSError(errno.ENOSPC, "no space"), "disk-full", 1),
+        (OSError(errno.EDQUOT, "quota", "/data/x"), "quota", 1),
+        (OSError(errno.EROFS, "read-only"), "read-only", 1),
+        (PermissionError(errno.EACCES, "denied", "/data/x"), "no-permission", 1),
+        (FileNotFoundError(errno.ENOENT, "not there", "/data/x"), "no-such-file", 1),
+        (NotADirectoryError(errno.ENOTDIR, "no folder", "/data/x"), "wrong-kind", 1),
+        (OSError(errno.EADDRINUSE, "taken"), "taken-port", 1),
+        (OSError(errno.EMFILE, "too many"), "too-many-files", 1),
+        (OSError(errno.EIO, "broken", "/data/x"), "ours", 1),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), "not-text", 1),
+        (MemoryError(), "no-memory", 1),
+        (sqlite3.OperationalError("locked"), "database", 1),
+    ],
+)
+def test_what_a_machine_can_cause_is_a_sentence(
+    error: Exception, code: str, exit: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def broken() -> None:
+        raise error
+
+    assert code_of(error) == code
+    monkeypatch.setattr(cli, "app", broken)
+    with pytest.raises(SystemExit) as leaving:
+        cli.main()
+    assert leaving.value.code == exit
+    said = capsys.readouterr().err
+    assert said.startswith(f"error[{code}]: ")
+    assert len(said.splitlines()) == (1 if code in ("usage", "ours", "theirs") else 2)
+
+
+def test_our_own_mistakes_are_seen(monkeypatch: pytest.MonkeyPatch):
+    for error in (KeyError("x"), AssertionError(), OSError("of nobody's making")):
+
+        def broken(error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(cli, "app", broken)
+        with pytest.raises(type(error)):
+            cli.main()
+
+
+async def test_what_the_api_has_not_is_a_problem_with_a_code():
+    door = Door("127.0.0.1:0")
+    await door.show(create_app(CollectorRegistry(), no_status))
+    async with aiohttp.ClientSession() as session:
+        for method, path, status in (("GET", "/v1/nothing", 404), ("POST", "/livez", 405)):
+            async with session.request(method, door.url + path) as answer:
+                told = await answer.json()
+                assert (answer.status, told["status"], told["code"]) == (status, status, "no-such-path")
+                assert told["do"] == FAULTS["no-such-path"].do
+                assert path in told["title"]
+    await door.close()
+
+
+def test_ctrl_c_is_no_error(monkeypatch: pytest.MonkeyPatch):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    monkeypatch.setattr(sys, "argv", ["dilocox"])
+    with pytest.raises(SystemExit) as leaving:
+        cli.main()
+    assert leaving.value.code == Exit.INTERRUPTED

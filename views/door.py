@@ -1,0 +1,144 @@
+"""Where a daemon's API is, from its first moment to its last.
+
+Who answers there changes: while the daemon starts, waits for its coordinator or for room, something that says so; else its API. One
+socket is open all along, so nobody who asks is refused in between.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from dilocox.protocol.errors import LocalError
+from dilocox.transport.data_directory import DataDirectory
+from dilocox.views.answers import answers_of_waiting
+from dilocox.views.http import Problem, create_app, own_address
+from dilocox.views.page import page
+
+__all__ = ["Door", "open_door"]
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 128
+"""Who asks while one answers instead of the other waits so long."""
+ROOM = "it goes on by itself as soon as there is room; nothing that was announced is lost"
+
+
+class Door:
+    def __init__(self, listen: str) -> None:
+        """`listen`: host:port, port 0 for any. Raises LocalError where that is taken, or not this machine's."""
+        self._host = listen.rpartition(":")[0]
+        self._sockets = _bind(listen)
+        shown = "127.0.0.1" if self._host in ("", "0.0.0.0") else self._host
+        self.url = f"http://{shown}:{self._sockets[0].getsockname()[1]}"
+        self.says = "it starts"
+        """What the daemon waits for, as long as it has no API."""
+        self.advice = ""
+        self._room = True
+        self._runner: web.AppRunner | None = None
+
+    async def show(self, app: web.Application) -> None:
+        """`app` answers from now on, who did so no longer. Raises OSError."""
+        app.middlewares.append(own_address(self._host))
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        ours: list[socket.socket] = []
+        try:
+            for each in self._sockets:
+                ours.append(each.dup())
+                await web.SockSite(runner, ours[-1], backlog=BACKLOG).start()
+        except OSError:
+            await runner.cleanup()
+            for each in ours:
+                each.close()
+            raise
+        before, self._runner = self._runner, runner
+        if before is not None:
+            await before.cleanup()
+
+    async def wait(self, says: str, advice: str = "") -> None:
+        """There is no API: whoever asks hears what the daemon waits for. Raises OSError."""
+        self.tell(says, advice)
+        await self.show(self._waiting())
+
+    def tell(self, says: str, advice: str = "") -> None:
+        """It waits for something else now."""
+        self.says, self.advice = says, advice
+
+    @asynccontextmanager
+    async def no_room(self, says: str) -> AsyncIterator[None]:
+        """For `room.while_there_is_room`."""
+        self._room = False
+        try:
+            await self.wait(says, ROOM)
+        except OSError as error:  # what there is too little of may be what an answer needs
+            log.warning("nobody can ask while this daemon waits: %s", error)
+        yield
+        self._room = True
+        self.tell("it starts again")
+
+    async def close(self) -> None:
+        for each in self._sockets:
+            each.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _waiting(self) -> web.Application:
+        async def status() -> dict[str, Any]:
+            state = "starting" if self._room else "no-room"
+            answers = answers_of_waiting(self._room, self.says, self.advice)
+            return {"role": "waiting", "state": state, "why": self.says, "advice": self.advice, "answers": answers}
+
+        async def not_yet(request: web.Request) -> web.StreamResponse:
+            raise Problem("waiting", f"this daemon has nothing to tell yet: {self.says}")
+
+        app = create_app(CollectorRegistry(), status)
+        app.router.add_get("/", page())
+        app.router.add_route("*", "/v1/{what:.*}", not_yet)
+        return app
+
+
+@asynccontextmanager
+async def open_door(listen: str, home: DataDirectory, run_id: bytes, name: str) -> AsyncIterator[Door]:
+    """It says from the start on what the daemon waits for, and the folder says where. Raises LocalError."""
+    door = Door(listen)
+    try:
+        await door.wait("it starts")
+        kept = {key: port for key, port in home.remembered().items() if key in ("port", "dht_port")}
+        try:
+            home.announce(**kept, role="waiting", api=door.url, run_id=run_id.hex(), name=name)
+        except OSError as error:  # it waits for room, then
+            log.warning("nobody finds %s: %s", door.url, error)
+        yield door
+    finally:
+        await door.close()
+
+
+def _bind(listen: str) -> list[socket.socket]:
+    """At every address of the host. Raises LocalError."""
+    host, _, port = listen.rpartition(":")
+    bound: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            each = socket.socket(family, kind, protocol)
+            bound.append(each)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            at = address[1] or bound[0].getsockname()[1]  # the port that the first of them got
+            each.bind((address[0], at, *address[2:]))
+            each.listen(BACKLOG)
+    except OSError as error:
+        for each in bound:
+            with contextlib.suppress(OSError):
+                each.close()
+        what = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise LocalError(f"the API cannot be served at {listen}: {what}. Name another with --api HOST:PORT.") from error
+    return bound

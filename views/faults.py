@@ -1,0 +1,108 @@
+"""Every code of an error, in words for people: what it means and what to do. The command line prints them, the API's answers
+(application/problem+json) hold them, docs/operations.md has the table.
+
+Why something of a round did not count is said by its reason (reasons.py), why evidence does not hold by its code in
+docs/attestation.md.
+"""
+
+import errno
+import sqlite3
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+
+__all__ = ["FAULTS", "Fault", "code_of", "do_about"]
+
+
+class Fault(NamedTuple):
+    means: str
+    do: str
+    status: int | None = None
+    """Of the API's answer; None: the command line alone says it."""
+
+
+_ANOTHER_HOME = "use another --home"
+
+FAULTS: Mapping[str, Fault] = {
+    "usage": Fault("an option, a variable or a file cannot be used as it is", "mend what the sentence names"),
+    "ours": Fault("this machine cannot go on", "do what the sentence says"),
+    "theirs": Fault("what another peer said breaks a rule, whose name stands first", "look the reason up below"),
+    "disk-full": Fault(
+        "a write found no room", f"free some space on that disk, or {_ANOTHER_HOME}; nothing that was announced is lost"
+    ),
+    "quota": Fault("your share of that disk is used up", f"free some space within your quota, or {_ANOTHER_HOME}"),
+    "read-only": Fault("that disk is read-only", _ANOTHER_HOME),
+    "no-permission": Fault(
+        "this user may not do that", "use a --home that you may write to, or run it as the user to whom it belongs"
+    ),
+    "no-such-file": Fault("a file or folder that was named is not there", "name another, or make it first"),
+    "wrong-kind": Fault("there is a file where a folder should be, or a folder where a file should be", "name another"),
+    "taken-port": Fault(
+        "another program listens on that port", "end that one, or name another port: --port, --dht-port or --api"
+    ),
+    "too-many-files": Fault("the process has as many files open as it may", "raise the limit: `ulimit -n 65536`"),
+    "not-text": Fault("a file is no text in UTF-8", "name another, or convert it"),
+    "no-memory": Fault("the machine has too little memory", "end something else; `dilocox check LINK` says what a run needs"),
+    "database": Fault("a database cannot be read or written", f"free some space on that disk, or {_ANOTHER_HOME}"),
+    "wrong-host": Fault(
+        "the API answers for its own address only", "ask by IP address, by localhost, or by the name in --api", 403
+    ),
+    "wrong-origin": Fault("another site's page asked", "open the daemon's own page", 403),
+    "not-the-operator": Fault(
+        "pausing and leaving are for who may read api.key in the daemon's folder", "run the verb as the daemon's user", 403
+    ),
+    "not-here": Fault("this daemon cannot do that", "do what the sentence says", 409),
+    "no-number": Fault("a number was expected", "ask for /v1/rounds?last=NUMBER", 400),
+    "no-round": Fault("a round's number was expected", "ask for /v1/explain/NUMBER", 400),
+    "no-event-id": Fault("an event's number was expected", "ask for /v1/events?after=NUMBER", 400),
+    "no-such-round": Fault(
+        "no commit closed that round yet, or it is long gone", "`dilocox rounds` has those that there are", 404
+    ),
+    "no-attestation": Fault("this run asks for no evidence", "nothing", 404),
+    "no-such-path": Fault("the API has no such path, or it is asked in another way", "/openapi.json has all of them", 404),
+    "too-many-readers": Fault("as many read events as may at once", "end one of them", 503),
+    "waiting": Fault("the daemon starts, waits for its coordinator, or for room", "`dilocox status` says what for", 503),
+    "not-known": Fault("whether the daemon is well is not known yet", "wait: it is on its way", 503),
+    "not-well": Fault("the daemon is not well, and why stands behind it", "`dilocox status` says what to do", 503),
+}
+
+_ERRNO = {
+    errno.ENOSPC: "disk-full",
+    errno.EDQUOT: "quota",
+    errno.EROFS: "read-only",
+    errno.EACCES: "no-permission",
+    errno.EPERM: "no-permission",
+    errno.ENOENT: "no-such-file",
+    errno.ENOTDIR: "wrong-kind",
+    errno.EISDIR: "wrong-kind",
+    errno.EEXIST: "wrong-kind",
+    errno.EADDRINUSE: "taken-port",
+    errno.EMFILE: "too-many-files",
+    errno.ENFILE: "too-many-files",
+}
+
+
+def code_of(error: BaseException) -> str | None:
+    """None: nobody expected that, and where it was raised is worth seeing."""
+    match error:
+        case ConfigError():
+            return "usage"
+        case LocalError():
+            return "ours"
+        case RemoteError():
+            return "theirs"
+        case OSError():
+            return _ERRNO.get(error.errno or 0, None if error.filename is None else "ours")
+        case UnicodeDecodeError():
+            return "not-text"
+        case MemoryError():
+            return "no-memory"
+        case sqlite3.OperationalError():
+            return "database"
+    return None
+
+
+def do_about(code: str) -> str | None:
+    """None: the sentence says it already."""
+    return None if code in ("usage", "ours", "theirs", "not-here") else FAULTS[code].do
