@@ -33,7 +33,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Folders, corpus_in, library, parse_folders
 from dilocox.views.card import model_card
 
-__all__ = ["Chosen", "Exported", "choose", "export", "held_states", "write_model"]
+__all__ = ["Chosen", "Exported", "choose", "export", "fetch_model", "held_states", "write_held", "write_model"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,12 @@ def export(
         bool, typer.Option("--adapter", help="Of a run on adapters: these alone, as peft loads them (default: merged).")
     ] = False,
     every: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Publish the model in DIR every N rounds, until the run has ended.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Publish the model in DIR every N rounds, until the run has ended; beside a node, or with --join.",
+        ),
     ] = None,
     data: DataOption = None,
     as_json: JsonOption = False,
@@ -65,15 +70,11 @@ def export(
     """Write the committed model as a Hugging Face folder: weights, config, tokenizer, and a card that says who trained it. With
     --join it is read from the run: from any machine, and where this machine's folder has some of its stages only."""
     if every is not None:
-        if join or archive or round is not None or evaluate:
-            fail(
-                "--every and --join, --archive, --round or --evaluate",
-                Exit.USAGE,
-                "it follows a node's folder, and publishes the newest",
-            )
+        if archive or round is not None or evaluate:
+            fail("--every and --archive, --round or --evaluate", Exit.USAGE, "it follows the run, and publishes the newest")
         from dilocox.cli.publish import publish
 
-        publish(folder, every, home, parse_folders(data or ()), adapter, as_json)
+        publish(folder, every, home, join, parse_folders(data or ()), adapter, as_json)
         return
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -106,19 +107,34 @@ def write_model(
     agreed and to be had. Raises ConfigError or LocalError where something for it is not."""
 
     async def fetch(reader: Reader) -> int:
-        if not folders:
-            await reader.tokenizer()
-        if not adapter:
-            await reader.frozen()
-        return await reader.state(round)
+        return await fetch_model(reader, round, folders, adapter)
 
-    with reading(join, home, place, fetch) as (chains, found), ChainFile.for_reading(chains[-1]) as chain:
-        manifest, store = chain.manifest, BlobStore(chains[-1].parent / "blobs")
-        corpus = _corpus_folder(manifest, folders, chains[-1].parents[2] / "data", chains[-1].parent / "blobs")
+    with reading(join, home, place, fetch) as (chains, found):
+        return write_held(
+            folder, chains[-1], round if join is None and place is None else found, folders, bar, evaluate, adapter
+        )
+
+
+async def fetch_model(reader: Reader, round: int | None, folders: Folders, adapter: bool) -> int:
+    """What writing it takes, from the run; the round whose starting state it is. Raises LocalError."""
+    if not folders:
+        await reader.tokenizer()
+    if not adapter:
+        await reader.frozen()
+    return await reader.state(round)
+
+
+def write_held(
+    folder: Path, path: Path, round: int | None, folders: Folders, bar: Working, evaluate: bool = False, adapter: bool = False
+) -> Exported:
+    """`write_model` of what lies beside the chain at `path`."""
+    with ChainFile.for_reading(path) as chain:
+        manifest, store = chain.manifest, BlobStore(path.parent / "blobs")
+        corpus = _corpus_folder(manifest, folders, path.parents[2] / "data", path.parent / "blobs")
         if evaluate:  # before minutes of work
             bar.begin("checking the run's data")
             check_corpus(manifest, corpus)
-        chosen = choose(chain, store, round if join is None and place is None else found, adapter, bar)
+        chosen = choose(chain, store, round, adapter, bar)
         _write(chosen, manifest, store, folder, corpus, bar)
         loss = None
         if evaluate:

@@ -1,14 +1,20 @@
 """`dilocox export PLACE --every N`: models of a run that goes on, published one after the other."""
 
-import time
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from dilocox.cli.common import console, fail, find_chain_files, print_json
+from dilocox.cli.common import console, errors, fail, find_chain_files, print_json
 from dilocox.cli.exits import Exit
-from dilocox.cli.export import held_states, write_model
+from dilocox.cli.export import fetch_model, held_states, write_held
 from dilocox.cli.progress import working
+from dilocox.cli.reading import following
+from dilocox.node.reader import Reader
 from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Folders
@@ -17,47 +23,122 @@ from dilocox.transport.snapshots import Snapshots, due
 __all__ = ["publish"]
 
 LOOK_SECONDS = 2.0
-"""Between two looks at the node's folder."""
+"""Between two looks at the run."""
+RETRY_SECONDS = 30.0
+"""Before peers who did not serve a state are asked again."""
 
 
-def publish(url: str, every: int, home: Path | None, folders: Folders, adapter: bool, as_json: bool) -> None:
-    """Until the run has ended, whose last state is published in any case. Exits, or raises ConfigError or LocalError, where
-    something for it is missing."""
-    path = find_chain_files(home)[-1]
-    store = BlobStore(path.parent / "blobs")
+class Followed(Protocol):
+    """A run that goes on."""
 
-    def look() -> tuple[int, bool]:
-        """The newest state that is here, and whether the run has ended."""
+    path: Path
+    """Of its chain; what was fetched lies beside it."""
+    manifest: Manifest
+    nothing: str
+    """What to do where the run has ended and there is no state."""
+
+    def look(self) -> tuple[int, bool]:
+        """The newest state that is to be had, and whether the run has ended."""
+
+    async def have(self, round: int) -> None:
+        """Have it beside the chain. Raises LocalError."""
+
+    def done(self, round: int) -> None:
+        """It was published."""
+
+
+class Held:
+    """By a node, in its folder."""
+
+    nothing = "name the --home of a node that holds all stages, or --join LINK"
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._store = path, BlobStore(path.parent / "blobs")
         with ChainFile.for_reading(path) as chain:
-            return max(held_states(chain, store), default=0), chain.head.finished
+            self.manifest = chain.manifest
 
-    with ChainFile.for_reading(path) as chain:
-        place = Snapshots(url, chain.manifest.run_id)
-    published = place.published()
+    def look(self) -> tuple[int, bool]:
+        with ChainFile.for_reading(self.path) as chain:
+            return max(held_states(chain, self._store), default=0), chain.head.finished
+
+    async def have(self, round: int) -> None:
+        """The node sees to that."""
+
+    def done(self, round: int) -> None:
+        """The node keeps what it needs."""
+
+
+class Read:
+    """From its peers."""
+
+    nothing = "nobody serves one: name an --archive of the run"
+
+    def __init__(self, reader: Reader, folders: Folders, adapter: bool) -> None:
+        self.path, self.manifest = reader.chain.path, reader.manifest
+        self._reader, self._folders, self._adapter = reader, folders, adapter
+
+    def look(self) -> tuple[int, bool]:
+        return max(self._reader.starts.agreed(), default=0), self._reader.chain.head.finished
+
+    async def have(self, round: int) -> None:
+        await fetch_model(self._reader, round, self._folders, self._adapter)
+
+    def done(self, round: int) -> None:
+        root = self._reader.chain.state_before(round)
+        self._reader.store.sweep(set(self._reader.store.stage_digests(root)) if root else set())
+
+
+def publish(url: str, every: int, home: Path | None, join: str | None, folders: Folders, adapter: bool, as_json: bool) -> None:
+    """Until the run has ended, whose last state is published in any case. `join`: read from the run, not from a node's folder.
+    Exits, or raises ConfigError or LocalError, where something for it is missing."""
+
+    @asynccontextmanager
+    async def followed() -> AsyncIterator[Followed]:
+        if join is None:
+            yield Held(find_chain_files(home)[-1])
+            return
+        async with following(join, home) as reader:
+            yield Read(reader, folders, adapter)
+
+    async def follow() -> None:
+        async with followed() as run:
+            await _publish(run, url, every, folders, adapter, as_json, patient=join is not None)
+
+    asyncio.run(follow())
+
+
+async def _publish(run: Followed, url: str, every: int, folders: Folders, adapter: bool, as_json: bool, patient: bool) -> None:
+    """`patient`: who does not serve a state now may serve it later."""
+    place = await asyncio.to_thread(Snapshots, url, run.manifest.run_id)
+    published = await asyncio.to_thread(place.published)
     while True:
-        newest, finished = look()
+        newest, finished = run.look()
         if due(published, newest, every, finished):
             try:
-                place.publish(newest, partial(_write, home, newest, folders, adapter))
-            except (FileNotFoundError, ConfigError, LocalError):
-                if look()[0] == newest:
+                await run.have(newest)
+                await asyncio.to_thread(place.publish, newest, partial(_write, run.path, newest, folders, adapter))
+            except (FileNotFoundError, ConfigError, LocalError) as error:
+                if run.look()[0] != newest:
+                    continue  # the run has gone on, and newer ones are kept
+                if not patient or isinstance(error, ConfigError):
                     raise
-                continue  # the node has gone on, and keeps newer ones
+                errors.print(f"the state before round {newest} is not to be had yet: {error}", highlight=False)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            run.done(newest)
             published.add(newest)
             _tell(place.url, newest, as_json)
         elif finished and not newest:
-            fail(
-                f"{path.parent} holds no whole state of the run", Exit.USAGE, "name the --home of a node that holds all stages"
-            )
+            fail(f"{run.path.parent} holds no whole state of the run", Exit.USAGE, run.nothing)
         elif finished:
             return
         else:
-            time.sleep(LOOK_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
 
 
-def _write(home: Path | None, round: int, folders: Folders, adapter: bool, folder: Path) -> None:
+def _write(path: Path, round: int, folders: Folders, adapter: bool, folder: Path) -> None:
     with working(f"writing the state before round {round}") as bar:
-        write_model(folder, home, None, None, round, folders, bar, adapter=adapter)
+        write_held(folder, path, round, folders, bar, adapter=adapter)
 
 
 def _tell(url: str, round: int, as_json: bool) -> None:

@@ -1,8 +1,8 @@
 """What export and verify read: a daemon's folder, or what `--join` fetches from the run and `--archive` from its archive."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 from dilocox.cli.common import find_chain_files, read_link, set_up_logging
@@ -14,7 +14,7 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.data_directory import DataDirectory, load_identity
 from dilocox.transport.health import base_folder
 
-__all__ = ["reading"]
+__all__ = ["following", "reading"]
 
 READER = "reader"
 """In a daemon's folder, or beside those of this machine's daemons."""
@@ -33,13 +33,26 @@ def reading(join: str | None, home: Path | None, place: ArchivePlace | None, fet
         yield find_chain_files(home), 0
         return
     set_up_logging(verbose=False)  # for whom it waits
-    link, key = read_link(join) if join is not None else None, home / "identity.key" if home is not None else None
-    identity = load_identity(key) if key is not None and key.exists() else None
-    with closing(DataDirectory((home or base_folder()) / READER, identity)) as folder:
+    link = read_link(join) if join is not None else None
+    with closing(_folder(home)) as folder:
         chain, answer = asyncio.run(_read(link, folder, place, fetch))
         yield [chain], answer
         store = BlobStore(chain.parent / "blobs")
         store.sweep(store.digests())
+
+
+def _folder(home: Path | None) -> DataDirectory:
+    key = home / "identity.key" if home is not None else None
+    return DataDirectory((home or base_folder()) / READER, load_identity(key) if key is not None and key.exists() else None)
+
+
+@asynccontextmanager
+async def following(join: str, home: Path | None) -> AsyncIterator[Reader]:
+    """A run that goes on; `home` as for `reading`."""
+    set_up_logging(verbose=False)
+    with closing(_folder(home)) as folder:
+        async with open_reader(read_link(join), folder, lambda text: None) as reader:
+            yield reader
 
 
 async def _read(link: JoinLink | None, folder: DataDirectory, place: ArchivePlace | None, fetch: Fetch) -> tuple[Path, int]:

@@ -1,5 +1,6 @@
 """A cluster of two boxes, each with two devices, beside a node that is a cluster of its own. The tests run in order."""
 
+import io
 import json
 import os
 import signal
@@ -107,6 +108,25 @@ def test_who_has_a_part_of_the_model_or_none_reads_it_from_the_run(swarm: Swarm,
 
     wait_for(replayed, "a stranger replayed a round bit for bit")
     assert not BlobStore(next((tmp_path / "reader" / "runs").iterdir()) / "blobs").digests(), "what was of use has gone"
+
+
+def test_a_stranger_publishes_the_run_s_models_as_it_goes_on(swarm: Swarm, tmp_path: Path):
+    arguments = ["export", str(tmp_path / "models"), "--every", "1", "--join", f"@{swarm.testnet.folder / 'link'}", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "dilocox.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "DILOCOX_HOME": str(tmp_path)},
+    ) as publisher:
+        try:
+            wait_for(lambda: len(list((tmp_path / "models").glob("round-*/config.json"))) >= 2, "two models were published")
+        finally:
+            publisher.send_signal(signal.SIGINT)
+            said = (publisher.stdout or io.BytesIO()).read().decode()
+    assert said.count('"round"') >= 2
+    models = sorted((tmp_path / "models").glob("round-*"))
+    first, second = ((each / "model-00001-of-00003.safetensors").read_bytes() for each in models[:2])
+    assert len(first) == len(second)
+    assert first != second
 
 
 def store_of(swarm: Swarm, name: str) -> BlobStore:

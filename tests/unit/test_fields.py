@@ -99,7 +99,7 @@ def keys(module: str) -> set[str]:
 @pytest.mark.parametrize(
     ("module", "known", "beside"),
     [
-        ("node/api/server.py", fields.NODE, {"hours", "answers", "health"}),
+        ("node/api/server.py", fields.NODE, {"hours", "privacy", "answers", "health"}),
         ("coordinator/daemon.py", fields.COORDINATOR, {"health"}),
         ("node/holder.py", fields.HOLDER, {"health"}),
         ("views/door.py", fields.WAITING, {"health"}),
