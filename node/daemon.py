@@ -87,8 +87,8 @@ async def _take_part(
     files.callback(chain.close)
     await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
-    place.door.tell("importing what the run begins with")
     if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
+        place.door.tell(f"taking what the run begins with from {settings.begin}")
         await tasks.race(import_state(manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder))
     if account is not None:
         await asyncio.to_thread(account.lay_out, steps_left(manifest, chain.head), manifest.rounds.inner_steps)

@@ -64,7 +64,7 @@ async def create_server(listen: str, certificate: Certificate, traffic: Traffic 
         port = server.add_secure_port(listen, credentials)
     except RuntimeError as error:
         raise LocalError(
-            f"cannot listen on {listen}: {error}. Another program has that port: name another with --port."
+            f"cannot listen on {listen}: another program has that port, or this user may not open it. Name another with --port."
         ) from error
     return server, port
 

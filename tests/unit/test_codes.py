@@ -3,9 +3,13 @@
 import ast
 import errno
 import re
+import signal
 import sqlite3
+import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -16,6 +20,7 @@ from typer.main import get_command
 from dilocox.cli import main as cli
 from dilocox.cli.environment import verbs
 from dilocox.cli.exits import Exit
+from dilocox.cli.start import INTERRUPTED
 from dilocox.protocol.attestation import Code
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -143,6 +148,29 @@ async def test_what_the_api_has_not_is_a_problem_with_a_code():
                 assert told["do"] == FAULTS["no-such-path"].do
                 assert path in told["title"]
     await door.close()
+
+
+def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(tmp_path: Path):
+    """That takes seconds; as it goes, the interpreter names on stderr what it has loaded."""
+    told: list[str] = []
+    command = [sys.executable, "-X", "importtime", "-P", "-m", "dilocox.cli", "status", "--home", str(tmp_path)]
+    interrupted = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=interrupted) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            told.append(line)
+            if any("dilocox.cli.start" in each for each in told[:-3]):  # it has begun
+                process.send_signal(signal.SIGINT)
+                break
+        told += process.stderr.readlines()
+    assert process.returncode == Exit.INTERRUPTED == INTERRUPTED, "".join(told)
+    assert not [line for line in told if "Traceback" in line or "KeyboardInterrupt" in line]
+    assert not [line for line in told if line.endswith("dilocox.cli.main\n")], "it was still loading"
+
+
+def test_the_installed_command_begins_there():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"dilocox": "dilocox.cli.start:main"}
 
 
 def test_ctrl_c_is_no_error(monkeypatch: pytest.MonkeyPatch):

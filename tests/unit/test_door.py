@@ -209,10 +209,10 @@ async def test_the_page_is_there_from_the_start_and_becomes_the_daemon_s(tmp_pat
     try:
         async with browser(tmp_path / "browser", door.url + "/") as tab:
             await tab.wait("document.getElementById('state').textContent === 'waiting for the coordinator at nowhere:1'")
-            assert await tab.evaluate("document.getElementById('well').textContent") == (
-                "not known yet: Joined? waiting for the coordinator at nowhere:1 – check the link"
-            )
+            assert await tab.evaluate("document.getElementById('well').textContent") == "check the link"
+            assert await tab.evaluate("document.querySelector('main').hidden")
             door.tell("reading the chain")
             await tab.wait("document.getElementById('state').textContent === 'reading the chain'")
+            assert not [error for error in tab.errors if "favicon" not in error]
     finally:
         await door.close()

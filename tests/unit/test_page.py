@@ -163,6 +163,9 @@ async def test_a_browser_shows_it(served, tmp_path: Path):
         assert await tab.evaluate("[...document.querySelectorAll('#answers .answer')].map(a => a.textContent).join()") == (
             "no,not known yet,yes,no,yes,2.5 MB"
         )
+        assert await tab.evaluate("document.getElementById('well').textContent") == (
+            "Is it well? no: Counted? in 2 of the last 3 rounds that counted anybody; not counted: late – be faster"
+        )
         line = await tab.evaluate("document.getElementById('answers').lastElementChild.textContent")
         assert "sent: blob 2.5 MB, coordination 12 B" in line
         assert "received: blob 3 B; at most 2.0 MB/s now" in line

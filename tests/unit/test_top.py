@@ -1,15 +1,19 @@
 """`dilocox top` shows what `status`, `rounds` and `peers` show."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from dilocox.cli import top
+from dilocox.cli import common, top
+from dilocox.cli.exits import Exit
 from dilocox.cli.main import app
-from dilocox.cli.show import round_row
+from dilocox.cli.show import round_row, status_rows
+from dilocox.protocol.ids import short
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.rates import parse_rates
 from dilocox.transport.traffic import Traffic
@@ -52,6 +56,77 @@ def test_one_frame(monkeypatch: pytest.MonkeyPatch):
     assert all(cell in shown for row in rounds for cell in round_row(row))
     assert "loss     ▁▁▁ 2.000" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_the_screen_of_a_node():
+    """Where it stands, how it is heard, whether it counts, what that costs, and what to do."""
+    me, run = identity(0).peer, views.run(manifest(rounds={"count": 400}))
+    traffic = Traffic()
+    traffic.bytes[("sent", "blob")] = 9_000_000
+    status = {
+        "role": "node",
+        "run": run,
+        "peer": me,
+        "name": "attic",
+        "cluster": me,
+        "boxes": [{"peer": me, "stages": [0, 1]}],
+        "state": "training",
+        "why": "on the roster",
+        "advice": "",
+        "finished": False,
+        "phase_round": 41,
+        "inner_step": 37,
+        "inner_steps": 100,
+        "phase_seconds_left": 41.0,
+        "round": 41,
+        "round_why": "waiting for the contributions of 12D3…k7Qm",
+        "coordinator_connected": True,
+        "seconds_left": 7260.0,
+        "hours": None,
+        "address": "203.0.113.7:7400",
+        "reach": "others can dial this peer",
+        "clock_offset": 0.012,
+        "counted": [True, True, False],
+        "tokens_per_second": 8100.0,
+        "loss": 3.12,
+        "allreduce_bytes": 4_153_300_000,
+        "network": {**views.network(traffic), "last_round": {"round": 40, "sent": 4_100_000, "received": 1}},
+        "downloading": {"held": 1, "size": 4},
+        "attestation": None,
+        "excluded": [{"reason": "late", "detail": "4 s after the ballot", "do": "lower training.inner_steps"}],
+        "nobody_keeps": False,
+        "health": {"well": False, "why": "Counted? in 2 of the last 3 rounds that counted anybody", "do": ""},
+    }
+    lines = status_rows(status)
+    shown = "\n".join(f"{label} {text}" for label, text in lines)
+    for said in (
+        f'run test ({run["run_id"][:8]}…)   node {short(me)} "attic"',
+        "state training: on the roster   round 41/400, inner step 37/100, 41 s left",
+        "round 41 is open: waiting for the contributions of 12D3…k7Qm",
+        "left about 2 h 1 min to round 400",
+        "network 203.0.113.7:7400   others can dial this peer   clock +12 ms",
+        "counted 2 of the last 3 rounds",
+        "speed 8,100 tok/s   loss 3.120   sent 4,100,000 B in round 40, 1,013x less than AllReduce",
+        "line sent 9,000,000 B, received 0 B",
+        "fetching 1 of 4 B (25%)",
+        "warning not counted: late: 4 s after the ballot",
+        "help lower training.inner_steps",
+        "well no: Counted? in 2 of the last 3 rounds that counted anybody",
+    ):
+        assert said in shown, said
+    assert [label for label, _ in lines][:2] == ["run", "state"]
+
+
+@pytest.mark.parametrize(("terminal", "environment"), [(False, {}), (True, {"NO_COLOR": "1"})])
+def test_off_a_terminal_or_with_no_color_nothing_is_coloured(
+    terminal: bool, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    out = io.StringIO()
+    monkeypatch.setattr(common, "errors", Console(file=out, force_terminal=terminal, markup=False, _environ=environment))
+    with pytest.raises(typer.Exit):
+        common.fail("no such round", Exit.USAGE, "try another")
+    assert not re.search(r"\x1b\[(\d+;)*3\dm", out.getvalue())
+    assert "no such round" in out.getvalue()
 
 
 def test_bars():
