@@ -21,7 +21,7 @@ from dilocox.node.machine import Machine, this_machine
 from dilocox.node.memory import host_bytes, lacks, stage_bytes
 from dilocox.node.starts import BOUNDARIES_KEPT, RECENT_STATES, SNAPSHOTS_KEPT
 from dilocox.node.tiling import tile
-from dilocox.protocol import terms
+from dilocox.protocol import auditing, terms
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.findings import Finding, Level
 from dilocox.protocol.ids import JoinLink
@@ -109,8 +109,8 @@ def _memory(manifest: Manifest, machine: Machine) -> Finding:
 
 def disk_bytes(manifest: Manifest, clusters: int) -> int:
     """That a box which holds all stages fills at most, beside data and chain: states that it keeps (with one that arrives),
-    boundaries (with one that is being written), weights that adapters are added to, and the payloads of so many clusters until two
-    later snapshots are agreed."""
+    boundaries (with one that is being written), states of phases that may be audited, weights that adapters are added to, and the
+    payloads of so many clusters until two later snapshots are agreed."""
     model, stages = manifest.model, range(manifest.model.stages)
     states = (SNAPSHOTS_KEPT + RECENT_STATES + 1) * sum(state_bytes(model, stage) for stage in stages)
     held = stage_bytes(manifest, stages, half=False)
@@ -118,8 +118,9 @@ def disk_bytes(manifest: Manifest, clusters: int) -> int:
     shapes = [[spec.shape for spec in stage_tensors(model, stage)] for stage in stages]
     payload = payload_bytes(layouts_of(shapes, manifest.compression))
     rounds = (SNAPSHOTS_KEPT + 1) * manifest.rounds.snapshot_every
+    marks = (auditing.WAIT + 2) * (manifest.audit.segments + 1) * manifest.phase_bytes if manifest.audit.segments else 0
     frozen = sum(max(imported_bytes(model, stage)) for stage in stages) if model.lora is not None else 0
-    return int(states + boundaries + frozen + clusters * rounds * payload)
+    return int(states + boundaries + marks + frozen + clusters * rounds * payload)
 
 
 def _disk(manifest: Manifest, home: Path) -> Finding:

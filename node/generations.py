@@ -22,7 +22,6 @@ from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import Statement, canonical
-from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.scoring import Score
@@ -65,9 +64,7 @@ class Generations:
         self._member, self._feed, self._emit, self._tell = member, feed, emit, tell
         self._crew = Crew(lambda: team.workers)
         self.progress = self._crew.progress
-        self._keeping = Keeping(
-            store, holding, starts, lambda: self.progress.states, lambda: self.progress.roots, self._contributions
-        )
+        self._keeping = Keeping(store, holding, starts, self.progress, self._contributions, me)
         self._grew = asyncio.Event()
         """Set when the chain has a commit more."""
         self._fed = 0
@@ -239,29 +236,18 @@ class Generations:
 
     async def _phase_ended(self, phase: Phase) -> None:
         """A phase's payloads are durable in every worker: put their leaves beside them, and contribute."""
-        first = phase.first
-        leaves = pb.Leaves(leaves=[pb.Leaf(stage=p.stage, digest=p.digest, size=p.size, norms=p.norms) for p in phase.payloads])
-        digest = await asyncio.to_thread(self._store.put, [canonical(leaves)])
+        first, audit = phase.first, b""
+        digest = await asyncio.to_thread(self._store.put, [canonical(phase.leaves)])
+        if (marks := phase.marks) is not None:
+            audit = await asyncio.to_thread(self._store.put, [canonical(marks)])
+            self._keeping.marks(first.round, marks, audit)
         base = await asyncio.to_thread(self._store.put, [state_blob({p.stage: p.base_state for p in phase.payloads})])
         self._keeping.boundary(first.round, {digest, base, *blobs_of(phase.payloads)})
         if not self._ending:
             self._failed_generations = 0
             self._avoid_boundaries = False
-        size = sum(payload.size for payload in phase.payloads)
-        self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, size))
-        ended = member.PhaseEnded(
-            round=first.round,
-            base=base,
-            inner_steps=first.inner_steps,
-            tokens=first.tokens,
-            loss=first.loss,
-            samples_read=first.samples_read,
-            leaves=digest,
-            size=size,
-            norm=norm_code(phase.norm),
-            effective_rank=phase.effective_rank,
-            error=phase.error,
-        )
+        ended = phase.ended(base, digest, audit)
+        self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, ended.size))
         if self._team.serves_its_own():
             self._hear(ended)
             if not self._ending and self._team.regroups():  # what it made is announced

@@ -46,6 +46,7 @@ __all__ = [
     "spacing",
     "still_open",
     "stretch",
+    "verdict_name",
 ]
 
 WAIT = 2
@@ -95,6 +96,11 @@ class Stretch:
     last: pb.Mark
     positions: Sequence[int]
     """Samples of its lease that they read."""
+
+
+def verdict_name(verdict: pb.AuditVerdict) -> str:
+    """For people."""
+    return pb.AuditVerdict.Name(verdict).removeprefix("AUDIT_").lower()
 
 
 # The draw.
