@@ -9,12 +9,12 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from dilocox.node.audit_task import Found, Task
-from dilocox.node.exchange import Exchange
 from dilocox.node.machine import Machine
 from dilocox.node.memory import fullest_device, host_bytes
 from dilocox.protocol import auditing, events, limits
@@ -24,6 +24,7 @@ from dilocox.protocol.corpus import Corpus, order_of
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.facts import Audited
+from dilocox.protocol.ids import short
 from dilocox.protocol.ledger import Lease
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 """Between two looks for what we were drawn for."""
 MEMORY = Path("/proc/meminfo")
+T = TypeVar("T")
 
 
 def available_bytes() -> int | None:
@@ -69,6 +71,35 @@ class Lies:
     """The operator named the corpus' folder: nothing is put there."""
 
 
+async def in_a_process(task: Task, home: Path) -> Found:
+    """`home`: for its log, and the pipe by which it ends with us. Raises LocalError where it cannot."""
+    pipe = await asyncio.to_thread(ParentPipe, home)
+    with (home / "audits.log").open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "dilocox.node.training.audit"),
+            env={**pipe.environment(), "OMP_NUM_THREADS": str(max(1, min(task.threads, os.cpu_count() or 1)))},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        said, _ = await process.communicate(json.dumps(asdict(task)).encode())
+    finally:
+        pipe.close()  # it ends with it, whatever it does
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode or not said:
+        raise LocalError(f"the process that audits ended with {process.returncode}: see audits.log")
+    return Found(**json.loads(said))
+
+
+class Fetcher(Protocol):
+    async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int = ..., stage: int | None = None) -> None:
+        """Have the blob. Raises RemoteError."""
+
+
 class Us(Protocol):
     """Who takes part here: speaks for our cluster."""
 
@@ -87,90 +118,122 @@ class Auditor:
         us: Us,
         machine: Machine,
         place: Lies,
-        states: Exchange,
-        data: Exchange,
+        states: Fetcher,
+        data: Fetcher,
+        compute: Callable[[Task, Path], Awaitable[Found]] = in_a_process,
+        free: Callable[[], int | None] = available_bytes,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        """`states`, `data`: fetch into the stores of these names."""
+        """`states`, `data`: fetch into the stores of these names. `compute`: raises LocalError where it cannot; `free`: bytes of
+        memory."""
+        self._compute, self._free, self._look_seconds = compute, free, look_seconds
         self._us, self._manifest, self._chain = us, us.manifest, us.chain
         self._machine, self._place, self._states, self._data = machine, place, states, data
-        self._done: set[tuple[int, str]] = set()
+        self._one_at_a_time = asyncio.Lock()
+        """Of the processes that compute."""
 
     async def run(self) -> None:
-        """Until cancelled, where the run audits: one after the other, what is due first first."""
-        await asyncio.to_thread(self._clear)
-        while self._manifest.audit.segments:
-            head = self._chain.head
-            self._done = {name for name in self._done if name[0] >= head.round - auditing.WAIT}
-            for audit in auditing.duties(head.audits, head.round, self._us.identity.peer):
-                if audit.name not in self._done and await self._in_time(audit):
-                    self._done.add(audit.name)
-            await asyncio.sleep(LOOK_SECONDS)
-
-    async def _in_time(self, audit: Audit) -> bool:
-        """Whether there is no more to be found of it. Given up when the round is over in which we could say it."""
-        looking = asyncio.create_task(self._look(audit), name=f"audit {audit.cluster[-8:]}")
+        """Until cancelled, where the run audits."""
+        done: set[tuple[int, str]] = set()
+        running: dict[tuple[int, str], asyncio.Task[None]] = {}
         try:
-            while not looking.done() and self._chain.head.round <= audit.due:
-                await asyncio.wait({looking}, timeout=LOOK_SECONDS)
-            if not looking.done():
-                self._tell(audit, "nothing", f"round {audit.due} was over first")
-                return True
-            return looking.result()
+            while self._manifest.audit.segments:
+                head = self._chain.head
+                for audit in auditing.duties(head.audits, head.round, self._us.identity.peer):
+                    if audit.name not in done and audit.name not in running:
+                        running[audit.name] = asyncio.create_task(self._audit(audit), name=f"audit {short(audit.cluster)}")
+                for name in [name for name, task in running.items() if task.done()]:
+                    running.pop(name).result()
+                    done.add(name)
+                if not running:
+                    await asyncio.to_thread(self._clear)
+                done = {name for name in done if name[0] >= head.round - auditing.WAIT}
+                await asyncio.sleep(self._look_seconds)
         finally:
-            looking.cancel()
-            await asyncio.wait({looking})
+            for task in running.values():
+                task.cancel()
 
     def _clear(self) -> None:
-        """What was fetched for an audit that is done. Blocking."""
+        """What came after nobody wanted it any more. Blocking."""
         self._place.states.sweep(self._place.states.digests() | self._place.states.partials())
 
-    async def _look(self, audit: Audit) -> bool:
+    async def _audit(self, audit: Audit) -> None:
+        """Say what we find, or nothing."""
+        wanted: set[bytes] = set()
         try:
-            found = await self._find(audit)
-        except LocalError as error:
+            found = await self._find(audit, wanted)
+        except (LocalError, OSError) as error:
             self._tell(audit, "nothing", str(error))
-            return True
-        if found is None:
-            return False
-        await asyncio.to_thread(self._clear)
-        self._us.feed(Audited(audit, found))
-        self._tell(audit, auditing.verdict_name(found.verdict), f"distance {found.distance:.2g}" if found.distance else "")
-        return True
+        else:
+            self._us.feed(Audited(audit, found))
+            self._tell(audit, auditing.verdict_name(found.verdict), f"distance {found.distance:.2g}" if found.distance else "")
+        finally:
+            for digest in wanted:
+                self._place.states.remove(digest)
 
     def _tell(self, audit: Audit, found: str, why: str) -> None:
         self._us.emit(events.Audited(audit.round, audit.cluster, found, why))
 
-    async def _find(self, audit: Audit) -> Result | None:
-        """None: nobody serves its states yet. Raises LocalError where this machine cannot say."""
+    async def _before(self, round: int, work: Coroutine[Any, Any, T]) -> T | None:
+        """What comes of it before this round opens; None where nothing does."""
+        doing = asyncio.create_task(work)
+        try:
+            while not doing.done() and self._chain.head.round < round:
+                await asyncio.wait({doing}, timeout=self._look_seconds)
+            return doing.result() if doing.done() else None
+        finally:
+            doing.cancel()
+
+    async def _find(self, audit: Audit, wanted: set[bytes]) -> Result:
+        """`wanted`: what is fetched for it. Raises LocalError where this machine cannot say."""
+        began = self._chain.head.round
+        try:
+            fetched = await self._before(max(audit.due, began + 1), self._fetch(audit, wanted))
+        except RemoteError as error:
+            log.warning("what %s commits to is no phase: %s", short(audit.cluster), error)
+            return Result(pb.AUDIT_MALFORMED)
+        if fetched is None and began < audit.due:
+            return Result(pb.AUDIT_UNSERVED)  # a whole round was time enough
+        found = await self._before(audit.due + 1, self._compare(*fetched)) if fetched is not None else None
+        if found is None:
+            raise LocalError(f"round {audit.due} was over first")
+        return found
+
+    async def _fetch(self, audit: Audit, wanted: set[bytes]) -> tuple[pb.Marks, auditing.Stretch]:
+        """The marks, and both states of the drawn stretch, however long it takes. Raises RemoteError where they are not of a phase
+        as its author tells it."""
         commit, before = self._chain.commit(audit.round), self._chain.commit(audit.round - 1)
         if commit is None or before is None:
             raise LocalError(f"commit {audit.round} is not here any more")
         body = next(item.contribution for item in taken(commit.body) if item.cluster == audit.cluster)
         member = next(each for each in before.body.roster if each.cluster == audit.cluster)
         lease = Lease(member.samples_counted, tuple((span.start, span.end) for span in member.lease))
-        self._check_memory()
-        try:
-            await self._states.fetch(body.audit, [audit.cluster], limits.MARKS_BYTES)
-        except RemoteError as error:
-            return self._unserved(audit, error)
-        try:
-            marks = auditing.read_marks(self._manifest, body, lease, self._place.states.read(body.audit))
-        except RemoteError as error:
-            log.warning("the marks of %s are not those of a phase: %s", audit.cluster, error)
-            return Result(pb.AUDIT_MALFORMED)
+        wanted.add(body.audit)
+        await self._have(body.audit, audit.cluster, limits.MARKS_BYTES)
+        marks = auditing.read_marks(self._manifest, body, lease, self._place.states.read(body.audit))
         stretch = auditing.stretch(self._manifest, audit.lot, lease, marks.marks)
-        sizes = self._sizes()
-        try:
-            for stage, size in enumerate(sizes):
-                for mark in (stretch.first, stretch.last):
-                    await self._states.fetch(mark.states[stage], [audit.cluster], size, stage)
-        except RemoteError as error:
-            return self._unserved(audit, error)
-        states = [(mark.states[stage], size) for mark in (stretch.first, stretch.last) for stage, size in enumerate(sizes)]
-        if any(self._place.states.size(digest) != size for digest, size in states):
-            return Result(pb.AUDIT_MALFORMED)
+        for stage, size in enumerate(self._sizes()):
+            for mark in (stretch.first, stretch.last):
+                wanted.add(mark.states[stage])
+                await self._have(mark.states[stage], audit.cluster, size, stage)
+                if self._place.states.size(mark.states[stage]) != size:
+                    raise RemoteError(pb.REASON_SIZE_MISMATCH, f"a state of stage {stage} has not {size} bytes")
+        return marks, stretch
+
+    async def _have(self, digest: bytes, cluster: str, most: int, stage: int | None = None) -> None:
+        """Until it is served."""
+        while True:
+            try:
+                return await self._states.fetch(digest, [cluster], most, stage)
+            except RemoteError as error:
+                log.info("a state of %s is not to be had: %s", short(cluster), error)
+                await asyncio.sleep(self._look_seconds)
+
+    async def _compare(self, marks: pb.Marks, stretch: auditing.Stretch) -> Result:
         await self._have_samples(stretch)
-        found = await self._compute(self._task(marks, stretch))
+        async with self._one_at_a_time:
+            self._check_memory()
+            found = await self._compute(self._task(marks, stretch), self._place.home)
         said = pb.AuditResult(verdict=found.verdict, distance=found.distance)
         return Result(said.verdict, said.distance)
 
@@ -179,14 +242,9 @@ class Auditor:
         model, muon = self._manifest.model, self._manifest.training.optimizer == "muon"
         return [phase_bytes(model, muon, stage) for stage in range(model.stages)]
 
-    def _unserved(self, audit: Audit, error: RemoteError) -> Result | None:
-        """It may still come, until we have to say it."""
-        log.info("round %d: states of %s are not to be had: %s", audit.round, audit.cluster, error)
-        return Result(pb.AUDIT_UNSERVED) if self._chain.head.round >= audit.due else None
-
     def _check_memory(self) -> None:
         """Raises LocalError."""
-        manifest, free = self._manifest, available_bytes()
+        manifest, free = self._manifest, self._free()
         device = fullest_device(manifest, 1, manifest.training.microbatches, manifest.training.in_bfloat16(self._machine.cuda))
         needed = host_bytes(manifest, range(manifest.model.stages)) + (0 if self._machine.cuda else device.total)
         if free is not None and needed > free:
@@ -228,26 +286,3 @@ class Auditor:
             threads=marks.threads,
             workers=marks.workers,
         )
-
-    async def _compute(self, task: Task) -> Found:
-        """Raises LocalError where the process cannot."""
-        pipe = await asyncio.to_thread(ParentPipe, self._place.home)
-        with (self._place.home / "audits.log").open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "dilocox.node.training.audit"),
-                env={**pipe.environment(), "OMP_NUM_THREADS": str(max(1, min(task.threads, os.cpu_count() or 1)))},
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=output,
-                start_new_session=True,
-            )
-        try:
-            said, _ = await process.communicate(json.dumps(asdict(task)).encode())
-        finally:
-            pipe.close()  # it ends with it, whatever it does
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode or not said:
-            raise LocalError(f"the process that audits ended with {process.returncode}: see audits.log")
-        return Found(**json.loads(said))

@@ -249,7 +249,7 @@ async def _ask(link: JoinLink, record: pb.PeerRecord, home: DataDirectory, chann
     found += [
         _clock(run.wall_ms / 1000 - between),
         _admitted(manifest, home),
-        await _reached(link, record, home, channels, here),
+        await _reached(link, record, home, channels, here, bool(manifest.audit.segments)),
     ]
     return Seen(tuple(found), manifest)
 
@@ -280,8 +280,10 @@ def _admitted(manifest: Manifest, home: DataDirectory) -> Finding:
     return Finding(Level.FINE, "admission", "open to anybody" if admission.policy == "open" else "on the allow-list")
 
 
-async def _reached(link: JoinLink, record: pb.PeerRecord, home: DataDirectory, channels: ChannelPool, here: Here) -> Finding:
-    """Whether the coordinator can dial us where we would listen."""
+async def _reached(
+    link: JoinLink, record: pb.PeerRecord, home: DataDirectory, channels: ChannelPool, here: Here, audits: bool
+) -> Finding:
+    """Whether the coordinator can dial us where we would listen. `audits`: whether the run does."""
     kept = home.remembered()
     port = here.port or int(kept.get("port", 0))
     certificate = tls.load_or_create(home.folder)
@@ -297,10 +299,12 @@ async def _reached(link: JoinLink, record: pb.PeerRecord, home: DataDirectory, c
     if reach.reachable:
         return Finding(Level.FINE, "reachable", f"the coordinator can dial {at}")
     why = reach.why or "the coordinator did not say"
+    stored = "Payloads go to peers that keep them for you"
+    unseen = "This run audits, and who cannot be asked for the states of its phases is refused for that"
     return Finding(
-        Level.ODD,
+        Level.WRONG if audits else Level.ODD,
         "reachable",
-        f"others cannot dial {at}: {why}. Payloads go to peers that keep them for you",
+        f"others cannot dial {at}: {why}. {unseen if audits else stored}",
         "name the address by which others reach you (--host), and let --port in at your router",
     )
 

@@ -12,10 +12,11 @@ stretch's inner steps on the samples that the lease and the marks name, and comp
                                         round, and its author is refused for what it did
 
 Two thirds of all that was drawn, and not of those who spoke: a third of hostile auditors convicts nobody where all others are
-silent, and who cannot compute it (no memory, no time, no data) acquits.
+silent, and who cannot compute it (no memory, no time, no data) acquits. Who does not serve its states although it contributes in
+that round is as wrong as who made them up; who went, for whatever reason, is absent and no more.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -51,7 +52,9 @@ __all__ = [
 
 WAIT = 2
 """Rounds from a contribution to the receipts that say what its auditors found."""
-FAULTS = frozenset((pb.AUDIT_DIFFERS, pb.AUDIT_UNSERVED, pb.AUDIT_MALFORMED))
+FAULTS = frozenset((pb.AUDIT_DIFFERS, pb.AUDIT_MALFORMED))
+"""And, where its author contributed in the round in which it is told, AUDIT_UNSERVED: others had its payloads of that round. A
+machine that went is no fault."""
 JUMPS = 1
 """Marks of one inner step: before and after the one commit that a phase may move onto."""
 
@@ -184,20 +187,17 @@ def finding_fault(audits: Iterable[Audit], round: int, voter: str, told: Sequenc
 
 
 def faults(
-    audits: Iterable[Audit], round: int, receipts: Mapping[str, pb.Receipt]
+    audits: Iterable[Audit], round: int, receipts: Mapping[str, pb.Receipt], here: Container[str]
 ) -> tuple[dict[str, tuple[pb.Reason, str]], frozenset[str]]:
-    """Why clusters do not count in this round, by the audits of which its receipts tell; and whose work somebody looked at."""
-    told = {
-        (result.index, name): result.verdict in FAULTS
-        for name, body in receipts.items()
-        for result in body.audits
-        if result.index < limits.AUDITS
-    }
+    """Why clusters do not count in this round, by the audits of which its receipts tell; and whose work somebody looked at. `here`:
+    who contributed in it."""
+    told = {(result.index, name): result.verdict for name, body in receipts.items() for result in body.audits}
     reasons: dict[str, tuple[pb.Reason, str]] = {}
     looked_at: set[str] = set()
     for index, audit in enumerate(due(audits, round)):
         said = {name: told[index, name] for name in audit.auditors if (index, name) in told}
-        against = [name for name, wrong in said.items() if wrong]
+        faulty = FAULTS | {pb.AUDIT_UNSERVED} if audit.cluster in here else FAULTS
+        against = [name for name, verdict in said.items() if verdict in faulty]
         if said:
             looked_at.add(audit.cluster)
         if _convicts(audit, against):
@@ -224,6 +224,7 @@ def read_marks(manifest: Manifest, contribution: pb.Contribution, lease: Lease, 
     said = parse(pb.Marks, raw)
     marks, batch = said.marks, manifest.training.batch_size
     _require(2 <= len(marks) <= manifest.audit.segments + 2 + JUMPS, "too few or too many marks")
+    _require(len(said.machine) <= limits.TEXT_CHARACTERS and said.machine.isprintable(), "its machine is no text")
     for mark in marks:
         _require(len(mark.states) == manifest.model.stages, "a mark is not of all stages")
         _require(all(len(digest) == 32 for digest in mark.states), "a mark without digests")

@@ -261,7 +261,7 @@ class Audit(Section):
     largest_bytes: Annotated[int, Field(gt=0, le=limits.BLOB_BYTES)] = 1 << 30
     """A state of a phase may have so many: parameters and inner optimizer. Each contribution is so many times (segments and one) on
     its author's disk; and what is audited goes twice over its line to each auditor."""
-    largest_distance: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    largest_distance: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Between machines of different kinds, of what an auditor computes to what was said, relative to the way of the stretch."""
 
 

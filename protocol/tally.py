@@ -54,7 +54,7 @@ def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[
     """`absent`: roster clusters that were not heard from when the round closed."""
     reasons = _without_a_vote(head, gathered, absent)
     told = {name: receipt.body for name in gathered.listed() if (receipt := single(gathered.receipts.get(name)))}
-    faults, audited = auditing.faults(head.audits, head.round, told)
+    faults, audited = auditing.faults(head.audits, head.round, told, gathered.contributions)
     reasons.update((name, why) for name, why in faults.items() if name in head.roster)
     candidates = sorted(name for name in gathered.listed() if name not in reasons)
     says = standing.by_standing(manifest, head.standings, gathered.listed())

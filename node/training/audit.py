@@ -27,7 +27,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.parent_pipe import exit_with_parent
 
-__all__ = ["advance", "compare", "distance"]
+__all__ = ["advance", "carry_out", "compare", "distance", "threads_of"]
 
 NICENESS = 19
 """Training goes first, and everything else."""
@@ -42,6 +42,18 @@ def advance(trainer: Trainer, states: Sequence[Tensor], optimizer_steps: int, ba
     for inputs, targets in batches:
         trainer.step(inputs, targets)
     return [stage_state(trainer, stage) for _, stage in trainer.live_stages()]
+
+
+def is_state(trainer: Trainer, states: Sequence[Tensor]) -> bool:
+    """Whether one can go on from it: what cannot be computed with would end this process, which is no finding."""
+    for (_, stage), flat in zip(trainer.live_stages(), states, strict=True):
+        at = 0
+        for parameter, kind, elements in parts(trainer, stage):
+            counts = kind != LIVE and trainer.optimizer.kinds(parameter)[kind]
+            if not bool(flat[at : at + elements].isfinite().all()) or (counts and float(flat[at]) < 0):
+                return False
+            at += elements
+    return True
 
 
 @dataclass
@@ -90,9 +102,9 @@ def _bits(flat: Tensor) -> Tensor:
 
 
 def carry_out(task: Task) -> Found:
+    """With torch.distributed initialised for this process alone."""
     manifest = Manifest.from_canonical(Path(task.manifest).read_bytes())
     device = torch.device("cuda" if task.cuda else "cpu")
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     trainer = Trainer(manifest, Mesh(device=device))
     trainer.load_frozen(BlobStore(Path(task.own_blobs), ours=False))
     store, batch = BlobStore(Path(task.blobs), ours=False), manifest.training.batch_size
@@ -100,22 +112,31 @@ def carry_out(task: Task) -> Found:
         [torch.frombuffer(bytearray(store.view(bytes.fromhex(d))), dtype=torch.float32) for d in digests]
         for digests in (task.first, task.last)
     )
+    if not all(is_state(trainer, states) for states in (first, last)):
+        return Found(pb.AuditVerdict.Name(pb.AUDIT_MALFORMED), 0.0)
     dataset = load_dataset(manifest, Path(task.data))
     batches = (dataset.batch(task.positions[at : at + batch]) for at in range(0, len(task.positions), batch))
     computed = advance(trainer, first, task.optimizer_steps, batches)
     alike = device.type == "cpu" and task.machine == machine(device) and task.workers == 1
     alike = alike and task.threads == torch.get_num_threads()
     verdict, off = compare(trainer, first, computed, last, alike)
-    dist.destroy_process_group()
     return Found(pb.AuditVerdict.Name(verdict), off)
+
+
+def threads_of(task: Task) -> int:
+    """As many as its author had, where this machine has so many cores: then the bits may be the same."""
+    return task.threads if 0 < task.threads <= (os.cpu_count() or 1) else 1
 
 
 def main() -> None:
     exit_with_parent()
     os.nice(NICENESS)
     task = Task(**json.load(sys.stdin))
-    torch.set_num_threads(task.threads if task.threads <= (os.cpu_count() or 1) else 1)
-    print(json.dumps(asdict(carry_out(task))), flush=True)
+    torch.set_num_threads(threads_of(task))
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+    found = carry_out(task)
+    dist.destroy_process_group()
+    print(json.dumps(asdict(found)), flush=True)
 
 
 if __name__ == "__main__":

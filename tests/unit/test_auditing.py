@@ -104,24 +104,26 @@ def verdicts(against: int, silent: int, of: int) -> tuple[Audit, dict[str, pb.Re
 )
 def test_two_thirds_of_what_was_drawn_and_never_one_alone(against: int, silent: int, of: int, convicted: bool):
     audit, said = verdicts(against, silent, of)
-    reasons, looked_at = auditing.faults([audit], 7, said)
+    reasons, looked_at = auditing.faults([audit], 7, said, ["author"])
     assert set(reasons) == ({"author"} if convicted else set())
     assert looked_at == ({"author"} if silent < of else set())
-    assert auditing.faults([audit], 6, said) == ({}, frozenset()), "receipts of another round are of other audits"
+    assert auditing.faults([audit], 6, said, ["author"]) == ({}, frozenset()), "receipts of another round are of other audits"
 
 
 @pytest.mark.parametrize(("verdict", "wrong"), [*zip(pb.AuditVerdict.values()[1:], (0, 0, 1, 1, 1), strict=True)])
 def test_what_is_not_served_or_is_no_phase_counts_as_wrong(verdict: pb.AuditVerdict, wrong: bool):
     audit = Audit(5, "author", 0, {"a": 1, "b": 1})
     said = {name: pb.Receipt(audits=[pb.AuditResult(index=0, verdict=verdict)]) for name in "ab"}
-    assert bool(auditing.faults([audit], 7, said)[0]) == wrong
+    assert bool(auditing.faults([audit], 7, said, ["author"])[0]) == wrong
+    gone = wrong and verdict != pb.AUDIT_UNSERVED
+    assert bool(auditing.faults([audit], 7, said, [])[0]) == gone, "who went cannot serve, and is absent"
 
 
 def test_votes_weigh_as_they_were_drawn():
     audit = Audit(5, "author", 0, {"a": 3, "b": 1, "c": 1})
     wrong = pb.Receipt(audits=[pb.AuditResult(index=0, verdict=DIFFERS)])
-    assert not auditing.faults([audit], 7, {"b": wrong, "c": wrong, "stranger": wrong})[0]
-    assert auditing.faults([audit], 7, {"a": wrong, "b": wrong})[0]
+    assert not auditing.faults([audit], 7, {"b": wrong, "c": wrong, "stranger": wrong}, [])[0]
+    assert auditing.faults([audit], 7, {"a": wrong, "b": wrong}, [])[0]
 
 
 def wrongly(hostile: float, of: int) -> float:
