@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,9 @@ from dilocox.protocol.head import initial_head
 from dilocox.protocol.ledger import Lease
 from dilocox.protocol.messages import Statement, canonical, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.chain_file import ChainFile
+from dilocox.views import rows
+from dilocox.views.explain import explain
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 RUN = manifest(audit={"segments": 3, "share": 1.0, "auditors": 3}, rounds={"count": 40})
@@ -353,3 +358,21 @@ def test_states_are_kept_until_it_is_known_who_asks_for_them():
 def test_a_run_file_that_cannot_be_audited_says_so(sections: dict[str, Any]):
     with pytest.raises(ValueError, match="audit"):
         manifest(**sections)
+
+
+def test_people_see_what_auditors_found(tmp_path: Path):
+    table = four().train(2, FOUR).contribute(FOUR)
+    before = table.head
+    vote(table, {1: [0], 2: [0], 3: [0]}, FOUR)
+    detail = rows.round_detail(before, table.commits[-1].body)
+    found = {audit["cluster"]: [each["found"] for each in audit["auditors"]] for audit in detail["audits"]}
+    assert found[peer(0)] == ["differs"] * 3
+    assert found[peer(1)] == ["equal"] * 3
+    assert {audit["round"] for audit in detail["audits"]} == {1}
+    path = tmp_path / "chain.db"
+    with closing(ChainFile(path, table.run, rows.describe)) as chain:
+        for commit in table.commits:
+            chain.append(commit.envelope)
+        says = [row["says"] for row in explain(chain, lambda round: [], 3)["findings"] if row["about"] == "audited"]
+    assert len(says) == 4
+    assert any(each.endswith("of its auditors found 3 differs") for each in says)
