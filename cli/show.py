@@ -377,6 +377,13 @@ def _print_round(value: dict[str, Any]) -> None:
     if attested:
         console.print()
         print_table(["attested", "kind", "measurement", "TCB status", "GPUs", "valid until", "bound"], attested)
+    if value["audits"]:
+        console.print()
+        found = [
+            [audit["cluster"], str(audit["round"]), ", ".join(f"{short(e['cluster'])} {e['found']}" for e in audit["auditors"])]
+            for audit in value["audits"]
+        ]
+        print_table(["audited", "its round", "found by"], found)
     refused = [item for item in value["refused"] if item not in value["excluded"]]  # who was not heard stands in both
     for title, items in (("excluded", value["excluded"]), ("refused", refused)):
         if items:

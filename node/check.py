@@ -21,7 +21,7 @@ from dilocox.node.machine import Machine, this_machine
 from dilocox.node.memory import host_bytes, lacks, stage_bytes
 from dilocox.node.starts import BOUNDARIES_KEPT, RECENT_STATES, SNAPSHOTS_KEPT
 from dilocox.node.tiling import tile
-from dilocox.protocol import terms
+from dilocox.protocol import auditing, terms
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.findings import Finding, Level
 from dilocox.protocol.ids import JoinLink
@@ -109,8 +109,8 @@ def _memory(manifest: Manifest, machine: Machine) -> Finding:
 
 def disk_bytes(manifest: Manifest, clusters: int) -> int:
     """That a box which holds all stages fills at most, beside data and chain: states that it keeps (with one that arrives),
-    boundaries (with one that is being written), weights that adapters are added to, and the payloads of so many clusters until two
-    later snapshots are agreed."""
+    boundaries (with one that is being written), states of phases that may be audited, weights that adapters are added to, and the
+    payloads of so many clusters until two later snapshots are agreed."""
     model, stages = manifest.model, range(manifest.model.stages)
     states = (SNAPSHOTS_KEPT + RECENT_STATES + 1) * sum(state_bytes(model, stage) for stage in stages)
     held = stage_bytes(manifest, stages, half=False)
@@ -118,8 +118,9 @@ def disk_bytes(manifest: Manifest, clusters: int) -> int:
     shapes = [[spec.shape for spec in stage_tensors(model, stage)] for stage in stages]
     payload = payload_bytes(layouts_of(shapes, manifest.compression))
     rounds = (SNAPSHOTS_KEPT + 1) * manifest.rounds.snapshot_every
+    marks = (auditing.WAIT + 2) * (manifest.audit.segments + 1) * manifest.phase_bytes if manifest.audit.segments else 0
     frozen = sum(max(imported_bytes(model, stage)) for stage in stages) if model.lora is not None else 0
-    return int(states + boundaries + frozen + clusters * rounds * payload)
+    return int(states + boundaries + marks + frozen + clusters * rounds * payload)
 
 
 def _disk(manifest: Manifest, home: Path) -> Finding:
@@ -248,7 +249,7 @@ async def _ask(link: JoinLink, record: pb.PeerRecord, home: DataDirectory, chann
     found += [
         _clock(ahead),
         _admitted(manifest, home),
-        await _reached(link, record, home, channels, here),
+        await _reached(link, record, home, channels, here, bool(manifest.audit.segments)),
     ]
     return Seen(tuple(found), manifest)
 
@@ -279,8 +280,10 @@ def _admitted(manifest: Manifest, home: DataDirectory) -> Finding:
     return Finding(Level.FINE, "admission", "open to anybody" if admission.policy == "open" else "on the allow-list")
 
 
-async def _reached(link: JoinLink, record: pb.PeerRecord, home: DataDirectory, channels: ChannelPool, here: Here) -> Finding:
-    """Whether the coordinator can dial us where we would listen."""
+async def _reached(
+    link: JoinLink, record: pb.PeerRecord, home: DataDirectory, channels: ChannelPool, here: Here, audits: bool
+) -> Finding:
+    """Whether the coordinator can dial us where we would listen. `audits`: whether the run does."""
     kept = home.remembered()
     port = here.port or int(kept.get("port", 0))
     certificate = tls.load_or_create(home.folder)
@@ -296,10 +299,12 @@ async def _reached(link: JoinLink, record: pb.PeerRecord, home: DataDirectory, c
     if reach.reachable:
         return Finding(Level.FINE, "reachable", f"the coordinator can dial {at}")
     why = reach.why or "the coordinator did not say"
+    stored = "Payloads go to peers that keep them for you"
+    unseen = "This run audits, and who cannot be asked for the states of its phases is refused for that"
     return Finding(
-        Level.ODD,
+        Level.WRONG if audits else Level.ODD,
         "reachable",
-        f"others cannot dial {at}: {why}. Payloads go to peers that keep them for you",
+        f"others cannot dial {at}: {why}. {unseen if audits else stored}",
         "name the address by which others reach you (--host), and let --port in at your router",
     )
 

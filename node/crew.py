@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dilocox.protocol import member
+from dilocox.node.marks import merged
+from dilocox.protocol.facts import PhaseEnded
 from dilocox.protocol.norms import norm_code
+from dilocox.protocol.pb import messages_pb2 as wire
 from dilocox.protocol.pb import worker_pb2 as pb
 from dilocox.protocol.status import Status
 
@@ -85,15 +87,20 @@ class Phase:
     first: pb.Boundary
     payloads: list[pb.StagePayload]
     """In stage order."""
+    parts: list[tuple[list[int], wire.Marks]]
+    """Of each worker: its stages, and its part of the marks."""
 
     @property
-    def size(self) -> int:
-        """Bytes."""
-        return sum(payload.size for payload in self.payloads)
+    def leaves(self) -> wire.Leaves:
+        """What its payloads are announced by."""
+        return wire.Leaves(
+            leaves=[wire.Leaf(stage=p.stage, digest=p.digest, size=p.size, norms=p.norms) for p in self.payloads]
+        )
 
-    def ended(self, leaves: bytes, base: bytes, tells_loss: bool = True) -> member.PhaseEnded:
-        """What the machine contributes; `leaves` and `base`: their digests."""
-        return member.PhaseEnded(
+    def ended(self, base: bytes, leaves: bytes, audit: bytes = b"", tells_loss: bool = True) -> PhaseEnded:
+        """As the member machine hears it: `base`, the root of the state that it started from; digests of the leaves, and of the
+        marks where there are any."""
+        return PhaseEnded(
             round=self.first.round,
             base=base,
             inner_steps=self.first.inner_steps,
@@ -101,11 +108,17 @@ class Phase:
             loss=self.first.loss if tells_loss else 0.0,
             samples_read=self.first.samples_read,
             leaves=leaves,
-            size=self.size,
+            size=sum(payload.size for payload in self.payloads),
             norm=norm_code(self.norm),
             effective_rank=self.effective_rank,
             error=self.error,
+            audit=audit,
         )
+
+    @property
+    def marks(self) -> wire.Marks | None:
+        """None where the run does not audit."""
+        return merged(self.parts) if self.first.HasField("marks") else None
 
     @property
     def norm(self) -> float:
@@ -216,7 +229,8 @@ class Crew:
         payloads = sorted((p for part in parts.values() for p in part.payloads), key=lambda payload: int(payload.stage))
         self.progress.tokens += boundary.tokens
         self.progress.inner_steps[boundary.round] = boundary.inner_steps
-        return Phase(boundary, payloads)
+        marks = [([payload.stage for payload in part.payloads], part.marks) for part in parts.values()]
+        return Phase(boundary, payloads, marks)
 
     def rechecked(self, rank: int, result: pb.Rechecked) -> dict[int, bytes] | None:
         """Digests by stage of the replayed state."""

@@ -11,6 +11,7 @@ from dilocox.node.api.server import create_node_app
 from dilocox.node.attendance import Attendance
 from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.prover import Challenger, Prover
+from dilocox.node.auditor import Auditor, Lies
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.check import of_room
 from dilocox.node.coordinator_link import CoordinatorLink
@@ -100,11 +101,12 @@ async def _take_part(
     files.callback(own.close)
     stages = range(manifest.model.stages)
     archive = ArchiveSource(settings.archive, manifest.run_id) if settings.archive is not None else None
-    exchange, supplies = (
+    states = BlobStore(place.folder / "audits")
+    exchange, supplies, audits = (
         Exchange(
             manifest, stages, store, network.directory, place.channels, me.peer, place.heads, lambda: chain.head.roster, archive
         )
-        for store in (place.store, data)
+        for store in (place.store, data, states)
     )
     starts = Starts(manifest, chain, place.store, exchange)
     lead = settings.cluster.lead.coordinator if settings.cluster else ""
@@ -146,6 +148,8 @@ async def _take_part(
     tasks.start(_train(supply, participant, attendance, tasks, settings.private, own_text), "supervise")
     tasks.start(participant.beat(), "beat")
     tasks.start(holding.supply(starts.newest_snapshot), "supply holders")
+    lies = Lies(home.folder, place.folder / MANIFEST, data, place.store, states, bool(settings.data))
+    tasks.start(Auditor(participant, machine, lies, audits, supplies).run(), "audit")
     if prover is not None:
         tasks.start(participant.prove(), "prove")
 

@@ -67,9 +67,7 @@ class Generations:
         self._account = account
         self._crew = Crew(lambda: team.workers, tells_loss=account is None)
         self.progress = self._crew.progress
-        self._keeping = Keeping(
-            store, holding, starts, lambda: self.progress.states, lambda: self.progress.roots, self._contributions
-        )
+        self._keeping = Keeping(store, holding, starts, self.progress, self._contributions, me)
         self._grew = asyncio.Event()
         """Set when the chain has a commit more."""
         self._fed = 0
@@ -243,19 +241,21 @@ class Generations:
 
     async def _phase_ended(self, phase: Phase) -> None:
         """A phase's payloads are durable in every worker: put their leaves beside them, and contribute."""
-        first = phase.first
-        leaves = pb.Leaves(leaves=[pb.Leaf(stage=p.stage, digest=p.digest, size=p.size, norms=p.norms) for p in phase.payloads])
-        digest = await asyncio.to_thread(self._store.put, [canonical(leaves)])
+        first, audit = phase.first, b""
+        digest = await asyncio.to_thread(self._store.put, [canonical(phase.leaves)])
+        if (marks := phase.marks) is not None:
+            audit = await asyncio.to_thread(self._store.put, [canonical(marks)])
+            self._keeping.marks(first.round, marks, audit)
         base = await asyncio.to_thread(self._store.put, [state_blob({p.stage: p.base_state for p in phase.payloads})])
         self._keeping.boundary(first.round, {digest, base, *blobs_of(phase.payloads)})
         if not self._ending:
             self._failed_generations = 0
             self._avoid_boundaries = False
-        self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, phase.size))
+        ended = phase.ended(base, digest, audit, self.progress.tells_loss)
+        self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, ended.size))
         if self._account is not None and not await asyncio.to_thread(self._account.spend, digest, first.inner_steps):
             log.warning("round %d is not contributed: %s, and another phase does not fit", first.round, self._account.sentence)
             return
-        ended = phase.ended(digest, base, self.progress.tells_loss)
         if self._team.serves_its_own():
             self._hear(ended)
             if not self._ending and self._team.regroups():  # what it made is announced

@@ -1,13 +1,17 @@
 """Which blobs of this machine somebody may still ask for, or a restart needs. The others go."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
+from dilocox.node.crew import Progress
 from dilocox.node.holding import Holding
+from dilocox.node.marks import merged
 from dilocox.node.starts import BOUNDARIES_KEPT, Starts
+from dilocox.protocol import auditing
+from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.transport.blobs import BlobStore
+from dilocox.transport.blobs import BlobStore, digest_of
 
 __all__ = ["Keeping", "blobs_of"]
 
@@ -18,15 +22,20 @@ class Keeping:
         store: BlobStore,
         holding: Holding,
         starts: Starts,
-        states: Callable[[], Mapping[int, Mapping[int, bytes]]],
-        roots: Callable[[], Mapping[int, bytes]],
+        progress: Progress,
         contributions: Callable[[], Iterable[pb.Contribution]],
+        cluster: str,
     ) -> None:
-        """`states`, `roots`: our own of the last rounds, by round and stage. `contributions`: of the open round."""
+        """`progress`: of our workers. `contributions`: of the open round. `cluster`: whose box we are."""
+        self._cluster = cluster
         self._store, self._holding, self._starts = store, holding, starts
-        self._states, self._roots, self._contributions = states, roots, contributions
+        self._progress, self._contributions = progress, contributions
         self._boundaries: dict[int, set[bytes]] = {}
         """Payloads and base states that a restart would announce again, by round."""
+        self._marks: dict[int, list[pb.Marks]] = {}
+        """What contributions of ours commit to, by round: of all our stages, or in parts …"""
+        self._documents: dict[int, bytes] = {}
+        """… and the blob that lists them, where we lead."""
         self._kept: set[bytes] = set()
         """Blobs that were once worth keeping: only these are ever removed while workers write."""
 
@@ -34,11 +43,22 @@ class Keeping:
         """A phase ended, and these are of it."""
         self._boundaries.setdefault(round, set()).update(blobs)
 
+    def marks(self, round: int, marks: pb.Marks, document: bytes = b"") -> None:
+        """Of a phase that ended: `document`, the blob that a contribution names; its states are here."""
+        self._marks.setdefault(round, []).append(marks)
+        if document:
+            self._documents[round] = document
+
     async def begin(self, hellos: Iterable[worker.Hello]) -> None:
         """The workers write nothing yet: forget what an earlier process left behind, but not what it could resume."""
+        found: dict[int, list[tuple[list[int], pb.Marks]]] = {}
         for hello in hellos:
             for boundary in filter(self._starts.of_our_chain, hello.boundaries):
                 self.boundary(boundary.round, blobs_of(boundary.payloads))
+                if boundary.HasField("marks"):
+                    found.setdefault(boundary.round, []).append(([p.stage for p in boundary.payloads], boundary.marks))
+        for round, parts in found.items():
+            self.marks(round, merged(parts), digest_of([canonical(merged(parts))]))
         # First: what comes meanwhile is not looked at.
         here = await asyncio.to_thread(self._store.digests) | await asyncio.to_thread(self._store.partials)
         await asyncio.to_thread(self._store.sweep, here - self._worth_keeping())
@@ -49,7 +69,20 @@ class Keeping:
         keep = {digest for blobs in self._boundaries.values() for digest in blobs}
         for contribution in self._contributions():
             keep |= {contribution.leaves, *self._starts.payloads_of(contribution)}
-        return keep | self._holding.blobs() | self._starts.worth_keeping(self._states(), self._roots())
+        keep |= self._audited()
+        return keep | self._holding.blobs() | self._starts.worth_keeping(self._progress.states, self._progress.roots)
+
+    def _audited(self) -> set[bytes]:
+        """What our auditors may ask for."""
+        head, keep = self._starts.head, set[bytes]()
+        for round in [round for round in self._marks if round < head.round - auditing.WAIT]:
+            del self._marks[round]
+            self._documents.pop(round, None)
+        for round, parts in self._marks.items():
+            needed = (auditing.needed(head.audits, head.round, self._cluster, round, part.marks) for part in parts)
+            states = set[bytes]().union(*needed)
+            keep |= states | ({self._documents[round]} if states and round in self._documents else set())
+        return keep
 
     async def retain(self) -> None:
         """Remove blobs that were worth keeping and no longer are."""

@@ -75,10 +75,13 @@ def _is_read(spec: TensorSpec) -> bool:
 
 def host_bytes(manifest: Manifest, stages: Sequence[int]) -> int:
     """Of some stages' outer state: Θ, momentum, error feedback and anchor. And of the copy of their moments that is taken when a
-    phase ends; where the run scores, what candidates are made of: our own step; another's, its momentum, and its copy."""
+    phase ends; where the run scores, what candidates are made of: our own step; another's, its momentum, and its copy; where it
+    audits, the copy of a state of the phase that is being written."""
     flat = sum(spec.elements * WIDE for stage in stages for spec in stage_tensors(manifest.model, stage))
     candidate = CANDIDATE_COPIES * flat if manifest.scoring.voters else 0
-    return 4 * flat + stage_bytes(manifest, stages, half=False).moments + candidate
+    moments = stage_bytes(manifest, stages, half=False).moments
+    mark = flat + moments if manifest.audit.segments else 0
+    return 4 * flat + moments + candidate + mark
 
 
 def fullest_device(manifest: Manifest, workers: int, microbatches: int, half: bool) -> Device:

@@ -9,6 +9,7 @@ from dilocox.node.phases import Phase, phase_of
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.head import Head
 from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, canonical, parse
@@ -58,6 +59,11 @@ class Candidate:
 class Starts:
     def __init__(self, manifest: Manifest, chain: ChainFile, store: BlobStore, exchange: Exchange) -> None:
         self._manifest, self._chain, self._store, self._exchange = manifest, chain, store, exchange
+
+    @property
+    def head(self) -> Head:
+        """Of our chain."""
+        return self._chain.head
 
     def candidates(self, hellos: Sequence[worker.Hello], avoid_boundaries: bool) -> list[Candidate]:
         """Where the workers could start, the best first.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dilocox.protocol import adaptive, limits, norms, rules, standing
+from dilocox.protocol import adaptive, auditing, limits, norms, rules, standing
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.gathered import Gathered, Slot, single
@@ -71,7 +71,9 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
     last = head.closing(manifest)
     excluded = [] if last else result.excluded
     why = {item.peer: item.reason for item in excluded}
-    standings = standing.after(manifest, head.standings, result.counted, why, result.scored, roster, genesis=not head.round)
+    standings = standing.after(
+        manifest, head.standings, result.counted, why, result.scored, result.audited, roster, genesis=not head.round
+    )
     rank_or_k = (
         adaptive.next_rank_or_k(manifest, head.rank_or_k, [s.body for s in result.counted.values()])
         if head.round
@@ -112,12 +114,22 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
             for name, each in standings.items()
             if name not in roster
         ],
+        audits=auditing.packed(_audits(manifest, head, gathered, result)),
     )
     losses = {s.peer: s.body.evaluation_loss for slot in gathered.reports.values() if (s := single(slot)) and s.body.evaluated}
     if losses:
         says = standing.by_standing(manifest, head.standings, losses)
         commit.evaluated, commit.evaluation_loss = True, norms.lower_median(list(losses.values()), list(says.values()))
     return commit
+
+
+def _audits(manifest: Manifest, head: Head, gathered: Gathered, result: Tally) -> list[auditing.Audit]:
+    """That are still to be told of, and those drawn now."""
+    left = auditing.still_open(head.audits, head.round)
+    if gathered.ballot is None or not result.counted:
+        return left
+    says = standing.by_standing(manifest, head.standings, result.counted)
+    return [*left, *auditing.drawn(manifest, head.round, gathered.ballot, says)]
 
 
 DEADLINE_HISTORY = 8

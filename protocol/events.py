@@ -13,6 +13,7 @@ __all__ = [
     "NOTABLE",
     "Arrival",
     "AttestationRefused",
+    "Audited",
     "BallotOpened",
     "Claimed",
     "CommitApplied",
@@ -102,6 +103,20 @@ class NotCounted(Event):
     def line(self) -> str:
         why = f": {self.detail}" if self.detail else ""
         return f"round {self.round}: this node was not counted: {reason_name(self.reason)}{why}"
+
+
+@dataclass(frozen=True)
+class Audited(Event):
+    kind = "audited"
+    round: int
+    cluster: str
+    """Whose work of that round this node was drawn to audit."""
+    found: str
+    """`equal`, `near`, `differs`, `unserved`, `malformed`; `nothing` where this machine could not."""
+    why: str
+
+    def line(self) -> str:
+        return f"round {self.round}: audited {short(self.cluster)}: {self.found}{f' ({self.why})' if self.why else ''}"
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dilocox.protocol import events, scoring
-from dilocox.protocol.head import Head, HostRange
+from dilocox.protocol import auditing, events, scoring
+from dilocox.protocol.head import Cluster, Head, HostRange, resting_on
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
@@ -13,6 +13,7 @@ __all__ = [
     "Answered",
     "Asked",
     "Attestation",
+    "Audited",
     "Away",
     "Committed",
     "Connected",
@@ -99,8 +100,30 @@ class PhaseEnded:
     """Norm code over all stages."""
     effective_rank: float
     error: float
+    audit: bytes = b""
+    """Blob digest of its marks, where the run audits."""
     holders: tuple[str, ...] = ()
     """Peers that keep its payloads for us, where nobody can dial us."""
+
+    def contribution(self, head: Head, cluster: Cluster) -> pb.Contribution:
+        """What our cluster says of it in the open round."""
+        return pb.Contribution(
+            round=head.round,
+            head=head.digest,
+            inner_steps=self.inner_steps,
+            tokens=self.tokens,
+            loss=self.loss,
+            samples_read=self.samples_read,
+            leaves=self.leaves,
+            base_state=self.base,
+            norm=self.norm,
+            size=self.size,
+            effective_rank=self.effective_rank,
+            error=self.error,
+            holders=self.holders,
+            attestation=resting_on(head.attestations, cluster),
+            audit=self.audit,
+        )
 
 
 @dataclass(frozen=True)
@@ -117,6 +140,14 @@ class Scored:
 
     contribution: bytes
     score: scoring.Score
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What we found of a contribution that we were drawn to audit."""
+
+    audit: auditing.Audit
+    result: auditing.Result
 
 
 @dataclass(frozen=True)
@@ -261,6 +292,7 @@ Input = (
     | PhaseEnded
     | Judged
     | Scored
+    | Audited
     | Signed
     | Answered
     | Differs

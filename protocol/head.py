@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from dilocox.protocol.auditing import Audit, audits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.ids import peer_id
 from dilocox.protocol.ledger import Lease, Ledger
@@ -107,6 +108,9 @@ class Head:
     standings: Mapping[str, Record] = field(default_factory=dict)
     """By cluster: of the roster, and of those who left with more than a newcomer has."""
 
+    audits: tuple[Audit, ...] = ()
+    """That are not decided yet, by round and cluster."""
+
     @cached_property
     def cluster_by_peer(self) -> Mapping[str, Cluster]:
         return {peer: cluster for cluster in self.roster.values() for peer in cluster.peers}
@@ -170,11 +174,12 @@ def advance(manifest: Manifest, commit: Statement[pb.Commit]) -> Head:
             **{member.cluster: _record(member.standing) for member in body.roster},
             **{peer_id(item.key): _record(item.standing) for item in body.away},
         },
+        audits=audits(body),
     )
 
 
 def _record(standing: pb.Standing) -> Record:
-    return Record(standing.earned, standing.counted, standing.refused, standing.scored)
+    return Record(standing.earned, standing.counted, standing.refused, standing.scored, standing.audited)
 
 
 def authors(commit: pb.Commit, contributions: Sequence[int]) -> list[str]:

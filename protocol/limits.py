@@ -34,7 +34,7 @@ CONTRIBUTION_BYTES = KIB
 """Five digests and eight holders of 54 bytes, whatever the model: about 700."""
 
 RECEIPT_BYTES = KIB
-"""Two bits for each of 1,024 contributions, 16 findings of at most 20 bytes, two digests."""
+"""Two bits for each of 1,024 contributions, 16 findings of at most 20 bytes, 16 audits of 12, two digests."""
 
 REPORT_BYTES = 256
 """Two digests and a loss: about 80."""
@@ -101,6 +101,21 @@ HOSTS = 128
 
 SCORERS = 128
 """Most clusters that score one contribution: committees are drawn again by whoever checks a commit."""
+
+AUDITORS = 32
+"""Most clusters that audit one contribution: each fetches two states from its author."""
+
+AUDITS = 64
+"""Most contributions of one round that are audited: the commits of two rounds name them and their auditors."""
+
+AUDITS_TOLD = 16
+"""Most audits that one receipt tells of: of more, it found nothing."""
+
+SEGMENTS = 64
+"""Most stretches of a phase: each begins with a state on disk."""
+
+MARKS_BYTES = 4 * MIB
+"""Largest marks blob: 67 marks of 1,024 stages."""
 
 STANDING = 1 << 16
 """Most rounds that there can be to earn."""

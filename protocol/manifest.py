@@ -19,6 +19,7 @@ from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import key_of_peer, peer_id
 from dilocox.protocol.model import Count, Lora, Model, Positive, RopeScaling, Section
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.tensors import phase_bytes
 
 __all__ = ["NAME", "Data", "Lora", "Manifest", "Model", "RopeScaling", "RunFileError", "Schedule"]
 
@@ -247,6 +248,23 @@ class Scoring(Section):
     """Of a cluster's time that scoring may take; what is not scored in time is accepted as far as its voter is concerned."""
 
 
+class Audit(Section):
+    """A stretch of what a cluster trained is computed again by others (protocol/auditing.py)."""
+
+    segments: Annotated[int, Field(ge=0, le=limits.SEGMENTS)] = 0
+    """The longest phase has so many stretches, between states that a contribution commits to. 0: nobody audits."""
+    share: Fraction = 0.25
+    """Of the counted contributions, that are audited."""
+    auditors: Annotated[int, Field(gt=1, le=limits.AUDITORS)] = 5
+    """So many, drawn by standing, audit each: all others where they are fewer. Two thirds of them find it wrong, or nothing
+    follows."""
+    largest_bytes: Annotated[int, Field(gt=0, le=limits.BLOB_BYTES)] = 1 << 30
+    """A state of a phase may have so many: parameters and inner optimizer. Each contribution is so many times (segments and one) on
+    its author's disk; and what is audited goes twice over its line to each auditor."""
+    largest_distance: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Between machines of different kinds, of what an auditor computes to what was said, relative to the way of the stretch."""
+
+
 class Standing(Section):
     """What a cluster earns by work that counts (protocol/standing.py)."""
 
@@ -332,6 +350,7 @@ class Manifest(Section):
     compression: Compression
     rounds: Rounds
     scoring: Scoring = Scoring()
+    audit: Audit = Audit()
     standing: Standing = Standing()
     admission: Admission = Admission()
     attestation: Attestation = Attestation()
@@ -343,6 +362,19 @@ class Manifest(Section):
             raise ValueError(
                 "training.schedule interleaved wants two stages and a microbatch for each of two workers at least:"
                 f" {LOOPED_STAGES} stages and {LOOPED_MICROBATCHES} microbatches, not {stages} and {training.microbatches}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_audited(self) -> "Manifest":
+        if self.audit.segments and self.data.private:
+            raise ValueError(
+                "audit.segments and data.private: nobody else has the text that a cluster trained on; leave one out"
+            )
+        if self.audit.segments and self.phase_bytes > self.audit.largest_bytes:
+            raise ValueError(
+                f"audit.largest_bytes is {self.audit.largest_bytes:,}; a state of this model with its inner optimizer has"
+                f" {self.phase_bytes:,}: each auditor would fetch two of them"
             )
         return self
 
@@ -422,6 +454,11 @@ class Manifest(Section):
     def largest_rms(self) -> float:
         rates = [self.training.learning_rate, self.training.muon_learning_rate * (self.training.optimizer == "muon")]
         return self.rounds.largest_rms or self.rounds.max_inner_steps * max(rates)
+
+    @property
+    def phase_bytes(self) -> int:
+        """Of a state that a phase is audited by: all stages."""
+        return sum(phase_bytes(self.model, self.training.optimizer == "muon", stage) for stage in range(self.model.stages))
 
     @property
     def start_clusters(self) -> int:

@@ -9,7 +9,7 @@ what was signed and put on disk comes back (`Signed`). Drivers are the daemon, t
     a phase ended, its payloads stand   on the roster, round still open:  contribute
     a contribution of somebody is seen  own state known:                  have it judged (fetched and checked)
     ballot, and we are to score some    they are well made:               have each scored (what it does to the loss)
-    all on it judged, ours scored       or three quarters of its time:    vote
+    all on it judged, ours scored       or three quarters of its time:    vote; with what we found of the audits that are due
     "your report differs"               replay from disk
     own state or replay contradicts     start again from an agreed state; who just did that, halts
     the lead laid its boxes out anew    sign the layout, claim a seat with it
@@ -24,11 +24,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dilocox.protocol import counting, events, limits, scoring, voting
+from dilocox.protocol import auditing, counting, events, limits, scoring, voting
 from dilocox.protocol.facts import (
     Answered,
     Asked,
     Attestation,
+    Audited,
     Away,
     Committed,
     Connected,
@@ -56,7 +57,7 @@ from dilocox.protocol.facts import (
     Verdict,
     Whole,
 )
-from dilocox.protocol.head import Head, HostRange, alone, resting_on
+from dilocox.protocol.head import Head, HostRange, alone
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -68,6 +69,7 @@ __all__ = [
     "Answered",
     "Asked",
     "Attestation",
+    "Audited",
     "Away",
     "Committed",
     "Connected",
@@ -150,6 +152,8 @@ class MemberState:
     to_score: frozenset[bytes] = frozenset()
     """Those that were given to be scored."""
     scores: Mapping[bytes, scoring.Score] = field(default_factory=dict)
+    audits: Mapping[tuple[int, str], auditing.Result] = field(default_factory=dict)
+    """What we found of those that we were drawn for, and that are not decided yet."""
     ballot: Statement[pb.Ballot] | None = None
     vote_by: float | None = None
     """When we vote with what we have."""
@@ -216,6 +220,8 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
         case Scored(contribution, score):
             if contribution in state.to_score:
                 state = replace(state, scores={**state.scores, contribution: score})
+        case Audited(audit, result):
+            state = replace(state, audits={**state.audits, audit.name: result})
         case Signed(statement):
             state = _signed(state, statement)
         case Answered(statement, outcome, reason, detail):
@@ -271,6 +277,7 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
         verdicts={},
         to_score=frozenset(),
         scores={},
+        audits={audit.name: state.audits[audit.name] for audit in after.audits if audit.name in state.audits},
         ballot=None,
         vote_by=None,
         rechecking=False,
@@ -336,23 +343,7 @@ def _contribute(state: MemberState, phase: PhaseEnded) -> list[Effect]:
     said = pb.KIND_CONTRIBUTION in state.own or pb.KIND_CONTRIBUTION in state.signing
     if phase.round != head.round or cluster is None or said or head.closing(state.manifest):
         return []
-    body = pb.Contribution(
-        round=head.round,
-        head=head.digest,
-        inner_steps=phase.inner_steps,
-        tokens=phase.tokens,
-        loss=phase.loss,
-        samples_read=phase.samples_read,
-        leaves=phase.leaves,
-        base_state=phase.base,
-        norm=phase.norm,
-        size=phase.size,
-        effective_rank=phase.effective_rank,
-        error=phase.error,
-        holders=phase.holders,
-        attestation=resting_on(head.attestations, cluster),
-    )
-    return [Sign(pb.KIND_CONTRIBUTION, body)]
+    return [Sign(pb.KIND_CONTRIBUTION, phase.contribution(head, cluster))]
 
 
 def _is_open(state: MemberState, body: Any) -> bool:
@@ -581,7 +572,8 @@ def _vote(state: MemberState, now: float) -> pb.Receipt | None:
     scored = all(s.digest in state.scores or state.verdicts.get(s.digest) != ACCEPTED for s in ours)
     if not pressing and not (judged and scored):
         return None
-    return voting.receipt(state.manifest, ballot, own.digest, state.verdicts, state.scores, [s.digest for s in ours])
+    audits = auditing.results(state.head.audits, state.head.round, state.me, state.audits)
+    return voting.receipt(state.manifest, ballot, own.digest, state.verdicts, state.scores, [s.digest for s in ours], audits)
 
 
 def _has_vote(state: MemberState) -> bool:

@@ -200,6 +200,7 @@ def _check_ballot(body: pb.Ballot) -> None:
 
 
 _REASONS = frozenset(pb.Reason.values())
+_VERDICTS = frozenset(pb.AuditVerdict.values())
 
 
 def _check_receipt(body: pb.Receipt) -> None:
@@ -211,6 +212,12 @@ def _check_receipt(body: pb.Receipt) -> None:
     for indices in ([finding.index for finding in body.findings], list(body.scored)):
         _require(indices == sorted(set(indices)), "findings repeat or are not in order")
     _require(len(body.score) == len(body.scored), "a score for each of the scored")
+    _require(len(body.audits) <= limits.AUDITS_TOLD, "too many audits", pb.REASON_OVERSIZE)
+    audited = [result.index for result in body.audits]
+    _require(audited == sorted(set(audited)), "audits repeat or are not in order")
+    for result in body.audits:
+        _require(result.verdict in _VERDICTS and bool(result.verdict), "unknown verdict")
+        _check_number(result.distance, "distance", limits.LOSS)
     for finding in body.findings:
         _require(finding.reason in _REASONS and bool(finding.reason), "unknown reason")
         _require(finding.stage < limits.STAGES, "stage out of bounds")

@@ -62,6 +62,7 @@ __all__ = [
     "onto",
     "reading",
     "resume",
+    "samples_read",
     "step",
     "upcoming",
 ]
@@ -323,8 +324,12 @@ def _trained(state: PhaseState) -> PhaseState:
     action = next_action(state)
     if isinstance(action, Wait):
         raise LocalError(f"an inner step where there was none to take: {action.why}")
-    read = state.manifest.training.batch_size if state.on_roster else 0
-    return replace(state, steps=state.steps + 1, samples_read=state.samples_read + read)
+    return replace(state, steps=state.steps + 1, samples_read=samples_read(state, True))
+
+
+def samples_read(state: PhaseState, trained: bool) -> int:
+    """Samples of its lease, with the inner step that was just taken."""
+    return state.samples_read + state.manifest.training.batch_size * (trained and state.on_roster)
 
 
 def _held_back(state: PhaseState, prepared: Head) -> bool:

@@ -25,7 +25,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
 
-from dilocox.protocol import limits
+from dilocox.protocol import auditing, limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.gathered import Gathered, Slot, holds, put, put_newest, single
 from dilocox.protocol.head import Cluster, Head, HostRange, alone, host_ranges, resting_on
@@ -284,6 +284,9 @@ def _impossible(manifest: Manifest, head: Head, statement: Statement[pb.Contribu
         return reject(pb.REASON_WRONG_BASE, "it builds on another state than the run's")
     if body.attestation != resting_on(head.attestations, cluster):
         return reject(pb.REASON_NOT_ATTESTED, "it does not name the attestation that admits its sender")
+    if bool(body.audit) != bool(manifest.audit.segments):
+        says = "no states of its phase" if manifest.audit.segments else "states of its phase, which this run does not audit"
+        return reject(pb.REASON_MALFORMED, f"it commits to {says}")
     lease = head.ledger.leases[statement.peer]
     if not 0 < body.inner_steps <= manifest.rounds.max_inner_steps:
         return reject(pb.REASON_IMPOSSIBLE_TOKENS, f"{body.inner_steps} inner steps")
@@ -344,6 +347,8 @@ def _receipt(manifest: Manifest, head: Head, gathered: Gathered, statement: Stat
         return reject(pb.REASON_MALFORMED, "a score of what it does not accept"), gathered
     if len(body.measured) > (len(body.accepted) if manifest.scoring.voters else 0):
         return reject(pb.REASON_MALFORMED, "it measured more than it could be drawn to score"), gathered
+    if why := auditing.finding_fault(head.audits, head.round, statement.peer, body.audits):
+        return reject(pb.REASON_MALFORMED, why), gathered
     receipts = put(gathered.receipts, statement.peer, statement)
     if receipts is None:
         return ignore(pb.REASON_EQUIVOCATION, "two are proof enough"), gathered

@@ -23,7 +23,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["UNITS", "Opinion", "Score", "committee", "duties", "harms", "opinions", "positions", "turn", "units"]
+__all__ = ["UNITS", "Opinion", "Score", "committee", "draw", "duties", "harms", "opinions", "positions", "turn", "units"]
 
 UNITS = 1024
 """To the nat, in a receipt."""
@@ -64,7 +64,12 @@ def seed_of(ballot: Statement[pb.Ballot]) -> bytes:
 def committee(manifest: Manifest, ballot: Statement[pb.Ballot], cluster: str, listed: Mapping[str, int]) -> Mapping[str, int]:
     """Who scores this one, with how many votes. `listed`: the clusters on the ballot, in its order, with their standing. Nobody
     where the run does not score."""
-    return _committee(manifest.scoring.voters, seed_of(ballot), cluster, tuple(listed), tuple(accumulate(listed.values())))
+    return draw(manifest.scoring.voters, seed_of(ballot), cluster, listed)
+
+
+def draw(wanted: int, seed: bytes, cluster: str, listed: Mapping[str, int]) -> Mapping[str, int]:
+    """So many of the others, by standing, with how many votes each."""
+    return _committee(wanted, seed, cluster, tuple(listed), tuple(accumulate(listed.values())))
 
 
 def duties(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, listed: Mapping[str, int]) -> frozenset[str]:

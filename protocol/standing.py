@@ -55,6 +55,8 @@ class Record(NamedTuple):
     """For what it did."""
     scored: int = 0
     """Of the counted and the refused: by how many its committee measured what its work does."""
+    audited: int = 0
+    """Audits of its work of which somebody told what it found."""
 
 
 def newcomer(manifest: Manifest) -> Record:
@@ -98,11 +100,13 @@ def after(
     counted: Collection[str],
     excluded: Mapping[str, pb.Reason],
     scored: Collection[str],
+    audited: Collection[str],
     seated: Collection[str],
     genesis: bool,
 ) -> dict[str, Record]:
     """By cluster, after a commit that counts these and seats those: of all who are seated, and of those who left with more than a
-    newcomer has. `excluded`: why roster clusters do not count; `scored`: whose work was measured."""
+    newcomer has. `excluded`: why roster clusters do not count; `scored`: whose work was measured; `audited`:
+    whose an audit looked at."""
     founders = set(manifest.admission.allow or seated) if genesis else set[str]()
     full, fresh = Record(max(1, manifest.standing_rounds)), newcomer(manifest)
     known = {**{name: full if name in founders else fresh for name in seated}, **standings}
@@ -111,6 +115,7 @@ def after(
             name: _after_a_round(manifest, record, name in counted, excluded.get(name), name in scored)
             for name, record in known.items()
         }
+        known = {name: record._replace(audited=record.audited + (name in audited)) for name, record in known.items()}
     away = [name for name, record in known.items() if name not in seated and record.earned > newcomer(manifest).earned]
     remembered = sorted(away, key=lambda name: (-known[name].earned, name))[: limits.AWAY]
     return {name: known[name] for name in sorted({*seated, *remembered})}
@@ -118,7 +123,7 @@ def after(
 
 def _after_a_round(manifest: Manifest, before: Record, counted: bool, why: pb.Reason | None, scored: bool) -> Record:
     refused = why is not None and why not in NOBODYS_FAULT
-    record = Record(before.earned, before.counted + counted, before.refused + refused, before.scored + scored)
+    record = before._replace(counted=before.counted + counted, refused=before.refused + refused, scored=before.scored + scored)
     most = manifest.standing_rounds
     if not most:
         return record

@@ -5,6 +5,8 @@ Voters are the clusters that contributed and voted: who does not vote does not c
 not stand in the others' way. A contribution counts when at least half of the other voters, by standing, and at least one, accepted
 it; a lone one counts only where the manifest's min_clusters is 1. What a voter finds to harm is well made for it: whether it counts
 all the same, those say who were drawn to score it (scoring.py).
+Whose earlier work enough of its auditors found wrong (auditing.py) does not count, and has no
+vote.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dilocox.protocol import counting, scoring, standing
+from dilocox.protocol import auditing, counting, scoring, standing
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.gathered import Gathered, single
 from dilocox.protocol.head import Head
@@ -45,11 +47,16 @@ class Tally:
     """Mean training loss; 0 where nobody says one."""
     scored: frozenset[str] = frozenset()
     """Clusters whose work was measured by its committee."""
+    audited: frozenset[str] = frozenset()
+    """Those whose work of an earlier round was looked at by its auditors."""
 
 
 def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[str]) -> Tally:
     """`absent`: roster clusters that were not heard from when the round closed."""
     reasons = _without_a_vote(head, gathered, absent)
+    told = {name: receipt.body for name in gathered.listed() if (receipt := single(gathered.receipts.get(name)))}
+    faults, audited = auditing.faults(head.audits, head.round, told, gathered.contributions)
+    reasons.update((name, why) for name, why in faults.items() if name in head.roster)
     candidates = sorted(name for name in gathered.listed() if name not in reasons)
     says = standing.by_standing(manifest, head.standings, gathered.listed())
     opinions = _opinions(manifest, gathered, says, candidates)
@@ -76,6 +83,7 @@ def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[
         clips,
         _mean_loss(accepted, weights),
         frozenset(name for name, opinion in opinions.items() if opinion.votes),
+        audited,
     )
 
 
@@ -200,6 +208,7 @@ NO_FINDINGS = frozenset(
         pb.REASON_TOO_FEW_ACCEPTS,
         pb.REASON_TOO_FEW_CLUSTERS,
         pb.REASON_HARMS,
+        pb.REASON_AUDIT,
     }
 )
 """What the chain shows, or a committee decides, and no voter finds alone: said by one, it is no reason."""

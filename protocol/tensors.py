@@ -20,6 +20,7 @@ __all__ = [
     "TensorSpec",
     "imported_bytes",
     "parameter_count",
+    "phase_bytes",
     "stage_tensors",
     "stage_units",
     "stage_weights",
@@ -162,6 +163,13 @@ def trained_count(model: Model) -> int:
 def state_bytes(model: Model, stage: int) -> int:
     """Of a stage's state blob: Θ and momentum, float32."""
     return 2 * 4 * sum(spec.elements for spec in stage_tensors(model, stage))
+
+
+def phase_bytes(model: Model, muon: bool, stage: int) -> int:
+    """Of a stage in the middle of a phase, float32: each parameter; of AdamW its number of steps for each tensor and two moments,
+    of Muon one."""
+    specs = stage_tensors(model, stage)
+    return 4 * sum(2 * spec.elements if muon and spec.hidden else 3 * spec.elements + 1 for spec in specs)
 
 
 def imported_bytes(model: Model, stage: int) -> tuple[int, ...]:

@@ -22,9 +22,11 @@ def receipt(
     verdicts: Mapping[bytes, Verdict],
     scores: Mapping[bytes, scoring.Score],
     duties: Sequence[bytes],
+    audits: Sequence[pb.AuditResult] = (),
 ) -> pb.Receipt:
-    """`own`: digest of our contribution; `duties`: of those that we were drawn to score, in the ballot's order. What was judged
-    well made and measured to harm is refused; of what has no room the bits say enough."""
+    """`own`: digest of our contribution; `duties`: of those that we were drawn to score, in the ballot's order; `audits`: what we
+    found of those that are due. What was judged well made and measured to harm is refused; of what has no room the bits say
+    enough."""
     listed = list(ballot.body.contributions)
 
     def found(digest: bytes) -> Verdict:
@@ -56,6 +58,7 @@ def receipt(
         scored=worst,
         score=[gain(index) for index in worst],
         measured=rules.bits([digest in scores for digest in duties]),
+        audits=audits,
     )
 
 

@@ -196,6 +196,7 @@ class Table:
             size=2000,
             effective_rank=4.0,
             attestation=resting_on(self.head.attestations, cluster) if cluster else b"",
+            audit=digest("marks", number, self.head.round) if self.run.audit.segments else b"",
         )
         if spoil is not None:
             spoil(body)

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -52,6 +53,7 @@ def explain(chain: ChainFile, events: ReadEvents, number: int, peer: str = "", m
         *_waited(happened, detail["seconds"]),
         *_counting(detail),
         *_clips(detail),
+        *_audits(detail),
         *([_mine(chain, number, name, me, detail, happened)] if name else []),
     ]
     return {
@@ -143,6 +145,14 @@ def _clips(detail: View) -> Iterator[View]:
                 f"{short(item['cluster'])} to {item['clipped']:.2f} of its norm {norms}",
                 "what was cut off stays with its author, and counts later",
             )
+
+
+def _audits(detail: View) -> Iterator[View]:
+    """What was found of earlier work."""
+    for audit in detail["audits"]:
+        found = Counter(each["found"] for each in audit["auditors"])
+        told = ", ".join(f"{count} {what}" for what, count in sorted(found.items()))
+        yield _row("audited", f"what {short(audit['cluster'])} trained in round {audit['round']}: of its auditors found {told}")
 
 
 def _roster(detail: View) -> set[str]:

@@ -78,6 +78,10 @@ REASONS: Mapping[pb.Reason, Advice] = {
     pb.REASON_HARMS: Advice(
         "it made the model worse, as most of those drawn to score it measured", "look at its data and its loss"
     ),
+    pb.REASON_AUDIT: Advice(
+        "most of those drawn to audit it found that it did not train what it said, or could not fetch the states that show it",
+        "open the gRPC port; " + _FAULTY + " (docs/auditing.md)",
+    ),
 }
 
 

@@ -77,9 +77,7 @@ class Follower:
         self._tasks, self._feed, self._tell, self._corpus = tasks, feed, tell, corpus
         self._crew = Crew(lambda: 0)
         self.progress = self._crew.progress
-        self._keeping = Keeping(
-            store, holding, starts, lambda: self.progress.states, lambda: self.progress.roots, lambda: self._judged
-        )
+        self._keeping = Keeping(store, holding, starts, self.progress, lambda: self._judged, link.lead.coordinator)
         self._judged: list[pb.Contribution] = []
         """Contributions that we were asked to judge in the open round."""
         self._outgoing: asyncio.Queue[boxes.BoxEvent] = asyncio.Queue()
@@ -288,6 +286,8 @@ class Follower:
                 continue
             if event.HasField("boundary"):
                 self._keeping.boundary(event.boundary.round, blobs_of(event.boundary.payloads))
+                if event.boundary.HasField("marks"):
+                    self._keeping.marks(event.boundary.round, event.boundary.marks)
             self._pass_on(launch, rank, event)
 
     def _pass_on(self, launch: boxes.LaunchBox, rank: int, event: worker.WorkerEvent) -> None:

@@ -65,6 +65,8 @@ class BoundaryMeta:
     error: float = 0.0
     norms: str = ""
     """Norm codes of the stage's tensors, hexadecimal."""
+    marks: str = ""
+    """The stage's part of the phase's marks, hexadecimal; empty where the run does not audit."""
 
 
 def _folder(root: Path, stage: int, round: int) -> Path:

@@ -8,10 +8,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from dilocox.node.marks import of_stage
 from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
 from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.messages import canonical
 from dilocox.protocol.norms import norm_code
+from dilocox.protocol.pb import messages_pb2 as wire
 from dilocox.transport.blobs import BlobStore
 
 __all__ = ["Boundaries"]
@@ -28,13 +31,16 @@ class Boundaries:
         """The inner optimizer may change its tensors."""
         self._copied.set()
 
-    def begin(self, meta: BoundaryMeta, bases: Mapping[int, bytes]) -> Callable[[], dict[int, BoundaryMeta]]:
+    def begin(
+        self, meta: BoundaryMeta, bases: Mapping[int, bytes], marks: Callable[[], wire.Marks | None] = lambda: None
+    ) -> Callable[[], dict[int, BoundaryMeta]]:
         """What is left to do in the background, which gives the boundaries by stage as they lie on the disk. The next step calls
-        `wait` before it updates. `bases`: digests of the states that the phase started from, by stage."""
+        `wait` before it updates. `bases`: digests of the states that the phase started from, by stage; `marks`: gives those of
+        the phase."""
         complete, self._lacking = self._lacking or meta.round % self._every == 0, False
         if complete:
             self._copied.clear()
-        return partial(self._write, meta, bases, complete)
+        return partial(self._write, meta, bases, marks, complete)
 
     def wait(self) -> None:
         """Until nobody reads the inner optimizer's tensors any more."""
@@ -50,12 +56,14 @@ class Boundaries:
         finally:
             self._copied.set()
 
-    def _write(self, meta: BoundaryMeta, bases: Mapping[int, bytes], complete: bool) -> dict[int, BoundaryMeta]:
+    def _write(
+        self, meta: BoundaryMeta, bases: Mapping[int, bytes], marks: Callable[[], wire.Marks | None], complete: bool
+    ) -> dict[int, BoundaryMeta]:
         if complete:
             self._save_inner(meta.round)
-        metas = {}
+        metas, marked = {}, marks()
         stages = self._trainer.encode(self._cluster, meta.round, meta.rank_or_k)
-        for state, encoded in zip(self._trainer.states, stages, strict=True):
+        for index, (state, encoded) in enumerate(zip(self._trainer.states, stages, strict=True)):
             digest = self._store.put([encoded.raw])
             checkpoint.save_outer(self._folder, state, meta.round, complete)
             metas[state.stage] = replace(
@@ -67,6 +75,7 @@ class Boundaries:
                 effective_rank=encoded.effective_rank,
                 error=encoded.error,
                 norms=bytes(norm_code(norm) for norm in encoded.norms).hex(),
+                marks=canonical(of_stage(marked, index)).hex() if marked is not None else "",
             )
             checkpoint.seal_boundary(self._folder, state.stage, metas[state.stage])
         return metas

@@ -69,6 +69,17 @@ class InnerOptimizer:
                 return {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
         return {}
 
+    def kinds(self, parameter: nn.Parameter) -> dict[str, bool]:
+        """Names of the tensors that it keeps of a parameter from its first step on, and whether each is one number."""
+        muon = any(
+            parameter is other
+            for optimizer in self._optimizers
+            if isinstance(optimizer, torch.optim.Muon)
+            for group in optimizer.param_groups
+            for other in group["params"]
+        )
+        return {"momentum_buffer": False} if muon else {"step": True, "exp_avg": False, "exp_avg_sq": False}
+
     def restore(self, parameter: nn.Parameter, tensors: dict[str, Tensor]) -> None:
         for optimizer in self._optimizers:
             if any(parameter is other for group in optimizer.param_groups for other in group["params"]):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from dilocox.node.marks import merged
 from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
 from dilocox.node.phases import phase_of
@@ -11,6 +12,7 @@ from dilocox.node.training.trainer import Trainer
 from dilocox.protocol import phase
 from dilocox.protocol.head import Head, advance, initial_head
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as wire
 from dilocox.protocol.pb import worker_pb2 as pb
 from dilocox.protocol.phase import PhaseState
 from dilocox.transport.blobs import BlobStore
@@ -127,6 +129,9 @@ def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:
         samples_read=meta.samples_read,
         head=bytes.fromhex(meta.head),
         optimizer_steps=meta.optimizer_steps,
+        marks=merged(([stage], wire.Marks.FromString(bytes.fromhex(item.marks))) for stage, item in sorted(metas.items()))
+        if meta.marks
+        else None,
         payloads=[
             pb.StagePayload(
                 stage=stage,

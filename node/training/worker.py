@@ -21,6 +21,7 @@ from dilocox.node.training.boundaries import Boundaries
 from dilocox.node.training.commits import Commits, Prepared
 from dilocox.node.training.data import load_dataset, load_private
 from dilocox.node.training.link import DaemonLink
+from dilocox.node.training.marks import Marks
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.noisy import Drawn, Noise
 from dilocox.node.training.pace import Pace
@@ -68,6 +69,7 @@ class Worker:
         self.commits = Commits(manifest, self.trainer, self.store)
         self.boundaries = Boundaries(settings.stages, settings.checkpoint_every, settings.cluster, self.trainer, self.store)
         self.scores = Scores(self.trainer, self.dataset, self.background.aside)
+        self.marks = Marks(self.trainer, self.store, self.background.aside)
         self.state = phase.begin(manifest, settings.cluster)
         """Changes between two turns only; background jobs take what they need of it with them."""
         self._arrived: deque[pb.Apply] = deque()
@@ -144,6 +146,7 @@ class Worker:
 
     def _train(self, action: Train) -> Turn:
         self._pace.rest(self._take_commands)
+        self.marks.before_step(self.state)
         started = time.monotonic()
         result = self.trainer.step(
             *self.text.batch(action.positions), self._flags_after_gradients, before_update=self.boundaries.wait
@@ -187,11 +190,14 @@ class Worker:
         """Carry out what follows from the turn; the action that is left to do until the next one."""
         before = self.state
         self.state, actions = phase.step(before, turn)
+        steps, read = before.steps + turn.trained, phase.samples_read(before, turn.trained)
         for action in actions:
             match action:
                 case Apply():
-                    self._apply(action.keep_private, before.steps + turn.trained)
+                    self.marks.before_commit(steps, read)
+                    self._apply(action.keep_private, steps)
                 case End():
+                    self.marks.end(steps, read)
                     self.trainer.end_phase(action.round, action.restart)
                 case Encode():
                     self._start_encoding(action)
@@ -230,7 +236,7 @@ class Worker:
             head=ended.head.hex(),
         )
         bases = {item.stage: item.digest for item in self.commits.digests}
-        write = self.boundaries.begin(meta, bases)
+        write = self.boundaries.begin(meta, bases, self.marks.collect())
         self.background.submit(lambda: self._announce(write()))
 
     def _announce(self, metas: dict[int, BoundaryMeta]) -> None:

@@ -71,6 +71,16 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_SUPERSEDED: _ClassVar[Reason]
     REASON_COPIED: _ClassVar[Reason]
     REASON_HARMS: _ClassVar[Reason]
+    REASON_AUDIT: _ClassVar[Reason]
+
+class AuditVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AUDIT_UNSPECIFIED: _ClassVar[AuditVerdict]
+    AUDIT_EQUAL: _ClassVar[AuditVerdict]
+    AUDIT_NEAR: _ClassVar[AuditVerdict]
+    AUDIT_DIFFERS: _ClassVar[AuditVerdict]
+    AUDIT_UNSERVED: _ClassVar[AuditVerdict]
+    AUDIT_MALFORMED: _ClassVar[AuditVerdict]
 KIND_UNSPECIFIED: Kind
 KIND_MANIFEST: Kind
 KIND_PEER_RECORD: Kind
@@ -127,6 +137,13 @@ REASON_CLUSTER: Reason
 REASON_SUPERSEDED: Reason
 REASON_COPIED: Reason
 REASON_HARMS: Reason
+REASON_AUDIT: Reason
+AUDIT_UNSPECIFIED: AuditVerdict
+AUDIT_EQUAL: AuditVerdict
+AUDIT_NEAR: AuditVerdict
+AUDIT_DIFFERS: AuditVerdict
+AUDIT_UNSERVED: AuditVerdict
+AUDIT_MALFORMED: AuditVerdict
 
 class Envelope(_message.Message):
     __slots__ = ("kind", "key", "body", "signature")
@@ -308,6 +325,30 @@ class Contribution(_message.Message):
     size: int
     def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., leaves: _Optional[bytes] = ..., base_state: _Optional[bytes] = ..., norm: _Optional[int] = ..., effective_rank: _Optional[float] = ..., error: _Optional[float] = ..., attestation: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ..., audit: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
 
+class Mark(_message.Message):
+    __slots__ = ("step", "samples_read", "optimizer_steps", "states")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_READ_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    samples_read: int
+    optimizer_steps: int
+    states: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, step: _Optional[int] = ..., samples_read: _Optional[int] = ..., optimizer_steps: _Optional[int] = ..., states: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Marks(_message.Message):
+    __slots__ = ("marks", "machine", "threads", "workers")
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    marks: _containers.RepeatedCompositeFieldContainer[Mark]
+    machine: str
+    threads: int
+    workers: int
+    def __init__(self, marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., machine: _Optional[str] = ..., threads: _Optional[int] = ..., workers: _Optional[int] = ...) -> None: ...
+
 class Ballot(_message.Message):
     __slots__ = ("round", "head", "contributions", "seconds")
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -333,7 +374,7 @@ class Finding(_message.Message):
     def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[Reason, str]] = ..., stage: _Optional[int] = ..., score: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("round", "ballot", "accepted", "findings", "scores", "scored", "score", "measured")
+    __slots__ = ("round", "ballot", "accepted", "findings", "scores", "scored", "score", "measured", "audits")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -342,6 +383,7 @@ class Receipt(_message.Message):
     SCORED_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
+    AUDITS_FIELD_NUMBER: _ClassVar[int]
     round: int
     ballot: bytes
     accepted: bytes
@@ -350,7 +392,18 @@ class Receipt(_message.Message):
     scored: _containers.RepeatedScalarFieldContainer[int]
     score: _containers.RepeatedScalarFieldContainer[int]
     measured: bytes
-    def __init__(self, round: _Optional[int] = ..., ballot: _Optional[bytes] = ..., accepted: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., scores: _Optional[bytes] = ..., scored: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[int]] = ..., measured: _Optional[bytes] = ...) -> None: ...
+    audits: _containers.RepeatedCompositeFieldContainer[AuditResult]
+    def __init__(self, round: _Optional[int] = ..., ballot: _Optional[bytes] = ..., accepted: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., scores: _Optional[bytes] = ..., scored: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[int]] = ..., measured: _Optional[bytes] = ..., audits: _Optional[_Iterable[_Union[AuditResult, _Mapping]]] = ...) -> None: ...
+
+class AuditResult(_message.Message):
+    __slots__ = ("index", "verdict", "distance")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    verdict: AuditVerdict
+    distance: float
+    def __init__(self, index: _Optional[int] = ..., verdict: _Optional[_Union[AuditVerdict, str]] = ..., distance: _Optional[float] = ...) -> None: ...
 
 class StateReport(_message.Message):
     __slots__ = ("round", "head", "state", "evaluated", "evaluation_loss", "replayed")
@@ -475,16 +528,38 @@ class Member(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[Host, _Mapping]]] = ..., joined: _Optional[int] = ..., missed: _Optional[int] = ..., samples_counted: _Optional[int] = ..., lease: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., account: _Optional[bytes] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("earned", "counted", "refused", "scored")
+    __slots__ = ("earned", "counted", "refused", "scored", "audited")
     EARNED_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     SCORED_FIELD_NUMBER: _ClassVar[int]
+    AUDITED_FIELD_NUMBER: _ClassVar[int]
     earned: int
     counted: int
     refused: int
     scored: int
-    def __init__(self, earned: _Optional[int] = ..., counted: _Optional[int] = ..., refused: _Optional[int] = ..., scored: _Optional[int] = ...) -> None: ...
+    audited: int
+    def __init__(self, earned: _Optional[int] = ..., counted: _Optional[int] = ..., refused: _Optional[int] = ..., scored: _Optional[int] = ..., audited: _Optional[int] = ...) -> None: ...
+
+class Audit(_message.Message):
+    __slots__ = ("round", "cluster", "lot", "auditors")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    LOT_FIELD_NUMBER: _ClassVar[int]
+    AUDITORS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    cluster: str
+    lot: int
+    auditors: _containers.RepeatedCompositeFieldContainer[Auditor]
+    def __init__(self, round: _Optional[int] = ..., cluster: _Optional[str] = ..., lot: _Optional[int] = ..., auditors: _Optional[_Iterable[_Union[Auditor, _Mapping]]] = ...) -> None: ...
+
+class Auditor(_message.Message):
+    __slots__ = ("cluster", "votes")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    VOTES_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    votes: int
+    def __init__(self, cluster: _Optional[str] = ..., votes: _Optional[int] = ...) -> None: ...
 
 class Away(_message.Message):
     __slots__ = ("key", "standing")
@@ -527,7 +602,7 @@ class Rest(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., until: _Optional[int] = ..., removals: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("round", "previous", "closed_at_ms", "collect_ms", "vote_ms", "open_ms", "ballot", "claims", "clusters", "leaves", "contributions", "receipts", "reports", "refusals", "attested", "closing", "roster", "counted", "excluded", "state", "norm", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans", "rank_or_k", "inner_steps", "trained", "built_by", "resting", "collect_history", "vote_history", "data_root", "merit_root", "signers", "term", "appointment", "away")
+    __slots__ = ("round", "previous", "closed_at_ms", "collect_ms", "vote_ms", "open_ms", "ballot", "claims", "clusters", "leaves", "contributions", "receipts", "reports", "refusals", "attested", "closing", "roster", "counted", "excluded", "state", "norm", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans", "rank_or_k", "inner_steps", "trained", "built_by", "resting", "collect_history", "vote_history", "data_root", "merit_root", "signers", "term", "appointment", "away", "audits")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_AT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -567,6 +642,7 @@ class Commit(_message.Message):
     TERM_FIELD_NUMBER: _ClassVar[int]
     APPOINTMENT_FIELD_NUMBER: _ClassVar[int]
     AWAY_FIELD_NUMBER: _ClassVar[int]
+    AUDITS_FIELD_NUMBER: _ClassVar[int]
     round: int
     previous: bytes
     closed_at_ms: int
@@ -606,7 +682,8 @@ class Commit(_message.Message):
     term: int
     appointment: Envelope
     away: _containers.RepeatedCompositeFieldContainer[Away]
-    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closed_at_ms: _Optional[int] = ..., collect_ms: _Optional[int] = ..., vote_ms: _Optional[int] = ..., open_ms: _Optional[int] = ..., ballot: _Optional[_Union[Envelope, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., closing: _Optional[bool] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., state: _Optional[bytes] = ..., norm: _Optional[int] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., rank_or_k: _Optional[int] = ..., inner_steps: _Optional[int] = ..., trained: _Optional[int] = ..., built_by: _Optional[_Iterable[str]] = ..., resting: _Optional[_Iterable[_Union[Rest, _Mapping]]] = ..., collect_history: _Optional[_Iterable[int]] = ..., vote_history: _Optional[_Iterable[int]] = ..., data_root: _Optional[bytes] = ..., merit_root: _Optional[bytes] = ..., signers: _Optional[_Iterable[bytes]] = ..., term: _Optional[int] = ..., appointment: _Optional[_Union[Envelope, _Mapping]] = ..., away: _Optional[_Iterable[_Union[Away, _Mapping]]] = ...) -> None: ...
+    audits: _containers.RepeatedCompositeFieldContainer[Audit]
+    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closed_at_ms: _Optional[int] = ..., collect_ms: _Optional[int] = ..., vote_ms: _Optional[int] = ..., open_ms: _Optional[int] = ..., ballot: _Optional[_Union[Envelope, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., closing: _Optional[bool] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., state: _Optional[bytes] = ..., norm: _Optional[int] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., rank_or_k: _Optional[int] = ..., inner_steps: _Optional[int] = ..., trained: _Optional[int] = ..., built_by: _Optional[_Iterable[str]] = ..., resting: _Optional[_Iterable[_Union[Rest, _Mapping]]] = ..., collect_history: _Optional[_Iterable[int]] = ..., vote_history: _Optional[_Iterable[int]] = ..., data_root: _Optional[bytes] = ..., merit_root: _Optional[bytes] = ..., signers: _Optional[_Iterable[bytes]] = ..., term: _Optional[int] = ..., appointment: _Optional[_Union[Envelope, _Mapping]] = ..., away: _Optional[_Iterable[_Union[Away, _Mapping]]] = ..., audits: _Optional[_Iterable[_Union[Audit, _Mapping]]] = ...) -> None: ...
 
 class Appointment(_message.Message):
     __slots__ = ("term", "coordinator", "round", "head", "state")

@@ -1,3 +1,4 @@
+from dilocox.protocol.pb import messages_pb2 as _messages_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -184,7 +185,7 @@ class Step(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., waiting: _Optional[bool] = ..., total_steps: _Optional[int] = ..., clock_seconds: _Optional[float] = ..., codec_cpu_seconds: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Boundary(_message.Message):
-    __slots__ = ("round", "inner_steps", "tokens", "loss", "samples_read", "payloads", "head", "optimizer_steps")
+    __slots__ = ("round", "inner_steps", "tokens", "loss", "samples_read", "payloads", "head", "optimizer_steps", "marks")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +194,7 @@ class Boundary(_message.Message):
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
     round: int
     inner_steps: int
     tokens: int
@@ -201,7 +203,8 @@ class Boundary(_message.Message):
     payloads: _containers.RepeatedCompositeFieldContainer[StagePayload]
     head: bytes
     optimizer_steps: int
-    def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ..., head: _Optional[bytes] = ..., optimizer_steps: _Optional[int] = ...) -> None: ...
+    marks: _messages_pb2.Marks
+    def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ..., head: _Optional[bytes] = ..., optimizer_steps: _Optional[int] = ..., marks: _Optional[_Union[_messages_pb2.Marks, _Mapping]] = ...) -> None: ...
 
 class Rechecked(_message.Message):
     __slots__ = ("round", "states", "report_agrees")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dilocox.protocol import chain, events, member, norms, round
+from dilocox.protocol import auditing, chain, events, member, norms, round
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Head, HostRange, initial_head
@@ -57,6 +57,8 @@ class SimPeer:
     swarm: "Swarm"
     identity: Identity
     hostile: Callable[["SimPeer", pb.Contribution], None] | None = None
+    accuses: bool = False
+    """Finds all work wrong that it is drawn to audit."""
     speed: float = 1.0
     up: bool = False
     life: int = 0
@@ -163,6 +165,9 @@ class SimPeer:
             return
         self.keep(commit)
         self.feed(member.Committed(commit, after))
+        for audit in auditing.duties(after.audits, after.round, self.name):
+            if audit.name not in self.state.audits:
+                self.after(self.swarm.random.expovariate(1 / CHECK_SECONDS), lambda audit=audit: self.audit(audit))  # type: ignore[misc]
         self.train()
 
     # The machine
@@ -237,6 +242,7 @@ class SimPeer:
             size=2000,
             effective_rank=4.0,
             error=0.1,
+            audit=digest("marks", self.name, head.digest) if self.run.audit.segments else b"",
         )
         self.phase_ends = self.swarm.now + self.phase_seconds()
         self.feed(event)
@@ -251,6 +257,11 @@ class SimPeer:
     def score(self, contribution: Statement[pb.Contribution]) -> None:
         harmful = contribution.body.error > 1  # as much as a tensor-free model can say of it
         self.feed(member.Scored(contribution.digest, Score(2.0, 2.5, -0.5) if harmful else Score(2.0, 1.5, 0.5)))
+
+    def audit(self, audit: auditing.Audit) -> None:
+        taken = chain.taken(self.disk.commits[audit.round].body)
+        wrong = self.accuses or next(each for each in taken if each.cluster == audit.cluster).contribution.error > 1
+        self.feed(member.Audited(audit, auditing.Result(pb.AUDIT_DIFFERS if wrong else pb.AUDIT_EQUAL)))
 
 
 @dataclass

@@ -22,6 +22,7 @@ def build(peers: int, seed: int, rounds: int = 8, **network: float) -> Swarm:
             "liveness_seconds": 20,
         },
         scoring={"voters": int(network.get("voters", 0))},
+        audit={"segments": int(network.get("segments", 0)), "share": 0.5, "auditors": 3},
     )
     return Swarm(run, peers, seed, network.get("loss", 0.01), network.get("delay", 0.3))
 
@@ -130,6 +131,21 @@ def test_hostile_peers_are_never_counted_and_stop_nobody():
 def harmful(peer: SimPeer, body: pb.Contribution) -> None:
     """Well made, and it makes the model worse."""
     body.error = 2.0
+
+
+def test_who_did_not_train_loses_by_audits_and_accusers_cost_nobody_anything():
+    """Through loss and crashes: what is not said in time is said by nobody."""
+    swarm = build(10, 5, rounds=14, segments=3)
+    swarm.peers[5].hostile = harmful  # nobody scores: only audits find it
+    swarm.peers[6].accuses = True
+    swarm.crash(2, at=150.0, until=260.0)
+    swarm.run_until_finished(4000)
+    check(swarm)
+    refused = {i.peer for c in swarm.commits for i in c.body.excluded if i.reason == pb.REASON_AUDIT}
+    assert refused == {swarm.peers[5].name}
+    standings = swarm.state.head.standings
+    assert standings[swarm.peers[5].name].refused > 0
+    assert sum(record.audited for record in standings.values()) > 20
 
 
 @pytest.mark.parametrize("voters", [3, 32])

@@ -42,7 +42,9 @@ def test_rounds_peers_and_stages(tmp_path: Path):
     details = [json.loads(text) for number in range(chain.length) if (text := chain.detail(number)) is not None]
     seen = told_fields(fields.ROUND, set().union(*map(fields_of, details)))
     assert not {
-        each for each in set(fields.ROUND) - seen if not each.startswith(("clusters[].kept_by", "clusters[].att", "refused"))
+        each
+        for each in set(fields.ROUND) - seen
+        if not each.startswith(("clusters[].kept_by", "clusters[].att", "refused", "audits"))
     }
     assert told_fields(fields.STAGE, set().union(*map(fields_of, views.stages(table.run, table.head)))) == set(fields.STAGE)
     presence = services.PresenceList(peers=[services.Presence(peer=identity(0).peer, present=True, round=1, step=2, loss=1.0)])

@@ -1,0 +1,158 @@
+"""How far from what was said an auditor comes out: after honest work on another kind of machine, and after work that was not done.
+
+One stretch of a phase is trained twice, by an author and by an auditor, from one state, on the same samples, as nodes do it
+(node/training/audit.py); the distance between both is what an auditor measures. Kinds of machine that one CPU can play: another
+number of threads; sums in another order (other microbatches: what other kernels do); matrix products in bf16, which is what GPUs do
+where the run says `training.precision = "auto"`, beside float32. A run's `audit.largest_distance` must lie above the honest rows of
+its machines, and below those of who did not train. `--check` holds the default to that.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.report import judge, table, write
+from bench.texts import stdlib
+from dilocox.node.training.audit import Batch, advance, distance
+from dilocox.node.training.data import Dataset, load_dataset
+from dilocox.node.training.marks import stage_state
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.manifest import Audit, Manifest
+
+__all__ = ["main"]
+
+MODEL = {"hidden_size": 64, "intermediate_size": 176, "layers": 3, "heads": 4, "kv_heads": 2, "sequence_length": 64}
+BATCH, EARLY, LATE, FAR = 8, 5, 200, 100_000
+"""Sequences of a batch; inner steps before the stretch; samples that nobody else reads."""
+Batches = Sequence[Batch]
+
+
+def manifest(optimizer: str, precision: str = "float32", microbatches: int = 2) -> Manifest:
+    text = stdlib()
+    return Manifest.model_validate(
+        {
+            "run": {"name": "bench", "owner": "00" * 32},
+            "model": {"family": "llama", "vocabulary_size": 256, "stages": 1, **MODEL},
+            "data": text.settings,
+            "training": {
+                "optimizer": optimizer,
+                "learning_rate": 1e-3,
+                "total_steps": 2000,
+                "warmup_steps": 20,
+                "batch_size": BATCH,
+                "microbatches": microbatches,
+                "precision": precision,
+            },
+            "compression": {"rank": 8},
+            "rounds": {"count": 10, "inner_steps": 50, "max_inner_steps": 50},
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Author:
+    name: str
+    honest: bool
+    precision: str = "float32"
+    microbatches: int = 2
+    threads: int = 1
+    batches: Callable[[Batches, Dataset], Batches] = lambda given, data: given
+
+
+def elsewhere(given: Batches, data: Dataset) -> Batches:
+    return [data.batch(range(FAR + at * BATCH, FAR + (at + 1) * BATCH)) for at in range(len(given))]
+
+
+def narrow(given: Batches, data: Dataset) -> Batches:
+    """The first two samples of each batch, four times: a quarter of the work."""
+    return [(inputs[:2].repeat(BATCH // 2, 1), targets[:2].repeat(BATCH // 2, 1)) for inputs, targets in given]
+
+
+AUTHORS = (
+    Author("the same", True),
+    Author("2 threads", True, threads=2),
+    Author("sums in another order", True, microbatches=4),
+    Author("products in bf16", True, precision="bf16"),
+    Author("all but the last step", False, batches=lambda given, data: given[:-1]),
+    Author("every other step", False, batches=lambda given, data: given[::2]),
+    Author("a quarter of each batch", False, batches=narrow),
+    Author("other samples", False, batches=elsewhere),
+    Author("no step at all", False, batches=lambda given, data: ()),
+)
+FEW = {"all but the last step"}
+"""Too little for a distance: only the same bits show it."""
+
+
+def work(author: Author, optimizer: str, first: Sequence[Tensor], steps: int, given: Batches, data: Dataset) -> list[Tensor]:
+    torch.set_num_threads(author.threads)
+    trainer = Trainer(manifest(optimizer, author.precision, author.microbatches))
+    try:
+        return advance(trainer, first, steps, author.batches(given, data))
+    finally:
+        torch.set_num_threads(1)
+
+
+def rows(optimizer: str, begins: Sequence[int], lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
+    run = manifest(optimizer)
+    data, trainer, at = load_dataset(run, stdlib().folder), Trainer(run), 0
+    trainer.load_initial()
+    for begin in begins:
+        for step in range(at, begin):
+            trainer.step(*data.batch(range(step * BATCH, (step + 1) * BATCH)))
+        at = begin
+        first = [stage_state(trainer, stage) for _, stage in trainer.live_stages()]
+        for length in lengths:
+            given = [data.batch(range(step * BATCH, (step + 1) * BATCH)) for step in range(begin, begin + length)]
+            computed = work(AUTHORS[0], optimizer, first, begin, given, data)
+            for author in AUTHORS:
+                said = work(author, optimizer, first, begin, given, data)
+                off = distance(trainer, first, computed, said)
+                yield {
+                    "optimizer": optimizer,
+                    "after": begin,
+                    "steps": length,
+                    "author": author.name,
+                    "honest": author.honest,
+                    "distance": off,
+                }
+
+
+def missed(found: Sequence[dict[str, Any]]) -> list[str]:
+    bound = Audit().largest_distance
+    wrong = [row for row in found if row["honest"] != (row["distance"] <= bound) and row["author"] not in FEW]
+    sentences = [
+        f"{row['optimizer']}, {row['steps']} steps after {row['after']}: {row['author']}: {row['distance']:.3g},"
+        f" though the default bound is {bound:g}"
+        for row in wrong
+    ]
+    same = [row for row in found if row["author"] == AUTHORS[0].name and row["distance"]]
+    return [*sentences, *(f"the same machine differs by {row['distance']:.3g}" for row in same)]
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.audit")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where the default bound does not tell them apart")
+    parser.add_argument("--quick", action="store_true", help="one beginning, one length")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+    begins, lengths = ([EARLY], [5]) if options.quick else ([EARLY, LATE], [10, 50])
+    found = [row for optimizer in ("adamw", "muon") for row in rows(optimizer, begins, lengths)]
+    dist.destroy_process_group()
+    cases = sorted({(row["optimizer"], row["after"], row["steps"]) for row in found})
+    columns = ["author", *(f"{optimizer}, {steps} after {after}" for optimizer, after, steps in cases)]
+    by_case = {(row["author"], row["optimizer"], row["after"], row["steps"]): row["distance"] for row in found}
+    table(columns, [[author.name, *(f"{by_case[(author.name, *case)]:.3g}" for case in cases)] for author in AUTHORS])
+    if not options.quick:
+        write("audit", found)
+    judge(missed(found), options.check)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,288 @@
+"""Audits that this node was drawn for (protocol/auditing.py): fetch two states of somebody's phase, have the steps between them
+taken again by a process of its own, behind everything else, and say what came of it.
+
+What this machine cannot do it says nothing of: where memory or data are lacking, or the round is over first.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from dilocox.node.audit_task import Found, Task
+from dilocox.node.machine import Machine
+from dilocox.node.memory import fullest_device, host_bytes
+from dilocox.protocol import auditing, events, limits
+from dilocox.protocol.auditing import Audit, Result
+from dilocox.protocol.chain import taken
+from dilocox.protocol.corpus import Corpus, order_of
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.facts import Audited
+from dilocox.protocol.ids import short
+from dilocox.protocol.ledger import Lease
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.tensors import phase_bytes
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.corpora import corpus_in
+from dilocox.transport.parent_pipe import ParentPipe
+
+__all__ = ["Auditor", "Lies", "available_bytes"]
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""Between two looks for what we were drawn for."""
+MEMORY = Path("/proc/meminfo")
+T = TypeVar("T")
+
+
+def available_bytes() -> int | None:
+    """Memory of this machine that nobody uses now; None: the system does not say."""
+    try:
+        lines = MEMORY.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+@dataclass(frozen=True)
+class Lies:
+    """Where things lie on this machine."""
+
+    home: Path
+    """For the process's log and parent pipe."""
+    manifest: Path
+    """Its canonical bytes."""
+    data: BlobStore
+    """With the run's corpus."""
+    own: BlobStore
+    """What this node has of the run."""
+    states: BlobStore
+    """For what is fetched; nothing else lies there."""
+    named: bool
+    """The operator named the corpus' folder: nothing is put there."""
+
+
+async def in_a_process(task: Task, home: Path) -> Found:
+    """`home`: for its log, and the pipe by which it ends with us. Raises LocalError where it cannot."""
+    pipe = await asyncio.to_thread(ParentPipe, home)
+    with (home / "audits.log").open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "dilocox.node.training.audit"),
+            env={**pipe.environment(), "OMP_NUM_THREADS": str(max(1, min(task.threads, os.cpu_count() or 1)))},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        said, _ = await process.communicate(json.dumps(asdict(task)).encode())
+    finally:
+        pipe.close()  # it ends with it, whatever it does
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode or not said:
+        raise LocalError(f"the process that audits ended with {process.returncode}: see audits.log")
+    return Found(**json.loads(said))
+
+
+class Fetcher(Protocol):
+    async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int = ..., stage: int | None = None) -> None:
+        """Have the blob. Raises RemoteError."""
+
+
+class Us(Protocol):
+    """Who takes part here: speaks for our cluster."""
+
+    manifest: Manifest
+    identity: Identity
+    chain: ChainFile
+
+    def feed(self, event: Audited) -> None: ...
+
+    def emit(self, event: events.Event) -> None: ...
+
+
+class Auditor:
+    def __init__(
+        self,
+        us: Us,
+        machine: Machine,
+        place: Lies,
+        states: Fetcher,
+        data: Fetcher,
+        compute: Callable[[Task, Path], Awaitable[Found]] = in_a_process,
+        free: Callable[[], int | None] = available_bytes,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        """`states`, `data`: fetch into the stores of these names. `compute`: raises LocalError where it cannot; `free`: bytes of
+        memory."""
+        self._compute, self._free, self._look_seconds = compute, free, look_seconds
+        self._us, self._manifest, self._chain = us, us.manifest, us.chain
+        self._machine, self._place, self._states, self._data = machine, place, states, data
+        self._one_at_a_time = asyncio.Lock()
+        """Of the processes that compute."""
+
+    async def run(self) -> None:
+        """Until cancelled, where the run audits."""
+        done: set[tuple[int, str]] = set()
+        running: dict[tuple[int, str], asyncio.Task[None]] = {}
+        try:
+            while self._manifest.audit.segments:
+                head = self._chain.head
+                for audit in auditing.duties(head.audits, head.round, self._us.identity.peer):
+                    if audit.name not in done and audit.name not in running:
+                        running[audit.name] = asyncio.create_task(self._audit(audit), name=f"audit {short(audit.cluster)}")
+                for name in [name for name, task in running.items() if task.done()]:
+                    running.pop(name).result()
+                    done.add(name)
+                if not running:
+                    await asyncio.to_thread(self._clear)
+                done = {name for name in done if name[0] >= head.round - auditing.WAIT}
+                await asyncio.sleep(self._look_seconds)
+        finally:
+            for task in running.values():
+                task.cancel()
+
+    def _clear(self) -> None:
+        """What came after nobody wanted it any more. Blocking."""
+        self._place.states.sweep(self._place.states.digests() | self._place.states.partials())
+
+    async def _audit(self, audit: Audit) -> None:
+        """Say what we find, or nothing."""
+        wanted: set[bytes] = set()
+        try:
+            found = await self._find(audit, wanted)
+        except (LocalError, OSError) as error:
+            self._tell(audit, "nothing", str(error))
+        else:
+            self._us.feed(Audited(audit, found))
+            self._tell(audit, auditing.verdict_name(found.verdict), f"distance {found.distance:.2g}" if found.distance else "")
+        finally:
+            for digest in wanted:
+                self._place.states.remove(digest)
+
+    def _tell(self, audit: Audit, found: str, why: str) -> None:
+        self._us.emit(events.Audited(audit.round, audit.cluster, found, why))
+
+    async def _before(self, round: int, work: Coroutine[Any, Any, T]) -> T | None:
+        """What comes of it before this round opens; None where nothing does."""
+        doing = asyncio.create_task(work)
+        try:
+            while not doing.done() and self._chain.head.round < round:
+                await asyncio.wait({doing}, timeout=self._look_seconds)
+            return doing.result() if doing.done() else None
+        finally:
+            doing.cancel()
+
+    async def _find(self, audit: Audit, wanted: set[bytes]) -> Result:
+        """`wanted`: what is fetched for it. Raises LocalError where this machine cannot say."""
+        began = self._chain.head.round
+        try:
+            fetched = await self._before(max(audit.due, began + 1), self._fetch(audit, wanted))
+        except RemoteError as error:
+            log.warning("what %s commits to is no phase: %s", short(audit.cluster), error)
+            return Result(pb.AUDIT_MALFORMED)
+        if fetched is None and began < audit.due:
+            return Result(pb.AUDIT_UNSERVED)  # a whole round was time enough
+        found = await self._before(audit.due + 1, self._compare(*fetched)) if fetched is not None else None
+        if found is None:
+            raise LocalError(f"round {audit.due} was over first")
+        return found
+
+    async def _fetch(self, audit: Audit, wanted: set[bytes]) -> tuple[pb.Marks, auditing.Stretch]:
+        """The marks, and both states of the drawn stretch, however long it takes. Raises RemoteError where they are not of a phase
+        as its author tells it."""
+        commit, before = self._chain.commit(audit.round), self._chain.commit(audit.round - 1)
+        if commit is None or before is None:
+            raise LocalError(f"commit {audit.round} is not here any more")
+        body = next(item.contribution for item in taken(commit.body) if item.cluster == audit.cluster)
+        member = next(each for each in before.body.roster if each.cluster == audit.cluster)
+        lease = Lease(member.samples_counted, tuple((span.start, span.end) for span in member.lease))
+        wanted.add(body.audit)
+        await self._have(body.audit, audit.cluster, limits.MARKS_BYTES)
+        marks = auditing.read_marks(self._manifest, body, lease, self._place.states.read(body.audit))
+        stretch = auditing.stretch(self._manifest, audit.lot, lease, marks.marks)
+        for stage, size in enumerate(self._sizes()):
+            for mark in (stretch.first, stretch.last):
+                wanted.add(mark.states[stage])
+                await self._have(mark.states[stage], audit.cluster, size, stage)
+                if self._place.states.size(mark.states[stage]) != size:
+                    raise RemoteError(pb.REASON_SIZE_MISMATCH, f"a state of stage {stage} has not {size} bytes")
+        return marks, stretch
+
+    async def _have(self, digest: bytes, cluster: str, most: int, stage: int | None = None) -> None:
+        """Until it is served."""
+        while True:
+            try:
+                return await self._states.fetch(digest, [cluster], most, stage)
+            except RemoteError as error:
+                log.info("a state of %s is not to be had: %s", short(cluster), error)
+                await asyncio.sleep(self._look_seconds)
+
+    async def _compare(self, marks: pb.Marks, stretch: auditing.Stretch) -> Result:
+        await self._have_samples(stretch)
+        async with self._one_at_a_time:
+            self._check_memory()
+            found = await self._compute(self._task(marks, stretch), self._place.home)
+        said = pb.AuditResult(verdict=found.verdict, distance=found.distance)
+        return Result(said.verdict, said.distance)
+
+    def _sizes(self) -> list[int]:
+        """Of a state of a phase, by stage."""
+        model, muon = self._manifest.model, self._manifest.training.optimizer == "muon"
+        return [phase_bytes(model, muon, stage) for stage in range(model.stages)]
+
+    def _check_memory(self) -> None:
+        """Raises LocalError."""
+        manifest, free = self._manifest, self._free()
+        device = fullest_device(manifest, 1, manifest.training.microbatches, manifest.training.in_bfloat16(self._machine.cuda))
+        needed = host_bytes(manifest, range(manifest.model.stages)) + (0 if self._machine.cuda else device.total)
+        if free is not None and needed > free:
+            raise LocalError(f"the whole model takes {needed:,} bytes of memory; {free:,} are free")
+
+    async def _have_samples(self, stretch: auditing.Stretch) -> None:
+        """The shards that hold them. Raises LocalError where they cannot be had."""
+        corpus = await asyncio.to_thread(corpus_in, self._place.data, bytes.fromhex(self._manifest.data.digest))
+        if corpus is None:
+            raise LocalError("the run's data are not here yet")
+        for digest, size in await asyncio.to_thread(self._shards, corpus, stretch):
+            try:
+                if not self._place.named:
+                    await self._data.fetch(digest, self._chain.parties, size)
+                elif not await asyncio.to_thread(self._place.data.sound, digest):
+                    raise LocalError(f"shard {digest.hex()} of the run's data is not in {self._place.data.folder}")
+            except RemoteError as error:
+                raise LocalError(f"nobody serves the samples that it read: {error.detail}") from error
+
+    def _shards(self, corpus: Corpus, stretch: auditing.Stretch) -> list[tuple[bytes, int]]:
+        """Blocking: an epoch of many shards takes a while."""
+        order = order_of(self._manifest, corpus)
+        numbers = dict.fromkeys(number for at in stretch.positions for number in order.shards(at, at + 1))
+        return [(bytes.fromhex(corpus.training[n].digest), corpus.size(corpus.training[n])) for n in numbers]
+
+    def _task(self, marks: pb.Marks, stretch: auditing.Stretch) -> Task:
+        place = self._place
+        return Task(
+            manifest=str(place.manifest),
+            data=str(place.data.folder),
+            blobs=str(place.states.folder),
+            own_blobs=str(place.own.folder),
+            first=[digest.hex() for digest in stretch.first.states],
+            last=[digest.hex() for digest in stretch.last.states],
+            optimizer_steps=stretch.first.optimizer_steps,
+            positions=list(stretch.positions),
+            cuda=self._machine.cuda,
+            machine=marks.machine,
+            threads=marks.threads,
+            workers=marks.workers,
+        )

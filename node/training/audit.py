@@ -1,0 +1,143 @@
+"""An audit: the inner steps between two states of somebody's phase, taken again. A process of its own, behind everything else.
+
+`python -P -m dilocox.node.training.audit` reads what to do from standard input, an object of JSON (`Task`), and writes what it
+found as another (`Found`). It ends with an error where this machine cannot do it: that is no finding.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dilocox.node.audit_task import Found, Task
+from dilocox.node.training.data import load_dataset
+from dilocox.node.training.marks import LIVE, load_state, machine, parts, stage_state
+from dilocox.node.training.mesh import Mesh
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol import limits
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.parent_pipe import exit_with_parent
+
+__all__ = ["advance", "carry_out", "compare", "distance", "threads_of"]
+
+NICENESS = 19
+"""Training goes first, and everything else."""
+Batch = tuple[Tensor, Tensor]
+
+
+def advance(trainer: Trainer, states: Sequence[Tensor], optimizer_steps: int, batches: Iterable[Batch]) -> list[Tensor]:
+    """What the inner steps on these batches make of a state; by stage, as it is."""
+    for (_, stage), flat in zip(trainer.live_stages(), states, strict=True):
+        load_state(trainer, stage, flat)
+    trainer.optimizer.steps = optimizer_steps
+    for inputs, targets in batches:
+        trainer.step(inputs, targets)
+    return [stage_state(trainer, stage) for _, stage in trainer.live_stages()]
+
+
+def is_state(trainer: Trainer, states: Sequence[Tensor]) -> bool:
+    """Whether one can go on from it: what cannot be computed with would end this process, which is no finding."""
+    for (_, stage), flat in zip(trainer.live_stages(), states, strict=True):
+        at = 0
+        for parameter, kind, elements in parts(trainer, stage):
+            counts = kind != LIVE and trainer.optimizer.kinds(parameter)[kind]
+            if not bool(flat[at : at + elements].isfinite().all()) or (counts and float(flat[at]) < 0):
+                return False
+            at += elements
+    return True
+
+
+@dataclass
+class Way:
+    """Sums of squares over tensors of one kind."""
+
+    off: float = 0.0
+    """Of what was computed from what was said."""
+    far: float = 0.0
+    """Of what was computed from where it began; of moments, from nothing."""
+
+    @property
+    def share(self) -> float:
+        share = math.sqrt(self.off / self.far) if self.far else (math.inf if self.off else 0.0)
+        return share if share == share else math.inf
+
+
+def distance(trainer: Trainer, first: Sequence[Tensor], computed: Sequence[Tensor], said: Sequence[Tensor]) -> float:
+    """The largest over parameters and moments: how far what was said is from what was computed, relative to the way that the
+    parameters went, and to the moments. What is not a number is as far as can be."""
+    ways: dict[str, Way] = {}
+    for (_, stage), *flats in zip(trainer.live_stages(), first, computed, said, strict=True):
+        at = 0
+        for _, kind, elements in parts(trainer, stage):
+            began, ours, theirs = (flat[at : at + elements].double() for flat in flats)
+            at += elements
+            way = ways.setdefault(kind, Way())
+            way.off += float((theirs - ours).square().sum())
+            way.far += float((ours - began if kind == LIVE else ours).square().sum())
+    return min(limits.LOSS, max(way.share for way in ways.values()))
+
+
+def compare(
+    trainer: Trainer, first: Sequence[Tensor], computed: Sequence[Tensor], said: Sequence[Tensor], alike: bool
+) -> tuple[pb.AuditVerdict, float]:
+    """`alike`: the bits must be the same, on a machine of the same kind."""
+    if all(map(torch.equal, map(_bits, computed), map(_bits, said))):
+        return pb.AUDIT_EQUAL, 0.0
+    off = distance(trainer, first, computed, said)
+    near = not alike and off <= trainer.manifest.audit.largest_distance
+    return (pb.AUDIT_NEAR if near else pb.AUDIT_DIFFERS), off
+
+
+def _bits(flat: Tensor) -> Tensor:
+    return flat.view(torch.int32)
+
+
+def carry_out(task: Task) -> Found:
+    """With torch.distributed initialised for this process alone."""
+    manifest = Manifest.from_canonical(Path(task.manifest).read_bytes())
+    device = torch.device("cuda" if task.cuda else "cpu")
+    trainer = Trainer(manifest, Mesh(device=device))
+    trainer.load_frozen(BlobStore(Path(task.own_blobs), ours=False))
+    store, batch = BlobStore(Path(task.blobs), ours=False), manifest.training.batch_size
+    first, last = (
+        [torch.frombuffer(bytearray(store.view(bytes.fromhex(d))), dtype=torch.float32) for d in digests]
+        for digests in (task.first, task.last)
+    )
+    if not all(is_state(trainer, states) for states in (first, last)):
+        return Found(pb.AuditVerdict.Name(pb.AUDIT_MALFORMED), 0.0)
+    dataset = load_dataset(manifest, Path(task.data))
+    batches = (dataset.batch(task.positions[at : at + batch]) for at in range(0, len(task.positions), batch))
+    computed = advance(trainer, first, task.optimizer_steps, batches)
+    alike = device.type == "cpu" and task.machine == machine(device) and task.workers == 1
+    alike = alike and task.threads == torch.get_num_threads()
+    verdict, off = compare(trainer, first, computed, last, alike)
+    return Found(pb.AuditVerdict.Name(verdict), off)
+
+
+def threads_of(task: Task) -> int:
+    """As many as its author had, where this machine has so many cores: then the bits may be the same."""
+    return task.threads if 0 < task.threads <= (os.cpu_count() or 1) else 1
+
+
+def main() -> None:
+    exit_with_parent()
+    os.nice(NICENESS)
+    task = Task(**json.load(sys.stdin))
+    torch.set_num_threads(threads_of(task))
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+    found = carry_out(task)
+    dist.destroy_process_group()
+    print(json.dumps(asdict(found)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

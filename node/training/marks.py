@@ -1,0 +1,156 @@
+"""States in the middle of a phase: what a worker commits to, and what an auditor begins with and ends at.
+
+Of a stage, float32, tensor by tensor in the order of payloads: the parameters; then what the inner optimizer keeps of them, of
+AdamW its number of steps and both moments, of Muon its momentum. All that the next inner step depends on beside its samples.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dilocox.node.training.model import Stage
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol import auditing
+from dilocox.protocol.pb import messages_pb2 as wire
+from dilocox.protocol.phase import PhaseState
+from dilocox.transport.blobs import BlobStore
+
+__all__ = ["LIVE", "Marks", "load_state", "machine", "parts", "stage_state"]
+
+LIVE = "live"
+"""The part of a state that is the parameters."""
+Aside = Callable[[Callable[[], list[bytes]]], Future[list[bytes]]]
+PHASES_REMEMBERED = 4
+"""Whose states are not removed with those of a phase that was given up: two may have one in common."""
+
+
+def machine(device: torch.device) -> str:
+    """What decides, beside the number of threads and workers, the bits of what is computed."""
+    if device.type == "cuda":
+        return f"cuda {torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"cpu {_processor()} {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def parts(trainer: Trainer, stage: Stage) -> Iterator[tuple[nn.Parameter, str, int]]:
+    """(parameter, kind, elements) of a stage's state, in its order."""
+    for parameter in stage.tensors():
+        yield parameter, LIVE, parameter.numel()
+        for kind, scalar in trainer.optimizer.kinds(parameter).items():
+            yield parameter, kind, 1 if scalar else parameter.numel()
+
+
+def stage_state(trainer: Trainer, stage: Stage) -> Tensor:
+    """Flat, float32, on the host: a copy. What the optimizer does not have before its first step is zeros."""
+    flat = torch.zeros(sum(elements for _, _, elements in parts(trainer, stage)))
+    at = 0
+    for parameter, kind, elements in parts(trainer, stage):
+        value = parameter.data if kind == LIVE else trainer.optimizer.tensors(parameter).get(kind)
+        if value is not None:
+            flat[at : at + elements].copy_(value.reshape(-1))
+        at += elements
+    return flat
+
+
+def load_state(trainer: Trainer, stage: Stage, flat: Tensor) -> None:
+    """The inverse."""
+    at, kept = 0, dict[nn.Parameter, dict[str, Tensor]]()
+    for parameter, kind, elements in parts(trainer, stage):
+        value = flat[at : at + elements]
+        at += elements
+        if kind == LIVE:
+            parameter.data.copy_(value.view(parameter.shape))
+        else:
+            scalar = trainer.optimizer.kinds(parameter)[kind]
+            kept.setdefault(parameter, {})[kind] = value[0].clone() if scalar else value.view(parameter.shape).clone()
+    for parameter, tensors in kept.items():
+        trainer.optimizer.restore(parameter, tensors)
+
+
+class Marks:
+    def __init__(self, trainer: Trainer, store: BlobStore, aside: Aside) -> None:
+        """`aside`: to what runs beside training, one job after the other."""
+        manifest = trainer.manifest
+        self._trainer, self._store, self._aside = trainer, store, aside
+        self._every = auditing.spacing(manifest) if manifest.audit.segments and trainer.mesh.leads else 0
+        self._taken: list[tuple[wire.Mark, Future[list[bytes]]]] = []
+        """Of the running phase."""
+        self._moved = False
+        """A commit was moved onto since the last inner step."""
+        self._handed: deque[set[bytes]] = deque(maxlen=PHASES_REMEMBERED)
+        """States of the phases that were announced."""
+
+    def before_step(self, state: PhaseState) -> None:
+        """Before each inner step."""
+        if not self._every or not state.on_roster:
+            return
+        if state.steps == 0:
+            self._give_up()
+        if state.steps % self._every == 0 or self._moved:
+            self._take(state.steps, state.samples_read)
+        self._moved = False
+
+    def before_commit(self, steps: int, samples_read: int) -> None:
+        """Before the live parameters move onto a commit, after so many inner steps of the phase."""
+        if self._taken:
+            self._take(steps, samples_read)
+            self._moved = True
+
+    def end(self, steps: int, samples_read: int) -> None:
+        """The phase is over; before its work becomes feedback."""
+        if self._taken:
+            self._take(steps, samples_read)
+
+    def collect(self) -> Callable[[], wire.Marks | None]:
+        """Hand over those of the phase that has ended: in the background, after all that was put aside before; None where the run
+        does not audit."""
+        taken, self._taken, self._moved = self._taken, [], False
+
+        def gather() -> wire.Marks | None:
+            if not taken:
+                return None
+            for mark, written in taken:
+                mark.states.extend(written.result())
+            self._handed.append({state for mark, _ in taken for state in mark.states})
+            mesh = self._trainer.mesh
+            return wire.Marks(
+                marks=[mark for mark, _ in taken],
+                machine=machine(mesh.device),
+                threads=torch.get_num_threads(),
+                workers=mesh.workers,
+            )
+
+        return gather
+
+    def _take(self, steps: int, samples_read: int) -> None:
+        """One copy at a time waits for the disk."""
+        if self._taken:
+            self._taken[-1][1].result()
+        copies = [stage_state(self._trainer, stage) for _, stage in self._trainer.live_stages()]
+        mark = wire.Mark(step=steps, samples_read=samples_read, optimizer_steps=self._trainer.optimizer.steps)
+        self._taken.append((mark, self._aside(lambda: [self._store.put([copy.numpy().data]) for copy in copies])))
+
+    def _give_up(self) -> None:
+        """The round of the phase before was closed without it: nobody asks for its states."""
+        taken, self._taken, self._moved = self._taken, [], False
+
+        def remove() -> list[bytes]:
+            states = {state for _, written in taken for state in written.result()}
+            gone: Sequence[bytes] = sorted(states.difference(*self._handed))
+            for state in gone:
+                self._store.remove(state)
+            return list(gone)
+
+        if taken:
+            self._aside(remove)

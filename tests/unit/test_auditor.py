@@ -1,0 +1,293 @@
+"""What a node does when it is drawn for an audit: whom it asks, how long, and what it says."""
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dilocox.node.audit_task import Found, Task
+from dilocox.node.auditor import Auditor, Lies, available_bytes
+from dilocox.node.machine import Machine
+from dilocox.node.training.audit import carry_out, threads_of
+from dilocox.protocol import auditing, events
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.facts import Audited
+from dilocox.protocol.head import Head
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement, canonical
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.tensors import phase_bytes
+from dilocox.transport.blobs import BlobStore
+from tests.corpora import corpus_of, words
+from tests.helpers import Table, identity, manifest, until
+
+FOUR = range(4)
+ME = 0
+
+
+@dataclass
+class Chain:
+    """That of a table, as far as somebody has it."""
+
+    table: Table
+    parties: list[str] = field(default_factory=list)
+    opened: int = 0
+    """The open round, where it is later than the table's."""
+
+    @property
+    def head(self) -> Head:
+        return replace(self.table.head, round=max(self.opened, self.table.head.round))
+
+    def commit(self, number: int) -> Statement | None:
+        return self.table.commits[number]
+
+
+@dataclass
+class Us:
+    manifest: Manifest
+    identity: Identity
+    chain: Chain
+    said: list[Audited] = field(default_factory=list)
+    told: list[events.Event] = field(default_factory=list)
+
+    def feed(self, event: Audited) -> None:
+        self.said.append(event)
+
+    def emit(self, event: events.Event) -> None:
+        self.told.append(event)
+
+
+@dataclass
+class Fetches:
+    """From the store of whoever made it."""
+
+    source: BlobStore
+    target: BlobStore
+    serves: Callable[[], bool] = lambda: True
+    asked: set[str] = field(default_factory=set)
+
+    async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int = 0, stage: int | None = None) -> None:
+        self.asked |= set(providers)
+        if not self.serves() or digest not in self.source or self.source.size(digest) > max_size:
+            raise RemoteError(pb.REASON_UNAVAILABLE, "nobody serves it")
+        self.target.put([self.source.read(digest)])
+
+
+@dataclass
+class World:
+    us: Us
+    theirs: BlobStore
+    """What authors serve."""
+    lies: Lies
+    fetches: Fetches
+    tasks: list[Task] = field(default_factory=list)
+    found: str | None = "AUDIT_EQUAL"
+
+    async def compute(self, task: Task, home: Path) -> Found:
+        self.tasks.append(task)
+        if self.found is None:
+            raise LocalError("it cannot")
+        return Found(self.found, 0.0)
+
+    def auditor(self, free: int | None = None, compute: Callable[[Task, Path], Awaitable[Found]] | None = None) -> Auditor:
+        nothing = Fetches(self.theirs, self.lies.data, lambda: False)
+        how = compute or self.compute
+        machine = Machine(1)
+        return Auditor(self.us, machine, self.lies, self.fetches, nothing, how, lambda: free, look_seconds=0.001)  # type: ignore[arg-type]
+
+    @property
+    def mine(self) -> list[auditing.Audit]:
+        head = self.us.chain.head
+        return auditing.duties(head.audits, head.round, self.us.identity.peer)
+
+    def verdicts(self) -> list[str]:
+        return [auditing.verdict_name(each.result.verdict) for each in self.us.said]
+
+    def whys(self) -> list[str]:
+        return [event.why for event in self.us.told if isinstance(event, events.Audited)]
+
+    async def runs(self, condition: Callable[[], object], free: int | None = None) -> None:
+        task = asyncio.create_task(self.auditor(free).run())
+        try:
+            await until(lambda: condition() or task.done())
+            assert not task.done(), task.result()
+        finally:
+            task.cancel()
+
+
+def marks_of(run: Manifest, store: BlobStore, body: pb.Contribution, short_by: int = 0) -> bytes:
+    random, muon = np.random.default_rng(body.samples_read), run.training.optimizer == "muon"
+    sizes = [phase_bytes(run.model, muon, stage) // 4 - short_by for stage in range(run.model.stages)]
+    first, batch = body.samples_read - body.inner_steps * run.training.batch_size, run.training.batch_size
+    marks = [
+        pb.Mark(
+            step=step,
+            samples_read=first + step * batch,
+            optimizer_steps=step,
+            states=[store.put([random.standard_normal(size).astype(np.float32).data]) for size in sizes],
+        )
+        for step in (0, body.inner_steps)
+    ]
+    return store.put([canonical(pb.Marks(marks=marks, machine="cpu", threads=1, workers=1))])
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return made(tmp_path)
+
+
+def made(folder: Path, marks: Callable[[Manifest, BlobStore, pb.Contribution], bytes] = marks_of) -> World:
+    """Four clusters' first round is counted, and all of it is audited."""
+    text = corpus_of(folder / "words", words(60, 60))
+    run = manifest(
+        data=text.settings,
+        audit={"segments": 3, "share": 1.0},
+        rounds={"count": 40, "start_clusters": 4},
+    )
+    table, theirs = Table(run).genesis(FOUR), BlobStore(folder / "theirs")
+    for number in FOUR:
+        body = table.contribution(number).body
+        table.submit(table.contribution(number, audit=marks(run, theirs, body)))
+    table.vote(FOUR)
+    assert table.counted() == [0, 1, 2, 3]
+    (folder / "manifest.json").write_bytes(run.canonical_bytes())
+    states = BlobStore(folder / "states")
+    lies = Lies(folder, folder / "manifest.json", BlobStore(text.folder, ours=False), theirs, states, named=True)
+    return World(Us(run, identity(ME), Chain(table)), theirs, lies, Fetches(theirs, states))
+
+
+async def test_who_is_drawn_asks_the_author_for_both_states_and_says_what_came_of_them(world: World):
+    await world.runs(lambda: len(world.us.said) == 3)
+    assert {each.audit.cluster for each in world.us.said} == {identity(number).peer for number in FOUR if number != ME}
+    assert world.verdicts() == ["equal"] * 3
+    assert world.fetches.asked == {audit.cluster for audit in world.mine}
+    leases = {m.cluster: m.lease[0].start for m in world.us.chain.table.commits[0].body.roster}
+    assert {task.positions[0] for task in world.tasks} == {leases[each.audit.cluster] for each in world.us.said}
+    assert all(len(task.positions) == 4 * 4 and task.optimizer_steps == 0 for task in world.tasks)
+    assert not world.lies.states.digests(), "nothing is left"
+
+
+async def test_what_is_not_served_for_a_whole_round_is_said_when_it_is_due(world: World):
+    world.fetches.serves = lambda: False
+    early: list[int] = []
+
+    def goes_on() -> bool:
+        if len(world.fetches.asked) == 3 and world.us.chain.opened < 3:
+            early.append(len(world.us.said))
+            world.us.chain.opened = 3 if len(early) > 20 else 2
+        return len(world.us.said) == 3
+
+    await world.runs(goes_on)
+    assert set(early) == {0}, "it may still come"
+    assert set(world.verdicts()) == {"unserved"}
+
+
+async def test_who_began_too_late_blames_nobody(world: World):
+    world.us.chain.opened = 3
+    world.fetches.serves = lambda: False
+    rounds = iter(range(1000))
+
+    def goes_on() -> bool:
+        if next(rounds) > 20:
+            world.us.chain.opened = 4
+        return len(world.whys()) == 3
+
+    await world.runs(goes_on)
+    assert not world.us.said
+    assert all("was over first" in why for why in world.whys())
+
+
+async def test_marks_of_no_phase_and_states_of_another_size_are_malformed(tmp_path: Path):
+    def shorter(run: Manifest, store: BlobStore, body: pb.Contribution) -> bytes:
+        return marks_of(run, store, body, short_by=1)
+
+    def of_another(run: Manifest, store: BlobStore, body: pb.Contribution) -> bytes:
+        other = pb.Contribution.FromString(body.SerializeToString())
+        other.samples_read += 4
+        return marks_of(run, store, other)
+
+    for number, marks in enumerate((shorter, of_another)):
+        world = made(tmp_path / str(number), marks)
+        await world.runs(lambda world=world: len(world.us.said) == 3)  # type: ignore[misc]
+        assert set(world.verdicts()) == {"malformed"}
+
+
+async def test_what_this_machine_cannot_do_it_says_nothing_of(world: World):
+    world.found = None
+    await world.runs(lambda: len(world.whys()) == 3)
+    assert not world.us.said
+    assert set(world.whys()) == {"it cannot"}
+
+
+async def test_where_memory_is_lacking_nothing_is_computed(world: World):
+    await world.runs(lambda: len(world.whys()) == 3, free=1000)
+    assert not world.tasks
+    assert not world.us.said
+    assert all("1,000 are free" in why for why in world.whys())
+
+
+async def test_computing_never_overlaps(world: World):
+    running, most = 0, 0
+
+    async def compute(task: Task, home: Path) -> Found:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return Found("AUDIT_NEAR", 0.01)
+
+    task = asyncio.create_task(world.auditor(compute=compute).run())
+    await until(lambda: len(world.us.said) == 3)
+    task.cancel()
+    assert most == 1
+    assert world.us.told[0].line().endswith("near (distance 0.01)")
+
+
+def test_memory_is_known_where_the_system_says_it():
+    assert available_bytes() is None or available_bytes() > 0  # type: ignore[operator]
+
+
+def task_of(world: World, folder: Path) -> Task:
+    """Of the first audit, as the daemon hands it over."""
+
+    async def story() -> Task:
+        await world.runs(lambda: world.tasks)
+        return world.tasks[0]
+
+    task = asyncio.run(story())
+    for digest in (*task.first, *task.last):  # the daemon removed them when it was done
+        world.lies.states.put([world.theirs.read(bytes.fromhex(digest))])
+    return Task(**json.loads(json.dumps(asdict(task))))
+
+
+def test_the_process_looks_at_what_it_is_given(world: World, tmp_path: Path, process_group: None):
+    """Random states are no phase: moments that are random numbers count negative steps."""
+    assert carry_out(task_of(world, tmp_path)) == Found("AUDIT_MALFORMED", 0.0)
+
+
+@pytest.mark.parametrize("threads", [0, 1 << 31])
+def test_the_threads_that_somebody_says_end_no_process(world: World, tmp_path: Path, threads: int):
+    task = replace(task_of(world, tmp_path), threads=threads)
+    assert threads_of(task) == 1
+    assert threads_of(replace(task, threads=1)) == 1
+    assert threads_of(replace(task, threads=os.cpu_count() or 1)) == (os.cpu_count() or 1)
+
+
+def test_a_state_that_nobody_can_go_on_from_is_found_before(world: World, tmp_path: Path, process_group: None):
+    run, task = world.us.manifest, task_of(world, tmp_path)
+    good = [torch.zeros(phase_bytes(run.model, False, stage) // 4) for stage in range(run.model.stages)]
+    digests = [world.lies.states.put([flat.numpy().data]).hex() for flat in good]
+    zeros = replace(task, first=digests, last=digests)
+    assert carry_out(zeros).verdict == "AUDIT_DIFFERS", "zeros are a state: training goes on from them"
+    good[0][3] = float("nan")
+    broken = [world.lies.states.put([flat.numpy().data]).hex() for flat in good]
+    assert carry_out(replace(zeros, first=broken)).verdict == "AUDIT_MALFORMED"
+    assert carry_out(replace(zeros, last=broken)).verdict == "AUDIT_MALFORMED"
