@@ -20,8 +20,8 @@ from tests.e2e.hostile import HostilePeer
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 OPTIONS = ["--devices", "1", "--step-seconds", "1"]
-"""Six audits fit into a round on two cores: most of each is the start of its process."""
-CHANGES = {"[rounds]": "[audit]\nsegments = 4\nshare = 0.5\n[rounds]", "max_inner_steps = 400": "max_inner_steps = 80"}
+"""Three audits a round fit into it on two cores: most of each is the start of its process."""
+CHANGES = {"[rounds]": "[audit]\nsegments = 4\nshare = 0.25\n[rounds]", "max_inner_steps = 400": "max_inner_steps = 80"}
 
 
 @pytest.fixture(scope="module")
