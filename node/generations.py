@@ -27,7 +27,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.scoring import Score
 from dilocox.protocol.status import Status
-from dilocox.transport.blobs import BlobStore
+from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.room import probe
 from dilocox.transport.tasks import Tasks
@@ -187,6 +187,7 @@ class Generations:
                     whole = self._crew.hello(rank, event.hello)
                     self._tell(None)
                     if whole:
+                        await self._enter_what_was_kept(event.hello)
                         await self._keeping.begin(list(self._crew.hellos.values()))
                         self._feeding = self._tasks.start(self._hand_out(), "hand out")
                 case "ready":
@@ -239,6 +240,14 @@ class Generations:
         self._hear(member.StateReady(ready.round, root, ready.evaluation_loss))
         await self._keeping.retain()
 
+    async def _enter_what_was_kept(self, hello: worker.Hello) -> None:
+        """Boundaries of an earlier life, which may have ended before it said so: their work is in the feedback that goes on."""
+        if self._account is None:
+            return
+        for boundary in hello.boundaries:
+            leaves = digest_of([canonical(Phase(boundary, list(boundary.payloads), []).leaves)])
+            await asyncio.to_thread(self._account.enter, leaves, boundary.steps_within, boundary.noise)
+
     async def _phase_ended(self, phase: Phase) -> None:
         """A phase's payloads are durable in every worker: put their leaves beside them, and contribute."""
         first, audit = phase.first, b""
@@ -253,8 +262,10 @@ class Generations:
             self._avoid_boundaries = False
         ended = phase.ended(base, digest, audit, self.progress.tells_loss)
         self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, ended.size))
-        if self._account is not None and not await asyncio.to_thread(self._account.spend, digest, first.inner_steps):
-            log.warning("round %d is not contributed: %s, and another phase does not fit", first.round, self._account.sentence)
+        if self._account is not None and not await asyncio.to_thread(
+            self._account.enter, digest, first.steps_within, first.noise
+        ):
+            log.warning("round %d is not contributed, it would tell too much: %s", first.round, self._account.sentence)
             return
         if self._team.serves_its_own():
             self._hear(ended)

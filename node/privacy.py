@@ -8,8 +8,8 @@ sequence been another one, nothing would be more than exp(epsilon) times as like
 Two data sets are neighbours where one sequence is replaced: sums then differ by 2 · `clip` at most. The arithmetic is that of
 dp-accounting: Rényi accounts of sampling without replacement (arXiv 1808.00087).
 
-The account is of a corpus, over all runs of this node, and is written before a phase's work is announced: what was not announced
-told nobody anything.
+The account is of a corpus, over all runs of this node. A phase is entered when its work goes into the error feedback, from where
+later payloads may take it whatever becomes of this one, and before any of it is announced.
 """
 
 import math
@@ -40,8 +40,8 @@ LATE = 1.25
 """Phases are longer than planned while commits are late: the budget is laid out for so many times the planned steps."""
 ORDERS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
 """Of Rényi divergences, the best of which says epsilon: more of them take longer and find a little less."""
-ANNOUNCED = 8
-"""Phases whose announcement is remembered: a node that starts again announces the last ones again, and pays once."""
+ENTERED = 64
+"""Phases that are remembered: a node that starts again finds the last ones again, and enters them once."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class _Kept(BaseModel):
     steps: list[Steps] = []
     noise: dict[str, float] = {}
     """By run, in hexadecimal: as it was laid out at first."""
-    announced: list[str] = []
+    entered: list[str] = []
     """Digests of leaves, in hexadecimal, newest last."""
 
 
@@ -86,7 +86,10 @@ class _File(BaseModel):
 
 
 def epsilon_of(steps: Iterable[Steps], delta: float) -> float:
-    """Of all of them together."""
+    """Of all of them together; infinite where one had no noise."""
+    steps = list(steps)
+    if not all(taken.noise for taken in steps):
+        return math.inf
     from dp_accounting import dp_event, rdp  # scipy takes its second only where somebody asks
     from dp_accounting.privacy_accountant import NeighboringRelation
 
@@ -150,20 +153,17 @@ class Account:
     def _epsilon(self, steps: list[Steps]) -> float:
         return epsilon_of(steps, self.delta) if steps else 0.0
 
-    def spend(self, leaves: bytes, steps: int) -> bool:
-        """Write down what announcing a phase tells, before it is announced; `leaves`: its digest. False where it does not fit: then
-        nothing is written, and nobody may hear of it."""
-        if leaves.hex() in self._kept.announced:
-            return True
-        if not self.noise or not self._fits(self.noise, steps):
-            self.room = False
-            return False
-        self._kept.steps = _merged([*self._kept.steps, self._taken(self.noise, steps)])
-        self._kept.announced = [*self._kept.announced, leaves.hex()][-ANNOUNCED:]
-        self._keep()
-        self.spent = self._epsilon(self._kept.steps)
-        self.room = self._fits(self.noise, steps)
-        return True
+    def enter(self, leaves: bytes, steps: int, noise: float) -> bool:
+        """Write down what a phase took from the corpus, with which noise; `leaves`: the digest that its work is announced by,
+        entered once. Whether all that was entered stays within the budget: if not, nobody may hear of it."""
+        if leaves.hex() not in self._kept.entered:
+            self._kept.steps = _merged([*self._kept.steps, self._taken(noise, steps)])
+            self._kept.entered = [*self._kept.entered, leaves.hex()][-ENTERED:]
+            self._keep()
+            self.spent = self._epsilon(self._kept.steps)
+        within = self.spent <= self.budget.epsilon
+        self.room = within and self._fits(self.noise, steps)
+        return within
 
     def _keep(self) -> None:
         write_atomically(self._path, self._file.model_dump_json(indent=1).encode())
@@ -171,7 +171,7 @@ class Account:
     @property
     def sentence(self) -> str:
         """For people."""
-        return f"epsilon {self.spent:.2f} of {self.budget.epsilon:g} is spent (delta {self.delta:.2g})"
+        return f"epsilon {self.spent:.2f} of {self.budget.epsilon:g} is used (delta {self.delta:.2g})"
 
 
 def _merged(steps: list[Steps]) -> list[Steps]:

@@ -67,6 +67,10 @@ class BoundaryMeta:
     """Norm codes of the stage's tensors, hexadecimal."""
     marks: str = ""
     """The stage's part of the phase's marks, hexadecimal; empty where the run does not audit."""
+    steps_within: int = 0
+    """Inner steps whose work the feedback took in with this boundary: also of phases before it that never ended."""
+    noise: float = 0.0
+    """In these steps: standard deviation over the bound on a sequence's gradient; 0: none."""
 
 
 def _folder(root: Path, stage: int, round: int) -> Path:

@@ -129,6 +129,8 @@ def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:
         samples_read=meta.samples_read,
         head=bytes.fromhex(meta.head),
         optimizer_steps=meta.optimizer_steps,
+        steps_within=meta.steps_within or meta.inner_steps,  # of an earlier version
+        noise=meta.noise,
         marks=merged(([stage], wire.Marks.FromString(bytes.fromhex(item.marks))) for stage, item in sorted(metas.items()))
         if meta.marks
         else None,

@@ -79,7 +79,8 @@ class Worker:
         self._loss = self._seconds = 0.0
         self._tokens = 0
         """Sums over the steps of the phase."""
-        self._total_steps = 0
+        self._total_steps = self._steps_told = 0
+        """Inner steps of this life, and those of them whose work a boundary took in."""
         self._fastest_step = math.inf
         self._reported_at = 0.0
 
@@ -234,7 +235,10 @@ class Worker:
             optimizer_steps=self.trainer.optimizer.steps,
             rank_or_k=ended.rank_or_k,
             head=ended.head.hex(),
+            steps_within=self._total_steps - self._steps_told,
+            noise=self.settings.noise,
         )
+        self._steps_told = self._total_steps
         bases = {item.stage: item.digest for item in self.commits.digests}
         write = self.boundaries.begin(meta, bases, self.marks.collect())
         self.background.submit(lambda: self._announce(write()))

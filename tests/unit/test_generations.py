@@ -1,6 +1,7 @@
 """Generations of workers, without workers: where they start, and when they are ended."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from dilocox.node.boxes.lead import LeadService
 from dilocox.node.boxes.team import Team
 from dilocox.node.generations import Generations
 from dilocox.node.machine import Machine
+from dilocox.node.privacy import Account
 from dilocox.node.starts import Candidate, Starts
 from dilocox.node.workers import Launch
 from dilocox.protocol import events, member
@@ -83,15 +85,19 @@ class Peers:
     def blobs(self) -> set[bytes]:
         return set()
 
+    def serves_its_own(self) -> bool:
+        return True
+
     async def fetch(self, *arguments: object) -> None:
         raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
 
 
 class Node:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, account: Account | None = None, boundaries: Sequence[worker.Boundary] = ()) -> None:
         self.table = Table(RUN).genesis()
         self.chain = ChainFile(folder / "chain.db", RUN)
         self.pool, self.peers, self.tasks = Pool(), Peers(), Tasks()
+        self.pool.boundaries = list(boundaries)
         self.store = BlobStore(folder / "blobs")
         self.facts: list[member.Input] = []
         self.told: list[Status | None] = []
@@ -114,6 +120,7 @@ class Node:
             self.facts.append,
             self.events.append,
             self.told.append,
+            account,
         )
         self.grow(0)
         self.tasks.start(self.generations.run(), "generations")

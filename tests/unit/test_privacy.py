@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from dilocox.node import generations
 from dilocox.node.attendance import Wish, wish
 from dilocox.node.crew import Crew, Phase
 from dilocox.node.privacy import Account, Budget, Steps, epsilon_of, open_account, steps_left
@@ -17,12 +18,15 @@ from dilocox.node.training.data import load_private
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.noisy import Drawn, Noise
 from dilocox.node.training.trainer import Trainer
+from dilocox.protocol import events, member
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.transport.blobs import digest_of
 from dilocox.transport.corpora import last_built
 from tests.corpora import corpus_of, words
-from tests.helpers import digest, manifest
+from tests.helpers import digest, manifest, until
+from tests.unit.test_generations import Node
 from tests.unit.test_private import private_run
 
 SEQUENCES, BATCH, DELTA = 2000, 8, 1e-5
@@ -72,14 +76,11 @@ def test_the_budget_is_laid_out_spent_and_never_passed_over_restarts(tmp_path: P
         if phases == 3:
             own = account(tmp_path)  # a restart
             own.lay_out(40, 20)
-        assert own.spend(digest("leaves", phases), 20)
+        assert own.enter(digest("leaves", phases), 20, own.noise)
         phases += 1
     assert 5 <= phases <= 7, "planned steps fit, and a quarter more"
     spent = own.spent
     assert spent <= 4.0
-    before = (tmp_path / "privacy.json").read_bytes()
-    assert not own.spend(digest("leaves", phases), 40)
-    assert (tmp_path / "privacy.json").read_bytes() == before
     again = account(tmp_path)
     assert again.spent == pytest.approx(spent)
     again.lay_out(100, 20)
@@ -92,26 +93,32 @@ def test_the_budget_is_laid_out_spent_and_never_passed_over_restarts(tmp_path: P
     assert not another.spent
     another.lay_out(100, 20)
     assert another.noise == pytest.approx(again.noise)
-    assert another.spend(digest("leaves", 99), 10)
+    assert another.enter(digest("leaves", 99), 10, another.noise)
     assert account(tmp_path).spent == pytest.approx(spent), "an account is of a corpus"
+    assert not own.enter(digest("leaves", 98), 40, own.noise), "nobody may hear of it …"
+    assert account(tmp_path, epsilon=99.0).spent > 4.0, "… and its work is in what later rounds may send"
 
 
 def test_what_is_announced_again_is_paid_once(tmp_path: Path):
     own = account(tmp_path)
     own.lay_out(100, 20)
-    assert own.spend(digest("leaves", 1), 10)
+    assert own.enter(digest("leaves", 1), 10, own.noise)
     spent = own.spent
     again = account(tmp_path)
-    assert again.spend(digest("leaves", 1), 10)
+    assert again.enter(digest("leaves", 1), 10, own.noise)
     assert again.spent == spent
     [kept] = json.loads((tmp_path / "privacy.json").read_text())["corpora"].values()
     assert [each["count"] for each in kept["steps"]] == [10]
 
 
-def test_nothing_is_spent_before_noise_is_laid_out(tmp_path: Path):
+def test_who_trained_without_noise_before_has_no_bound_any_more(tmp_path: Path):
     own = account(tmp_path)
-    assert not own.spend(digest("leaves", 1), 1)
-    assert not (tmp_path / "privacy.json").exists()
+    own.lay_out(100, 20)
+    assert not own.enter(digest("leaves", 1), 1, 0.0)
+    again = account(tmp_path)
+    again.lay_out(100, 20)
+    assert not again.room
+    assert again.spent == math.inf
 
 
 def test_who_asks_for_too_much_hears_it_and_a_damaged_account_is_not_begun_again(tmp_path: Path):
@@ -237,6 +244,37 @@ def test_losses_are_told_to_nobody():
     phase = Phase(worker.Boundary(round=1, loss=2.5, tokens=64), [worker.StagePayload(norm=1.0, size=5)], [])
     assert phase.ended(b"b", b"l", tells_loss=False).loss == 0.0
     assert phase.ended(b"b", b"l").loss == 2.5
+
+
+PAYLOAD = b"payload"
+
+
+def boundary(number: int, steps: int, noise: float) -> worker.Boundary:
+    payloads = [worker.StagePayload(stage=s, digest=digest_of([PAYLOAD]), base_state=bytes(32), size=number) for s in range(2)]
+    return worker.Boundary(round=number, inner_steps=steps, steps_within=steps, noise=noise, payloads=payloads)
+
+
+@pytest.mark.parametrize("earlier", [0, 5])
+async def test_what_is_not_within_the_budget_is_told_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: int):
+    """`earlier`: a phase of so many steps that an earlier life trained without noise, and ended before it could say so."""
+    monkeypatch.setattr(generations, "GENERATION_PAUSE_SECONDS", 0.01)
+    own = account(tmp_path)
+    own.lay_out(100, 20)
+    node = Node(tmp_path, own, [boundary(1, earlier, 0.0)] if earlier else [])
+    node.store.put([PAYLOAD])
+    try:
+        await node.tasks.race(until(lambda: node.pool.starts))
+        node.pool.say(boundary=boundary(2, 10, own.noise))
+        node.pool.say(boundary=boundary(3, 400, own.noise))
+        await node.tasks.race(until(lambda: [type(event) for event in node.events].count(events.PhaseEnded) == 2))
+        await node.tasks.race(until(lambda: not own.room))
+        heard = [fact.round for fact in node.facts if isinstance(fact, member.PhaseEnded)]
+        assert heard == ([] if earlier else [2])
+        assert all(fact.loss == 0.0 for fact in node.facts if isinstance(fact, member.PhaseEnded))
+        assert account(tmp_path).spent > 4.0
+    finally:
+        await node.tasks.close()
+        node.chain.close()
 
 
 def test_how_many_answers_a_batch_has_is_not_told(process_group: None):
