@@ -114,6 +114,8 @@ def _of_file(path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
     yield from of_run(manifest)
     yield from _served(manifest, path, here, weights)
     yield from of_machine(manifest, here)
+    if here.private is not None:
+        yield from of_own_data(manifest, here.private)
 
 
 def _fault(text: str, path: str, why: str) -> Finding:

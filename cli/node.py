@@ -92,12 +92,10 @@ def node(
     if (join is None) == (link is None):
         raise ConfigError("say either --join LINK, or --cluster FILE for a box of somebody's cluster")
     _check_cluster(link, boxes, upload_copies, machine.hours)
-    if own.private_epsilon is not None and (boxes.cluster_boxes > 1 or link is not None):
-        raise ConfigError("--private-epsilon is for a cluster of one box, whose one worker holds the whole model")
     settings = NodeSettings(
         **peer.settings("node", announced=upload_copies is None),
         **machine.settings(),
-        **own.settings(machine.devices),
+        **own.settings(machine.devices, boxes.cluster_boxes > 1 or link is not None),
         join=link.join if link is not None else read_link(join or ""),
         simulated_measurement=simulated_measurement,
         collateral=collateral,

@@ -211,22 +211,27 @@ class PrivateOptions:
         ),
     ] = None
     private_clip: Annotated[
-        float, typer.Option(min=1e-6, help="With --private-epsilon: the largest norm of a sequence's gradient.")
-    ] = 1.0
+        float | None,
+        typer.Option(min=1e-6, help="With --private-epsilon: the largest norm of a sequence's gradient (default: 1)."),
+    ] = None
 
-    def settings(self, devices: int | None) -> dict[str, Any]:
-        """Of `NodeSettings`. Raises ConfigError."""
+    def settings(self, devices: int | None, several_boxes: bool) -> dict[str, Any]:
+        """Of `NodeSettings`; `several_boxes`: has our cluster. Raises ConfigError."""
         if self.private_epsilon is None:
-            if self.private_delta is not None:
-                raise ConfigError("--private-delta goes with --private-epsilon")
+            for option, said in (("delta", self.private_delta), ("clip", self.private_clip)):
+                if said is not None:
+                    raise ConfigError(f"--private-{option} goes with --private-epsilon")
             return {"private": self.private}
+        if several_boxes:
+            raise ConfigError("--private-epsilon is for a cluster of one box, whose one worker holds the whole model")
         if self.private is None:
             raise ConfigError("--private-epsilon bounds what a corpus of your own gives away: name it with --private DIR")
         if (devices or 1) > 1:
             raise ConfigError(
                 "--private-epsilon: sequences are bounded where one worker holds the whole model: say --devices 1"
             )
-        return {"private": self.private, "budget": Budget(self.private_epsilon, self.private_delta, self.private_clip)}
+        clip = 1.0 if self.private_clip is None else self.private_clip
+        return {"private": self.private, "budget": Budget(self.private_epsilon, self.private_delta, clip)}
 
 
 @dataclass(frozen=True, kw_only=True)

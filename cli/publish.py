@@ -11,7 +11,7 @@ from dilocox.cli.common import console, errors, fail, find_chain_files, print_js
 from dilocox.cli.exits import Exit
 from dilocox.cli.export import fetch_model, held_states, write_held
 from dilocox.cli.progress import working
-from dilocox.cli.reading import following
+from dilocox.cli.reading import fetching, following
 from dilocox.node.reader import Reader
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Manifest
@@ -81,7 +81,8 @@ class Read:
         return max(self._reader.starts.agreed(), default=0), self._reader.chain.head.finished
 
     async def have(self, round: int) -> None:
-        await fetch_model(self._reader, round, self._folders, self._adapter)
+        async with fetching(self._reader):
+            await fetch_model(self._reader, round, self._folders, self._adapter)
 
     def done(self, round: int) -> None:
         root = self._reader.chain.state_before(round)

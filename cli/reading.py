@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 from dilocox.cli.common import find_chain_files, read_link, set_up_logging
-from dilocox.cli.progress import working
+from dilocox.cli.progress import Working, working
 from dilocox.node.reader import Reader, open_archived, open_reader
 from dilocox.protocol.ids import JoinLink
 from dilocox.transport.archive.source import ArchivePlace
@@ -14,11 +14,12 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.data_directory import DataDirectory, load_identity
 from dilocox.transport.health import base_folder
 
-__all__ = ["following", "reading"]
+__all__ = ["fetching", "following", "reading"]
 
 READER = "reader"
 """In a daemon's folder, or beside those of this machine's daemons."""
 LOOK_SECONDS = 0.2
+ASKING = "asking the run's peers"
 
 Fetch = Callable[[Reader], Awaitable[int]]
 
@@ -51,29 +52,45 @@ async def following(join: str, home: Path | None) -> AsyncIterator[Reader]:
     """A run that goes on; `home` as for `reading`."""
     set_up_logging(verbose=False)
     with closing(_folder(home)) as folder:
-        async with open_reader(read_link(join), folder, lambda text: None) as reader:
+        async with AsyncExitStack() as opened:
+            with working("beginning") as bar:
+                reader = await opened.enter_async_context(open_reader(read_link(join), folder, bar.say))
             yield reader
+
+
+@asynccontextmanager
+async def fetching(reader: Reader) -> AsyncIterator[None]:
+    """What comes from the run's peers meanwhile is shown."""
+    with working(ASKING, bytes=True) as bar:
+        async with _shown(reader, bar, ASKING):
+            yield
+
+
+@asynccontextmanager
+async def _shown(reader: Reader, bar: Working, asking: str) -> AsyncIterator[None]:
+    """How much has come since, of what is known to be wanted."""
+    before, _ = reader.progress()
+
+    async def look() -> None:
+        while True:
+            held, total = (each - before for each in reader.progress())
+            bar.say(asking)
+            bar.at(held, total or None)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
 
 
 async def _read(link: JoinLink | None, folder: DataDirectory, place: ArchivePlace | None, fetch: Fetch) -> tuple[Path, int]:
     with working("beginning", bytes=True) as bar:
-        asking = "reading the archive" if link is None else "asking the run's peers"
-
-        async def watch(reader: Reader) -> None:
-            while True:
-                held, total = reader.progress()
-                bar.say(asking)
-                bar.at(held, total or None)
-                await asyncio.sleep(LOOK_SECONDS)
-
         if link is not None:
             opened = open_reader(link, folder, bar.say, place)
         else:
             assert place is not None, "one of them is named"
             opened = open_archived(place, folder, bar.say)
-        async with opened as reader:
-            watching = asyncio.create_task(watch(reader))
-            try:
-                return reader.chain.path, await fetch(reader)
-            finally:
-                watching.cancel()
+        async with opened as reader, _shown(reader, bar, "reading the archive" if link is None else ASKING):
+            return reader.chain.path, await fetch(reader)

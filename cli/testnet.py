@@ -25,6 +25,7 @@ from dilocox.cli.common import (
 )
 from dilocox.cli.exits import Exit
 from dilocox.cli.init import preset_names, render_preset
+from dilocox.cli.options import PrivateOptions
 from dilocox.cli.progress import Working, working
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_corpus, check_own
@@ -78,7 +79,7 @@ def up(
     private: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Of a run on private data, a node's own: said once for each node.")
     ] = None,
-    private_epsilon: Annotated[float | None, typer.Option(help="As of `dilocox node`, for each of them.")] = None,
+    private_epsilon: Annotated[float | None, typer.Option(min=0.01, help="As of `dilocox node`, for each of them.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return; stop with `testnet down`.")] = False,
 ) -> None:
     """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces what an earlier testnet made."""
@@ -93,6 +94,7 @@ def up(
     if nodes < manifest.start_clusters:
         fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", Exit.USAGE)
     private = _own_data(manifest, store, nodes, private or [])
+    PrivateOptions(private=next(iter(private), None), private_epsilon=private_epsilon).settings(devices, boxes > 1)
     devices = devices or (2 if private_epsilon is None else 1)
     options = ["--devices", str(devices), "--threads", "1"]
     options += ["--private-epsilon", str(private_epsilon)] if private_epsilon is not None else []

@@ -95,9 +95,9 @@ async def _live(
     tasks.stop_with(stopped)
     async with AsyncExitStack() as closing:
         door.tell("reading the chain")
-        chain = ChainFile(folder / "chain.db", manifest, views.describe)
+        chain = await asyncio.to_thread(ChainFile, folder / "chain.db", manifest, views.describe)
         closing.callback(chain.close)
-        signed = _take_office(settings, home, chain)
+        signed = await asyncio.to_thread(_take_office, settings, home, chain)
         service = CoordinatorService(home.identity, chain, signed, appraise)
         about = {"name": "coordinator", "run": manifest.run.name, "peer": home.identity.peer, "role": "coordinator"}
         service.events = events = await open_diary(folder, home.folder, settings.notice, about, tasks, closing)
@@ -154,7 +154,7 @@ def _serve_data(
 
 
 def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: ChainFile) -> pb.Envelope:
-    """The signed manifest, when we are who signs the run's commits now. Raises LocalError where that is somebody else."""
+    """The signed manifest, when we are who signs the run's commits now. Blocking. Raises LocalError where that is somebody else."""
     manifest, me = settings.manifest, home.identity.peer
     try:
         if settings.handover is not None and take_over(settings.handover, chain):

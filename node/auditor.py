@@ -34,7 +34,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import corpus_in
 from dilocox.transport.parent_pipe import ParentPipe
 
-__all__ = ["Auditor", "Lies", "available_bytes"]
+__all__ = ["AuditPlaces", "Auditor", "available_bytes"]
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def available_bytes() -> int | None:
 
 
 @dataclass(frozen=True)
-class Lies:
+class AuditPlaces:
     """Where things lie on this machine."""
 
     home: Path
@@ -117,7 +117,7 @@ class Auditor:
         self,
         us: Us,
         machine: Machine,
-        place: Lies,
+        place: AuditPlaces,
         states: Fetcher,
         data: Fetcher,
         compute: Callable[[Task, Path], Awaitable[Found]] = in_a_process,

@@ -11,7 +11,7 @@ from dilocox.node.api.server import create_node_app
 from dilocox.node.attendance import Attendance
 from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.prover import Challenger, Prover
-from dilocox.node.auditor import Auditor, Lies
+from dilocox.node.auditor import Auditor, AuditPlaces
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.check import of_room
 from dilocox.node.coordinator_link import CoordinatorLink
@@ -148,8 +148,8 @@ async def _take_part(
     tasks.start(_train(supply, participant, attendance, tasks, settings.private, own_text), "supervise")
     tasks.start(participant.beat(), "beat")
     tasks.start(holding.supply(starts.newest_snapshot), "supply holders")
-    lies = Lies(home.folder, place.folder / MANIFEST, data, place.store, states, bool(settings.data))
-    tasks.start(Auditor(participant, machine, lies, audits, supplies).run(), "audit")
+    places = AuditPlaces(home.folder, place.folder / MANIFEST, data, place.store, states, bool(settings.data))
+    tasks.start(Auditor(participant, machine, places, audits, supplies).run(), "audit")
     if prover is not None:
         tasks.start(participant.prove(), "prove")
 

@@ -98,7 +98,7 @@ async def _hold(
     closing.push_async_callback(place.door.wait, "it ends")
     home.announce(role=role, api=place.door.url, run_id=link.run_id.hex(), name=settings.name, **place.network.ports)
     what = f"archiving to {settings.archive.place.url}" if settings.archive else f"keeping on {place.network.address}"
-    log.info("%s is %s, %s, API %s", settings.name, me.peer, what, place.door.url)
+    log.info("%s is %s, %s, page and API %s", settings.name, me.peer, what, place.door.url)
     tasks.start(holder.follow(), "follow")
     if named:
         tasks.start(holder.beat(), "beat")

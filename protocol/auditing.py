@@ -34,7 +34,6 @@ __all__ = [
     "Audit",
     "Result",
     "Stretch",
-    "audits",
     "drawn",
     "due",
     "duties",
@@ -47,6 +46,7 @@ __all__ = [
     "spacing",
     "still_open",
     "stretch",
+    "unpacked",
     "verdict_name",
 ]
 
@@ -144,7 +144,7 @@ def packed(audits: Iterable[Audit]) -> list[pb.Audit]:
     ]
 
 
-def audits(commit: pb.Commit) -> tuple[Audit, ...]:
+def unpacked(commit: pb.Commit) -> tuple[Audit, ...]:
     """The inverse."""
     return tuple(
         Audit(each.round, each.cluster, each.lot, {auditor.cluster: auditor.votes for auditor in each.auditors})

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from dilocox.protocol.auditing import Audit, audits
+from dilocox.protocol.auditing import Audit, unpacked
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.ids import peer_id
 from dilocox.protocol.ledger import Lease, Ledger
@@ -174,7 +174,7 @@ def advance(manifest: Manifest, commit: Statement[pb.Commit]) -> Head:
             **{member.cluster: _record(member.standing) for member in body.roster},
             **{peer_id(item.key): _record(item.standing) for item in body.away},
         },
-        audits=audits(body),
+        audits=unpacked(body),
     )
 
 

@@ -111,6 +111,9 @@ AUDITS = 64
 AUDITS_TOLD = 16
 """Most audits that one receipt tells of: of more, it found nothing."""
 
+AUDIT_DISTANCE = 1e6
+"""Largest distance that an auditor tells, over the way of the stretch: one of 1 is as far off as no step at all."""
+
 SEGMENTS = 64
 """Most stretches of a phase: each begins with a state on disk."""
 

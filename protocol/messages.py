@@ -217,7 +217,7 @@ def _check_receipt(body: pb.Receipt) -> None:
     _require(audited == sorted(set(audited)), "audits repeat or are not in order")
     for result in body.audits:
         _require(result.verdict in _VERDICTS and bool(result.verdict), "unknown verdict")
-        _check_number(result.distance, "distance", limits.LOSS)
+        _check_number(result.distance, "distance", limits.AUDIT_DISTANCE)
     for finding in body.findings:
         _require(finding.reason in _REASONS and bool(finding.reason), "unknown reason")
         _require(finding.stage < limits.STAGES, "stage out of bounds")

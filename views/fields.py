@@ -109,7 +109,7 @@ NODE: Fields = {
     "step_seconds": "of the last inner step",
     "tokens": "in announced phases since the daemon started",
     "total_steps": "inner steps since the workers started",
-    "clock_seconds": "the first worker's monotonic clock after them",
+    "clock_seconds": "the first worker's monotonic clock after the last of total_steps",
     "codec_cpu_seconds": "CPU time of the codec since the workers started",
     "allreduce_bytes": "what averaging every gradient would send in a round",
     "fetch_failures": "transfers that broke off since the daemon started",
@@ -279,15 +279,15 @@ EVENT: Fields = {
 """Of each line of `dilocox events --json`, and of each `data:` of /v1/events."""
 
 
-ANSWERS: Mapping[str, Fields] = {
-    "/v1/status": NODE,
-    "/v1/peers": PEER,
-    "/v1/stages": STAGE,
-    "/v1/rounds": ROUND_ROW,
-    "/v1/rounds/{number}": ROUND,
-    "/v1/explain/{number}": EXPLAINED,
+ANSWERS: Mapping[str, tuple[Fields, ...]] = {
+    "/v1/status": (NODE, COORDINATOR, HOLDER, WAITING),
+    "/v1/peers": (PEER,),
+    "/v1/stages": (STAGE,),
+    "/v1/rounds": (ROUND_ROW,),
+    "/v1/rounds/{number}": (ROUND,),
+    "/v1/explain/{number}": (EXPLAINED,),
 }
-"""By path of the API; of the lists among them, each entry."""
+"""By path of the API: one of these, by the daemon's role; of the lists among them, each entry."""
 LISTS = ("/v1/peers", "/v1/stages", "/v1/rounds")
 
 

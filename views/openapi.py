@@ -36,8 +36,12 @@ OPERATOR = ("/v1/pause", "/v1/resume", "/v1/leave")
 def _answer(path: str) -> dict[str, Any]:
     """With what fields.py says of it. Names are as there: `a.b`, `a[]`, `*`."""
     answer: dict[str, Any] = {"description": "the answer"}
-    if (fields := ANSWERS.get(path)) is not None:
-        each: dict[str, Any] = {"type": "object", "properties": {name: {"description": says} for name, says in fields.items()}}
+    if path in ANSWERS:
+        objects: list[dict[str, Any]] = [
+            {"type": "object", "properties": {name: {"description": says} for name, says in fields.items()}}
+            for fields in ANSWERS[path]
+        ]
+        each = objects[0] if len(objects) == 1 else {"anyOf": objects}
         schema = {"type": "array", "items": each} if path in LISTS else each
         answer["content"] = {"application/json": {"schema": schema}}
     return answer

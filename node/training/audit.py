@@ -83,7 +83,7 @@ def distance(trainer: Trainer, first: Sequence[Tensor], computed: Sequence[Tenso
             way = ways.setdefault(kind, Way())
             way.off += float((theirs - ours).square().sum())
             way.far += float((ours - began if kind == LIVE else ours).square().sum())
-    return min(limits.LOSS, max(way.share for way in ways.values()))
+    return min(limits.AUDIT_DISTANCE, max(way.share for way in ways.values()))
 
 
 def compare(

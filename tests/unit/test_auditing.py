@@ -76,7 +76,7 @@ def test_a_commit_names_no_more_than_its_bound():
     found = auditing.drawn(RUN, 7, ballot(1), many)
     assert len(found) == limits.AUDITS
     assert [audit.cluster for audit in found] == sorted(audit.cluster for audit in found)
-    assert auditing.audits(pb.Commit(audits=auditing.packed(found))) == tuple(found)
+    assert auditing.unpacked(pb.Commit(audits=auditing.packed(found))) == tuple(found)
 
 
 # What is said of it.

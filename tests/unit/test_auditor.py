@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dilocox.node.audit_task import Found, Task
-from dilocox.node.auditor import Auditor, Lies, available_bytes
+from dilocox.node.auditor import Auditor, AuditPlaces, available_bytes
 from dilocox.node.machine import Machine
 from dilocox.node.training.audit import carry_out, threads_of
 from dilocox.protocol import auditing, events
@@ -85,7 +85,7 @@ class World:
     us: Us
     theirs: BlobStore
     """What authors serve."""
-    lies: Lies
+    places: AuditPlaces
     fetches: Fetches
     tasks: list[Task] = field(default_factory=list)
     found: str | None = "AUDIT_EQUAL"
@@ -97,10 +97,10 @@ class World:
         return Found(self.found, 0.0)
 
     def auditor(self, free: int | None = None, compute: Callable[[Task, Path], Awaitable[Found]] | None = None) -> Auditor:
-        nothing = Fetches(self.theirs, self.lies.data, lambda: False)
+        nothing = Fetches(self.theirs, self.places.data, lambda: False)
         how = compute or self.compute
         machine = Machine(1)
-        return Auditor(self.us, machine, self.lies, self.fetches, nothing, how, lambda: free, look_seconds=0.001)  # type: ignore[arg-type]
+        return Auditor(self.us, machine, self.places, self.fetches, nothing, how, lambda: free, look_seconds=0.001)  # type: ignore[arg-type]
 
     @property
     def mine(self) -> list[auditing.Audit]:
@@ -159,8 +159,8 @@ def made(folder: Path, marks: Callable[[Manifest, BlobStore, pb.Contribution], b
     assert table.counted() == [0, 1, 2, 3]
     (folder / "manifest.json").write_bytes(run.canonical_bytes())
     states = BlobStore(folder / "states")
-    lies = Lies(folder, folder / "manifest.json", BlobStore(text.folder, ours=False), theirs, states, named=True)
-    return World(Us(run, identity(ME), Chain(table)), theirs, lies, Fetches(theirs, states))
+    places = AuditPlaces(folder, folder / "manifest.json", BlobStore(text.folder, ours=False), theirs, states, named=True)
+    return World(Us(run, identity(ME), Chain(table)), theirs, places, Fetches(theirs, states))
 
 
 async def test_who_is_drawn_asks_the_author_for_both_states_and_says_what_came_of_them(world: World):
@@ -171,7 +171,7 @@ async def test_who_is_drawn_asks_the_author_for_both_states_and_says_what_came_o
     leases = {m.cluster: m.lease[0].start for m in world.us.chain.table.commits[0].body.roster}
     assert {task.positions[0] for task in world.tasks} == {leases[each.audit.cluster] for each in world.us.said}
     assert all(len(task.positions) == 4 * 4 and task.optimizer_steps == 0 for task in world.tasks)
-    assert not world.lies.states.digests(), "nothing is left"
+    assert not world.places.states.digests(), "nothing is left"
 
 
 async def test_what_is_not_served_for_a_whole_round_is_said_when_it_is_due(world: World):
@@ -264,7 +264,7 @@ def task_of(world: World, folder: Path) -> Task:
 
     task = asyncio.run(story())
     for digest in (*task.first, *task.last):  # the daemon removed them when it was done
-        world.lies.states.put([world.theirs.read(bytes.fromhex(digest))])
+        world.places.states.put([world.theirs.read(bytes.fromhex(digest))])
     return Task(**json.loads(json.dumps(asdict(task))))
 
 
@@ -284,10 +284,10 @@ def test_the_threads_that_somebody_says_end_no_process(world: World, tmp_path: P
 def test_a_state_that_nobody_can_go_on_from_is_found_before(world: World, tmp_path: Path, process_group: None):
     run, task = world.us.manifest, task_of(world, tmp_path)
     good = [torch.zeros(phase_bytes(run.model, False, stage) // 4) for stage in range(run.model.stages)]
-    digests = [world.lies.states.put([flat.numpy().data]).hex() for flat in good]
+    digests = [world.places.states.put([flat.numpy().data]).hex() for flat in good]
     zeros = replace(task, first=digests, last=digests)
     assert carry_out(zeros).verdict == "AUDIT_DIFFERS", "zeros are a state: training goes on from them"
     good[0][3] = float("nan")
-    broken = [world.lies.states.put([flat.numpy().data]).hex() for flat in good]
+    broken = [world.places.states.put([flat.numpy().data]).hex() for flat in good]
     assert carry_out(replace(zeros, first=broken)).verdict == "AUDIT_MALFORMED"
     assert carry_out(replace(zeros, last=broken)).verdict == "AUDIT_MALFORMED"

@@ -146,6 +146,12 @@ def test_a_right_run_file_passes_and_says_what_is_next(right: Path):
     assert f"nothing is wrong; serve it with: dilocox coordinator {right}" in told.output.replace("\n", "")
 
 
+def test_data_of_ones_own_are_looked_at_with_a_run_file_too(right: Path, tmp_path: Path):
+    code, found = checked(right, right.parent / "home", "--private", str(tmp_path))
+    assert code == 5
+    assert [finding["about"] for finding in found if finding["level"] == "wrong"] == ["--private"]
+
+
 @pytest.mark.parametrize(("content", "says"), [(None, "no run file"), (b"\xff\xfe", "cannot be read")])
 def test_what_is_no_run_file_is_said_so(tmp_path: Path, content: bytes | None, says: str):
     if content is not None:

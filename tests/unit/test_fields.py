@@ -1,6 +1,7 @@
 """Every field that the API answers has a sentence, and no sentence is of a field that there is not."""
 
 import ast
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -113,5 +114,5 @@ def test_each_status_has_these_fields_and_no_others(module: str, known: Mapping[
 
 
 def test_everything_has_a_sentence():
-    for known in (*fields.ANSWERS.values(), fields.COORDINATOR, fields.HOLDER, fields.WAITING, fields.EVENT):
+    for known in (*itertools.chain.from_iterable(fields.ANSWERS.values()), fields.EVENT):
         assert all(known.values())

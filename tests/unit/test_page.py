@@ -142,6 +142,10 @@ async def test_every_route_is_described(served):
     assert {"/", "/metrics", "/v1/status", "/v1/rounds/{number}", "/v1/events"} <= told["paths"].keys() <= SAYS.keys()
     (named,) = told["paths"]["/v1/rounds/{number}"]["get"]["parameters"]
     assert (named["name"], named["in"]) == ("number", "path")
+    status = told["paths"]["/v1/status"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    only = ("inner_step", "contributions", "kept_blobs")
+    for daemon, field in zip(status["anyOf"], only, strict=False):
+        assert [each for each in only if each in daemon["properties"]] == [field], "a daemon's own"
 
 
 async def test_it_is_served_under_a_policy_that_names_its_own_script(served):

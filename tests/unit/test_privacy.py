@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from dilocox.cli.options import PrivateOptions
 from dilocox.node import generations
 from dilocox.node.attendance import Wish, wish
 from dilocox.node.crew import Crew, Phase
@@ -40,6 +41,29 @@ def account(folder: Path, epsilon: float = 4.0, corpus: int = 1, run: int = 1) -
     return Account(
         folder / "privacy.json", digest("run", run), digest("corpus", corpus), SEQUENCES, BATCH, Budget(epsilon, DELTA, 1.0)
     )
+
+
+# What may be said
+
+
+@pytest.mark.parametrize(
+    ("said", "devices", "several_boxes", "why"),
+    [
+        ({"private_delta": 1e-5}, None, False, "--private-delta goes with"),
+        ({"private_clip": 2.0}, None, False, "--private-clip goes with"),
+        ({"private_epsilon": 8.0}, None, False, "name it with --private DIR"),
+        ({"private_epsilon": 8.0, "private": Path()}, 2, False, "say --devices 1"),
+        ({"private_epsilon": 8.0, "private": Path()}, None, True, "a cluster of one box"),
+    ],
+)
+def test_options_that_bound_nothing_are_refused(said: dict[str, Any], devices: int | None, several_boxes: bool, why: str):
+    with pytest.raises(ConfigError, match=why):
+        PrivateOptions(**said).settings(devices, several_boxes)
+
+
+def test_what_is_not_said_of_a_budget_is_as_the_help_says():
+    options = PrivateOptions(private=Path(), private_epsilon=8.0)
+    assert options.settings(None, False)["budget"] == Budget(8.0, None, 1.0)
 
 
 # The account
