@@ -220,10 +220,32 @@ def test_batches_are_drawn_from_all_without_replacement_and_nobody_can_say_which
     index = {row: number for number, row in enumerate(rows(mine, 0, everything))}
     assert len(index) > 0.9 * everything, "all of them, but for equal ones"
     batches = [rows(mine, 1000 + 4 * number, 4) for number in range(200)]
-    assert batches[3] == rows(mine, 1012, 4)
+    assert batches[3] != rows(mine, 1012, 4), "positions come again in phases without a seat; no batch does"
+    assert rows(Drawn(dataset, bytes(32)), 0, 4) == rows(Drawn(dataset, bytes(32)), 0, 4)
     assert len({tuple(batch) for batch in batches}) == 200
     assert rows(Drawn(dataset), 0, 4) != rows(Drawn(dataset), 0, 4)
     assert len({row for batch in batches for row in batch}) > 0.9 * len(index) * (1 - math.exp(-800 / everything))
+
+
+def test_what_is_drawn_is_what_was_looked_for():
+    asked: list[list[int]] = []
+
+    class Remembers:
+        sequences = 1000
+
+        def here(self, positions: list[int]) -> bool:
+            asked.append(positions)
+            return True
+
+        def batch(self, positions: list[int]) -> None:
+            asked.append(positions)
+
+    drawn = Drawn(Remembers(), bytes(32))  # type: ignore[arg-type]
+    for first in (0, 4, 0, 4):
+        assert drawn.here(range(first, first + 4))
+        drawn.batch(range(first, first + 4))
+    assert asked[::2] == asked[1::2]
+    assert len(set(map(tuple, asked))) == 4
 
 
 async def test_samples_that_will_be_drawn_are_looked_for(tmp_path: Path):
