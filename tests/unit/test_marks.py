@@ -141,6 +141,23 @@ def test_a_commit_that_is_moved_onto_splits_a_stretch(world: World):
     assert world.all(marks) == ["EQUAL"] * 4
 
 
+def test_a_commit_that_waits_for_the_end_of_a_time_boxed_phase_adds_no_mark(world: World):
+    """Overlap delayed: the optimizer's steps are then already those of the next phase, and its author would be found wrong."""
+    for _ in range(STEPS):
+        world.step()
+    world.marks.end(world.state.steps, world.state.samples_read)
+    world.trainer.optimizer.steps = 5 * STEPS  # as Trainer.end_phase does
+    world.marks.before_commit(world.state.steps, world.state.samples_read)
+    collected = world.marks.collect()()
+    assert collected is not None
+    marks = world.said(collected)
+    assert [mark.step for mark in marks.marks] == [0, 4, 8, 10]
+    world.state = replace(world.state, steps=0, round=6)
+    world.step()
+    world.marks.before_commit(world.state.steps, world.state.samples_read)
+    assert [mark.step for mark in world.end().marks] == [0, 1, 1], "in the next phase a commit is moved onto as ever"
+
+
 def test_a_step_that_was_not_taken_is_found(world: World):
     for number in range(STEPS):
         world.step(skip=number == 5)
