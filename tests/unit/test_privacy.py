@@ -138,6 +138,13 @@ def test_the_account_counts_the_corpus_s_sequences_and_the_run_s_steps(tmp_path:
     assert steps_left(run, initial_head("")) == sum(run.inner_steps(number) for number in range(1, run.rounds.count + 1))
 
 
+def test_too_little_of_a_corpus_is_a_sentence(tmp_path: Path):
+    corpus = corpus_of(tmp_path / "own", words(40, 60))
+    run = private_run(training={"batch_size": 1 << 16, "microbatches": 1})
+    with pytest.raises(ConfigError, match="Build them from more text"):
+        open_account(tmp_path, run, corpus.folder, last_built(corpus.folder), Budget(8.0, None, 1.0))
+
+
 # The noise
 
 
