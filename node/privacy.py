@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dilocox.protocol.corpus import order_of
+from dilocox.protocol.corpus import check_enough, order_of
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
@@ -184,10 +184,11 @@ def _merged(steps: list[Steps]) -> list[Steps]:
 
 
 def open_account(home: Path, manifest: Manifest, private: Path, digest: bytes, budget: Budget) -> Account:
-    """Of the corpus of this digest in `private`. Raises ConfigError where it is not there; as Account."""
+    """Of the corpus of this digest in `private`. Raises ConfigError where it is not there, or makes no batch; as Account."""
     corpus = corpus_in(BlobStore(private, ours=False), digest)
     if corpus is None:
         raise ConfigError(f"the private data in {private} are damaged: build them again")
+    check_enough(manifest, corpus)
     return Account(
         home / ACCOUNT, manifest.run_id, digest, order_of(manifest, corpus).total, manifest.training.batch_size, budget
     )

@@ -33,6 +33,7 @@ __all__ = [
     "Corpus",
     "Order",
     "Shard",
+    "check_enough",
     "check_fits",
     "check_private",
     "order_of",
@@ -207,6 +208,11 @@ def check_private(manifest: Manifest, shared: Corpus, own: Corpus) -> None:
         )
     if own.vocabulary_size != shared.vocabulary_size:
         raise ConfigError(f"the private data have {own.vocabulary_size:,} tokens, the run's {shared.vocabulary_size:,}")
+    check_enough(manifest, own)
+
+
+def check_enough(manifest: Manifest, own: Corpus) -> None:
+    """Raises ConfigError where a cluster's own corpus makes no batch."""
     samples, width = sum(samples_in(manifest, shard) for shard in own.training), manifest.model.sequence_length + 1
     if samples < manifest.training.batch_size:
         raise ConfigError(

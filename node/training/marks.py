@@ -88,6 +88,8 @@ class Marks:
         """Of the running phase."""
         self._moved = False
         """A commit was moved onto since the last inner step."""
+        self._over = False
+        """The phase has ended: where rounds are delayed its commit comes then, when the optimizer's steps may be the next one's."""
         self._handed: deque[set[bytes]] = deque(maxlen=PHASES_REMEMBERED)
         """States of the phases that were announced."""
 
@@ -103,7 +105,7 @@ class Marks:
 
     def before_commit(self, steps: int, samples_read: int) -> None:
         """Before the live parameters move onto a commit, after so many inner steps of the phase."""
-        if self._taken:
+        if self._taken and not self._over:
             self._take(steps, samples_read)
             self._moved = True
 
@@ -111,11 +113,12 @@ class Marks:
         """The phase is over; before its work becomes feedback."""
         if self._taken:
             self._take(steps, samples_read)
+            self._over = True
 
     def collect(self) -> Callable[[], wire.Marks | None]:
         """Hand over those of the phase that has ended: in the background, after all that was put aside before; None where the run
         does not audit."""
-        taken, self._taken, self._moved = self._taken, [], False
+        taken, self._taken, self._moved, self._over = self._taken, [], False, False
 
         def gather() -> wire.Marks | None:
             if not taken:
@@ -143,7 +146,7 @@ class Marks:
 
     def _give_up(self) -> None:
         """The round of the phase before was closed without it: nobody asks for its states."""
-        taken, self._taken, self._moved = self._taken, [], False
+        taken, self._taken, self._moved, self._over = self._taken, [], False, False
 
         def remove() -> list[bytes]:
             states = {state for _, written in taken for state in written.result()}

@@ -30,20 +30,25 @@ class Drawn:
     def __init__(self, dataset: Dataset, secret: bytes | None = None) -> None:
         """`secret`: new, where there is none."""
         self._dataset, self._secret = dataset, secret or secrets.token_bytes(32)
+        self._batches = 0
+        """So many were drawn."""
 
     def _chosen(self, positions: Sequence[int]) -> list[int]:
-        """In place of the samples at a batch's positions, which no two batches of one life share."""
-        seed = hashlib.sha256(self._secret + positions[0].to_bytes(8, "big")).digest()
+        """In place of the samples at the next batch's positions, which come again in every phase without a place on the roster:
+        the account is of batches that are drawn anew."""
+        seed = hashlib.sha256(self._secret + self._batches.to_bytes(8, "big") + positions[0].to_bytes(8, "big")).digest()
         generator = np.random.Generator(np.random.PCG64(int.from_bytes(seed, "big")))
         return list(map(int, generator.choice(self._dataset.sequences, len(positions), replace=False)))
 
     def here(self, positions: Sequence[int]) -> bool:
-        """As Dataset."""
+        """As Dataset, of the next batch."""
         return not positions or self._dataset.here(self._chosen(positions))
 
     def batch(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """As Dataset."""
-        return self._dataset.batch(self._chosen(positions))
+        """As Dataset, but no batch is drawn twice."""
+        chosen = self._chosen(positions)
+        self._batches += 1
+        return self._dataset.batch(chosen)
 
 
 class NoisyGradients:

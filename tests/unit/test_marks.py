@@ -12,7 +12,7 @@ from torch import Tensor
 from dilocox.node.marks import merged, of_stage
 from dilocox.node.training.audit import advance, compare
 from dilocox.node.training.data import Dataset, load_dataset
-from dilocox.node.training.marks import Marks, load_state, machine, stage_state
+from dilocox.node.training.marks import LIVE, Marks, load_state, machine, parts, stage_state
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol import auditing, phase
 from dilocox.protocol.auditing import Stretch
@@ -141,6 +141,23 @@ def test_a_commit_that_is_moved_onto_splits_a_stretch(world: World):
     assert world.all(marks) == ["EQUAL"] * 4
 
 
+def test_a_commit_that_waits_for_the_end_of_a_time_boxed_phase_adds_no_mark(world: World):
+    """Overlap delayed: the optimizer's steps are then already those of the next phase, and its author would be found wrong."""
+    for _ in range(STEPS):
+        world.step()
+    world.marks.end(world.state.steps, world.state.samples_read)
+    world.trainer.optimizer.steps = 5 * STEPS  # as Trainer.end_phase does
+    world.marks.before_commit(world.state.steps, world.state.samples_read)
+    collected = world.marks.collect()()
+    assert collected is not None
+    marks = world.said(collected)
+    assert [mark.step for mark in marks.marks] == [0, 4, 8, 10]
+    world.state = replace(world.state, steps=0, round=6)
+    world.step()
+    world.marks.before_commit(world.state.steps, world.state.samples_read)
+    assert [mark.step for mark in world.end().marks] == [0, 1, 1], "in the next phase a commit is moved onto as ever"
+
+
 def test_a_step_that_was_not_taken_is_found(world: World):
     for number in range(STEPS):
         world.step(skip=number == 5)
@@ -164,6 +181,22 @@ def test_a_state_that_was_made_up_is_found_on_either_side(world: World):
         made_up = torch.randn(world.store.size(marks.marks[1].states[stage]) // 4) * 0.02
         marks.marks[1].states[stage] = world.store.put([made_up.numpy().data])
     assert world.all(world.said(marks), alike=False) == ["DIFFERS", "DIFFERS", "EQUAL"]
+
+
+def test_weights_of_nothing_pass_as_the_docs_say(world: World):
+    """No audit shows that a state is of this run: with all weights 0 steps cost nothing, and lead where everybody says."""
+    zeros = [torch.zeros_like(stage_state(world.trainer, stage)) for _, stage in world.trainer.live_stages()]
+    last = []
+    for (_, stage), flat in zip(world.trainer.live_stages(), zeros, strict=True):
+        made, at = flat.clone(), 0
+        for parameter, kind, elements in parts(world.trainer, stage):
+            if kind != LIVE and world.trainer.optimizer.kinds(parameter)[kind]:
+                made[at] = 3  # the count of its steps
+            at += elements
+        last.append(made)
+    batches = [world.dataset.batch(range(at, at + 4)) for at in (0, 4, 8)]
+    computed = advance(Trainer(world.run), zeros, 0, batches)
+    assert compare(world.trainer, zeros, computed, last, alike=True) == (wire.AUDIT_EQUAL, 0.0)
 
 
 def test_moments_that_were_made_up_are_found(world: World):

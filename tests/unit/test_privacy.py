@@ -162,6 +162,13 @@ def test_the_account_counts_the_corpus_s_sequences_and_the_run_s_steps(tmp_path:
     assert steps_left(run, initial_head("")) == sum(run.inner_steps(number) for number in range(1, run.rounds.count + 1))
 
 
+def test_too_little_of_a_corpus_is_a_sentence(tmp_path: Path):
+    corpus = corpus_of(tmp_path / "own", words(40, 60))
+    run = private_run(training={"batch_size": 1 << 16, "microbatches": 1})
+    with pytest.raises(ConfigError, match="Build them from more text"):
+        open_account(tmp_path, run, corpus.folder, last_built(corpus.folder), Budget(8.0, None, 1.0))
+
+
 # The noise
 
 
@@ -244,10 +251,32 @@ def test_batches_are_drawn_from_all_without_replacement_and_nobody_can_say_which
     index = {row: number for number, row in enumerate(rows(mine, 0, everything))}
     assert len(index) > 0.9 * everything, "all of them, but for equal ones"
     batches = [rows(mine, 1000 + 4 * number, 4) for number in range(200)]
-    assert batches[3] == rows(mine, 1012, 4)
+    assert batches[3] != rows(mine, 1012, 4), "positions come again in phases without a seat; no batch does"
+    assert rows(Drawn(dataset, bytes(32)), 0, 4) == rows(Drawn(dataset, bytes(32)), 0, 4)
     assert len({tuple(batch) for batch in batches}) == 200
     assert rows(Drawn(dataset), 0, 4) != rows(Drawn(dataset), 0, 4)
     assert len({row for batch in batches for row in batch}) > 0.9 * len(index) * (1 - math.exp(-800 / everything))
+
+
+def test_what_is_drawn_is_what_was_looked_for():
+    asked: list[list[int]] = []
+
+    class Remembers:
+        sequences = 1000
+
+        def here(self, positions: list[int]) -> bool:
+            asked.append(positions)
+            return True
+
+        def batch(self, positions: list[int]) -> None:
+            asked.append(positions)
+
+    drawn = Drawn(Remembers(), bytes(32))  # type: ignore[arg-type]
+    for first in (0, 4, 0, 4):
+        assert drawn.here(range(first, first + 4))
+        drawn.batch(range(first, first + 4))
+    assert asked[::2] == asked[1::2]
+    assert len(set(map(tuple, asked))) == 4
 
 
 async def test_samples_that_will_be_drawn_are_looked_for(tmp_path: Path):
