@@ -70,8 +70,12 @@ def export(
     """Write the committed model as a Hugging Face folder: weights, config, tokenizer, and a card that says who trained it. With
     --join it is read from the run: from any machine, and where this machine's folder has some of its stages only."""
     if every is not None:
-        if archive or round is not None or evaluate:
-            fail("--every and --archive, --round or --evaluate", Exit.USAGE, "it follows the run, and publishes the newest")
+        if archive or archive_key or round is not None or evaluate:
+            fail(
+                "--every and --archive, --archive-key, --round or --evaluate",
+                Exit.USAGE,
+                "it follows the run, and publishes the newest",
+            )
         from dilocox.cli.publish import publish
 
         publish(folder, every, home, join, parse_folders(data or ()), adapter, as_json)

@@ -17,7 +17,7 @@ from dilocox.node.check import of_room
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.data.check import check_corpus, check_own, must_bring_own
 from dilocox.node.data.supply import Supply
-from dilocox.node.employed import Employed, worker_pool
+from dilocox.node.employed import STAGES, Employed, worker_pool
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.imported import import_state
@@ -92,7 +92,8 @@ async def _take_part(
         place.door.tell(f"taking what the run begins with from {settings.begin}")
         await tasks.race(import_state(manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder))
     if account is not None:
-        await asyncio.to_thread(account.lay_out, steps_left(manifest, chain.head), manifest.rounds.inner_steps)
+        trained = any((place.folder / STAGES).glob("*"))
+        await asyncio.to_thread(account.lay_out, steps_left(manifest, chain.head), manifest.rounds.inner_steps, trained)
     open_chain(place, chain, tasks)
     network.directory.know(chain.parties)
     about = {"name": settings.name, "run": manifest.run.name, "peer": me.peer, "role": "node"}

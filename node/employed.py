@@ -30,7 +30,10 @@ from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import write_atomically
 from dilocox.transport.tasks import Tasks
 
-__all__ = ["Employed", "worker_pool"]
+__all__ = ["STAGES", "Employed", "worker_pool"]
+
+STAGES = "stages"
+"""In a run's folder: the boundaries of its workers."""
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +52,7 @@ def worker_pool(
             socket=socket,
             manifest=place.folder / MANIFEST,
             blobs=place.store.folder,
-            stages=place.folder / "stages",
+            stages=place.folder / STAGES,
             cluster=settings.cluster.lead.coordinator if settings.cluster else home.identity.peer,
             devices="cuda" if machine.cuda else "cpu",
             copies=launch.copies,

@@ -241,12 +241,13 @@ class Generations:
         await self._keeping.retain()
 
     async def _enter_what_was_kept(self, hello: worker.Hello) -> None:
-        """Boundaries of an earlier life, which may have ended before it said so: their work is in the feedback that goes on."""
+        """Boundaries of an earlier life, which may have ended before it said so: their work is in the feedback that goes on. Raises
+        LocalError where that is of another corpus."""
         if self._account is None:
             return
         for boundary in hello.boundaries:
             leaves = digest_of([canonical(Phase(boundary, list(boundary.payloads), []).leaves)])
-            await asyncio.to_thread(self._account.enter, leaves, boundary.steps_within, boundary.noise)
+            await asyncio.to_thread(self._account.enter, leaves, boundary.steps_within, boundary.noise, boundary.corpus)
 
     async def _phase_ended(self, phase: Phase) -> None:
         """A phase's payloads are durable in every worker: put their leaves beside them, and contribute."""
@@ -263,7 +264,7 @@ class Generations:
         ended = phase.ended(base, digest, audit, self.progress.tells_loss)
         self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, ended.size))
         if self._account is not None and not await asyncio.to_thread(
-            self._account.enter, digest, first.steps_within, first.noise
+            self._account.enter, digest, first.steps_within, first.noise, first.corpus
         ):
             log.warning("round %d is not contributed, it would tell too much: %s", first.round, self._account.sentence)
             return

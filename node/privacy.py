@@ -108,6 +108,7 @@ class Account:
         """`path`: where it is kept; `run` and `corpus`: their digests; `sequences`: of the corpus, to train on; `batch`: of a step.
         Raises LocalError where what is kept cannot be read: nobody may begin again with a full budget."""
         self.budget, self.delta = budget, budget.delta or 1 / (10 * sequences)
+        self._corpus = corpus
         self._path, self._run, self._sequences, self._batch = path, run.hex(), sequences, batch
         try:
             self._file = _File.model_validate_json(path.read_bytes()) if path.exists() else _File()
@@ -121,9 +122,15 @@ class Account:
         self.room = True
         """… and whether another phase fits into the budget."""
 
-    def lay_out(self, steps: int, phase: int) -> None:
+    def lay_out(self, steps: int, phase: int, trained: bool = False) -> None:
         """Choose the least noise with which the `steps` that are left of the run stay within the budget; a run keeps what was
-        chosen at first. `phase`: steps of one. Raises ConfigError where no noise is enough, and the run has none yet."""
+        chosen at first. `phase`: steps of one. `trained`: this folder has trained in the run before. Raises ConfigError where no
+        noise is enough, and the run has none yet; LocalError where what was trained is in no account."""
+        if trained and not self.noise:
+            raise LocalError(
+                f"this folder has trained in the run before, of which {self._path.name} says nothing: put back the one that it had,"
+                " or begin with an empty --home"
+            )
         if not self.noise:
             self.noise = self._least(math.ceil(LATE * max(1, steps)))
             self._kept.noise[self._run] = self.noise
@@ -153,9 +160,15 @@ class Account:
     def _epsilon(self, steps: list[Steps]) -> float:
         return epsilon_of(steps, self.delta) if steps else 0.0
 
-    def enter(self, leaves: bytes, steps: int, noise: float) -> bool:
+    def enter(self, leaves: bytes, steps: int, noise: float, corpus: bytes) -> bool:
         """Write down what a phase took from the corpus, with which noise; `leaves`: the digest that its work is announced by,
-        entered once. Whether all that was entered stays within the budget: if not, nobody may hear of it."""
+        entered once. Whether all that was entered stays within the budget: if not, nobody may hear of it. Raises LocalError where
+        it is of another corpus: what that gives away, this account does not say."""
+        if corpus != self._corpus:
+            raise LocalError(
+                "this folder's error feedback holds what was trained on other data, which --private-epsilon would not count: begin"
+                " with an empty --home, or name the corpus that it trained on before"
+            )
         if leaves.hex() not in self._kept.entered:
             self._kept.steps = _merged([*self._kept.steps, self._taken(noise, steps)])
             self._kept.entered = [*self._kept.entered, leaves.hex()][-ENTERED:]

@@ -71,6 +71,8 @@ class BoundaryMeta:
     """Inner steps whose work the feedback took in with this boundary: also of phases before it that never ended."""
     noise: float = 0.0
     """In these steps: standard deviation over the bound on a sequence's gradient; 0: none."""
+    corpus: str = ""
+    """Digest of the cluster's own data that it trained on, hexadecimal; empty: the run's."""
 
 
 def _folder(root: Path, stage: int, round: int) -> Path:

@@ -131,6 +131,7 @@ def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:
         optimizer_steps=meta.optimizer_steps,
         steps_within=meta.steps_within or meta.inner_steps,  # of an earlier version
         noise=meta.noise,
+        corpus=bytes.fromhex(meta.corpus),
         marks=merged(([stage], wire.Marks.FromString(bytes.fromhex(item.marks))) for stage, item in sorted(metas.items()))
         if meta.marks
         else None,

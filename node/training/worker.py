@@ -237,6 +237,7 @@ class Worker:
             head=ended.head.hex(),
             steps_within=self._total_steps - self._steps_told,
             noise=self.settings.noise,
+            corpus=self.settings.private_digest,
         )
         self._steps_told = self._total_steps
         bases = {item.stage: item.digest for item in self.commits.digests}

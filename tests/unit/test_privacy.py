@@ -31,6 +31,7 @@ from tests.unit.test_generations import Node
 from tests.unit.test_private import private_run
 
 SEQUENCES, BATCH, DELTA = 2000, 8, 1e-5
+CORPUS = digest("corpus", 1)
 
 
 def steps(count: int, noise: float, sequences: int = SEQUENCES, batch: int = BATCH) -> Steps:
@@ -100,7 +101,7 @@ def test_the_budget_is_laid_out_spent_and_never_passed_over_restarts(tmp_path: P
         if phases == 3:
             own = account(tmp_path)  # a restart
             own.lay_out(40, 20)
-        assert own.enter(digest("leaves", phases), 20, own.noise)
+        assert own.enter(digest("leaves", phases), 20, own.noise, CORPUS)
         phases += 1
     assert 5 <= phases <= 7, "planned steps fit, and a quarter more"
     spent = own.spent
@@ -117,19 +118,19 @@ def test_the_budget_is_laid_out_spent_and_never_passed_over_restarts(tmp_path: P
     assert not another.spent
     another.lay_out(100, 20)
     assert another.noise == pytest.approx(again.noise)
-    assert another.enter(digest("leaves", 99), 10, another.noise)
+    assert another.enter(digest("leaves", 99), 10, another.noise, digest("corpus", 2))
     assert account(tmp_path).spent == pytest.approx(spent), "an account is of a corpus"
-    assert not own.enter(digest("leaves", 98), 40, own.noise), "nobody may hear of it …"
+    assert not own.enter(digest("leaves", 98), 40, own.noise, CORPUS), "nobody may hear of it …"
     assert account(tmp_path, epsilon=99.0).spent > 4.0, "… and its work is in what later rounds may send"
 
 
 def test_what_is_announced_again_is_paid_once(tmp_path: Path):
     own = account(tmp_path)
     own.lay_out(100, 20)
-    assert own.enter(digest("leaves", 1), 10, own.noise)
+    assert own.enter(digest("leaves", 1), 10, own.noise, CORPUS)
     spent = own.spent
     again = account(tmp_path)
-    assert again.enter(digest("leaves", 1), 10, own.noise)
+    assert again.enter(digest("leaves", 1), 10, own.noise, CORPUS)
     assert again.spent == spent
     [kept] = json.loads((tmp_path / "privacy.json").read_text())["corpora"].values()
     assert [each["count"] for each in kept["steps"]] == [10]
@@ -138,11 +139,22 @@ def test_what_is_announced_again_is_paid_once(tmp_path: Path):
 def test_who_trained_without_noise_before_has_no_bound_any_more(tmp_path: Path):
     own = account(tmp_path)
     own.lay_out(100, 20)
-    assert not own.enter(digest("leaves", 1), 1, 0.0)
+    assert not own.enter(digest("leaves", 1), 1, 0.0, CORPUS)
     again = account(tmp_path)
     again.lay_out(100, 20)
     assert not again.room
     assert again.spent == math.inf
+
+
+def test_work_that_no_account_knows_is_refused(tmp_path: Path):
+    own = account(tmp_path)
+    with pytest.raises(LocalError, match=r"of which privacy\.json says nothing"):
+        own.lay_out(100, 20, trained=True)
+    own.lay_out(100, 20)
+    account(tmp_path).lay_out(80, 20, trained=True)
+    for other in (b"", digest("corpus", 2)):
+        with pytest.raises(LocalError, match="trained on other data"):
+            own.enter(digest("leaves", 1), 1, own.noise, other)
 
 
 def test_who_asks_for_too_much_hears_it_and_a_damaged_account_is_not_begun_again(tmp_path: Path):
@@ -304,7 +316,7 @@ PAYLOAD = b"payload"
 
 def boundary(number: int, steps: int, noise: float) -> worker.Boundary:
     payloads = [worker.StagePayload(stage=s, digest=digest_of([PAYLOAD]), base_state=bytes(32), size=number) for s in range(2)]
-    return worker.Boundary(round=number, inner_steps=steps, steps_within=steps, noise=noise, payloads=payloads)
+    return worker.Boundary(round=number, inner_steps=steps, steps_within=steps, noise=noise, corpus=CORPUS, payloads=payloads)
 
 
 @pytest.mark.parametrize("earlier", [0, 5])
