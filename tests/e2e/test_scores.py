@@ -29,30 +29,32 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
         yield swarm
 
 
-async def turned(mallory: HostilePeer) -> list[tuple[bytes, bytes]]:
-    """Payloads of the open round with the signs of somebody else's, four times as large, and their norm codes; by stage."""
+async def turned(mallory: HostilePeer) -> list[StageState]:
+    """What somebody else made in the open round with its signs turned, four times as large; by stage."""
     await mallory.until(lambda: mallory.state.on_roster and mallory.state.root is not None and bool(mallory.state.seen))
-    theirs, head, me = next(iter(mallory.state.seen.values())), mallory.state.head, mallory.identity.peer
-    exchange = Exchange(mallory.run, range(3), mallory.store, mallory.directory, mallory.channels, me)
+    theirs, rank_or_k = next(iter(mallory.state.seen.values())), mallory.state.head.rank_or_k
+    exchange = Exchange(mallory.run, range(3), mallory.store, mallory.directory, mallory.channels, mallory.identity.peer)
     await exchange.fetch_forever(theirs.body.leaves, [theirs.peer])
-    payloads = []
+    states = []
     for leaf in await exchange.leaves(theirs.body, [theirs.peer]):
         await exchange.fetch_forever(leaf.digest, [theirs.peer], stage=leaf.stage)
         state = StageState(mallory.run, leaf.stage)
-        state.return_to_feedback(mallory.store.view(leaf.digest), head.rank_or_k)
+        state.return_to_feedback(mallory.store.view(leaf.digest), rank_or_k)
         state.feedback.mul_(-4)
-        encoded = state.encode(head.rank_or_k, owner_of(mallory.run.run_id, me, head.round, leaf.stage))
-        payloads.append((encoded.raw, bytes(norm_code(norm) for norm in encoded.norms)))
-    return payloads
+        states.append(state)
+    return states
 
 
 async def attack(mallory: HostilePeer) -> int:
     """Once; returns the round, when it is closed."""
-    payloads = await turned(mallory)
+    states = await turned(mallory)
 
     def spoil(peer: HostilePeer, body: pb.Contribution, leaves: pb.Leaves) -> None:
-        for stage, (raw, norms) in enumerate(payloads):
-            peer.serve(leaves, stage, raw, norms)
+        """In its own name for the round that is open by now: it is not to be refused for a copy."""
+        for state in states:
+            owner = owner_of(peer.run.run_id, peer.identity.peer, body.round, state.stage)
+            encoded = state.encode(peer.state.head.rank_or_k, owner)
+            peer.serve(leaves, state.stage, encoded.raw, bytes(norm_code(norm) for norm in encoded.norms))
 
     number = await mallory.misbehave(spoil)
     await mallory.until(lambda: mallory.chain.length > number)
