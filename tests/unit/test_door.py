@@ -208,7 +208,7 @@ async def test_the_page_is_there_from_the_start_and_becomes_the_daemon_s(tmp_pat
     await door.wait("waiting for the coordinator at nowhere:1", "check the link")
     try:
         async with browser(tmp_path / "browser", door.url + "/") as tab:
-            await tab.wait("document.getElementById('state').textContent === 'waiting for the coordinator at nowhere:1'")
+            await tab.wait("document.getElementById('state')?.textContent === 'waiting for the coordinator at nowhere:1'")
             assert await tab.evaluate("document.getElementById('well').textContent") == "check the link"
             assert await tab.evaluate("document.querySelector('main').hidden")
             door.tell("reading the chain")
