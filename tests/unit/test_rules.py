@@ -95,13 +95,13 @@ def test_weights_are_the_tokens_up_to_the_cap_of_the_run(
     for number, steps in enumerate((4, 6, 8)):
         read = steps * table.run.training.batch_size
         table.submit(
-            table.contribution(number, inner_steps=steps, tokens=steps * per_step, samples_read=read, loss=float(number))
+            table.contribution(number, inner_steps=steps, tokens=steps * per_step, samples_read=read, loss=number + 1.0)
         )
     table.vote()
     assert {item.cluster: item.weight for item in chain.taken(table.commits[-1].body)} == {
         identity(number).peer: steps * per_step for number, steps in enumerate(capped)
     }
-    mean = sum(number * steps for number, steps in enumerate(capped)) / sum(capped)
+    mean = sum((number + 1) * steps for number, steps in enumerate(capped)) / sum(capped)
     assert table.commits[-1].body.loss == pytest.approx(mean)
     assert {name: table.head.ledger.leases[name].counted for name in table.head.roster} == {
         identity(number).peer: steps * table.run.training.batch_size for number, steps in enumerate((4, 6, 8))

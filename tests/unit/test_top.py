@@ -83,6 +83,7 @@ def test_the_screen_of_a_node():
         "coordinator_connected": True,
         "seconds_left": 7260.0,
         "hours": None,
+        "privacy": None,
         "address": "203.0.113.7:7400",
         "reach": "others can dial this peer",
         "clock_offset": 0.012,
