@@ -1,21 +1,25 @@
 """Audits that this node was drawn for (protocol/auditing.py): fetch two states of somebody's phase, have the steps between them
 taken again by a process of its own, behind everything else, and say what came of it.
 
-What this machine cannot do it says nothing of: where memory or data are lacking, or the round is over first.
+What this machine cannot do it says nothing of: where memory, room on the disk or data are lacking, where it was away for a part of
+the time, or the round is over first.
 """
 
 import asyncio
 import json
 import logging
 import os
+import shutil
 import sys
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from dilocox.node.audit_task import Found, Task
-from dilocox.node.machine import Machine
+from dilocox.node.machine import Machine, available_bytes
 from dilocox.node.memory import fullest_device, host_bytes
 from dilocox.protocol import auditing, events, limits
 from dilocox.protocol.auditing import Audit, Result
@@ -27,6 +31,7 @@ from dilocox.protocol.facts import Audited
 from dilocox.protocol.ids import short
 from dilocox.protocol.ledger import Lease
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.member import MemberState
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import phase_bytes
 from dilocox.transport.blobs import BlobStore
@@ -34,23 +39,15 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import corpus_in
 from dilocox.transport.parent_pipe import ParentPipe
 
-__all__ = ["AuditPlaces", "Auditor", "available_bytes"]
+__all__ = ["AuditPlaces", "Auditor"]
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """Between two looks for what we were drawn for."""
-MEMORY = Path("/proc/meminfo")
+PRESENT_SHARE = 0.5
+"""Of a round: who asked for less of it says nothing of an author that did not serve. It may have been away itself."""
 T = TypeVar("T")
-
-
-def available_bytes() -> int | None:
-    """Memory of this machine that nobody uses now; None: the system does not say."""
-    try:
-        lines = MEMORY.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 @dataclass(frozen=True)
@@ -106,10 +103,26 @@ class Us(Protocol):
     manifest: Manifest
     identity: Identity
     chain: ChainFile
+    state: MemberState
 
     def feed(self, event: Audited) -> None: ...
 
     def emit(self, event: events.Event) -> None: ...
+
+
+@dataclass
+class _Duty:
+    """An audit under way."""
+
+    audit: Audit
+    wanted: set[bytes] = field(default_factory=set)
+    """What is fetched for it."""
+    room: int = 0
+    """Bytes of the disk that it may fill."""
+    asking: bool = True
+    """Not all of it is here."""
+    asked_seconds: float = 0.0
+    """How long we asked for it while we heard the coordinator."""
 
 
 class Auditor:
@@ -123,53 +136,74 @@ class Auditor:
         compute: Callable[[Task, Path], Awaitable[Found]] = in_a_process,
         free: Callable[[], int | None] = available_bytes,
         look_seconds: float = LOOK_SECONDS,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`states`, `data`: fetch into the stores of these names. `compute`: raises LocalError where it cannot; `free`: bytes of
         memory."""
-        self._compute, self._free, self._look_seconds = compute, free, look_seconds
+        self._compute, self._free, self._look_seconds, self._now = compute, free, look_seconds, now
         self._us, self._manifest, self._chain = us, us.manifest, us.chain
         self._machine, self._place, self._states, self._data = machine, place, states, data
         self._one_at_a_time = asyncio.Lock()
         """Of the processes that compute."""
+        self._duties: dict[tuple[int, str], _Duty] = {}
+        self._wanted: Counter[bytes] = Counter()
+        """By how many of them."""
 
     async def run(self) -> None:
         """Until cancelled, where the run audits."""
         done: set[tuple[int, str]] = set()
         running: dict[tuple[int, str], asyncio.Task[None]] = {}
+        looked = self._now()
         try:
             while self._manifest.audit.segments:
                 head = self._chain.head
                 for audit in auditing.duties(head.audits, head.round, self._us.identity.peer):
                     if audit.name not in done and audit.name not in running:
-                        running[audit.name] = asyncio.create_task(self._audit(audit), name=f"audit {short(audit.cluster)}")
+                        self._duties[audit.name] = _Duty(audit)
+                        work = self._audit(self._duties[audit.name])
+                        running[audit.name] = asyncio.create_task(work, name=f"audit {short(audit.cluster)}")
                 for name in [name for name, task in running.items() if task.done()]:
+                    del self._duties[name]
                     running.pop(name).result()
                     done.add(name)
                 if not running:
                     await asyncio.to_thread(self._clear)
                 done = {name for name in done if name[0] >= head.round - auditing.WAIT}
                 await asyncio.sleep(self._look_seconds)
+                looked = self._count_time(looked)
         finally:
             for task in running.values():
                 task.cancel()
+
+    def _count_time(self, since: float) -> float:
+        """What passed since a look counts as asked where we heard the coordinator; a machine that slept asked nobody."""
+        now = self._now()
+        if self._us.state.connected:
+            for duty in self._duties.values():
+                duty.asked_seconds += min(now - since, 2 * self._look_seconds) if duty.asking else 0.0
+        return now
 
     def _clear(self) -> None:
         """What came after nobody wanted it any more. Blocking."""
         self._place.states.sweep(self._place.states.digests() | self._place.states.partials())
 
-    async def _audit(self, audit: Audit) -> None:
+    async def _audit(self, duty: _Duty) -> None:
         """Say what we find, or nothing."""
-        wanted: set[bytes] = set()
+        audit = duty.audit
         try:
-            found = await self._find(audit, wanted)
+            found = await self._find(duty)
         except (LocalError, OSError) as error:
             self._tell(audit, "nothing", str(error))
         else:
             self._us.feed(Audited(audit, found))
             self._tell(audit, auditing.verdict_name(found.verdict), f"distance {found.distance:.2g}" if found.distance else "")
         finally:
-            for digest in wanted:
-                self._place.states.remove(digest)
+            duty.room = 0
+            self._wanted.subtract(duty.wanted)
+            for digest in duty.wanted:
+                if not self._wanted[digest]:  # another's audit may be of the same state
+                    del self._wanted[digest]
+                    self._place.states.remove(digest)
 
     def _tell(self, audit: Audit, found: str, why: str) -> None:
         self._us.emit(events.Audited(audit.round, audit.cluster, found, why))
@@ -184,49 +218,68 @@ class Auditor:
         finally:
             doing.cancel()
 
-    async def _find(self, audit: Audit, wanted: set[bytes]) -> Result:
-        """`wanted`: what is fetched for it. Raises LocalError where this machine cannot say."""
-        began = self._chain.head.round
+    async def _find(self, duty: _Duty) -> Result:
+        """Raises LocalError where this machine cannot say."""
+        audit, began = duty.audit, self._chain.head.round
         try:
-            fetched = await self._before(max(audit.due, began + 1), self._fetch(audit, wanted))
+            fetched = await self._before(max(audit.due, began + 1), self._fetch(duty))
         except RemoteError as error:
             log.warning("what %s commits to is no phase: %s", short(audit.cluster), error)
             return Result(pb.AUDIT_MALFORMED)
+        duty.asking, duty.room = False, 0
         if fetched is None and began < audit.due:
-            return Result(pb.AUDIT_UNSERVED)  # a whole round was time enough
+            self._check_presence(duty)
+            return Result(pb.AUDIT_UNSERVED)
         found = await self._before(audit.due + 1, self._compare(*fetched)) if fetched is not None else None
         if found is None:
             raise LocalError(f"round {audit.due} was over first")
         return found
 
-    async def _fetch(self, audit: Audit, wanted: set[bytes]) -> tuple[pb.Marks, auditing.Stretch]:
+    def _check_presence(self, duty: _Duty) -> None:
+        """A whole round is time enough for who serves, where we asked for most of it. Raises LocalError."""
+        commit = self._chain.commit(duty.audit.due - 1)
+        if commit is None or duty.asked_seconds < PRESENT_SHARE * commit.body.open_ms / 1000:
+            raise LocalError(f"this machine was not there for most of round {duty.audit.due - 1}")
+
+    async def _fetch(self, duty: _Duty) -> tuple[pb.Marks, auditing.Stretch]:
         """The marks, and both states of the drawn stretch, however long it takes. Raises RemoteError where they are not of a phase
-        as its author tells it."""
+        as its author tells it, LocalError where there is no room."""
+        audit = duty.audit
         commit, before = self._chain.commit(audit.round), self._chain.commit(audit.round - 1)
         if commit is None or before is None:
             raise LocalError(f"commit {audit.round} is not here any more")
         body = next(item.contribution for item in taken(commit.body) if item.cluster == audit.cluster)
         member = next(each for each in before.body.roster if each.cluster == audit.cluster)
         lease = Lease(member.samples_counted, tuple((span.start, span.end) for span in member.lease))
-        wanted.add(body.audit)
-        await self._have(body.audit, audit.cluster, limits.MARKS_BYTES)
+        await self._have(body.audit, duty, limits.MARKS_BYTES)
         marks = auditing.read_marks(self._manifest, body, lease, self._place.states.read(body.audit))
         stretch = auditing.stretch(self._manifest, audit.lot, lease, marks.marks)
+        await self._take_room(duty)
         for stage, size in enumerate(self._sizes()):
             for mark in (stretch.first, stretch.last):
-                wanted.add(mark.states[stage])
-                await self._have(mark.states[stage], audit.cluster, size, stage)
+                await self._have(mark.states[stage], duty, size, stage)
                 if self._place.states.size(mark.states[stage]) != size:
                     raise RemoteError(pb.REASON_SIZE_MISMATCH, f"a state of stage {stage} has not {size} bytes")
         return marks, stretch
 
-    async def _have(self, digest: bytes, cluster: str, most: int, stage: int | None = None) -> None:
+    async def _take_room(self, duty: _Duty) -> None:
+        """For two states. Raises LocalError where the disk has less, beside what other audits may still fill."""
+        disk = await asyncio.to_thread(shutil.disk_usage, self._place.states.folder)
+        needed, free = 2 * sum(self._sizes()), disk.free - sum(other.room for other in self._duties.values())
+        if needed > free:
+            raise LocalError(f"two states take {needed:,} bytes of disk; {max(0, free):,} are free")
+        duty.room = needed
+
+    async def _have(self, digest: bytes, duty: _Duty, most: int, stage: int | None = None) -> None:
         """Until it is served."""
+        if digest not in duty.wanted:
+            duty.wanted.add(digest)
+            self._wanted[digest] += 1
         while True:
             try:
-                return await self._states.fetch(digest, [cluster], most, stage)
+                return await self._states.fetch(digest, [duty.audit.cluster], most, stage)
             except RemoteError as error:
-                log.info("a state of %s is not to be had: %s", short(cluster), error)
+                log.info("a state of %s is not to be had: %s", short(duty.audit.cluster), error)
                 await asyncio.sleep(self._look_seconds)
 
     async def _compare(self, marks: pb.Marks, stretch: auditing.Stretch) -> Result:

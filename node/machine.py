@@ -7,10 +7,11 @@ from pathlib import Path
 
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["Machine", "this_machine"]
+__all__ = ["Machine", "available_bytes", "this_machine"]
 
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 """The driver's own command: MiB of each card, a line each."""
+MEMORY = Path("/proc/meminfo")
 GRANTED = Path("/sys/fs/cgroup/memory.max")
 """What a container may use: a number of bytes, or `max`."""
 
@@ -64,3 +65,12 @@ def _host_bytes() -> int:
         return min(whole, int(GRANTED.read_text()))
     except (OSError, ValueError):
         return whole
+
+
+def available_bytes() -> int | None:
+    """Memory of this machine that nobody uses now; None: the system does not say."""
+    try:
+        lines = MEMORY.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)

@@ -2,13 +2,14 @@
 
 DilocoxError
 ├── LocalError          ours: configuration, disk, a bug; says what to do
-│   └── ConfigError     a run file, a flag or a folder that cannot be used
+│   ├── ConfigError     a run file, a flag or a folder that cannot be used
+│   └── PortError       an address of this machine that we cannot listen on
 └── RemoteError         theirs: something that arrived breaks a rule; carries the Reason it is recorded under
 """
 
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["ConfigError", "DilocoxError", "LocalError", "RemoteError", "reason_name"]
+__all__ = ["ConfigError", "DilocoxError", "LocalError", "PortError", "RemoteError", "reason_name"]
 
 
 def reason_name(reason: pb.Reason) -> str:
@@ -26,6 +27,10 @@ class LocalError(DilocoxError):
 
 class ConfigError(LocalError):
     """Something a person wrote cannot be used."""
+
+
+class PortError(LocalError):
+    """Somebody else listens there, or the address is not this machine's, or not this user's to open."""
 
 
 class RemoteError(DilocoxError):

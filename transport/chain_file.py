@@ -71,7 +71,7 @@ def sentences(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in DAMAGE:  # none where Python could not read it
             raise DamagedError(f"{path} is damaged: {error}. Restore it from a backup.") from error
-        raise LocalError(f"{path} cannot be used: {error}. Look whether the disk is full or read-only.") from error
+        raise LocalError(f"{path} cannot be used: {error}") from error
     except UnicodeDecodeError as error:
         raise DamagedError(f"{path} is damaged: it names what is no text. Restore it from a backup.") from error
 

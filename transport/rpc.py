@@ -11,7 +11,7 @@ import grpc.aio
 
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import Identity
-from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.errors import PortError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -49,7 +49,7 @@ _OPTIONS: list[tuple[str, Any]] = [
 
 
 async def create_server(listen: str, certificate: Certificate, traffic: Traffic | None = None) -> tuple[grpc.aio.Server, int]:
-    """A server bound to `listen` (host:port, port 0 for any), not started; and its port. Raises LocalError."""
+    """A server bound to `listen` (host:port, port 0 for any), not started; and its port. Raises PortError."""
     allow_open_files(2 * limits.CONNECTIONS)
     options = [
         *_OPTIONS,
@@ -63,9 +63,7 @@ async def create_server(listen: str, certificate: Certificate, traffic: Traffic 
     try:
         port = server.add_secure_port(listen, credentials)
     except RuntimeError as error:
-        raise LocalError(
-            f"cannot listen on {listen}: another program has that port, or this user may not open it. Name another with --port."
-        ) from error
+        raise PortError(f"cannot listen on {listen}: another program has that port, or this user may not open it") from error
     return server, port
 
 

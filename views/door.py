@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from dilocox.protocol.errors import LocalError
+from dilocox.protocol.errors import PortError
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.views.answers import answers_of_waiting
 from dilocox.views.http import Problem, create_app, own_address
@@ -32,7 +32,7 @@ ROOM = "it goes on by itself as soon as there is room; nothing that was announce
 
 class Door:
     def __init__(self, listen: str) -> None:
-        """`listen`: host:port, port 0 for any. Raises LocalError where that is taken, or not this machine's."""
+        """`listen`: host:port, port 0 for any. Raises PortError where that is taken, or not this machine's."""
         self._host = listen.rpartition(":")[0]
         self._sockets = _bind(listen)
         shown = "127.0.0.1" if self._host in ("", "0.0.0.0") else self._host
@@ -121,7 +121,7 @@ async def open_door(listen: str, home: DataDirectory, run_id: bytes, name: str) 
 
 
 def _bind(listen: str) -> list[socket.socket]:
-    """At every address of the host. Raises LocalError."""
+    """At every address of the host. Raises PortError."""
     host, _, port = listen.rpartition(":")
     bound: list[socket.socket] = []
     try:
@@ -140,5 +140,5 @@ def _bind(listen: str) -> list[socket.socket]:
             with contextlib.suppress(OSError):
                 each.close()
         what = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise LocalError(f"the API cannot be served at {listen}: {what}. Name another with --api HOST:PORT.") from error
+        raise PortError(f"the API cannot be served at {listen}: {what}") from error
     return bound

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.errors import ConfigError, LocalError, PortError, RemoteError
 
 __all__ = ["FAULTS", "Fault", "code_of", "do_about"]
 
@@ -39,12 +39,14 @@ FAULTS: Mapping[str, Fault] = {
     "no-such-file": Fault("a file or folder that was named is not there", "name another, or make it first"),
     "wrong-kind": Fault("there is a file where a folder should be, or a folder where a file should be", "name another"),
     "taken-port": Fault(
-        "another program listens on that port", "end that one, or name another port: --port, --dht-port or --api"
+        "another program listens there, or this user or this machine may not",
+        "end that one, or name another port: --port, --dht-port or --api",
     ),
     "too-many-files": Fault("the process has as many files open as it may", "raise the limit: `ulimit -n 65536`"),
     "not-text": Fault("a file is no text in UTF-8", "name another, or convert it"),
     "no-memory": Fault("the machine has too little memory", "end something else; `dilocox check LINK` says what a run needs"),
-    "database": Fault("a database cannot be read or written", f"free some space on that disk, or {_ANOTHER_HOME}"),
+    "locked": Fault("another program holds a database of ours", "end it, or wait until it is done"),
+    "database": Fault("a database cannot be read or written", f"look whether that disk is whole, or {_ANOTHER_HOME}"),
     "wrong-host": Fault(
         "the API answers for its own address only", "ask by IP address, by localhost, or by the name in --api", 403
     ),
@@ -81,6 +83,12 @@ _ERRNO = {
     errno.EMFILE: "too-many-files",
     errno.ENFILE: "too-many-files",
 }
+_SQLITE = {
+    sqlite3.SQLITE_FULL: "disk-full",
+    sqlite3.SQLITE_READONLY: "read-only",
+    sqlite3.SQLITE_BUSY: "locked",
+    sqlite3.SQLITE_LOCKED: "locked",
+}
 
 
 def code_of(error: BaseException) -> str | None:
@@ -88,8 +96,10 @@ def code_of(error: BaseException) -> str | None:
     match error:
         case ConfigError():
             return "usage"
-        case LocalError():
-            return "ours"
+        case PortError():
+            return "taken-port"
+        case LocalError(__cause__=cause):
+            return _SQLITE.get(_primary(cause), "ours")
         case RemoteError():
             return "theirs"
         case OSError():
@@ -99,8 +109,13 @@ def code_of(error: BaseException) -> str | None:
         case MemoryError():
             return "no-memory"
         case sqlite3.OperationalError():
-            return "database"
+            return _SQLITE.get(_primary(error), "database")
     return None
+
+
+def _primary(error: BaseException | None) -> int:
+    """SQLite's primary result code; 0 where it is no error of SQLite."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def do_about(code: str) -> str | None:

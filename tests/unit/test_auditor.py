@@ -6,14 +6,15 @@ import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from dilocox.node.audit_task import Found, Task
-from dilocox.node.auditor import Auditor, AuditPlaces, available_bytes
-from dilocox.node.machine import Machine
+from dilocox.node.auditor import Auditor, AuditPlaces
+from dilocox.node.machine import Machine, available_bytes
 from dilocox.node.training.audit import carry_out, threads_of
 from dilocox.protocol import auditing, events
 from dilocox.protocol.crypto import Identity
@@ -45,8 +46,19 @@ class Chain:
     def head(self) -> Head:
         return replace(self.table.head, round=max(self.opened, self.table.head.round))
 
+    open_ms: int = 10
+    """Of a round that the table has not closed."""
+
     def commit(self, number: int) -> Statement | None:
-        return self.table.commits[number]
+        if number < len(self.table.commits):
+            return self.table.commits[number]
+        body = pb.Commit(open_ms=self.open_ms)
+        return Statement(pb.KIND_COMMIT, "", body, pb.Envelope()) if number < self.opened else None
+
+
+@dataclass
+class State:
+    connected: bool = True
 
 
 @dataclass
@@ -54,6 +66,7 @@ class Us:
     manifest: Manifest
     identity: Identity
     chain: Chain
+    state: State = field(default_factory=State)
     said: list[Audited] = field(default_factory=list)
     told: list[events.Event] = field(default_factory=list)
 
@@ -202,6 +215,74 @@ async def test_who_began_too_late_blames_nobody(world: World):
     await world.runs(goes_on)
     assert not world.us.said
     assert all("was over first" in why for why in world.whys())
+
+
+@pytest.mark.parametrize("open_ms", [10, 3_600_000], ids=["it did not hear the coordinator", "it came late in the round"])
+async def test_who_was_away_itself_blames_nobody(world: World, open_ms: int):
+    world.us.state.connected, world.us.chain.open_ms = open_ms > 10, open_ms
+    world.fetches.serves = lambda: False
+    rounds = iter(range(1000))
+
+    def goes_on() -> bool:
+        if next(rounds) > 50:
+            world.us.chain.opened = 3
+        return len(world.us.told) == 3
+
+    await world.runs(goes_on)
+    assert not world.us.said
+    assert all("was not there for most of round 2" in why for why in world.whys())
+
+
+async def test_states_stay_until_the_last_audit_of_them_ends(tmp_path: Path):
+    """Authors may name the same states, by copying or by malice: an audit that ends takes nothing from another."""
+    copied: dict[str, list[list[bytes]]] = {}
+
+    def same(run: Manifest, store: BlobStore, body: pb.Contribution) -> bytes:
+        marks = pb.Marks.FromString(store.read(marks_of(run, store, body)))
+        states = copied.setdefault("first", [list(mark.states) for mark in marks.marks])
+        for mark, digests in zip(marks.marks, states, strict=True):
+            mark.states[:] = digests
+        return store.put([canonical(marks)])
+
+    world = made(tmp_path, same)
+    there: list[bool] = []
+
+    async def compute(task: Task, home: Path) -> Found:
+        await until(lambda: len(world.us.said) == len(there))
+        there.append(all(bytes.fromhex(digest) in world.places.states for digest in (*task.first, *task.last)))
+        return Found("AUDIT_EQUAL", 0.0)
+
+    task = asyncio.create_task(world.auditor(compute=compute).run())
+    await until(lambda: len(world.us.told) == 3 or task.done())
+    await until(lambda: not world.places.states.digests() or task.done())
+    task.cancel()
+    assert there == [True, True, True]
+
+
+async def test_where_the_disk_has_no_room_for_two_states_nothing_is_fetched(world: World, monkeypatch: pytest.MonkeyPatch):
+    """What others under way may still fill is not free either."""
+    two = 2 * sum(phase_bytes(world.us.manifest.model, False, stage) for stage in range(world.us.manifest.model.stages))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2 * two - 1))
+    gate = asyncio.Event()
+    blocked: list[int] = []
+    fetch = world.fetches.fetch
+
+    async def slow(digest: bytes, providers: Iterable[str], max_size: int = 0, stage: int | None = None) -> None:
+        if stage is not None:
+            await gate.wait()
+        await fetch(digest, providers, max_size, stage)
+
+    monkeypatch.setattr(world.fetches, "fetch", slow)
+
+    def two_have_no_room() -> bool:
+        blocked.append(len(world.us.told))
+        if len(blocked) > 50:
+            gate.set()
+        return len(world.us.told) == 3
+
+    await world.runs(two_have_no_room)
+    assert blocked[50] == 2
+    assert [f"two states take {two:,} bytes of disk; {two - 1:,} are free"] * 2 == [why for why in world.whys() if why]
 
 
 async def test_marks_of_no_phase_and_states_of_another_size_are_malformed(tmp_path: Path):

@@ -22,7 +22,7 @@ from dilocox.cli.environment import verbs
 from dilocox.cli.exits import Exit
 from dilocox.cli.start import INTERRUPTED
 from dilocox.protocol.attestation import Code
-from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.errors import ConfigError, LocalError, PortError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.views.door import Door
 from dilocox.views.faults import FAULTS, code_of
@@ -90,6 +90,18 @@ def test_what_is_advised_exists():
     assert seen > 100
 
 
+def of_sqlite(code: int) -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("as SQLite tells it")
+    error.sqlite_errorcode = code
+    return error
+
+
+def local_error(cause: Exception) -> LocalError:
+    error = LocalError("as we tell it")
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "exit"),
     [
@@ -107,7 +119,13 @@ def test_what_is_advised_exists():
         (OSError(errno.EIO, "broken", "/data/x"), "ours", 1),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), "not-text", 1),
         (MemoryError(), "no-memory", 1),
-        (sqlite3.OperationalError("locked"), "database", 1),
+        (sqlite3.OperationalError("of another kind"), "database", 1),
+        (of_sqlite(sqlite3.SQLITE_BUSY), "locked", 1),
+        (of_sqlite(sqlite3.SQLITE_FULL), "disk-full", 1),
+        (of_sqlite(sqlite3.SQLITE_READONLY), "read-only", 1),
+        (local_error(of_sqlite(sqlite3.SQLITE_FULL)), "disk-full", 1),
+        (local_error(of_sqlite(sqlite3.SQLITE_IOERR)), "ours", 1),
+        (PortError("127.0.0.1:80"), "taken-port", 1),
     ],
 )
 def test_what_a_machine_can_cause_is_a_sentence(

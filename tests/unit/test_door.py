@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from dilocox.cli.main import app
 from dilocox.cli.show import status_rows, verdict
-from dilocox.protocol.errors import LocalError
+from dilocox.protocol.errors import PortError
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.health import running_daemon
 from dilocox.views.answers import ON_ITS_WAY, answers, answers_of_coordinator, answers_of_holder, health
@@ -195,11 +195,11 @@ def test_a_taken_port_is_a_sentence():
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", 0))
         squatter.listen()
-        with pytest.raises(LocalError, match=r"Address already in use.*--api"):
+        with pytest.raises(PortError, match=r"the API cannot be served at .*: Address already in use"):
             Door(f"127.0.0.1:{squatter.getsockname()[1]}")
-    with pytest.raises(LocalError, match="--api"):
+    with pytest.raises(PortError, match="the API cannot be served at"):
         Door("192.0.2.1:0")
-    with pytest.raises(LocalError, match="--api"):
+    with pytest.raises(PortError, match="the API cannot be served at"):
         Door("no.such.host.invalid:0")
 
 
