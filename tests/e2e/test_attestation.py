@@ -79,7 +79,13 @@ def test_any_peer_can_challenge_any_other(swarm: Swarm):
 
 @pytest.mark.parametrize(
     ("lie", "code"),
-    [("without", "unavailable"), ("borrowed", "peer"), ("elsewhere", "run"), ("lying", "report-data"), ("replayed", "nonce")],
+    [
+        pytest.param("without", "unavailable", marks=pytest.mark.thorough),
+        pytest.param("borrowed", "peer", marks=pytest.mark.thorough),
+        pytest.param("elsewhere", "run", marks=pytest.mark.thorough),
+        pytest.param("lying", "report-data", marks=pytest.mark.thorough),
+        ("replayed", "nonce"),
+    ],
 )
 def test_each_lie_is_refused_with_its_reason_in_the_liars_own_status(swarm: Swarm, tmp_path: Path, lie: str, code: str):
     (tmp_path / "measurement").write_text(GOOD)

@@ -47,6 +47,7 @@ def test_a_joiner_starts_from_the_state_that_the_holder_keeps(swarm: Swarm):
     wait_for(lambda: swarm.same_states(swarm.open_round()), "it holds the others' state")
 
 
+@pytest.mark.thorough
 def test_a_holder_that_is_killed_is_waited_for_and_goes_on(swarm: Swarm):
     """What it kept for the open round is on its disk."""
     holder = swarm.testnet.member("holder")

@@ -50,6 +50,7 @@ def test_clusters_of_boxes_train_to_one_state_over_lines_of_their_own(swarm: Swa
         assert after[name].since(before[name]).sent > 100_000, "activations, or their gradients"
 
 
+@pytest.mark.thorough
 def test_a_box_that_is_killed_costs_the_other_cluster_no_round(swarm: Swarm):
     before = swarm.open_round()
     workers = [p for name in (LEAD, BOX) for p in swarm.processes(name) if names(p, "dilocox.node.training.worker")]
@@ -79,6 +80,7 @@ def test_a_testnet_says_what_crossed_each_line_and_removes_them(tmp_path: Path):
     assert made_by(process.pid) == []
 
 
+@pytest.mark.thorough
 def test_ctrl_c_removes_the_network(tmp_path: Path):
     process = start(tmp_path, 1000, "--boxes", "2", "--lan", "1gbit", "--devices", "1")
     wait_for(lambda: (tmp_path / "t" / "link").exists(), "the coordinator runs")

@@ -190,7 +190,9 @@ def test_a_node_whose_caches_are_damaged_heals_them(swarm: Swarm):
     assert all(path.with_name(path.name + ".bad").exists() for path in damaged)
 
 
-@pytest.mark.parametrize("word", ["dilocox.node.training.worker", "dht_child", "p2pd"])
+@pytest.mark.parametrize(
+    "word", ["dilocox.node.training.worker", "p2pd", pytest.param("dht_child", marks=pytest.mark.thorough)]
+)
 def test_killing_any_one_process_of_a_node_leaves_it_whole(swarm: Swarm, word: str):
     victim = "node-3"
     whole = {"dilocox.node.training.worker": 2, "dht_child": 1, "p2pd": 1}

@@ -99,6 +99,7 @@ def test_the_other_overlaps_train_to_one_state(tmp_path: Path, overlap: str):
     assert " 3/3 " in output
 
 
+@pytest.mark.thorough
 def test_time_boxed_rounds_with_an_adaptive_codec_train_to_one_state(tmp_path: Path):
     codec = '[compression]\ncodec = "topk-int2"\nk = 300\nentropy_coding = true\nadapt = "error-budget"\nerror_budget = 0.3'
     changes = {"[compression]\nrank = 8": codec, "inner_steps = 40\n": "inner_steps = 40\nround_seconds = 1.5\n"}
@@ -116,7 +117,7 @@ def test_time_boxed_rounds_with_an_adaptive_codec_train_to_one_state(tmp_path: P
         assert run.rounds.round_seconds == 1.5
 
 
-@pytest.mark.parametrize("after", ["at once", "training"])
+@pytest.mark.parametrize("after", [pytest.param("at once", marks=pytest.mark.thorough), "training"])
 def test_ctrl_c_at_any_point_leaves_no_process(tmp_path: Path, after: str):
     process = start(tmp_path, 1000, "--devices", "1")
     if after == "training":

@@ -81,6 +81,7 @@ def test_the_page_s_commands_train_a_model_further(tmp_path: Path, monkeypatch: 
     _began_there_and_moved(tmp_path)
 
 
+@pytest.mark.thorough
 def test_the_page_s_commands_teach_a_model_to_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
     make_hub(tmp_path / "HUB")
@@ -102,6 +103,7 @@ def test_the_page_s_commands_teach_a_model_to_answer(tmp_path: Path, monkeypatch
                 assert 0 < item.contribution.tokens < item.contribution.inner_steps * read, "answers only"
 
 
+@pytest.mark.thorough
 def test_the_page_s_commands_train_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
     make_hub(tmp_path / "HUB")
