@@ -110,7 +110,6 @@ def test_who_has_a_part_of_the_model_or_none_reads_it_from_the_run(swarm: Swarm,
     assert not BlobStore(next((tmp_path / "reader" / "runs").iterdir()) / "blobs").digests(), "what was of use has gone"
 
 
-@pytest.mark.thorough
 def test_a_stranger_publishes_the_run_s_models_as_it_goes_on(swarm: Swarm, tmp_path: Path):
     arguments = ["export", str(tmp_path / "models"), "--every", "1", "--join", f"@{swarm.testnet.folder / 'link'}", "--json"]
     with subprocess.Popen(
