@@ -10,11 +10,12 @@ folders are separated as in PATH.
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from typer.core import TyperGroup
 
+from dilocox.cli.verbs import VERBS, Verbs
 from dilocox.protocol.errors import ConfigError
 
 __all__ = ["Root", "long_flag", "refuse_unknown", "variable", "verbs"]
@@ -28,16 +29,26 @@ class Root(TyperGroup):
     """The command whose verbs' options are also read from the environment."""
 
     def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self.variables = {variable(verb, flag): option for verb, flag, option in _options(self)}
-        for name, option in self.variables.items():
-            option.envvar = name
+        super().__init__(**{**attributes, "commands": _Named(VERBS)})
 
     def invoke(self, ctx: Any) -> Any:
         """Raises ConfigError where the environment holds what is no option."""
-        if "--help" not in ctx.args:
-            refuse_unknown(os.environ, self.variables)
+        if "--help" not in ctx.args and any(map(_looks_like_one, os.environ)):
+            refuse_unknown(os.environ, {variable(verb, flag) for verb, flag, _ in _options(self)})
         return super().invoke(ctx)
+
+
+class _Named(Verbs):
+    """Whose options have their variables."""
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        super().__setitem__(name, command)
+        for verb, flag, option in _options(command, name):
+            option.envvar = variable(verb, flag)
+
+
+def _looks_like_one(name: str) -> bool:
+    return name.startswith(PREFIX) and BETWEEN in name
 
 
 def variable(verb: str, flag: str) -> str:
@@ -49,13 +60,13 @@ def _upper(words: str) -> str:
     return words.lstrip("-").replace("-", "_").replace(" ", "_").upper()
 
 
-def verbs(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    """(its words, the command) of each verb."""
-    for name, command in group.commands.items():
-        if isinstance(command, TyperGroup):
-            yield from verbs(command, f"{before}{name} ")
-        else:
-            yield f"{before}{name}", command
+def verbs(command: Any, words: str = "") -> Iterator[tuple[str, Any]]:
+    """(its words, the command) of each verb of a group, or of a verb of these words."""
+    if not isinstance(command, TyperGroup):
+        yield words, command
+        return
+    for name, each in command.commands.items():
+        yield from verbs(each, f"{words} {name}".strip())
 
 
 def long_flag(option: Any) -> str | None:
@@ -63,23 +74,23 @@ def long_flag(option: Any) -> str | None:
     return next((each for each in option.opts if each.startswith("--") and each not in WITHOUT), None)
 
 
-def _options(group: Any) -> Iterator[tuple[str, str, Any]]:
-    for verb, command in verbs(group):
-        for option in command.params:
+def _options(command: Any, words: str = "") -> Iterator[tuple[str, str, Any]]:
+    for verb, each in verbs(command, words):
+        for option in each.params:
             if (flag := long_flag(option)) is not None:
                 yield verb, flag, option
 
 
-def refuse_unknown(environment: Mapping[str, str], known: Mapping[str, Any]) -> None:
+def refuse_unknown(environment: Mapping[str, str], known: Collection[str]) -> None:
     """Raises ConfigError, with the nearest that there is."""
     for name in sorted(environment):
-        if name.startswith(PREFIX) and BETWEEN in name and name not in known:
+        if _looks_like_one(name) and name not in known:
             near = _nearest(name, known)
             help = f"did you mean {near}?" if near else "`dilocox VERB --help` names each option's"
             raise ConfigError(f"the environment has {name}, and there is no such option: {help}")
 
 
-def _nearest(name: str, known: Mapping[str, Any]) -> str | None:
+def _nearest(name: str, known: Collection[str]) -> str | None:
     """The verb decides first."""
     verb, _, flag = name.partition(BETWEEN)
     flags: dict[str, list[str]] = {}

@@ -6,29 +6,6 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli import (
-    appoint,
-    archive,
-    attend,
-    attest,
-    check,
-    config,
-    coordinator,
-    data,
-    events,
-    explain,
-    export,
-    generate,
-    hold,
-    identity,
-    init,
-    node,
-    plan,
-    show,
-    testnet,
-    top,
-    verify,
-)
 from dilocox.cli.common import console, fail
 from dilocox.cli.environment import Root
 from dilocox.cli.exits import Exit
@@ -59,34 +36,6 @@ def _options(
     ] = False,
 ) -> None:
     """Train one language model together over the ordinary internet."""
-
-
-app.command("init")(init.init)
-app.command("check")(check.check)
-app.command("coordinator")(coordinator.coordinator)
-app.command("node")(node.node)
-app.command("hold")(hold.hold)
-app.command("archive")(archive.archive)
-app.command("appoint")(appoint.appoint)
-app.command("pause")(attend.pause)
-app.command("resume")(attend.resume)
-app.command("leave")(attend.leave)
-app.command("id")(identity.identity)
-app.command("status")(show.status)
-app.command("peers")(show.peers)
-app.command("stages")(show.stages)
-app.command("rounds")(show.rounds)
-app.command("events")(events.events)
-app.command("explain")(explain.explain)
-app.command("top")(top.top)
-app.command("plan")(plan.plan)
-app.command("verify")(verify.verify)
-app.command("export")(export.export)
-app.command("generate")(generate.generate)
-app.add_typer(data.app, name="data")
-app.add_typer(config.app, name="config")
-app.add_typer(testnet.app, name="testnet")
-app.add_typer(attest.app, name="attest")
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 from dilocox.cli.environment import long_flag, verbs
 from dilocox.cli.main import app
 from dilocox.cli.options import PeerOptions, grouped
+from dilocox.cli.verbs import VERBS
 from dilocox.protocol.errors import ConfigError
 
 FILE = """
@@ -139,3 +142,17 @@ def test_a_group_of_options_is_one_argument():
     ((other, peer),) = found
     assert (other, peer.name, peer.upload, peer.dht, peer.port) == ("y", "attic", ["1mbit", "2mbit@1-2"], False, 0)
     assert "Says so." in CliRunner().invoke(alone, ["--help"]).output
+
+
+def test_a_verb_loads_no_other(tmp_path: Path):
+    """`status` is asked often, and what a node trains with takes as long again to load."""
+    script = (
+        "import sys\nfrom dilocox.cli.main import app\n"
+        f"try:\n    app(['status', '--home', {str(tmp_path)!r}])\nexcept SystemExit:\n    pass\n"
+        "print(*(name for name in sys.modules if name.startswith('dilocox.cli.') or name.startswith('dilocox.node.daemon')))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], text=True, capture_output=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "dilocox.cli.show" in loaded
+    assert not loaded & {f"dilocox.cli.{place.partition('.')[0]}" for place in VERBS.values()} - {"dilocox.cli.show"}
+    assert "dilocox.node.daemon" not in loaded

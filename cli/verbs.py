@@ -1,0 +1,77 @@
+"""The verbs, and where each is found. One is loaded when it is said, or when all are listed: `dilocox status` comes up in half the
+time of `dilocox node`."""
+
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import Any
+
+import typer
+
+__all__ = ["VERBS", "Verbs"]
+
+VERBS = {
+    "init": "init.init",
+    "check": "check.check",
+    "coordinator": "coordinator.coordinator",
+    "node": "node.node",
+    "hold": "hold.hold",
+    "archive": "archive.archive",
+    "appoint": "appoint.appoint",
+    "pause": "attend.pause",
+    "resume": "attend.resume",
+    "leave": "attend.leave",
+    "id": "identity.identity",
+    "status": "show.status",
+    "peers": "show.peers",
+    "stages": "show.stages",
+    "rounds": "show.rounds",
+    "events": "events.events",
+    "explain": "explain.explain",
+    "top": "top.top",
+    "plan": "plan.plan",
+    "verify": "verify.verify",
+    "export": "export.export",
+    "generate": "generate.generate",
+    "data": "data.app",
+    "config": "config.app",
+    "testnet": "testnet.app",
+    "attest": "attest.app",
+}
+"""In the order of the help: the function, or the group of verbs, and the module here that has it."""
+
+
+class Verbs(MutableMapping[str, Any]):
+    """click's commands by name."""
+
+    def __init__(self, places: dict[str, str]) -> None:
+        self._places = places
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            module, _, attribute = self._places[name].partition(".")
+            self[name] = _command(name, getattr(import_module(f"dilocox.cli.{module}"), attribute))
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._places[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _command(name: str, found: Any) -> Any:
+    """As typer makes it of a verb in an app."""
+    app = typer.Typer(add_completion=False)
+    app.callback()(lambda: None)
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name)
+    else:
+        app.command(name)(found)
+    return typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
