@@ -69,7 +69,14 @@ def test_rounds_that_grow_longer_are_fewer_so_that_every_arm_reads_as_much():
     assert 600 - longer < 5 + (job.run.rounds.count - 1) * longer <= 600
 
 
-@pytest.mark.parametrize(("rule", "steps"), [("waiting", (10, 10)), ("fixed H", (25, 10)), ("time-boxed", (40, 16))])
+@pytest.mark.parametrize(
+    ("rule", "steps"),
+    [
+        ("waiting", (10, 10)),
+        pytest.param("fixed H", (25, 10), marks=pytest.mark.thorough),
+        pytest.param("time-boxed", (40, 16), marks=pytest.mark.thorough),
+    ],
+)
 def test_unequal_boxes_take_the_steps_that_their_rule_allows(monkeypatch, rule: str, steps: tuple[int, int]):
     """In the time of 40 steps of a fast box; (a fast one's, the slow one's)."""
     monkeypatch.setattr(unequal, "STEPS", 40)
