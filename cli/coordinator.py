@@ -68,6 +68,7 @@ def coordinator(
         handover=handover,
         signer=signer,
         home=daemon.folder("coordinator"),
+        name=daemon.name,
         listen=daemon.listen(),
         api=daemon.api,
         data=data_to_serve(manifest, parse_folders(data or ())),

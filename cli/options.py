@@ -69,6 +69,7 @@ class DaemonOptions:
 
     config: ConfigOption = None
     home: HomeOption = None
+    name: NameOption = THIS_MACHINE
     host: HostOption = "127.0.0.1"
     port: PortOption = 0
     dht_port: DhtPortOption = 0
@@ -116,7 +117,6 @@ class DaemonOptions:
 class PeerOptions(DaemonOptions):
     """Of everybody but the coordinator."""
 
-    name: NameOption = THIS_MACHINE
     download: Annotated[
         list[str] | None, typer.Option(metavar="RATE[@HOURS]", help="Fetch at most so much, as --upload says it.")
     ] = None

@@ -99,10 +99,7 @@ def up(
     budget = {"private_epsilon": private_epsilon, "private_delta": private_delta, "private_clip": private_clip}
     PrivateOptions(private=next(iter(private), None), **budget).settings(devices, boxes > 1)
     devices = devices or (2 if private_epsilon is None else 1)
-    options = ["--devices", str(devices), "--threads", "1"]
-    for name, said in budget.items():
-        options += [f"--{name.replace('_', '-')}", str(said)] if said is not None else []
-    options += ["--upload", upload] if upload is not None else []
+    options = ["--threads", "1", *_said(devices=devices, upload=upload, **budget)]
     kills = [_parse_kill(text) for text in kill or []]
     testnet = Testnet.create(folder, run, key, nodes, options, place, boxes, _lines(lan, wan, boxes), private)
     if detach:
@@ -118,6 +115,12 @@ def up(
     finally:
         testnet.stop()
     _final(testnet, manifest, watched, place if baseline else None, private)
+
+
+def _said(**options: Any) -> list[str]:
+    """Of `dilocox node`: those that are not None."""
+    found = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items() if value is not None)
+    return [word for pair in found for word in pair]
 
 
 def _own_data(manifest: Manifest, store: BlobStore, nodes: int, private: list[Path]) -> list[Path]:

@@ -126,7 +126,9 @@ def _kept(manifest: Manifest, me: str, role: Role) -> Finding:
         return Finding(Level.WRONG, "admission", why, "name the --home whose identity the run names")
     if me in manifest.run.holders:
         return Finding(Level.FINE, "admission", "the run names this peer in run.holders: members push to it what it keeps")
-    return Finding(Level.FINE, "admission", "may read the run; it does not name this peer in run.holders, so nobody pushes to it")
+    return Finding(
+        Level.FINE, "admission", "may read the run; it does not name this peer in run.holders, so nobody pushes to it"
+    )
 
 
 def _devices(manifest: Manifest, devices: int | None) -> Iterator[Finding]:

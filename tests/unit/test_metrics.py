@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
@@ -26,7 +27,8 @@ from dilocox.transport.rates import Rates
 from dilocox.transport.traffic import Traffic
 from dilocox.views import metrics as views_metrics
 from dilocox.views import rows as views
-from dilocox.views.metrics import RunMetrics
+from dilocox.views.http import create_app
+from dilocox.views.metrics import RunMetrics, Well
 from tests.helpers import Table, identity, manifest
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -57,6 +59,9 @@ async def told(tmp_path: Path):
         progress=progress, chain=chain, cluster=me, manifest=table.run, status=Status("training", "on the roster")
     )
     registry.register(NodeMetrics(node, SimpleNamespace(reachable=True), lambda: True))  # type: ignore[arg-type]
+    well = Well()
+    well.well = False
+    registry.register(well)
     yield registry
     log.close()
     chain.close()
@@ -114,6 +119,18 @@ async def test_metrics_tell_what_the_rows_tell_that_page_top_and_rounds_show(tmp
     chain.close()
 
 
+@pytest.mark.parametrize(("answer", "sample"), [(True, 1.0), (False, 0.0), (None, None)])
+async def test_well_is_what_readyz_says(answer: bool | None, sample: float | None):
+    async def status() -> dict:
+        return {"answers": [{"question": "Counted?", "answer": answer, "says": "", "do": "", "decides": True}]}
+
+    registry = CollectorRegistry()
+    async with TestClient(TestServer(create_app(registry, status))) as client:
+        told = {each.name: each for each in text_string_to_metric_families(await (await client.get("/metrics")).text())}
+        found = told["dilocox_well"].samples[0].value if "dilocox_well" in told else None
+        assert (found, (await client.get("/readyz")).status) == (sample, 200 if answer else 503)
+
+
 async def test_no_label_grows_with_the_swarm(told: CollectorRegistry):
     text = generate_latest(told).decode()
     assert "12D3" not in text
@@ -146,12 +163,12 @@ def named(labels: dict[str, str]) -> str:
     return "{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}"
 
 
-def fires(alert: str, severity: str, **labels: str) -> dict:
-    """After three minutes, of these labels and no others."""
+def fires(alert: str, severity: str, at: str = "3m", **labels: str) -> dict:
+    """At that time, of these labels and no others."""
     expected = {"alertname": alert, "alertstate": "firing", "severity": severity, "instance": "a", **labels}
     return {
         "expr": f'ALERTS{{alertname="{alert}"}}',
-        "eval_time": "3m",
+        "eval_time": at,
         "exp_samples": [{"labels": f"ALERTS{named(expected)}", "value": 1}],
     }
 
@@ -170,6 +187,8 @@ def test_prometheus_takes_the_alerts(tmp_path: Path):
         series("dilocox_node_state", "1 1 1 1", state="paused", instance="c"),
         series("dilocox_events_total", "0 0 1 1", kind="diverged"),
         series("dilocox_run_finished", "0 0 1 1"),
+        series("dilocox_well", "1 0x20"),
+        series("dilocox_well", "0x10 1 0x20", instance="b"),
         series("dilocox_round_open_seconds", "0 60 5000 5000"),
         series(f"{whole}_sum", "0 100 200 300", phase="whole"),
         series(f"{whole}_count", "0 1 2 3", phase="whole"),
@@ -182,6 +201,7 @@ def test_prometheus_takes_the_alerts(tmp_path: Path):
         fires("DilocoxDiverged", "critical", kind="diverged"),
         fires("DilocoxRunFinished", "info"),
         fires("DilocoxRoundStuck", "warning"),
+        fires("DilocoxNotWell", "warning", at="17m"),
     ]
     test = {"interval": "1m", "input_series": given, "promql_expr_test": expected}
     (tmp_path / "test.yml").write_text(yaml.dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
