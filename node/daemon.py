@@ -91,7 +91,10 @@ async def _take_part(
     await asyncio.to_thread(check_forks, chain)
     if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
         place.door.tell(f"taking what the run begins with from {settings.begin}")
-        await tasks.race(import_state(manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder))
+        coming = import_state(
+            manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder, place.door.tell
+        )
+        await tasks.race(coming)
     if account is not None:
         steps, trained = steps_left(manifest, chain.head), has_trained(place.folder)
         await asyncio.to_thread(account.lay_out, steps, manifest.rounds.inner_steps, trained)

@@ -188,7 +188,7 @@ def test_prometheus_takes_the_alerts(tmp_path: Path):
         series("dilocox_events_total", "0 0 1 1", kind="diverged"),
         series("dilocox_run_finished", "0 0 1 1"),
         series("dilocox_well", "1 0x20"),
-        series("dilocox_well", "0x10 1 0x20", instance="b"),
+        series("dilocox_well", "0x10 1x10", instance="b"),
         series("dilocox_round_open_seconds", "0 60 5000 5000"),
         series(f"{whole}_sum", "0 100 200 300", phase="whole"),
         series(f"{whole}_count", "0 1 2 3", phase="whole"),
