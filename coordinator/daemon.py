@@ -34,6 +34,7 @@ from dilocox.transport.rates import Rates
 from dilocox.transport.room import while_there_is_room
 from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Tasks
+from dilocox.transport.traces import Collector
 from dilocox.transport.traffic import Traffic
 from dilocox.views import rows as views
 from dilocox.views.answers import answers_of_coordinator
@@ -69,6 +70,8 @@ class CoordinatorSettings:
     """At most so much of it is served."""
     notice: Notice | None
     """Who is told of what is notable."""
+    traces: Collector | None
+    """Where rounds are sent as traces."""
 
 
 async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[JoinLink], None], appraise: Appraiser) -> None:
@@ -101,8 +104,17 @@ async def _live(
         closing.callback(chain.close)
         signed = await asyncio.to_thread(_take_office, settings, home, chain)
         service = CoordinatorService(home.identity, chain, signed, appraise)
-        about = {"name": settings.name, "run": manifest.run.name, "peer": home.identity.peer, "role": "coordinator"}
-        service.events = events = await open_diary(folder, home.folder, settings.notice, about, tasks, closing)
+        run_id = manifest.run_id.hex()
+        about = {
+            "name": settings.name,
+            "run": manifest.run.name,
+            "run_id": run_id,
+            "peer": home.identity.peer,
+            "role": "coordinator",
+        }
+        service.events = events = await open_diary(
+            folder, home.folder, settings.notice, about, tasks, closing, traces=settings.traces
+        )
         traffic = Traffic(settings.upload)
         network = await open_network(
             home,
@@ -124,7 +136,7 @@ async def _live(
         link = JoinLink(manifest.run_id, home.identity.peer, network.address, digest, network.dht_addresses)
         await door.show(create_coordinator_app(service, events, traffic, settings.name))
         closing.push_async_callback(door.wait, "it ends")
-        facts = {"link": str(link), "run_id": manifest.run_id.hex(), "name": settings.name}
+        facts = {"link": str(link), "run_id": run_id, "name": settings.name}
         home.announce(role="coordinator", api=door.url, **facts, **network.ports)
         log.info("%s is serving on %s, page and API %s", settings.name, network.address, door.url)
         announce(link)

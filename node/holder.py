@@ -84,7 +84,7 @@ async def _hold(
     files.callback(own.close)
     starts = Starts(manifest, chain, place.store, exchange)
     role = "holder" if settings.archive is None else "archive"
-    about = {"name": settings.name, "run": manifest.run.name, "peer": me.peer, "role": role}
+    about = {"name": settings.name, "run": manifest.run.name, "run_id": link.run_id.hex(), "peer": me.peer, "role": role}
     events = await open_diary(place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected)
     holder = Holder(me, place, chain, own, holding, starts, coordinator, events, named)
     if settings.archive is not None:

@@ -1,5 +1,5 @@
-"""What may be said to a path of the API beside the path, and the answer where it makes no sense. A handler reads what it declares, and
-/openapi.json says what handlers declare."""
+"""What may be said to a path of the API beside the path, and the answer where it makes no sense. A handler reads what it declares,
+and /openapi.json says what handlers declare."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
