@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
@@ -27,7 +26,6 @@ from dilocox.transport.rates import Rates
 from dilocox.transport.traffic import Traffic
 from dilocox.views import metrics as views_metrics
 from dilocox.views import rows as views
-from dilocox.views.http import create_app
 from dilocox.views.metrics import RunMetrics, Well
 from tests.helpers import Table, identity, manifest
 
@@ -117,18 +115,6 @@ async def test_metrics_tell_what_the_rows_tell_that_page_top_and_rounds_show(tmp
     assert [float(cells[4]) for cells in shown[1:]] == [pytest.approx(row["seconds"], abs=0.05) for row in rows[1:]]
     log.close()
     chain.close()
-
-
-@pytest.mark.parametrize(("answer", "sample"), [(True, 1.0), (False, 0.0), (None, None)])
-async def test_well_is_what_readyz_says(answer: bool | None, sample: float | None):
-    async def status() -> dict:
-        return {"answers": [{"question": "Counted?", "answer": answer, "says": "", "do": "", "decides": True}]}
-
-    registry = CollectorRegistry()
-    async with TestClient(TestServer(create_app(registry, status))) as client:
-        told = {each.name: each for each in text_string_to_metric_families(await (await client.get("/metrics")).text())}
-        found = told["dilocox_well"].samples[0].value if "dilocox_well" in told else None
-        assert (found, (await client.get("/readyz")).status) == (sample, 200 if answer else 503)
 
 
 async def test_no_label_grows_with_the_swarm(told: CollectorRegistry):
