@@ -62,7 +62,7 @@ async def measure(rounds: int, clusters: int) -> list[dict[str, Any]]:
         with closing(log), closing(ChainFile(folder / "chain.db", run, views.describe)) as chain:
             service = CoordinatorService(COORDINATOR, chain, pb.Envelope(), appraise)
             door = Door("127.0.0.1:0")
-            await door.show(create_coordinator_app(service, log, Traffic()))
+            await door.show(create_coordinator_app(service, log, Traffic(), "coordinator"))
             try:
                 return [await ask(door.url, path) for path in paths(rounds)]
             finally:

@@ -26,8 +26,10 @@ from dilocox.cli.common import (
 )
 from dilocox.cli.coordinator import data_to_serve, weights_to_serve
 from dilocox.cli.exits import Exit
+from dilocox.cli.options import PrivateOptions, grouped
 from dilocox.cli.progress import working
-from dilocox.node.check import Here, of_machine, of_own_data, see_run
+from dilocox.node.check import Here, Role, of_machine, of_own_data, of_part
+from dilocox.node.check_link import see_run
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.findings import Finding, Level, of_run
 from dilocox.protocol.ids import printable
@@ -39,27 +41,32 @@ from dilocox.transport.health import base_folder
 __all__ = ["check"]
 
 MARKS = {Level.FINE: ("ok", "green"), Level.ODD: ("odd", "yellow"), Level.WRONG: ("wrong", "bold red")}
+FOLDERS = {Role.NODE: "node", Role.HOLDER: "holder", Role.ARCHIVE: "archive"}
+"""Without --home: where each of them keeps its own."""
 EXAMPLES = "llama-10m"
 """The preset whose value of a key is shown beside a wrong one."""
 
 
+@grouped
 def check(
+    own: PrivateOptions,
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN.toml|LINK]", help="A run file, a join link, or @FILE that holds one.")
     ] = None,
+    role: Annotated[
+        Role, typer.Option("--as", help="What this machine would be: what `dilocox node`, `hold` or `archive` starts.")
+    ] = Role.NODE,
     home: HomeOption = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 0,
     devices: Annotated[int | None, typer.Option(min=1, help="Stage workers (default: one per GPU, or 1).")] = None,
     data: DataOption = None,
     weights: Annotated[Path | None, typer.Option(metavar="DIR", help="As of `dilocox coordinator`.")] = None,
-    private: Annotated[Path | None, typer.Option(metavar="DIR", help="As of `dilocox node`.")] = None,
     cluster_interface: Annotated[str | None, typer.Option(help="As of `dilocox node`.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Look at a run and this machine before they meet: all findings, then the verdict. Exits with 5 where something is wrong."""
-    home = home or base_folder() / "node"
-    here = Here(home, host, port, devices, parse_folders(data or ()), cluster_interface, private)
+    here = _here(role, own, home, host, port, devices, data, cluster_interface)
     found = [_versions()]
     if run is None:
         say(found, as_json, "name a run file or a join link to hear whether this machine fits a run")
@@ -69,13 +76,34 @@ def check(
             found += seen.findings
             if seen.manifest is not None:
                 bar.begin("looking at this machine and its data")
-                found += [*of_run(seen.manifest), *of_machine(seen.manifest, here), *of_own_data(seen.manifest, here.private)]
-        say(found, as_json, f"join with: dilocox node --join {run}")
+                found += [*of_run(seen.manifest), *of_machine(seen.manifest, here)]
+                found += of_own_data(seen.manifest, here) if role is Role.NODE else ()
+        where = " --archive URL" if role is Role.ARCHIVE else ""
+        say(found, as_json, f"join with: dilocox {role} --join {run}{where}")
     else:
         path = Path(run)
         with working("looking at the run, this machine and its data"):
             found += _of_file(path, here, weights)
         say(found, as_json, f"serve it with: dilocox coordinator {path}")
+
+
+def _here(
+    role: Role,
+    own: PrivateOptions,
+    home: Path | None,
+    host: str,
+    port: int,
+    devices: int | None,
+    data: list[str] | None,
+    interface: str | None,
+) -> Here:
+    """Raises ConfigError where the verb itself would."""
+    private = own.settings(devices, several_boxes=interface is not None)
+    if role is not Role.NODE and (devices is not None or interface is not None or private["private"] is not None):
+        raise ConfigError(f"--devices, --cluster-interface and --private are for a node: with --as {role} nothing is trained")
+    devices = 1 if private.get("budget") is not None else devices
+    folder = home or base_folder() / FOLDERS[role]
+    return Here(folder, host, port, devices, parse_folders(data or ()), interface, **private, role=role)
 
 
 def say(found: Sequence[Finding], as_json: bool, next: str) -> None:
@@ -112,10 +140,10 @@ def _of_file(path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
         return
     yield Finding(Level.FINE, str(path), f"run {manifest.run.name}, id {manifest.run_id.hex()}")
     yield from of_run(manifest)
-    yield from _served(manifest, path, here, weights)
+    yield from _served(manifest, path, here, weights) if here.role is Role.NODE else of_part(manifest, here)
     yield from of_machine(manifest, here)
     if here.private is not None:
-        yield from of_own_data(manifest, here.private)
+        yield from of_own_data(manifest, here)
 
 
 def _fault(text: str, path: str, why: str) -> Finding:

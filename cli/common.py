@@ -7,6 +7,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -58,6 +59,7 @@ __all__ = [
 ]
 
 API_SECONDS = 10.0
+ANOTHER_API = "the daemon's log says where its API is; --port and --dht-port are others"
 
 # Off a terminal a table keeps its width: somebody greps it.
 # No markup: what is printed holds names that strangers chose.
@@ -258,11 +260,17 @@ def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
         with urllib.request.urlopen(request, timeout=API_SECONDS) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
-        problem = json.load(error)
+        try:
+            problem = json.load(error)
+            title, code = str(problem["title"]), str(problem["code"])
+        except (ValueError, LookupError, TypeError):
+            fail(f"what answers at {url} is no daemon of ours: {error}", Exit.NOT_RUNNING, ANOTHER_API)
         exit = {404: Exit.USAGE, 503: Exit.NOT_RUNNING}.get(error.code, Exit.UNEXPECTED)
-        fail(problem["title"], exit, problem.get("do"), problem["code"])
+        fail(title, exit, problem.get("do"), code)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         fail(f"the daemon does not answer at {url}: {error}", Exit.NOT_RUNNING)
+    except (ValueError, HTTPException):
+        fail(f"what answers at {url} is no daemon of ours, or no API", Exit.NOT_RUNNING, ANOTHER_API)
 
 
 def _operator(home: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ Precedence: default < file < environment < flag.
 
 import difflib
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +15,13 @@ from dilocox.cli.common import JsonOption, fail, print_json, print_table
 from dilocox.cli.exits import Exit
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.notify import parse_notice
+from dilocox.transport.traces import parse_collector
 
 __all__ = ["ConfigOption", "app"]
 
 ORIGINS = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
+SECRET: dict[str, Callable[[str], Any]] = {"notify": parse_notice, "traces": parse_collector}
+"""Options whose value may hold a secret: what is shown of it has a name."""
 DAEMONS = ("node", "coordinator", "hold", "archive")
 
 app = typer.Typer(help="What a daemon is told, and by whom.", no_args_is_help=True)
@@ -93,8 +97,8 @@ def _cells(row: dict[str, Any]) -> list[str | None]:
 
 def _shown(name: str, value: Any) -> Any:
     """Without secrets."""
-    if name == "notify" and value is not None:
-        return parse_notice(value).name
+    if name in SECRET and value is not None:
+        return SECRET[name](value).name
     if value is None or isinstance(value, str | int | float):
         return value
     return ", ".join(map(str, value)) or None if isinstance(value, list | tuple) else str(value)

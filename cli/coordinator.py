@@ -12,7 +12,7 @@ from dilocox.cli.common import (
     DataOption,
     read_run,
 )
-from dilocox.cli.options import DaemonOptions, grouped
+from dilocox.cli.options import DaemonOptions, TraceOptions, grouped
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol.corpus import check_fits
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 def coordinator(
     run_file: Annotated[Path, typer.Argument(help="The run file that `dilocox init` made, or RUN.chain of `dilocox appoint`.")],
     daemon: DaemonOptions,
+    tracing: TraceOptions,
     data: DataOption = None,
     weights: Annotated[
         Path | None,
@@ -68,12 +69,14 @@ def coordinator(
         handover=handover,
         signer=signer,
         home=daemon.folder("coordinator"),
+        name=daemon.name,
         listen=daemon.listen(),
         api=daemon.api,
         data=data_to_serve(manifest, parse_folders(data or ())),
         weights=weights_to_serve(manifest, weights),
         upload=daemon.upload_rates(),
         notice=daemon.notice(),
+        traces=tracing.collector(),
     )
     asyncio.run(run_coordinator(settings, announce, appraise))
 

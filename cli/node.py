@@ -14,7 +14,7 @@ from dilocox.cli.common import (
     archive_place,
     read_link,
 )
-from dilocox.cli.options import ClusterOptions, MachineOptions, PeerOptions, PrivateOptions, grouped
+from dilocox.cli.options import ClusterOptions, MachineOptions, PeerOptions, PrivateOptions, TraceOptions, grouped
 from dilocox.node.boxes.link import ClusterLink, address_on
 from dilocox.node.daemon import run_node
 from dilocox.node.settings import NodeSettings
@@ -58,6 +58,7 @@ def node(
     machine: MachineOptions,
     boxes: ClusterOptions,
     own: PrivateOptions,
+    tracing: TraceOptions,
     join: MaybeJoinOption = None,
     upload_copies: Annotated[
         int | None,
@@ -106,6 +107,7 @@ def node(
         boxes=boxes.cluster_boxes,
         cluster=link,
         interface=boxes.cluster_interface,
+        traces=tracing.collector(),
         box_patience=boxes.cluster_patience_seconds,
     )
     asyncio.run(run_node(settings))

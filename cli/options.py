@@ -30,8 +30,9 @@ from dilocox.transport.network import Listen
 from dilocox.transport.notify import Notice, parse_notice
 from dilocox.transport.parent_pipe import exit_with_parent
 from dilocox.transport.rates import SLOWEST_DOWNLOAD_BITS_PER_SECOND, Rates, parse_rates
+from dilocox.transport.traces import Collector, parse_collector
 
-__all__ = ["ClusterOptions", "DaemonOptions", "MachineOptions", "PeerOptions", "PrivateOptions", "grouped"]
+__all__ = ["ClusterOptions", "DaemonOptions", "MachineOptions", "PeerOptions", "PrivateOptions", "TraceOptions", "grouped"]
 
 
 def grouped(verb: Callable[..., None]) -> Callable[..., None]:
@@ -69,6 +70,7 @@ class DaemonOptions:
 
     config: ConfigOption = None
     home: HomeOption = None
+    name: NameOption = THIS_MACHINE
     host: HostOption = "127.0.0.1"
     port: PortOption = 0
     dht_port: DhtPortOption = 0
@@ -113,10 +115,27 @@ class DaemonOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """Of who takes part in rounds, or closes them."""
+
+    traces: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send rounds as OpenTelemetry traces to a collector, by OTLP over HTTP, such as http://127.0.0.1:4318; @FILE "
+            "holds the URL.",
+        ),
+    ] = None
+
+    def collector(self) -> Collector | None:
+        """Raises ConfigError."""
+        return parse_collector(self.traces) if self.traces is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PeerOptions(DaemonOptions):
     """Of everybody but the coordinator."""
 
-    name: NameOption = THIS_MACHINE
     download: Annotated[
         list[str] | None, typer.Option(metavar="RATE[@HOURS]", help="Fetch at most so much, as --upload says it.")
     ] = None

@@ -175,7 +175,7 @@ def _reason(item: dict[str, Any]) -> str:
 
 def _coordinator_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     run = value["run"]
-    lines = [("run", f"{run['name']} ({run['run_id'][:8]}…)   coordinator {short(value['peer'])}")]
+    lines = [("run", f'{run["name"]} ({run["run_id"][:8]}…)   coordinator {short(value["peer"])} "{value["name"]}"')]
     if value["finished"]:
         return [*lines, ("state", value["why"])]
     counts = f"{value['contributions']} contributions, {value['receipts']} receipts of {len(value['roster'])} clusters"

@@ -80,6 +80,8 @@ def up(
         list[Path] | None, typer.Option(metavar="DIR", help="Of a run on private data, a node's own: said once for each node.")
     ] = None,
     private_epsilon: Annotated[float | None, typer.Option(min=0.01, help="As of `dilocox node`, for each of them.")] = None,
+    private_delta: Annotated[float | None, typer.Option(min=1e-12, max=0.1, help="As of `dilocox node`.")] = None,
+    private_clip: Annotated[float | None, typer.Option(min=1e-6, help="As of `dilocox node`.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return; stop with `testnet down`.")] = False,
 ) -> None:
     """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces what an earlier testnet made."""
@@ -94,11 +96,10 @@ def up(
     if nodes < manifest.start_clusters:
         fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", Exit.USAGE)
     private = _own_data(manifest, store, nodes, private or [])
-    PrivateOptions(private=next(iter(private), None), private_epsilon=private_epsilon).settings(devices, boxes > 1)
+    budget = {"private_epsilon": private_epsilon, "private_delta": private_delta, "private_clip": private_clip}
+    PrivateOptions(private=next(iter(private), None), **budget).settings(devices, boxes > 1)
     devices = devices or (2 if private_epsilon is None else 1)
-    options = ["--devices", str(devices), "--threads", "1"]
-    options += ["--private-epsilon", str(private_epsilon)] if private_epsilon is not None else []
-    options += ["--upload", upload] if upload is not None else []
+    options = ["--threads", "1", *_said(devices=devices, upload=upload, **budget)]
     kills = [_parse_kill(text) for text in kill or []]
     testnet = Testnet.create(folder, run, key, nodes, options, place, boxes, _lines(lan, wan, boxes), private)
     if detach:
@@ -114,6 +115,12 @@ def up(
     finally:
         testnet.stop()
     _final(testnet, manifest, watched, place if baseline else None, private)
+
+
+def _said(**options: Any) -> list[str]:
+    """Of `dilocox node`: those that are not None."""
+    found = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items() if value is not None)
+    return [word for pair in found for word in pair]
 
 
 def _own_data(manifest: Manifest, store: BlobStore, nodes: int, private: list[Path]) -> list[Path]:

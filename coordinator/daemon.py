@@ -34,6 +34,7 @@ from dilocox.transport.rates import Rates
 from dilocox.transport.room import while_there_is_room
 from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Tasks
+from dilocox.transport.traces import Collector
 from dilocox.transport.traffic import Traffic
 from dilocox.views import rows as views
 from dilocox.views.answers import answers_of_coordinator
@@ -56,6 +57,8 @@ class CoordinatorSettings:
     signer: str
     """Peer id of who signs the commits, by run file or handover."""
     home: Path
+    name: str
+    """For people."""
     listen: Listen
     api: str
     """host:port of the HTTP API."""
@@ -67,6 +70,8 @@ class CoordinatorSettings:
     """At most so much of it is served."""
     notice: Notice | None
     """Who is told of what is notable."""
+    traces: Collector | None
+    """Where rounds are sent as traces."""
 
 
 async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[JoinLink], None], appraise: Appraiser) -> None:
@@ -75,7 +80,7 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
     if owner is not None and owner.peer != manifest.owner:
         raise ConfigError("the owner key beside the run file is not the one that run.owner names")
     home = DataDirectory(settings.home, owner if owner is not None and settings.signer == owner.peer else None)
-    async with open_door(settings.api, home, manifest.run_id, "coordinator") as door:
+    async with open_door(settings.api, home, manifest.run_id, settings.name) as door:
         await while_there_is_room(
             home.folder, lambda stopped: _live(settings, home, announce, appraise, stopped, door), door.no_room
         )
@@ -99,14 +104,23 @@ async def _live(
         closing.callback(chain.close)
         signed = await asyncio.to_thread(_take_office, settings, home, chain)
         service = CoordinatorService(home.identity, chain, signed, appraise)
-        about = {"name": "coordinator", "run": manifest.run.name, "peer": home.identity.peer, "role": "coordinator"}
-        service.events = events = await open_diary(folder, home.folder, settings.notice, about, tasks, closing)
+        run_id = manifest.run_id.hex()
+        about = {
+            "name": settings.name,
+            "run": manifest.run.name,
+            "run_id": run_id,
+            "peer": home.identity.peer,
+            "role": "coordinator",
+        }
+        service.events = events = await open_diary(
+            folder, home.folder, settings.notice, about, tasks, closing, traces=settings.traces
+        )
         traffic = Traffic(settings.upload)
         network = await open_network(
             home,
             manifest.run_id,
             settings.listen,
-            "coordinator",
+            settings.name,
             tasks,
             closing,
             on_record=service.learn_own_record,
@@ -120,10 +134,11 @@ async def _live(
         tasks.start(service.run(), "liveness")
         digest = sha256(network.certificate.certificate_der)
         link = JoinLink(manifest.run_id, home.identity.peer, network.address, digest, network.dht_addresses)
-        await door.show(create_coordinator_app(service, events, traffic))
+        await door.show(create_coordinator_app(service, events, traffic, settings.name))
         closing.push_async_callback(door.wait, "it ends")
-        home.announce(role="coordinator", api=door.url, link=str(link), run_id=manifest.run_id.hex(), **network.ports)
-        log.info("serving on %s, page and API %s", network.address, door.url)
+        facts = {"link": str(link), "run_id": run_id, "name": settings.name}
+        home.announce(role="coordinator", api=door.url, **facts, **network.ports)
+        log.info("%s is serving on %s, page and API %s", settings.name, network.address, door.url)
         announce(link)
         await tasks.wait()
 
@@ -181,7 +196,7 @@ def _last_rows(chain: ChainFile) -> list[views.View]:
     return rows
 
 
-def create_coordinator_app(service: CoordinatorService, events: EventLog, traffic: Traffic) -> web.Application:
+def create_coordinator_app(service: CoordinatorService, events: EventLog, traffic: Traffic, name: str) -> web.Application:
     def peers_by_state() -> dict[str, int]:
         roster, absent = service.state.head.roster.keys(), service.state.absent
         return {
@@ -200,6 +215,7 @@ def create_coordinator_app(service: CoordinatorService, events: EventLog, traffi
         phase, why = round.phase_of(state), round.why_open(state)
         return {
             "role": "coordinator",
+            "name": name,
             "peer": service.identity.peer,
             "run": views.run(service.chain.manifest),
             "round": state.head.round,

@@ -17,7 +17,7 @@ from dilocox.node.check import of_room
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.data.check import check_corpus, check_own, must_bring_own
 from dilocox.node.data.supply import Supply
-from dilocox.node.employed import STAGES, Employed, worker_pool
+from dilocox.node.employed import Employed, has_trained, worker_pool
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.imported import import_state
@@ -60,14 +60,15 @@ async def _take_part(
     settings: NodeSettings, home: DataDirectory, tasks: Tasks, place: Place, files: AsyncExitStack, closing: AsyncExitStack
 ) -> None:
     """Learn the run from its coordinator, start the workers and the participant's loops. `files` is closed after every task."""
-    machine = await asyncio.to_thread(this_machine, settings.devices if settings.budget is None else 1)
+    devices = settings.devices if settings.budget is None else 1
+    machine = await asyncio.to_thread(this_machine, devices)
     link, me, network = settings.join, home.identity, place.network
     if settings.interface and (warning := exposed(settings.interface, address_on(settings.interface))):
         log.warning("%s", warning)
     coordinator = CoordinatorLink(link, network.directory, place.channels)
     manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
     if settings.boxes == 1 and settings.cluster is None:
-        for finding in await asyncio.to_thread(lambda: [*of_room(manifest, home.folder, settings.devices)]):
+        for finding in await asyncio.to_thread(lambda: [*of_room(manifest, home.folder, devices)]):
             if finding.level is not Level.FINE:
                 log.warning("%s: %s", finding.about, finding.says)
     must_bring_own(manifest, settings.private)
@@ -90,14 +91,19 @@ async def _take_part(
     await asyncio.to_thread(check_forks, chain)
     if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
         place.door.tell(f"taking what the run begins with from {settings.begin}")
-        await tasks.race(import_state(manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder))
+        coming = import_state(
+            manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder, place.door.tell
+        )
+        await tasks.race(coming)
     if account is not None:
-        trained = any((place.folder / STAGES).glob("*"))
-        await asyncio.to_thread(account.lay_out, steps_left(manifest, chain.head), manifest.rounds.inner_steps, trained)
+        steps, trained = steps_left(manifest, chain.head), has_trained(place.folder)
+        await asyncio.to_thread(account.lay_out, steps, manifest.rounds.inner_steps, trained)
     open_chain(place, chain, tasks)
     network.directory.know(chain.parties)
-    about = {"name": settings.name, "run": manifest.run.name, "peer": me.peer, "role": "node"}
-    events = await open_diary(place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected)
+    about = {"name": settings.name, "run": manifest.run.name, "run_id": link.run_id.hex(), "peer": me.peer, "role": "node"}
+    events = await open_diary(
+        place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected, settings.traces
+    )
     own = OwnStatements(place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     stages = range(manifest.model.stages)

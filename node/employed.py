@@ -30,12 +30,17 @@ from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import write_atomically
 from dilocox.transport.tasks import Tasks
 
-__all__ = ["STAGES", "Employed", "worker_pool"]
+__all__ = ["Employed", "has_trained", "worker_pool"]
 
 STAGES = "stages"
 """In a run's folder: the boundaries of its workers."""
 
 log = logging.getLogger(__name__)
+
+
+def has_trained(folder: Path) -> bool:
+    """Whether this node trained in the run of that folder, in this life or an earlier one. Blocking."""
+    return any((folder / STAGES).glob("*"))
 
 
 def worker_pool(

@@ -16,6 +16,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from dilocox.node.archiver import Archiver, ArchiveSettings, check_sealing, make_archiver
+from dilocox.node.check import Role, no_part
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner, proof_of_fork, replaced
@@ -83,7 +84,7 @@ async def _hold(
     files.callback(own.close)
     starts = Starts(manifest, chain, place.store, exchange)
     role = "holder" if settings.archive is None else "archive"
-    about = {"name": settings.name, "run": manifest.run.name, "peer": me.peer, "role": role}
+    about = {"name": settings.name, "run": manifest.run.name, "run_id": link.run_id.hex(), "peer": me.peer, "role": role}
     events = await open_diary(place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected)
     holder = Holder(me, place, chain, own, holding, starts, coordinator, events, named)
     if settings.archive is not None:
@@ -110,15 +111,8 @@ async def _hold(
 
 def _check_part(settings: HolderSettings, manifest: Manifest, me: str) -> None:
     """Raises LocalError where the run has no place for us, ConfigError where its archive must be sealed."""
-    if me in manifest.run.holders:
-        pass
-    elif settings.archive is None:
-        raise LocalError(f"the run names no holder {me}: its owner writes that into run.holders before the run begins")
-    elif not manifest.may_read(me):
-        raise LocalError(
-            f"only those whom the run admits may read it, and it names no {me}: its owner writes that into run.holders, or onto the"
-            " allow-list, before the run begins"
-        )
+    if why := no_part(manifest, me, Role.HOLDER if settings.archive is None else Role.ARCHIVE):
+        raise LocalError(why)
     if settings.archive is not None:
         check_sealing(manifest, settings.archive.place.key, settings.archive.plain)
 

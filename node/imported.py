@@ -4,7 +4,10 @@ import asyncio
 import json
 import logging
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Model
@@ -16,16 +19,30 @@ __all__ = ["import_state"]
 log = logging.getLogger(__name__)
 
 
-async def import_state(model: Model, manifest: Path, source: Path, store: BlobStore, home: Path) -> None:
+TELL_SECONDS = 2.0
+"""Between two lines in the log: whoever waits longer wants to know."""
+
+
+async def import_state(
+    model: Model,
+    manifest: Path,
+    source: Path,
+    store: BlobStore,
+    home: Path,
+    tell: Callable[[str], None] = lambda says: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     """Have the run's initial state, or the weights that adapters are added to, in `store`, made of the Hugging Face folder `source`
-    by a process of its own; `manifest`: the run's, as a file. Raises ConfigError where the folder makes another."""
+    by a process of its own; `manifest`: the run's, as a file. `tell` hears of every stage that is there. Raises ConfigError where
+    the folder makes another."""
     root = model.imported
     if not root:
         raise ConfigError(f"--from {source}: the run begins with its seed, and nobody needs a copy of that")
     if await asyncio.to_thread(_here, root, store):
         return
-    log.info("taking the run's initial state from %s", source)
-    pipe = ParentPipe(home)
+    what = f"taking what the run begins with from {source}"
+    log.info("%s", what)
+    pipe, told, last = ParentPipe(home), dict[str, Any](), clock()
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -37,12 +54,21 @@ async def import_state(model: Model, manifest: Path, source: Path, store: BlobSt
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
         )
-        output, _ = await process.communicate()
+        assert process.stdout is not None
+        async for line in process.stdout:
+            told = json.loads(line)
+            if "stages" not in told:
+                continue
+            says = f"{what}: {told['stages']} of {model.stages} stages"
+            tell(says)
+            if clock() - last >= TELL_SECONDS:
+                log.info("%s", says)
+                last = clock()
+        await process.wait()
     finally:
         pipe.close()
     if process.returncode:
         raise LocalError(f"{source} could not be read; why stands above")
-    told = json.loads(output)
     if "refused" in told:
         raise ConfigError(told["refused"])
     made = bytes.fromhex(told["root"])

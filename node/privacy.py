@@ -122,36 +122,41 @@ class Account:
         self.room = True
         """… and whether another phase fits into the budget."""
 
-    def lay_out(self, steps: int, phase: int, trained: bool = False) -> None:
-        """Choose the least noise with which the `steps` that are left of the run stay within the budget; a run keeps what was
-        chosen at first. `phase`: steps of one. `trained`: this folder has trained in the run before. Raises ConfigError where no
-        noise is enough, and the run has none yet; LocalError where what was trained is in no account."""
+    def noise_for(self, steps: int, trained: bool = False) -> float:
+        """The least noise, over `clip`, with which the `steps` that are left of the run stay within the budget; of a run that has
+        one, what was chosen at first. `trained`: this folder has trained in the run before. Changes nothing. Raises ConfigError
+        where no noise is enough, LocalError where what was trained is in no account."""
         if trained and not self.noise:
             raise LocalError(
                 f"this folder has trained in the run before, of which {self._path.name} says nothing: put back the one that it had,"
                 " or begin with an empty --home"
             )
+        return self.noise or self._least(math.ceil(LATE * max(1, steps)))
+
+    def lay_out(self, steps: int, phase: int, trained: bool = False) -> None:
+        """Choose that noise. `phase`: steps of one. Raises what `noise_for` raises."""
+        noise = self.noise_for(steps, trained)
         if not self.noise:
-            self.noise = self._least(math.ceil(LATE * max(1, steps)))
-            self._kept.noise[self._run] = self.noise
+            self.noise = self._kept.noise[self._run] = noise
             self._keep()
-        self.room = self._fits(self.noise, phase)
+        self.room = self.fits(self.noise, phase)
 
     def _least(self, steps: int) -> float:
-        if not self._fits(MOST_NOISE, steps):
+        if not self.fits(MOST_NOISE, steps):
             raise ConfigError(
                 f"--private-epsilon {self.budget.epsilon:g}: {steps:,} steps would need more noise than leaves anything to learn."
                 f" Allow more, or take a larger corpus; {self.sentence}"
             )
         low, high = LEAST_NOISE, MOST_NOISE
-        if self._fits(low, steps):
+        if self.fits(low, steps):
             return low
         while high > low * (1 + PRECISION):
             middle = math.sqrt(low * high)
-            low, high = (low, middle) if self._fits(middle, steps) else (middle, high)
+            low, high = (low, middle) if self.fits(middle, steps) else (middle, high)
         return high
 
-    def _fits(self, noise: float, steps: int) -> bool:
+    def fits(self, noise: float, steps: int) -> bool:
+        """Whether so many more stay within the budget."""
         return self._epsilon([*self._kept.steps, self._taken(noise, steps)]) <= self.budget.epsilon
 
     def _taken(self, noise: float, steps: int) -> Steps:
@@ -175,7 +180,7 @@ class Account:
             self._keep()
             self.spent = self._epsilon(self._kept.steps)
         within = self.spent <= self.budget.epsilon
-        self.room = within and self._fits(self.noise, steps)
+        self.room = within and self.fits(self.noise, steps)
         return within
 
     def _keep(self) -> None:

@@ -8,6 +8,7 @@ from dilocox.node.place import PeerSettings
 from dilocox.node.privacy import Budget
 from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.hours import Hours
+from dilocox.transport.traces import Collector
 
 __all__ = ["NodeSettings"]
 
@@ -47,5 +48,7 @@ class NodeSettings(PeerSettings):
     """What that may give away; None: it is not counted."""
     hours: Hours | None = None
     """Of the day, in which this node takes part; None: always."""
+    traces: Collector | None = None
+    """Where rounds are sent as traces."""
     box_patience: float = 60.0
     """Seconds for which a box of our cluster that is gone is waited for; then the others share out its stages."""

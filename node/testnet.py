@@ -161,6 +161,7 @@ class Testnet:
         link = folder / "link"
         coordinator = folder / "coordinator"
         arguments = ["coordinator", str(folder / "run.toml"), "--home", str(coordinator), "--link-file", str(link)]
+        arguments += ["--name", "coordinator"]
         arguments += ["--data", f"{Manifest.from_toml(run.decode()).data.name}={data}"]
         members = [Member("coordinator", coordinator, arguments)]
         lan = ["--cluster-interface", LAN if network else LOOPBACK] if boxes > 1 else []

@@ -13,7 +13,7 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.files import read_checked, write_atomically, write_new
 
-__all__ = ["API_KEY", "DataDirectory", "format_identity", "load_identity"]
+__all__ = ["API_KEY", "DataDirectory", "format_identity", "load_identity", "run_folder"]
 
 API_KEY = "api.key"
 
@@ -37,6 +37,11 @@ def load_identity(path: Path) -> Identity:
         return Identity(bytes.fromhex(path.read_text().strip()))
     except ValueError as error:
         raise ConfigError(f"{path} does not hold an identity (64 hexadecimal digits)") from error
+
+
+def run_folder(home: Path, run_id: bytes) -> Path:
+    """Of a run, in a daemon's folder; it need not be there."""
+    return home / "runs" / run_id.hex()[:16]
 
 
 class DataDirectory:
@@ -82,7 +87,7 @@ class DataDirectory:
         self._lock.close()
 
     def run_folder(self, run_id: bytes) -> Path:
-        folder = self.folder / "runs" / run_id.hex()[:16]
+        folder = run_folder(self.folder, run_id)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 

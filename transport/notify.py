@@ -23,7 +23,7 @@ from dilocox.protocol.events import NOTABLE
 from dilocox.transport.event_log import EventLog, Happened
 from dilocox.transport.files import read_checked, write_atomically
 
-__all__ = ["Command", "Notice", "Notifier", "Webhook", "parse_notice"]
+__all__ = ["Command", "Notice", "Notifier", "Webhook", "is_url", "parse_notice", "post_json", "read_secret"]
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,22 @@ class Notice(Protocol):
         """Within TELL_SECONDS; why it did not work, or nothing. Raises nothing."""
 
 
+async def post_json(url: str, body: bytes) -> str:
+    """Within TELL_SECONDS; why it did not work, or nothing. Raises nothing."""
+    timeout = aiohttp.ClientTimeout(total=TELL_SECONDS)
+    headers = {"Content-Type": "application/json"}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(url, data=body, headers=headers, allow_redirects=False) as answer,
+        ):
+            return "" if answer.status < 300 else f"it answered {answer.status}"
+    except TimeoutError:
+        return f"no answer within {TELL_SECONDS:.0f} s"
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return type(error).__name__  # its words may hold the URL
+
+
 class Webhook(NamedTuple):
     url: str
 
@@ -52,18 +68,7 @@ class Webhook(NamedTuple):
         return f"the webhook at {urlsplit(self.url).hostname}"
 
     async def tell(self, body: bytes) -> str:
-        timeout = aiohttp.ClientTimeout(total=TELL_SECONDS)
-        headers = {"Content-Type": "application/json"}
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.post(self.url, data=body, headers=headers, allow_redirects=False) as answer,
-            ):
-                return "" if answer.status < 300 else f"it answered {answer.status}"
-        except TimeoutError:
-            return f"no answer within {TELL_SECONDS:.0f} s"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return type(error).__name__  # its words may hold the URL
+        return await post_json(self.url, body)
 
 
 class Command(NamedTuple):
@@ -95,18 +100,30 @@ class Command(NamedTuple):
         return "" if running.returncode == 0 else f"it ended with {running.returncode}"
 
 
-def parse_notice(text: str) -> Notice:
-    """A URL, a command, or @FILE that holds either. Raises ConfigError, which does not show it."""
+def read_secret(option: str, text: str) -> str:
+    """What was said to an option, or the file that it names after an @ holds. Raises ConfigError, which does not show it."""
     if text.startswith("@"):
         try:
             text = Path(text[1:]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--notify cannot be read from its file: {error}") from error
-    text = text.strip()
+            raise ConfigError(f"{option} cannot be read from its file: {error}") from error
+    return text.strip()
+
+
+def is_url(text: str) -> bool:
+    """Whether it names a host to which something can be posted."""
+    with suppress(ValueError):
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    return False
+
+
+def parse_notice(text: str) -> Notice:
+    """A URL, a command, or @FILE that holds either. Raises ConfigError, which does not show it."""
+    text = read_secret("--notify", text)
     if text.startswith(("http://", "https://")):
-        with suppress(ValueError):
-            if urlsplit(text).hostname and urlsplit(text).port != 0:
-                return Webhook(text)
+        if is_url(text):
+            return Webhook(text)
         raise ConfigError("--notify begins like a URL and names no host: https://HOST/PATH")
     try:
         words = tuple(shlex.split(text))

@@ -60,11 +60,11 @@ _NETWORK: Fields = {
 _PLACE: Fields = {
     "role": "node, coordinator, holder, archive; waiting: of a daemon that has not joined yet, or waits for room",
     "peer": "this daemon's peer id",
+    "name": "of this daemon, for people",
     "finished": "whether the run is",
     "round": "the open round",
 }
 _LINE: Fields = {
-    "name": "of this daemon, for people",
     "address": "host:port by which others reach it",
     "reachable": "whether others can dial it; null: nobody has tried yet",
     "reach": "that in a sentence",

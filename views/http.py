@@ -5,6 +5,7 @@ import ipaddress
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -18,28 +19,32 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
 from dilocox.views.answers import health
+from dilocox.views.asking import Flag, Handler, Number, Problem, Word, takes
 from dilocox.views.explain import explain
-from dilocox.views.faults import FAULTS, do_about
+from dilocox.views.metrics import Well
 from dilocox.views.openapi import describe
 from dilocox.views.page import page
 
 __all__ = ["Problem", "add_run_routes", "create_app", "json_response", "own_address", "wrong_address"]
 
 View = views.View
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Problem(Exception):
-    """An answer in application/problem+json. `code`: one of FAULTS that has a status."""
-
-    def __init__(self, code: str, title: str) -> None:
-        super().__init__(title)
-        self.code = code
-
-    def document(self, status: int | None = None) -> View:
-        """`status`: where it is another than usual."""
-        document = {"type": "about:blank", "title": str(self), "status": status or FAULTS[self.code].status, "code": self.code}
-        return {**document, "do": do} if (do := do_about(self.code)) is not None else document
+LAST_ROUNDS = Number(
+    name="last", says="so many, the newest; else all", digits=9, code="no-number", wrong="how many? /v1/rounds?last=NUMBER"
+)
+PEER = Word(
+    name="peer",
+    says="the beginning of the id of a cluster: what became of its work",
+    longest=limits.TEXT_CHARACTERS,
+    code="no-round",
+    wrong="which peer? /v1/explain/NUMBER?peer=PEER",
+)
+_numbered = partial(Number, code="no-event-id", wrong="events are numbered: ?after=NUMBER", digits=16)
+SEEN = _numbered(name="Last-Event-ID", says="as `after`, of who comes back; wins over the others", header=True)
+AFTER = _numbered(name="after", says="those after the event of this id")
+LAST_EVENTS = _numbered(name="last", says="so many, the newest")
+TO_THE_END = Flag(name="follow", says="`no`: end with the newest", word="no")
 
 
 def json_response(value: Any) -> web.Response:
@@ -117,8 +122,12 @@ def create_app(
             raise Problem("not-known" if well is None else "not-well", found["why"])
         return web.Response(text="ok\n")
 
+    found_well = Well()
+    registry.register(found_well)
+
     async def metrics(request: web.Request) -> web.Response:
         await asyncio.to_thread(refresh)
+        found_well.well = health(await status())["well"]
         return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def openapi(request: web.Request) -> web.Response:
@@ -149,12 +158,10 @@ def add_run_routes(
     async def get_stages(request: web.Request) -> web.Response:
         return json_response(await asyncio.to_thread(views.stages, chain.manifest, chain.head))
 
+    @takes(LAST_ROUNDS)
     async def get_rounds(request: web.Request) -> web.Response:
-        """All of them, or `?last=`: so many."""
-        last = request.query.get("last", "")
-        if last and not (last.isascii() and last.isdecimal() and len(last) < 10):
-            raise Problem("no-number", "how many? /v1/rounds?last=NUMBER")
-        text = await asyncio.to_thread(chain.rows, max(0, chain.length - int(last)) if last else 0)
+        last = LAST_ROUNDS.read(request)
+        text = await asyncio.to_thread(chain.rows, max(0, chain.length - last) if last is not None else 0)
         return web.Response(text=text, content_type="application/json")
 
     async def get_round(request: web.Request) -> web.Response:
@@ -174,9 +181,10 @@ def add_run_routes(
 
 
 def _explainer(chain: ChainFile, events: EventLog, me: str) -> Handler:
+    @takes(PEER)
     async def get_explanation(request: web.Request) -> web.Response:
-        number, peer = request.match_info["number"], request.query.get("peer", "")
-        if not (number.isascii() and number.isdecimal() and len(number) < 10 and len(peer) <= limits.TEXT_CHARACTERS):
+        number, peer = request.match_info["number"], PEER.read(request)
+        if not (number.isascii() and number.isdecimal() and len(number) < 10):
             raise Problem("no-round", "which round? /v1/explain/NUMBER")
         try:
             said = await asyncio.to_thread(explain, chain, lambda round: events.read(0, round), int(number), peer, me)
@@ -192,21 +200,20 @@ def _stream(events: EventLog) -> Handler:
     ends with the newest."""
     readers = 0
 
+    @takes(SEEN, AFTER, LAST_EVENTS, TO_THE_END)
     async def get_events(request: web.Request) -> web.StreamResponse:
         nonlocal readers
-        after = request.headers.get("Last-Event-ID") or request.query.get("after", "0")
-        last = request.query.get("last", "0")
-        if not all(text.isascii() and text.isdecimal() and len(text) < 17 for text in (after, last)):
-            raise Problem("no-event-id", "events are numbered: ?after=NUMBER")
-        if int(last) and "Last-Event-ID" not in request.headers:
-            after = str(max(int(after), events.newest - int(last)))
+        seen, last = SEEN.read(request), LAST_EVENTS.read(request)
+        after = seen if seen is not None else AFTER.read(request) or 0
+        if last and seen is None:
+            after = max(after, events.newest - last)
         if readers >= limits.EVENT_STREAMS:
             raise Problem("too-many-readers", f"{limits.EVENT_STREAMS} readers of events are served already")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         readers += 1
         try:
-            await _send(events, int(after), request.query.get("follow") != "no", response)
+            await _send(events, after, not TO_THE_END.read(request), response)
         finally:
             readers -= 1
         return response

@@ -20,7 +20,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.transport.traffic import Traffic
 
-__all__ = ["PHASES", "RunMetrics"]
+__all__ = ["PHASES", "RunMetrics", "Well"]
 
 PHASES = {"collect": "collect_seconds", "vote": "vote_seconds", "whole": "seconds"}
 """Of a round, by the name of its seconds in a row."""
@@ -35,6 +35,17 @@ def outcome(row: Mapping[str, Any]) -> str:
     if not row["counted"]:
         return "roster-only"
     return "complete" if row["counted"] == row["roster"] else "short"
+
+
+class Well(Collector):
+    """What `health` found (answers.py); nothing where that is not known yet."""
+
+    def __init__(self) -> None:
+        self.well: bool | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        if self.well is not None:
+            yield GaugeMetricFamily("dilocox_well", "1 where the daemon is well, as /readyz says", value=self.well)
 
 
 class RunMetrics(Collector):

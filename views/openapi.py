@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from dilocox.views.asking import declared
 from dilocox.views.fields import ANSWERS, LISTS
 
 __all__ = ["SAYS", "describe"]
@@ -19,14 +20,14 @@ SAYS = {
     "/v1/status": "Am I reachable, in sync, in this round, and counted? What `dilocox status` shows",
     "/v1/peers": "Who is there",
     "/v1/stages": "Which stage has how many replicas",
-    "/v1/rounds": "The rounds so far; ?last=N: so many",
+    "/v1/rounds": "The rounds so far",
     "/v1/rounds/{number}": "One round in full",
-    "/v1/explain/{number}": "Why a round was slow, short, or without somebody; ?peer=PEER",
-    "/v1/events": "What happens, as server-sent events; Last-Event-ID or ?after=ID, ?last=N, ?follow=no",
+    "/v1/explain/{number}": "Why a round was slow, short, or without somebody",
+    "/v1/events": "What happens, as server-sent events",
     "/v1/attest/{peer}": "Challenge a peer now",
-    "/v1/pause": "Take no part until resumed; ?now=yes gives up the open round",
+    "/v1/pause": "Take no part until resumed",
     "/v1/resume": "Take part again",
-    "/v1/leave": "Leave, and end the daemon; ?now=yes gives up the open round",
+    "/v1/leave": "Leave, and end the daemon",
 }
 """By path."""
 OPERATOR = ("/v1/pause", "/v1/resume", "/v1/leave")
@@ -54,14 +55,14 @@ def describe(app: web.Application) -> dict[str, Any]:
         if route.resource is None or route.method not in ("GET", "POST"):
             continue
         path = route.resource.canonical
-        named = [
+        parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"\{(\w+)\}", path)
-        ]
+        ] + [each.view for each in declared(route.handler)]
         wrong = {"description": "why not", "content": {"application/problem+json": {}}}
         paths.setdefault(path, {})[route.method.lower()] = {
             "summary": SAYS.get(path, path),
-            **({"parameters": named} if named else {}),
+            **({"parameters": parameters} if parameters else {}),
             **({"security": [{"operator": []}]} if path in OPERATOR else {}),
             "responses": {"200": _answer(path), "default": wrong},
         }

@@ -20,10 +20,13 @@ from dilocox.transport.reach import Reach
 from dilocox.transport.serve import PeerService
 from dilocox.views import rows as views
 from dilocox.views.answers import answers
+from dilocox.views.asking import Flag, Parameter, takes
 from dilocox.views.http import Problem, add_run_routes, create_app, json_response
 from dilocox.views.reasons import advice
 
 __all__ = ["create_node_app"]
+
+NOW = Flag(name="now", says="`yes`: without finishing the open round", word="yes")
 
 
 def node_status(
@@ -141,19 +144,22 @@ def create_node_app(
 
 
 def add_operator_routes(app: web.Application, attendance: Attendance, key: str) -> None:
-    """What only the operator may ask: to pause, to resume, to leave; `?now=yes` without finishing the round."""
+    """What only the operator may ask: to pause, to resume, to leave."""
 
-    def route(act: Callable[[bool], Awaitable[str]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def route(
+        act: Callable[[bool], Awaitable[str]], *parameters: Parameter
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        @takes(*parameters)
         async def handle(request: web.Request) -> web.Response:
             if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), f"Bearer {key}".encode()):
                 raise Problem("not-the-operator", "only who may read api.key in the daemon's folder may ask that")
             try:
-                return json_response({"says": await act(request.query.get("now") == "yes")})
+                return json_response({"says": await act(NOW in parameters and NOW.read(request))})
             except LocalError as error:
                 raise Problem("not-here", str(error)) from error
 
         return handle
 
-    app.router.add_post("/v1/pause", route(attendance.pause))
+    app.router.add_post("/v1/pause", route(attendance.pause, NOW))
     app.router.add_post("/v1/resume", route(lambda _: attendance.resume()))
-    app.router.add_post("/v1/leave", route(attendance.leave))
+    app.router.add_post("/v1/leave", route(attendance.leave, NOW))

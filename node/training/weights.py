@@ -243,17 +243,22 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def main() -> None:
-    """`python -m dilocox.node.training.weights MANIFEST FOLDER STORE`: the folder's weights as a run's initial state; prints its
-    root, or why there is none, as JSON."""
+    """`python -m dilocox.node.training.weights MANIFEST FOLDER STORE`: the folder's weights as a run's initial state; prints how
+    many stages are done after each, then the state's root, or why there is none: a line of JSON each."""
     exit_with_parent()
     manifest, folder, store = map(Path, sys.argv[1:])
     try:
         model = Manifest.from_canonical(manifest.read_bytes()).model
         _, tied = read_model(folder)
-        told = {"root": Weights(folder, model, tied).put_into(BlobStore(store)).hex()}
+        weights = Weights(folder, model, tied)
+        _tell(root=weights.put_into(BlobStore(store), lambda stage: _tell(stages=stage + 1)).hex())
     except ConfigError as error:
-        told = {"refused": str(error)}
-    sys.stdout.write(json.dumps(told) + "\n")
+        _tell(refused=str(error))
+
+
+def _tell(**facts: Any) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
 
 
 def _some(names: list[str]) -> str:

@@ -97,7 +97,7 @@ def _nothing_of_it_left(folder: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_budget_is_spent_and_kept_and_no_loss_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    said = run_example(tmp_path, monkeypatch, "--private-epsilon", "8", "--no-baseline")
+    said = run_example(tmp_path, monkeypatch, "--private-epsilon", "8", "--private-clip", "0.5", "--no-baseline")
     assert "every node has the same state hash after every round" in said["testnet"]
     accounts = sorted((tmp_path / "home/testnet").glob("*/privacy.json"))
     assert len(accounts) == 3

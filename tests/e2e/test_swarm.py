@@ -95,6 +95,14 @@ def test_who_has_the_link_hears_whether_its_machine_fits_and_can_be_dialled(swar
     )
     assert told.returncode == 0, "who cannot be dialled takes part all the same"
     assert "its record names 192.0.2.1" in told.stdout
+    link, me = f"@{swarm.testnet.folder / 'link'}", load_identity(Path(home) / "identity.key").peer
+    told = subprocess.run(
+        [sys.executable, "-P", "-m", "dilocox.cli.main", "check", link, "--home", home, "--as", "hold"],
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 5, "the run names another holder, or none"
+    assert f"names no holder {me}" in told.stdout.replace("\n", "")
 
 
 @pytest.mark.parametrize("name", ["node-1", "coordinator"])
@@ -124,6 +132,7 @@ def test_the_page_events_and_explanations_of_both_roles(swarm: Swarm, name: str)
         with urllib.request.urlopen(facts["api"] + path, timeout=PATIENCE_SECONDS) as response:
             return str(response.read().decode())
 
+    assert swarm.status(name)["name"] == name
     told = {key for role in ("node-1", "coordinator") for key in swarm.status(role)}
     for role, known in (("node-1", fields.NODE), ("coordinator", fields.COORDINATOR)):
         told_fields(known, fields.fields_of(swarm.status(role)))

@@ -13,10 +13,16 @@ from dilocox.cli.init import render_preset
 from dilocox.cli.main import app
 from dilocox.node import check as checks
 from dilocox.node import memory
-from dilocox.node.check import Here
+from dilocox.node.check import Here, Role
+from dilocox.node.privacy import Budget, open_account, steps_left
 from dilocox.protocol.findings import Finding, Level, of_run
+from dilocox.protocol.head import initial_head
 from dilocox.protocol.manifest import Manifest
+from dilocox.transport.corpora import last_built
+from dilocox.transport.data_directory import load_identity, run_folder
+from tests.corpora import corpus_of, words
 from tests.helpers import identity, manifest
+from tests.unit.test_private import private_run
 
 WRONG = [
     ("model", "vocabulary_size", "0"),
@@ -249,3 +255,90 @@ def test_disk_is_what_states_boundaries_and_payloads_take():
     weights = memory.stage_bytes(run, range(run.model.stages), half=False).weights
     expected = 5 * 2 * weights + 3 * (2 + 2) * weights + 7 * 3 * 4 * weights
     assert checks.disk_bytes(run, 7) == pytest.approx(expected, rel=0.02)
+
+
+# What else a machine may be, and what a node's own data may give away
+
+
+def test_a_machine_that_keeps_is_judged_by_what_it_keeps(tmp_path: Path):
+    """It trains nothing: no devices, no memory for them, no boundaries."""
+    large = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
+    for role in (Role.HOLDER, Role.ARCHIVE):
+        found = [*checks.of_machine(large, here(tmp_path, role=role))]
+        assert {finding.about for finding in found} == {"disk", "port"}
+    run = manifest(compression={"codec": "fp32", "rank": None}, rounds={"snapshot_every": 4})
+    weights = memory.stage_bytes(run, range(run.model.stages), half=False).weights
+    assert checks.held_bytes(run, 7) == pytest.approx(5 * 2 * weights + 7 * 3 * 4 * weights, rel=0.02)
+
+
+def part(run: Manifest, at: Here) -> tuple[Level, str]:
+    (finding,) = checks.of_part(run, at)
+    return finding.level, finding.says
+
+
+def test_who_keeps_is_named_by_the_run(tmp_path: Path):
+    me = load_identity(tmp_path / "mine" / "identity.key").peer
+    naming, open_to_all = manifest(run={"holders": [me]}), manifest()
+    listing = manifest(admission={"policy": "allow-list", "allow": [identity(0).peer]})
+    mine = {role: here(tmp_path / "mine", role=role) for role in Role}
+    for role in (Role.HOLDER, Role.ARCHIVE):
+        assert part(naming, mine[role])[0] is Level.FINE
+    level, says = part(open_to_all, mine[Role.HOLDER])
+    assert (level, says) == (Level.WRONG, checks.no_part(open_to_all, me, Role.HOLDER))
+    assert f"names no holder {me}" in says
+    assert part(open_to_all, mine[Role.ARCHIVE]) == (
+        Level.FINE,
+        "may read the run; it does not name this peer in run.holders, so nobody pushes to it",
+    )
+    assert part(listing, mine[Role.ARCHIVE])[0] is Level.WRONG
+    assert part(listing, mine[Role.NODE]) == (Level.WRONG, f"{me} is not on the run's allow-list")
+
+
+def test_who_has_no_identity_yet_is_told_to_make_one(tmp_path: Path):
+    """A node that would join with one that nobody named hears no name that is forgotten at once."""
+    new, listing = tmp_path / "new", manifest(admission={"policy": "allow-list", "allow": [identity(0).peer]})
+    for run, role in ((listing, Role.NODE), (manifest(), Role.HOLDER), (listing, Role.ARCHIVE)):
+        level, says = part(run, here(new, role=role))
+        assert (level, "has no identity yet" in says) == (Level.ODD, True)
+    assert part(manifest(), here(new))[0] is Level.FINE
+    assert not new.exists()
+
+
+def test_a_run_file_is_checked_as_a_holder_too(right: Path, tmp_path: Path):
+    code, found = checked(right, right.parent / "home", "--as", "hold", "--home", str(tmp_path / "new"))
+    assert code == 0, found
+    assert [finding["about"] for finding in found if finding["level"] == "odd"] == ["admission"]
+    assert not {finding["about"] for finding in found} & {"devices", "memory", str(right.with_suffix(".key"))}
+    told = CliRunner().invoke(app, ["check", str(right), "--as", "hold", "--devices", "2"])
+    assert "--devices, --cluster-interface and --private are for a node" in str(told.exception)
+
+
+def test_a_privacy_budget_is_checked_as_a_node_lays_it_out(tmp_path: Path):
+    run, home = private_run(), tmp_path / "home"
+    own = corpus_of(tmp_path / "own", words(40, 60)).folder
+
+    def budget(epsilon: float, **changes: object) -> Finding:
+        at = here(home, private=own, budget=Budget(epsilon, None, 1.0), **changes)
+        (found,) = [finding for finding in checks.of_own_data(run, at) if finding.about == "--private-epsilon"]
+        return found
+
+    fits = budget(500.0)
+    assert fits.level is Level.FINE
+    assert f"for the run's {steps_left(run, initial_head('')):,} steps" in fits.says
+    assert budget(0.01).level is Level.WRONG
+    assert not home.exists(), "a look changes no account"
+    account = open_account(tmp_path, run, own, last_built(own), Budget(500.0, None, 1.0))
+    account.lay_out(steps_left(run, initial_head("")), run.rounds.inner_steps)
+    assert f"noise of {account.noise:.2f} times" in fits.says, "as the node does"
+    (run_folder(home, run.run_id) / "stages" / "round-1").mkdir(parents=True)
+    assert "trained in the run before" in budget(500.0).says
+
+
+def test_a_budget_said_to_check_is_refused_where_a_node_refuses_it(right: Path, tmp_path: Path):
+    for options, why in (
+        (["--private-delta", "1e-5"], "--private-delta goes with --private-epsilon"),
+        (["--private-epsilon", "8"], "name it with --private DIR"),
+        (["--private-epsilon", "8", "--private", str(tmp_path), "--devices", "2"], "say --devices 1"),
+    ):
+        told = CliRunner().invoke(app, ["check", str(right), *options])
+        assert why in str(told.exception)

@@ -71,6 +71,8 @@ def test_every_problem_of_the_api_is_in_the_map_and_none_is_there_for_nothing():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Problem":
                 used |= {str(each.value) for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant) and each.value}
+            if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant):
+                used.add(str(node.value.value))  # of what may be said beside a path
     assert used == {code for code, fault in FAULTS.items() if fault.status is not None}
 
 

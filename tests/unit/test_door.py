@@ -11,7 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner, Result
 
 from dilocox.cli.main import app
@@ -216,3 +218,15 @@ async def test_the_page_is_there_from_the_start_and_becomes_the_daemon_s(tmp_pat
             assert not [error for error in tab.errors if "favicon" not in error]
     finally:
         await door.close()
+
+
+@pytest.mark.parametrize(("answer", "sample"), [(True, 1.0), (False, 0.0), (None, None)])
+async def test_well_is_what_readyz_says(answer: bool | None, sample: float | None):
+    async def status() -> dict:
+        return {"answers": [{"question": "Counted?", "answer": answer, "says": "", "do": "", "decides": True}]}
+
+    registry = CollectorRegistry()
+    async with TestClient(TestServer(create_app(registry, status))) as client:
+        told = {each.name: each for each in text_string_to_metric_families(await (await client.get("/metrics")).text())}
+        found = told["dilocox_well"].samples[0].value if "dilocox_well" in told else None
+        assert (found, (await client.get("/readyz")).status) == (sample, 200 if answer else 503)

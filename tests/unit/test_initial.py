@@ -163,6 +163,19 @@ async def test_a_node_with_a_copy_of_the_model_takes_the_state_from_it(tmp_path:
     assert not list(tmp_path.glob("parent-*"))
 
 
+async def test_who_waits_for_the_model_hears_of_every_stage(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """The page and `status` at once, the log where it takes its time."""
+    run = manifest(model={"family": "llama", "initial": copy_of_a_model(tmp_path).hex()})
+    path, told, times = tmp_path / "manifest.json", list[str](), iter([0.0, 1.9, 2.0, 2.0])
+    path.write_bytes(run.canonical_bytes())
+    with caplog.at_level("INFO", logger="dilocox.node.imported"):
+        store = BlobStore(tmp_path / "blobs")
+        await import_state(run.model, path, tmp_path / "hub", store, tmp_path, told.append, lambda: next(times))
+    what = f"taking what the run begins with from {tmp_path / 'hub'}"
+    assert told == [f"{what}: 1 of 2 stages", f"{what}: 2 of 2 stages"]
+    assert [record.getMessage() for record in caplog.records] == [what, f"{what}: 2 of 2 stages"]
+
+
 def coordinator(tmp_path: Path, run_file: Path, *options: str) -> Result:
     return CliRunner().invoke(app, ["coordinator", str(run_file), "--home", str(tmp_path / "c"), "--no-dht", *options])
 

@@ -26,7 +26,7 @@ from dilocox.transport.rates import Rates
 from dilocox.transport.traffic import Traffic
 from dilocox.views import metrics as views_metrics
 from dilocox.views import rows as views
-from dilocox.views.metrics import RunMetrics
+from dilocox.views.metrics import RunMetrics, Well
 from tests.helpers import Table, identity, manifest
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -57,6 +57,9 @@ async def told(tmp_path: Path):
         progress=progress, chain=chain, cluster=me, manifest=table.run, status=Status("training", "on the roster")
     )
     registry.register(NodeMetrics(node, SimpleNamespace(reachable=True), lambda: True))  # type: ignore[arg-type]
+    well = Well()
+    well.well = False
+    registry.register(well)
     yield registry
     log.close()
     chain.close()
@@ -146,12 +149,12 @@ def named(labels: dict[str, str]) -> str:
     return "{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}"
 
 
-def fires(alert: str, severity: str, **labels: str) -> dict:
-    """After three minutes, of these labels and no others."""
+def fires(alert: str, severity: str, at: str = "3m", **labels: str) -> dict:
+    """At that time, of these labels and no others."""
     expected = {"alertname": alert, "alertstate": "firing", "severity": severity, "instance": "a", **labels}
     return {
         "expr": f'ALERTS{{alertname="{alert}"}}',
-        "eval_time": "3m",
+        "eval_time": at,
         "exp_samples": [{"labels": f"ALERTS{named(expected)}", "value": 1}],
     }
 
@@ -170,6 +173,8 @@ def test_prometheus_takes_the_alerts(tmp_path: Path):
         series("dilocox_node_state", "1 1 1 1", state="paused", instance="c"),
         series("dilocox_events_total", "0 0 1 1", kind="diverged"),
         series("dilocox_run_finished", "0 0 1 1"),
+        series("dilocox_well", "1 0x20"),
+        series("dilocox_well", "0x10 1x10", instance="b"),
         series("dilocox_round_open_seconds", "0 60 5000 5000"),
         series(f"{whole}_sum", "0 100 200 300", phase="whole"),
         series(f"{whole}_count", "0 1 2 3", phase="whole"),
@@ -182,6 +187,7 @@ def test_prometheus_takes_the_alerts(tmp_path: Path):
         fires("DilocoxDiverged", "critical", kind="diverged"),
         fires("DilocoxRunFinished", "info"),
         fires("DilocoxRoundStuck", "warning"),
+        fires("DilocoxNotWell", "warning", at="17m"),
     ]
     test = {"interval": "1m", "input_series": given, "promql_expr_test": expected}
     (tmp_path / "test.yml").write_text(yaml.dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))

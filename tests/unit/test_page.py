@@ -7,6 +7,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
 from dilocox.protocol import events
@@ -19,12 +21,14 @@ from dilocox.transport.traffic import Traffic
 from dilocox.views import page as pages
 from dilocox.views import rows as views
 from dilocox.views.answers import answers
+from dilocox.views.asking import Flag, takes
 from dilocox.views.door import Door
 from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.openapi import SAYS
 from tests.browser import browser
 from tests.helpers import Table, identity, manifest
 
+ROOT = Path(pages.__file__).parents[1]
 HTML = Path(pages.__file__).with_name("page.html").read_text()
 NASTY = '<img src=x onerror="document.title=1">[/]</script>'
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -142,10 +146,66 @@ async def test_every_route_is_described(served):
     assert {"/", "/metrics", "/v1/status", "/v1/rounds/{number}", "/v1/events"} <= told["paths"].keys() <= SAYS.keys()
     (named,) = told["paths"]["/v1/rounds/{number}"]["get"]["parameters"]
     assert (named["name"], named["in"]) == ("number", "path")
+    taken = {path: [each["name"] for each in way["get"].get("parameters", ())] for path, way in told["paths"].items()}
+    assert {path: names for path, names in taken.items() if names} == {
+        "/v1/rounds": ["last"],
+        "/v1/rounds/{number}": ["number"],
+        "/v1/explain/{number}": ["number", "peer"],
+        "/v1/events": ["Last-Event-ID", "after", "last", "follow"],
+    }
+    assert all(
+        each["schema"] and each["in"] in ("path", "query", "header")
+        for way in told["paths"].values()
+        for each in way["get"].get("parameters", ())
+    )
     status = told["paths"]["/v1/status"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
     only = ("inner_step", "contributions", "kept_blobs")
     for daemon, field in zip(status["anyOf"], only, strict=False):
         assert [each for each in only if each in daemon["properties"]] == [field], "a daemon's own"
+
+
+def test_a_handler_reads_only_what_openapi_says_of_it():
+    """What is said beside the path is read in one place, which asks whether it was declared."""
+    reads = re.compile(r"\.query\b|\.headers(?:\.get\(|\[)\"(?!Authorization|Origin)|\.rel_url")
+    found = {
+        path.name
+        for folder in ("views", "node/api", "coordinator")
+        for path in (ROOT / folder).glob("*.py")
+        if reads.search(path.read_text())
+    }
+    assert found <= {"asking.py"}
+
+
+async def test_what_makes_no_sense_beside_a_path_is_a_problem(served):
+    url, _ = served
+    wrong = {
+        "/v1/rounds?last=many": "no-number",
+        "/v1/rounds?last=1234567890": "no-number",
+        "/v1/events?after=-1": "no-event-id",
+        "/v1/events?last=%C2%B2": "no-event-id",
+        f"/v1/explain/3?peer={'x' * 300}": "no-round",
+    }
+    async with aiohttp.ClientSession() as session:
+        for path, code in wrong.items():
+            async with session.get(url + path) as answer:
+                assert (answer.status, (await answer.json())["code"]) == (400, code), path
+        async with session.get(f"{url}/v1/rounds?last=2") as answer:
+            assert [row["round"] for row in await answer.json()] == [2, 3]
+
+
+async def test_who_reads_what_it_did_not_declare_is_at_fault():
+    extra = Flag(name="extra", says="something", word="yes")
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(text=str(extra.read(request)))
+
+    app = web.Application()
+    app.router.add_get("/", handler)
+    async with TestClient(TestServer(app)) as client:
+        assert (await client.get("/?extra=yes")).status == 500
+        takes(extra)(handler)
+        answer = await client.get("/?extra=yes")
+        assert (answer.status, await answer.text()) == (200, "True")
 
 
 async def test_it_is_served_under_a_policy_that_names_its_own_script(served):

@@ -27,6 +27,7 @@ def test_one_frame(monkeypatch: pytest.MonkeyPatch):
         "role": "coordinator",
         "run": views.run(table.run),
         "peer": COORDINATOR.peer,
+        "name": "hall",
         "finished": False,
         "phase": "collecting",
         "why": "waiting for [bold]somebody",
@@ -48,6 +49,7 @@ def test_one_frame(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(top, "console", screen)
     screen.print(top.frame(status, rounds, peers))
     shown = out.getvalue()
+    assert f'coordinator {short(COORDINATOR.peer)} "hall"' in shown
     assert "collecting: waiting for [bold]somebody" in shown
     assert "[red]attic" in shown
     assert "well     no: Enough heard? no" in shown

@@ -1,0 +1,152 @@
+"""What the network says of a machine that would join a run: its coordinator, its clock, and whether others can dial it."""
+
+import asyncio
+import ssl
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+
+from dilocox.node.check import Here, Role, of_part
+from dilocox.node.coordinator_link import clock_ahead, record_of
+from dilocox.protocol import terms
+from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.findings import Finding, Level
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.manifest import Manifest, open_manifest
+from dilocox.protocol.messages import open_envelope
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport import tls
+from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.heads import Heads
+from dilocox.transport.presence import Directory
+from dilocox.transport.reach import Reach
+from dilocox.transport.rpc import ChannelPool
+
+__all__ = ["Seen", "see_run"]
+
+CALL_SECONDS = 10.0
+LARGEST_OFFSET_SECONDS = 60.0
+"""Of clocks: certificates and people's numbers suffer beyond it. No wait depends on wall clocks."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of a run, through its link."""
+
+    findings: tuple[Finding, ...]
+    manifest: Manifest | None = None
+    """None: it could not be had."""
+
+
+async def see_run(link: JoinLink, here: Here) -> Seen:
+    """The run's manifest from its coordinator; whether clocks agree, whether it can dial us back, and whether we may take part."""
+    try:
+        record = await record_of(link)
+    except RemoteError as error:
+        return Seen(
+            (
+                Finding(
+                    Level.WRONG, "coordinator", f"{link.at}: {error.detail}", "ask for a newer link, or look at your firewall"
+                ),
+            )
+        )
+    with tempfile.TemporaryDirectory(prefix="dilocox-check-") as scratch, closing(_folder(here.home, Path(scratch))) as home:
+        channels = ChannelPool(home.identity, link.run_id, Heads())
+        try:
+            return await _ask(link, record, home, channels, here)
+        except (RemoteError, grpc.aio.AioRpcError) as error:
+            why = error.detail if isinstance(error, RemoteError) else error.code().name.lower()
+            return Seen((Finding(Level.WRONG, "coordinator", f"{link.at}: {why}", "ask for a newer link"),))
+        finally:
+            await channels.close()
+
+
+def _folder(home: Path, scratch: Path) -> DataDirectory:
+    """Ours where no daemon runs on it: its identity is who would join. Else one that is forgotten."""
+    if (home / "identity.key").exists():
+        try:
+            return DataDirectory(home)
+        except LocalError:
+            pass
+    return DataDirectory(scratch)
+
+
+async def _ask(link: JoinLink, record: pb.PeerRecord, home: DataDirectory, channels: ChannelPool, here: Here) -> Seen:
+    """Raises RemoteError, AioRpcError."""
+    began = time.time()
+    run: services.Run = await rpc.CoordinatorStub(channels.channel(record)).GetRun(
+        services.GetRunRequest(), timeout=CALL_SECONDS
+    )
+    ahead = clock_ahead(run, began)
+    manifest = open_manifest(run.manifest, link.run_id)
+    appointment = terms.open_appointment(manifest, run.appointment) if run.HasField("appointment") else None
+    found = [Finding(Level.FINE, "coordinator", f"{link.at} serves {manifest.run.name}, {manifest.rounds.count:,} rounds")]
+    if terms.coordinator_of(manifest, appointment) != link.coordinator:
+        found = [Finding(Level.WRONG, "coordinator", "the run's owner has named another one", "ask for a newer link")]
+    open_envelope(run.coordinator, link.run_id, (pb.KIND_PEER_RECORD,))
+    found += [
+        _clock(ahead),
+        *of_part(manifest, here),
+        await _reached(link, record, home, channels, here, manifest),
+    ]
+    return Seen(tuple(found), manifest)
+
+
+def _clock(ahead: float) -> Finding:
+    says = f"{abs(ahead):,.1f} s {'ahead of' if ahead > 0 else 'behind'} the coordinator's"
+    if abs(ahead) > LARGEST_OFFSET_SECONDS:
+        return Finding(
+            Level.ODD, "clock", says, "let this machine follow a time server: evidence and what you read go by the clock"
+        )
+    return Finding(Level.FINE, "clock", says)
+
+
+async def _reached(
+    link: JoinLink, record: pb.PeerRecord, home: DataDirectory, channels: ChannelPool, here: Here, manifest: Manifest
+) -> Finding:
+    """Whether the coordinator can dial us where we would listen."""
+    kept = home.remembered()
+    port = here.port or int(kept.get("port", 0))
+    certificate = tls.load_or_create(home.folder)
+    try:
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "0.0.0.0", port, ssl=_served(home.folder))
+    except OSError as error:
+        return Finding(Level.ODD, "reachable", f"not asked: port {port} cannot be had ({error.strerror})")
+    async with server:
+        at = f"{here.host}:{server.sockets[0].getsockname()[1]}"
+        directory = Directory(None, home.identity, link.run_id, home.start_number())
+        reach = Reach()
+        await reach.ask(channels, [record], directory.seal_record(at, certificate.certificate_der, "", []))
+    if reach.reachable:
+        return Finding(Level.FINE, "reachable", f"the coordinator can dial {at}")
+    why = reach.why or "the coordinator did not say"
+    wrong, effect = _unseen(manifest, here)
+    return Finding(
+        Level.WRONG if wrong else Level.ODD,
+        "reachable",
+        f"others cannot dial {at}: {why}. {effect}",
+        "name the address by which others reach you (--host), and let --port in at your router",
+    )
+
+
+def _unseen(manifest: Manifest, here: Here) -> tuple[bool, str]:
+    """Whether it is wrong that others cannot dial us, and what follows."""
+    if here.role is Role.HOLDER or here.peer in manifest.run.holders:
+        return True, "This run counts on who keeps for others, and nobody could fetch what lies here"
+    if here.role is Role.ARCHIVE:
+        return False, "An archive that only reads asks, and is not asked"
+    if manifest.audit.segments:
+        return True, "This run audits, and who cannot be asked for the states of its phases is refused for that"
+    return False, "Payloads go to peers that keep them for you"
+
+
+def _served(folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.pem")
+    return context

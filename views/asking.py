@@ -1,0 +1,120 @@
+"""What may be said to a path of the API beside the path, and the answer where it makes no sense. A handler reads what it declares,
+and /openapi.json says what handlers declare."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from dilocox.views.faults import FAULTS, do_about
+
+__all__ = ["Flag", "Handler", "Number", "Parameter", "Problem", "Word", "declared", "takes"]
+
+View = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+H = TypeVar("H", bound=Handler)
+
+
+class Problem(Exception):
+    """An answer in application/problem+json. `code`: one of FAULTS that has a status."""
+
+    def __init__(self, code: str, title: str) -> None:
+        super().__init__(title)
+        self.code = code
+
+    def document(self, status: int | None = None) -> View:
+        """`status`: where it is another than usual."""
+        document = {"type": "about:blank", "title": str(self), "status": status or FAULTS[self.code].status, "code": self.code}
+        return {**document, "do": do} if (do := do_about(self.code)) is not None else document
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    name: str
+    says: str
+    """For people."""
+    code: str = ""
+    """Of the problem, where it makes no sense …"""
+    wrong: str = ""
+    """… and its title."""
+    header: bool = False
+    """It comes in a header, and not in the query."""
+
+    @property
+    def schema(self) -> View:
+        raise NotImplementedError
+
+    @property
+    def view(self) -> View:
+        """As OpenAPI has it."""
+        place = "header" if self.header else "query"
+        return {"name": self.name, "in": place, "required": False, "description": self.says, "schema": self.schema}
+
+    def _text(self, request: web.Request) -> str:
+        """Empty: nobody said it."""
+        assert self in declared(request.match_info.handler), f"{request.path} reads {self.name} and does not declare it"
+        return (request.headers if self.header else request.query).get(self.name, "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Parameter):
+    digits: int
+    """At most."""
+
+    @property
+    def schema(self) -> View:
+        return {"type": "integer", "minimum": 0, "maximum": 10**self.digits - 1}
+
+    def read(self, request: web.Request) -> int | None:
+        """None: nobody said it. Raises Problem."""
+        text = self._text(request)
+        if text and not (text.isascii() and text.isdecimal() and len(text) <= self.digits):
+            raise Problem(self.code, self.wrong)
+        return int(text) if text else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word(Parameter):
+    longest: int
+    """In characters."""
+
+    @property
+    def schema(self) -> View:
+        return {"type": "string", "maxLength": self.longest}
+
+    def read(self, request: web.Request) -> str:
+        """Empty: nobody said it. Raises Problem."""
+        text = self._text(request)
+        if len(text) > self.longest:
+            raise Problem(self.code, self.wrong)
+        return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag(Parameter):
+    word: str
+    """The one that means anything."""
+
+    @property
+    def schema(self) -> View:
+        return {"type": "string", "enum": [self.word]}
+
+    def read(self, request: web.Request) -> bool:
+        """Whether it was said."""
+        return self._text(request) == self.word
+
+
+def takes(*parameters: Parameter) -> Callable[[H], H]:
+    """What a handler reads."""
+
+    def declare(handler: H) -> H:
+        handler.takes = parameters  # type: ignore[attr-defined]
+        return handler
+
+    return declare
+
+
+def declared(handler: Any) -> tuple[Parameter, ...]:
+    found: tuple[Parameter, ...] = getattr(handler, "takes", ())
+    return found
