@@ -46,7 +46,9 @@ FAULTS: Mapping[str, Fault] = {
     "not-text": Fault("a file is no text in UTF-8", "name another, or convert it"),
     "no-memory": Fault("the machine has too little memory", "end something else; `dilocox check LINK` says what a run needs"),
     "locked": Fault("another program holds a database of ours", "end it, or wait until it is done"),
-    "database": Fault("a database cannot be read or written", f"look whether that disk is whole, or {_ANOTHER_HOME}"),
+    "database": Fault(
+        "a database cannot be read or written", f"look whether that disk is full, read-only or broken, or {_ANOTHER_HOME}"
+    ),
     "wrong-host": Fault(
         "the API answers for its own address only", "ask by IP address, by localhost, or by the name in --api", 403
     ),
@@ -88,6 +90,8 @@ _SQLITE = {
     sqlite3.SQLITE_READONLY: "read-only",
     sqlite3.SQLITE_BUSY: "locked",
     sqlite3.SQLITE_LOCKED: "locked",
+    sqlite3.SQLITE_CANTOPEN: "database",
+    sqlite3.SQLITE_IOERR: "database",
 }
 
 

@@ -126,7 +126,8 @@ def local_error(cause: Exception) -> LocalError:
         (of_sqlite(sqlite3.SQLITE_FULL), "disk-full", 1),
         (of_sqlite(sqlite3.SQLITE_READONLY), "read-only", 1),
         (local_error(of_sqlite(sqlite3.SQLITE_FULL)), "disk-full", 1),
-        (local_error(of_sqlite(sqlite3.SQLITE_IOERR)), "ours", 1),
+        (local_error(of_sqlite(sqlite3.SQLITE_CANTOPEN)), "database", 1),
+        (local_error(OSError(errno.ENOSPC, "no space")), "ours", 1),
         (PortError("127.0.0.1:80"), "taken-port", 1),
     ],
 )

@@ -209,7 +209,7 @@ def test_a_damaged_log_is_a_sentence(tmp_path: Path):
     (tmp_path / "inputs.db").write_bytes(b"garbage" * 1000)
     with pytest.raises(DamagedError, match="Restore it from a backup"):
         open_database(tmp_path / "inputs.db")
-    with pytest.raises(LocalError, match="full or read-only"):
+    with pytest.raises(LocalError, match="cannot be used: unable to open"):
         open_database(tmp_path / "none" / "inputs.db")
 
 
