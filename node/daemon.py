@@ -73,8 +73,10 @@ async def _take_part(
     must_bring_own(manifest, settings.private)
     own_text = await asyncio.to_thread(last_built, settings.private) if settings.private is not None else b""
     account = None
-    if settings.budget is not None and settings.private is not None:
-        account = await asyncio.to_thread(open_account, home.folder, manifest, settings.private, own_text, settings.budget)
+    if settings.private is not None:
+        account = await asyncio.to_thread(
+            open_account, home.folder, manifest, settings.private, own_text, settings.budget, settings.gives_up_bound
+        )
     place.door.tell(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
     keep_manifest(place, manifest)
