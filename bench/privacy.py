@@ -1,9 +1,9 @@
 """`python -m bench.privacy [--check] [--quick]`: what a bound on what private data give away costs the model, and each step.
 
 A toy learns the text of Python's standard library. Then sites train it further on other text, Python's reference manual in
-English, a third of it each, and show that to nobody: without a bound; with each sequence's gradient cut (`--private-clip`); and with
-the noise that `--private-epsilon` takes, by the node's own account and gradients. It is judged on paragraphs that nobody trains on.
---check exits 1 where cutting alone costs much, a small epsilon costs less than a large one, or more sites do not help.
+English, a third of it each, and show that to nobody: without a bound; with each sequence's gradient cut (`--private-clip`); and
+with the noise that `--private-epsilon` takes, by the node's own account and gradients. It is judged on paragraphs that nobody
+trains on. --check exits 1 where cutting alone costs much, a small epsilon costs less than a large one, or more sites do not help.
 """
 
 import argparse
@@ -79,7 +79,7 @@ class Length:
     seeds: int
 
 
-FULL, QUICK = Length(600, 100, 3), Length(200, 40, 1)
+FULL, QUICK = Length(300, 60, 3), Length(100, 20, 1)
 
 
 @dataclass(frozen=True)

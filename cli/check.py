@@ -155,7 +155,7 @@ def _example(path: str) -> str:
 
 
 def _served(manifest: Manifest, path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
-    """What a coordinator hands out: the owner's signature, data, initial state."""
+    """What a coordinator hands out: the owner's signature, data, imported weights."""
     key = path.with_suffix(".key")
     signs = key.is_file() and load_identity(key).peer
     if signs == manifest.owner:
@@ -173,8 +173,8 @@ def _served(manifest: Manifest, path: Path, here: Here, weights: Path | None) ->
         level = Level.ODD if store is None else Level.FINE
         help = f"build them (`dilocox data build`), or name a copy: --data {manifest.data.name}=DIR" if store is None else ""
         yield Finding(level, f"data {manifest.data.name}", served, help)
-        state = weights_to_serve(manifest, weights)
-        if state is not None:
-            yield Finding(Level.FINE, "model.initial" if manifest.model.root else "model.lora.base", f"lies in {state.folder}")
+        imported = weights_to_serve(manifest, weights)
+        if imported is not None:
+            yield Finding(Level.FINE, "imported weights", f"lie in {imported.folder}")
     except ConfigError as error:
         yield Finding(Level.WRONG, "what the run hands out", str(error))

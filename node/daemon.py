@@ -20,7 +20,7 @@ from dilocox.node.data.supply import Supply
 from dilocox.node.employed import STAGES, Employed, worker_pool
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
-from dilocox.node.imported import import_state
+from dilocox.node.imported import import_weights
 from dilocox.node.machine import this_machine
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
@@ -92,7 +92,7 @@ async def _take_part(
     await asyncio.to_thread(check_forks, chain)
     if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
         place.door.tell(f"taking what the run begins with from {settings.begin}")
-        await tasks.race(import_state(manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder))
+        await tasks.race(import_weights(manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder))
     if account is not None:
         trained = any((place.folder / STAGES).glob("*"))
         await asyncio.to_thread(account.lay_out, steps_left(manifest, chain.head), manifest.rounds.inner_steps, trained)

@@ -1,4 +1,4 @@
-"""The model that a run begins with, from a copy on this machine: `dilocox node --from`. Whoever has none fetches the state."""
+"""A run's imported weights, from a copy of their folder on this machine: `dilocox node --from`. Whoever has none fetches them."""
 
 import asyncio
 import json
@@ -11,20 +11,20 @@ from dilocox.protocol.manifest import Model
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.parent_pipe import ParentPipe
 
-__all__ = ["import_state"]
+__all__ = ["import_weights"]
 
 log = logging.getLogger(__name__)
 
 
-async def import_state(model: Model, manifest: Path, source: Path, store: BlobStore, home: Path) -> None:
-    """Have the run's initial state, or the weights that adapters are added to, in `store`, made of the Hugging Face folder `source`
-    by a process of its own; `manifest`: the run's, as a file. Raises ConfigError where the folder makes another."""
+async def import_weights(model: Model, manifest: Path, source: Path, store: BlobStore, home: Path) -> None:
+    """Have the run's imported weights in `store`, made of the Hugging Face folder `source` by a process of its own;
+    `manifest`: the run's, as a file. Raises ConfigError where the folder makes others."""
     root = model.imported
     if not root:
         raise ConfigError(f"--from {source}: the run begins with its seed, and nobody needs a copy of that")
     if await asyncio.to_thread(_here, root, store):
         return
-    log.info("taking the run's initial state from %s", source)
+    log.info("taking the run's imported weights from %s", source)
     pipe = ParentPipe(home)
     try:
         process = await asyncio.create_subprocess_exec(
@@ -50,7 +50,7 @@ async def import_state(model: Model, manifest: Path, source: Path, store: BlobSt
         for digest in {*store.stage_digests(made), made} - set(store.stage_digests(root)):  # what came of the right one stays
             await asyncio.to_thread(store.remove, digest)
         raise ConfigError(
-            f"the weights in {source} make the state {made.hex()}, and the run begins with {root.hex()}: they are of another"
+            f"the weights in {source} make {made.hex()}, and the run's imported weights are {root.hex()}: they are of another"
             " model, or of another revision of it. Take the one that the run's owner took, or leave --from out to fetch them."
         )
 

@@ -9,8 +9,8 @@ Two data sets are neighbours where one sequence is replaced: sums then differ by
 dp-accounting: Rényi accounts of sampling without replacement (arXiv 1808.00087).
 
 The account is of a corpus, over all runs of this node, those without a bound included, after which no epsilon holds. A phase is
-entered when its work goes into the error feedback, from where later payloads may take it whatever becomes of this one, and before any
-of it is announced.
+entered when its work goes into the error feedback, from where later payloads may take it whatever becomes of this one, and before
+any of it is announced.
 """
 
 import math
@@ -132,9 +132,9 @@ class Account:
         """… and whether another phase fits into the budget."""
 
     def lay_out(self, steps: int, phase: int, trained: bool = False) -> None:
-        """Where there is a bound, choose the least noise with which the `steps` that are left of the run stay within it; a run keeps
-        what was chosen at first. `phase`: steps of one. `trained`: this folder has trained in the run before. Raises ConfigError
-        where no noise is enough, and the run has none yet; LocalError where what was trained is in no account."""
+        """Where there is a bound, choose the least noise with which the `steps` that are left of the run stay within it; a run
+        keeps what was chosen at first. `phase`: steps of one. `trained`: this folder has trained in the run before. Raises
+        ConfigError where no noise is enough, and the run has none yet; LocalError where what was trained is in no account."""
         if not self.budget.bounds:
             return
         if self.spent == math.inf and not self.noise:

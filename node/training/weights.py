@@ -243,7 +243,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def main() -> None:
-    """`python -m dilocox.node.training.weights MANIFEST FOLDER STORE`: the folder's weights as a run's initial state; prints its
+    """`python -m dilocox.node.training.weights MANIFEST FOLDER STORE`: the folder's weights as a run imports them; prints their
     root, or why there is none, as JSON."""
     exit_with_parent()
     manifest, folder, store = map(Path, sys.argv[1:])
