@@ -221,8 +221,8 @@ class Archiver:
         """`changed` instead of `before`; then what is `gone` goes, but for what is of a state that it still names. Blocking."""
         going = set(gone)
         if going:
-            initial = [self._manifest.model.imported] if changed.imported else []
-            going -= set(self._states(archive, [*changed.roots, *initial]))
+            imported = [self._manifest.model.imported] if changed.imported else []
+            going -= set(self._states(archive, [*changed.roots, *imported]))
         changed = changed.model_copy(update={"retired": tuple(sorted(digest.hex() for digest in going))})
         if before is not None and not going and changed == before.model_copy(update={"retired": ()}):
             return before
