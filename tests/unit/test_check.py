@@ -1,6 +1,7 @@
 """`dilocox check`: run files that are wrong, runs that are odd, and machines that do not fit."""
 
 import json
+import re
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -214,6 +215,14 @@ def test_a_run_that_can_never_begin_is_wrong():
     evidence = manifest(**SENSIBLE, attestation={"kinds": ["simulated"]})
     assert abouts(of_run(evidence), Level.WRONG) == {"attestation.measurements.simulated"}
     assert abouts(of_run(evidence), Level.ODD) == {"attestation.kinds"}
+
+
+def test_it_says_what_the_data_take_of_a_disk(right: Path):
+    _, found = checked(right, right.parent / "home")
+    [data] = [each for each in found if each["about"].startswith("data ")]
+    [said] = re.findall(r"lie in .*: ([0-9.,]+) MB, which a node without a copy fetches", data["says"])
+    folder = right.parent / "home/data/stdlib"
+    assert float(said.replace(",", "")) == pytest.approx(sum(path.stat().st_size for path in folder.rglob("*")) / 1e6, rel=0.02)
 
 
 def test_a_coordinator_does_not_serve_a_run_that_cannot_begin(right: Path, tmp_path: Path):
