@@ -93,12 +93,10 @@ class PieceEncoder:
         return len(self._known)
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        known, stretches = self._known, list[str]()
+        known, stretches = self._known, dict[str, None]()
         pieces = [self._pieces(text, stretches) for text in texts]
-        for stretch, encoded in zip(
-            stretches, self._tokenizer.encode_batch_fast(stretches, add_special_tokens=False), strict=True
-        ):
-            known[stretch] = array("I", encoded.ids).tobytes()
+        encoded = self._tokenizer.encode_batch_fast(list(stretches), add_special_tokens=False)
+        known.update((stretch, array("I", each.ids).tobytes()) for stretch, each in zip(stretches, encoded, strict=True))
         found = [np.frombuffer(b"".join(map(known.__getitem__, each)), np.uint32) for each in pieces]
         for stretch in stretches:
             known.pop(stretch, None)
@@ -106,7 +104,7 @@ class PieceEncoder:
             known.clear()
         return found
 
-    def _pieces(self, text: str, stretches: list[str]) -> list[str]:
+    def _pieces(self, text: str, stretches: dict[str, None]) -> list[str]:
         """`stretches`: takes those of them that are not ASCII, which are no single pieces."""
         if text.isascii():
             return self._cut(text)
@@ -119,6 +117,6 @@ class PieceEncoder:
             start, end = before.end() if before else done, after.start() if after else len(text)
             pieces += self._cut(text, done, start)
             pieces.append(text[start:end])
-            stretches.append(text[start:end])
+            stretches[text[start:end]] = None
             done = end
         return pieces + self._cut(text, done)
