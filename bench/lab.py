@@ -182,9 +182,17 @@ class Lab:
         self.committee = Committee(self.run, self.dataset, self.seconds)
         self.members = []
         for name in names:
-            trainer = Trainer(self.run, Mesh(device=self.device))
-            trainer.load_initial()
-            self.members.append(Member(trainer, phase.begin(self.run, name, self.head)))
+            self.members.append(Member(self.beginner(), phase.begin(self.run, name, self.head)))
+
+    def beginner(self) -> Trainer:
+        """One that holds what the run begins with."""
+        trainer = Trainer(self.run, Mesh(device=self.device))
+        trainer.load_initial()
+        return trainer
+
+    def batch(self, index: int, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Of a cluster: (inputs, targets)."""
+        return self.dataset.batch(positions)
 
     @property
     def trainers(self) -> list[Trainer]:
@@ -337,7 +345,7 @@ class Lab:
         action = phase.next_action(member.state)
         if not isinstance(action, Train):
             raise RuntimeError(f"a cluster of the lab waits for ever: {action.why}")
-        inputs, targets = self.dataset.batch(list(action.positions))
+        inputs, targets = self.batch(index, list(action.positions))
         if self.hostile is not None and index in self.hostile.clusters:
             targets = self.hostile.targets(self, targets)
         with self.seconds.spent("training"):

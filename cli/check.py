@@ -34,7 +34,8 @@ from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.findings import Finding, Level, of_run
 from dilocox.protocol.ids import printable
 from dilocox.protocol.manifest import Manifest, RunFileError
-from dilocox.transport.corpora import parse_folders
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.corpora import corpus_in, parse_folders
 from dilocox.transport.data_directory import load_identity
 from dilocox.transport.health import base_folder
 
@@ -182,8 +183,15 @@ def _example(path: str) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
+def _lie(manifest: Manifest, store: BlobStore) -> str:
+    """Where the run's data are, and what they take of a node's disk."""
+    corpus = corpus_in(store, bytes.fromhex(manifest.data.digest))
+    size = sum(size for _, size in corpus.blobs) if corpus is not None else 0
+    return f"lie in {store.folder}: {size / 1e6:,.1f} MB, which a node without a copy fetches as it reads them"
+
+
 def _served(manifest: Manifest, path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
-    """What a coordinator hands out: the owner's signature, data, initial state."""
+    """What a coordinator hands out: the owner's signature, data, imported weights."""
     key = path.with_suffix(".key")
     signs = key.is_file() and load_identity(key).peer
     if signs == manifest.owner:
@@ -197,12 +205,12 @@ def _served(manifest: Manifest, path: Path, here: Here, weights: Path | None) ->
         yield Finding(Level.ODD, str(key), says, "run this where the owner's key is")
     try:
         store = data_to_serve(manifest, here.data)
-        served = "are not here: nodes begin when some peer serves them" if store is None else f"lie in {store.folder}"
+        served = "are not here: nodes begin when some peer serves them" if store is None else _lie(manifest, store)
         level = Level.ODD if store is None else Level.FINE
         help = f"build them (`dilocox data build`), or name a copy: --data {manifest.data.name}=DIR" if store is None else ""
         yield Finding(level, f"data {manifest.data.name}", served, help)
-        state = weights_to_serve(manifest, weights)
-        if state is not None:
-            yield Finding(Level.FINE, "model.initial" if manifest.model.root else "model.lora.base", f"lies in {state.folder}")
+        imported = weights_to_serve(manifest, weights)
+        if imported is not None:
+            yield Finding(Level.FINE, "imported weights", f"lie in {imported.folder}")
     except ConfigError as error:
         yield Finding(Level.WRONG, "what the run hands out", str(error))

@@ -39,7 +39,7 @@ def coordinator(
     data: DataOption = None,
     weights: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The initial state that the run names lies in DIR (default: ~/.dilocox/weights)."),
+        typer.Option(metavar="DIR", help="The imported weights that the run names lie in DIR (default: ~/.dilocox/weights)."),
     ] = None,
     link_file: Annotated[Path | None, typer.Option(help="Also write the join link here.")] = None,
 ) -> None:
@@ -110,20 +110,20 @@ def weights_to_serve(manifest: Manifest, named: Path | None) -> BlobStore | None
     root = model.imported
     if not root:
         if named is not None:
-            raise ConfigError(f"--weights {named}: the run begins with its seed, not with a state that somebody imported")
+            raise ConfigError(f"--weights {named}: the run begins with its seed, and has no imported weights")
         return None
     store = BlobStore(folder, ours=named is None)
     stages = store.stage_digests(root)
     if not stages:
-        lacking = f"the run's initial state {root.hex()} does not lie in {folder}"
+        lacking = f"the run's imported weights {root.hex()} do not lie in {folder}"
         if named is not None:
             raise ConfigError(f"{lacking}: name the folder that `dilocox init --from` filled, or a copy of it")
-        log.warning("%s: nodes begin when some peer serves it; --weights DIR names a copy", lacking)
+        log.warning("%s: nodes begin when some peer serves them; --weights DIR names a copy", lacking)
         return None
     sizes = [store.size(digest) if digest in store else 0 for digest in stages]
     if len(sizes) != model.stages or any(size not in imported_bytes(model, stage) for stage, size in enumerate(sizes)):
         raise ConfigError(
-            f"the initial state {root.hex()} in {folder} is not whole, or not of this model in {model.stages} stages: those and"
+            f"the imported weights {root.hex()} in {folder} are not whole, or not of this model in {model.stages} stages: those and"
             " the shapes stay as `dilocox init --from` wrote them. Import again for others."
         )
     return store

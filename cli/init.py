@@ -140,7 +140,7 @@ def init(
 def _imported(
     folder: Path, text: str, corpus: Corpus, stages: int | None, sequence_length: int | None, rank: int | None
 ) -> tuple[str, Manifest]:
-    """The run file with the model of a Hugging Face folder instead of the preset's, whose weights become the run's initial state,
+    """The run file with the model of a Hugging Face folder instead of the preset's, whose weights the run imports,
     or, with a `rank`, what adapters of that are added to. Raises ConfigError, before anything is written, where folder, data and
     run do not fit each other."""
     from dilocox.node.training.weights import Weights, read_model  # torch loads only here

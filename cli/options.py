@@ -1,6 +1,7 @@
 """Options that several verbs share, in groups: a verb takes a group as one argument."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
@@ -220,7 +221,8 @@ class PrivateOptions:
         typer.Option(
             min=0.01,
             help="What your corpus may give away of any one sequence, as the epsilon of differential privacy: steps are noisy, and "
-            "this node takes no part any more once it is spent (default: no bound).",
+            "this node takes no part any more once it is spent (default: no bound; inf: also where "
+            "one was promised).",
         ),
     ] = None
     private_delta: Annotated[
@@ -236,11 +238,12 @@ class PrivateOptions:
 
     def settings(self, devices: int | None, several_boxes: bool) -> dict[str, Any]:
         """Of `NodeSettings`; `several_boxes`: has our cluster. Raises ConfigError."""
-        if self.private_epsilon is None:
+        given_up = self.private_epsilon == math.inf
+        if self.private_epsilon is None or (given_up and self.private is not None):
             for option, said in (("delta", self.private_delta), ("clip", self.private_clip)):
                 if said is not None:
                     raise ConfigError(f"--private-{option} goes with --private-epsilon")
-            return {"private": self.private}
+            return {"private": self.private, "gives_up_bound": given_up}
         if several_boxes:
             raise ConfigError("--private-epsilon is for a cluster of one box, whose one worker holds the whole model")
         if self.private is None:

@@ -23,7 +23,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.corpora import Shelf, corpus_in, initial_shelf
+from dilocox.transport.corpora import Shelf, corpus_in, weights_shelf
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.diary import open_diary
 from dilocox.transport.event_log import EventLog
@@ -65,7 +65,7 @@ class CoordinatorSettings:
     data: BlobStore | None
     """Where the run's corpus lies, for those who have none; None: not here."""
     weights: BlobStore | None
-    """Where its initial state lies; None: not here, or it follows from the run's seed."""
+    """Where its imported weights lie; None: not here, or it has none."""
     upload: Rates
     """At most so much of it is served."""
     notice: Notice | None
@@ -150,7 +150,7 @@ def _serve_data(
     # Its own store stays empty: nobody pushes to a coordinator.
     service = PeerService(BlobStore(home.folder / "blobs"), network.callers, traffic)
     if settings.weights is not None:
-        service.shelves += (initial_shelf(settings.weights, settings.manifest.model.imported),)
+        service.shelves += (weights_shelf(settings.weights, settings.manifest.model.imported),)
     if settings.data is None:
         log.warning(
             "the run's data %s do not lie here: nodes get them from each other, or name a copy of their own",

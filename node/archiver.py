@@ -155,7 +155,7 @@ class Archiver:
         if head is None:
             return "the chain here is shorter than the archive's: waiting for the coordinator's"
         missing = []
-        for step in (self._initial, self._snapshot, self._payload_log):
+        for step in (self._imported, self._snapshot, self._payload_log):
             head, why = await step(head)
             missing += [why] if why else []
         if self.has_data and not head.data:
@@ -221,8 +221,8 @@ class Archiver:
         """`changed` instead of `before`; then what is `gone` goes, but for what is of a state that it still names. Blocking."""
         going = set(gone)
         if going:
-            initial = [self._manifest.model.imported] if changed.initial else []
-            going -= set(self._states(archive, [*changed.roots, *initial]))
+            imported = [self._manifest.model.imported] if changed.imported else []
+            going -= set(self._states(archive, [*changed.roots, *imported]))
         changed = changed.model_copy(update={"retired": tuple(sorted(digest.hex() for digest in going))})
         if before is not None and not going and changed == before.model_copy(update={"retired": ()}):
             return before
@@ -258,15 +258,15 @@ class Archiver:
 
     # States
 
-    async def _initial(self, head: ArchiveHead) -> Done:
+    async def _imported(self, head: ArchiveHead) -> Done:
         root = self._manifest.model.imported
-        if head.initial or not root:
+        if head.imported or not root:
             return head, ""
         try:
             await self.carrier.stages(0, await self.carrier.root(0, root))
         except RemoteError as error:
-            return head, f"the state that the run begins with is not archived yet: {error.detail}"
-        return await self._publish(head, head.model_copy(update={"initial": True})), ""
+            return head, f"the imported weights are not archived yet: {error.detail}"
+        return await self._publish(head, head.model_copy(update={"imported": True})), ""
 
     async def _snapshot(self, head: ArchiveHead) -> Done:
         agreed, why, begun = self._starts.agreed(), "", head.coming

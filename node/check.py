@@ -14,7 +14,7 @@ from dilocox.node.data.check import check_corpus, check_whole, must_bring_own
 from dilocox.node.employed import has_trained
 from dilocox.node.machine import Machine, this_machine
 from dilocox.node.memory import host_bytes, lacks, stage_bytes
-from dilocox.node.privacy import Budget, open_account, steps_left
+from dilocox.node.privacy import Account, Budget, open_account, steps_left
 from dilocox.node.starts import BOUNDARIES_KEPT, RECENT_STATES, SNAPSHOTS_KEPT
 from dilocox.node.tiling import tile
 from dilocox.protocol import auditing
@@ -52,6 +52,8 @@ class Here:
     private: Path | None = None
     budget: Budget | None = None
     """What that may give away."""
+    gives_up_bound: bool = False
+    """It may give away anything, also where a bound was promised."""
     role: Role = Role.NODE
 
     @property
@@ -238,17 +240,18 @@ def of_own_data(manifest: Manifest, here: Here) -> Iterator[Finding]:
         digest = last_built(here.private)
         corpus = check_whole(BlobStore(here.private, ours=False), digest)
         yield Finding(Level.FINE, about, f"{corpus.tokens:,} tokens, built with tokenizer {corpus.tokenizer}")
+        about = "--private-epsilon"
+        account = open_account(here.home, manifest, here.private, digest, here.budget, here.gives_up_bound)
         if here.budget is not None:
-            about = "--private-epsilon"
-            yield _budget(manifest, here.home, here.private, digest, here.budget)
+            yield _budget(manifest, account, has_trained(run_folder(here.home, manifest.run_id)))
     except (LocalError, OSError) as error:
         yield Finding(Level.WRONG, about, str(error))
 
 
-def _budget(manifest: Manifest, home: Path, private: Path, digest: bytes, budget: Budget) -> Finding:
+def _budget(manifest: Manifest, account: Account, trained: bool) -> Finding:
     """As a node lays it out that takes part from the first round on. Raises ConfigError, LocalError."""
-    account, steps = open_account(home, manifest, private, digest, budget), steps_left(manifest, initial_head(""))
-    noise = account.noise_for(steps, has_trained(run_folder(home, manifest.run_id)))
+    steps = steps_left(manifest, initial_head(""))
+    noise = account.noise_for(steps, trained)
     if not account.fits(noise, manifest.rounds.inner_steps):
         says = f"another phase does not fit into what the data may give away: {account.sentence}"
         return Finding(Level.WRONG, "--private-epsilon", says, "allow more, or bring another corpus")

@@ -20,7 +20,7 @@ from dilocox.node.data.supply import Supply
 from dilocox.node.employed import Employed, has_trained, worker_pool
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
-from dilocox.node.imported import import_state
+from dilocox.node.imported import import_weights
 from dilocox.node.machine import this_machine
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
@@ -74,8 +74,10 @@ async def _take_part(
     must_bring_own(manifest, settings.private)
     own_text = await asyncio.to_thread(last_built, settings.private) if settings.private is not None else b""
     account = None
-    if settings.budget is not None and settings.private is not None:
-        account = await asyncio.to_thread(open_account, home.folder, manifest, settings.private, own_text, settings.budget)
+    if settings.private is not None:
+        account = await asyncio.to_thread(
+            open_account, home.folder, manifest, settings.private, own_text, settings.budget, settings.gives_up_bound
+        )
     place.door.tell(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
     keep_manifest(place, manifest)
@@ -90,8 +92,8 @@ async def _take_part(
     await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
     if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
-        place.door.tell(f"taking what the run begins with from {settings.begin}")
-        coming = import_state(
+        place.door.tell(f"taking the run's imported weights from {settings.begin}")
+        coming = import_weights(
             manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder, place.door.tell
         )
         await tasks.race(coming)

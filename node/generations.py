@@ -65,7 +65,7 @@ class Generations:
         self._team, self._tasks, self._holding = team, tasks, holding
         self._member, self._feed, self._emit, self._tell = member, feed, emit, tell
         self._account = account
-        self._crew = Crew(lambda: team.workers, tells_loss=account is None)
+        self._crew = Crew(lambda: team.workers, tells_loss=account is None or not account.budget.bounds)
         self.progress = self._crew.progress
         self._keeping = Keeping(store, holding, starts, self.progress, self._contributions, me)
         self._grew = asyncio.Event()

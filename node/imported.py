@@ -1,4 +1,4 @@
-"""The model that a run begins with, from a copy on this machine: `dilocox node --from`. Whoever has none fetches the state."""
+"""A run's imported weights, from a copy of their folder on this machine: `dilocox node --from`. Whoever has none fetches them."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from dilocox.protocol.manifest import Model
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.parent_pipe import ParentPipe
 
-__all__ = ["import_state"]
+__all__ = ["import_weights"]
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ TELL_SECONDS = 2.0
 """Between two lines in the log: whoever waits longer wants to know."""
 
 
-async def import_state(
+async def import_weights(
     model: Model,
     manifest: Path,
     source: Path,
@@ -32,15 +32,14 @@ async def import_state(
     tell: Callable[[str], None] = lambda says: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Have the run's initial state, or the weights that adapters are added to, in `store`, made of the Hugging Face folder `source`
-    by a process of its own; `manifest`: the run's, as a file. `tell` hears of every stage that is there. Raises ConfigError where
-    the folder makes another."""
+    """Have the run's imported weights in `store`, made of the Hugging Face folder `source` by a process of its own; `manifest`: the
+    run's, as a file. `tell` hears of every stage that is there. Raises ConfigError where the folder makes others."""
     root = model.imported
     if not root:
         raise ConfigError(f"--from {source}: the run begins with its seed, and nobody needs a copy of that")
     if await asyncio.to_thread(_here, root, store):
         return
-    what = f"taking what the run begins with from {source}"
+    what = f"taking the run's imported weights from {source}"
     log.info("%s", what)
     pipe, told, last = ParentPipe(home), dict[str, Any](), clock()
     try:
@@ -76,7 +75,7 @@ async def import_state(
         for digest in {*store.stage_digests(made), made} - set(store.stage_digests(root)):  # what came of the right one stays
             await asyncio.to_thread(store.remove, digest)
         raise ConfigError(
-            f"the weights in {source} make the state {made.hex()}, and the run begins with {root.hex()}: they are of another"
+            f"the weights in {source} make {made.hex()}, and the run's imported weights are {root.hex()}: they are of another"
             " model, or of another revision of it. Take the one that the run's owner took, or leave --from out to fetch them."
         )
 

@@ -8,8 +8,9 @@ sequence been another one, nothing would be more than exp(epsilon) times as like
 Two data sets are neighbours where one sequence is replaced: sums then differ by 2 · `clip` at most. The arithmetic is that of
 dp-accounting: Rényi accounts of sampling without replacement (arXiv 1808.00087).
 
-The account is of a corpus, over all runs of this node. A phase is entered when its work goes into the error feedback, from where
-later payloads may take it whatever becomes of this one, and before any of it is announced.
+The account is of a corpus, over all runs of this node, those without a bound included, after which no epsilon holds. A phase is
+entered when its work goes into the error feedback, from where later payloads may take it whatever becomes of this one, and before
+any of it is announced.
 """
 
 import math
@@ -27,7 +28,7 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import corpus_in
 from dilocox.transport.files import write_atomically
 
-__all__ = ["ACCOUNT", "Account", "Budget", "Steps", "epsilon_of", "open_account", "steps_left"]
+__all__ = ["ACCOUNT", "UNBOUNDED", "Account", "Budget", "Steps", "epsilon_of", "open_account", "steps_left"]
 
 ACCOUNT = "privacy.json"
 """In a node's folder."""
@@ -49,10 +50,18 @@ class Budget:
     """What an operator allows."""
 
     epsilon: float
+    """Infinite: anything."""
     delta: float | None
     """None: one in ten times the sequences of the corpus."""
     clip: float
     """Largest norm of one sequence's gradient."""
+
+    @property
+    def bounds(self) -> bool:
+        return self.epsilon < math.inf
+
+
+UNBOUNDED = Budget(math.inf, None, 0.0)
 
 
 class Steps(BaseModel):
@@ -115,7 +124,7 @@ class Account:
         except (OSError, ValidationError) as error:
             raise LocalError(f"{path}, which says what your private data have given away, cannot be read: {error}") from error
         self._kept = self._file.corpora.setdefault(corpus.hex(), _Kept())
-        self.noise = self._kept.noise.get(self._run, 0.0)
+        self.noise = self._kept.noise.get(self._run, 0.0) if budget.bounds else 0.0
         """Over `clip`; 0 before `lay_out`."""
         self.spent = self._epsilon(self._kept.steps)
         """Epsilon so far …"""
@@ -123,9 +132,16 @@ class Account:
         """… and whether another phase fits into the budget."""
 
     def noise_for(self, steps: int, trained: bool = False) -> float:
-        """The least noise, over `clip`, with which the `steps` that are left of the run stay within the budget; of a run that has
-        one, what was chosen at first. `trained`: this folder has trained in the run before. Changes nothing. Raises ConfigError
-        where no noise is enough, LocalError where what was trained is in no account."""
+        """The least noise, over `clip`, with which the `steps` that are left of the run stay within the bound; of a run that has
+        one, what was chosen at first; 0 where there is no bound. `trained`: this folder has trained in the run before. Changes
+        nothing. Raises ConfigError where no noise is enough, LocalError where what was trained is in no account."""
+        if not self.budget.bounds:
+            return 0.0
+        if self.spent == math.inf and not self.noise:
+            raise ConfigError(
+                f"this corpus was trained on without a bound before, {self._path.name} says: no epsilon holds for it any more."
+                " Leave --private-epsilon out, or bring a corpus of other texts"
+            )
         if trained and not self.noise:
             raise LocalError(
                 f"this folder has trained in the run before, of which {self._path.name} says nothing: put back the one that it had,"
@@ -134,8 +150,10 @@ class Account:
         return self.noise or self._least(math.ceil(LATE * max(1, steps)))
 
     def lay_out(self, steps: int, phase: int, trained: bool = False) -> None:
-        """Choose that noise. `phase`: steps of one. Raises what `noise_for` raises."""
+        """Choose that noise, where there is a bound. `phase`: steps of one. Raises what `noise_for` raises."""
         noise = self.noise_for(steps, trained)
+        if not self.budget.bounds:
+            return
         if not self.noise:
             self.noise = self._kept.noise[self._run] = noise
             self._keep()
@@ -168,7 +186,9 @@ class Account:
     def enter(self, leaves: bytes, steps: int, noise: float, corpus: bytes) -> bool:
         """Write down what a phase took from the corpus, with which noise; `leaves`: the digest that its work is announced by,
         entered once. Whether all that was entered stays within the budget: if not, nobody may hear of it. Raises LocalError where
-        it is of another corpus: what that gives away, this account does not say."""
+        a bound is to hold and it is of another corpus: what that gives away, this account does not say."""
+        if corpus != self._corpus and not self.budget.bounds:
+            return True
         if corpus != self._corpus:
             raise LocalError(
                 "this folder's error feedback holds what was trained on other data, which --private-epsilon would not count: begin"
@@ -182,6 +202,11 @@ class Account:
         within = self.spent <= self.budget.epsilon
         self.room = within and self.fits(self.noise, steps)
         return within
+
+    @property
+    def promised(self) -> bool:
+        """Whether a bound was laid out for the corpus, and nothing has passed it."""
+        return bool(self._kept.noise) and self.spent < math.inf
 
     def _keep(self) -> None:
         write_atomically(self._path, self._file.model_dump_json(indent=1).encode())
@@ -201,15 +226,23 @@ def _merged(steps: list[Steps]) -> list[Steps]:
     return [Steps(sequences=s, batch=b, noise=n, count=count) for (s, b, n), count in counts.items()]
 
 
-def open_account(home: Path, manifest: Manifest, private: Path, digest: bytes, budget: Budget) -> Account:
-    """Of the corpus of this digest in `private`. Raises ConfigError where it is not there, or makes no batch; as Account."""
+def open_account(
+    home: Path, manifest: Manifest, private: Path, digest: bytes, budget: Budget | None, gives_up: bool = False
+) -> Account:
+    """Of the corpus of this digest in `private`. Raises ConfigError where it is not there, or makes no batch, or where there is no
+    budget and one was promised before, which nobody `gives_up`; as Account."""
     corpus = corpus_in(BlobStore(private, ours=False), digest)
     if corpus is None:
         raise ConfigError(f"the private data in {private} are damaged: build them again")
     check_enough(manifest, corpus)
-    return Account(
-        home / ACCOUNT, manifest.run_id, digest, order_of(manifest, corpus).total, manifest.training.batch_size, budget
-    )
+    sequences, batch = order_of(manifest, corpus).total, manifest.training.batch_size
+    account = Account(home / ACCOUNT, manifest.run_id, digest, sequences, batch, budget or UNBOUNDED)
+    if budget is None and account.promised and not gives_up:
+        raise ConfigError(
+            f"this corpus was promised a bound: by {ACCOUNT}, epsilon {account.spent:.2f} is used (delta {account.delta:.2g}), and"
+            " training without one would end that for good. Say --private-epsilon, or give it up: --private-epsilon inf"
+        )
+    return account
 
 
 def steps_left(manifest: Manifest, head: Head) -> int:

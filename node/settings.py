@@ -45,7 +45,9 @@ class NodeSettings(PeerSettings):
     private: Path | None = None
     """Where our own corpus lies; None: the run's data are what we train on."""
     budget: Budget | None = None
-    """What that may give away; None: it is not counted."""
+    """What that may give away; None: anything …"""
+    gives_up_bound: bool = False
+    """… also where its account has promised a bound."""
     hours: Hours | None = None
     """Of the day, in which this node takes part; None: always."""
     traces: Collector | None = None

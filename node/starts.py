@@ -249,7 +249,7 @@ class Starts:
         """Who may serve the state before a round: clusters by their leads."""
         commit = self._chain.commit(round)
         members = self._chain.head.roster if commit is None else [member.cluster for member in commit.body.roster]
-        begins = [self._chain.head.coordinator] if not round else []  # it serves what the run begins with, and no later state
+        begins = [self._chain.head.coordinator] if not round else []  # it serves the imported weights, and no later state
         return [*begins, *self._manifest.run.holders, *members]
 
     async def stages_of(self, round: int, root: bytes, keepers: Sequence[str] | None = None) -> list[bytes]:

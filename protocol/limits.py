@@ -66,6 +66,15 @@ CORPUS_BYTES = 4 * MIB
 TEMPLATE_CHARACTERS = 1 << 18
 """Largest chat template; those of models with tools are about 10,000."""
 
+TEMPLATE_CPU_SECONDS = 10
+"""For one conversation: a long one takes a hundredth of a second."""
+
+TEMPLATE_MEMORY_BYTES = 1024 * MIB
+"""For one conversation, over what a process holds that renders none."""
+
+RENDERED_BYTES = 256 * MIB
+"""Largest text that a template makes of a conversation, as JSON; conversations are lines of at most 64 MiB."""
+
 CHAT_TOKENS = 1 << 20
 """Longest row of conversations."""
 

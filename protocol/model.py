@@ -112,7 +112,7 @@ class Model(Section):
     seed: Count = 0
     """Of the initial weights, where no `initial` names them."""
     initial: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """State root that round 1 starts from: weights that `dilocox init --from` imported, split into these stages, momentum 0."""
+    """State root that round 1 starts from: the weights that `dilocox init --from` imported, split into these stages, momentum 0."""
     lora: Lora | None = None
     """Train adapters on imported weights, instead of these."""
 
@@ -165,5 +165,5 @@ class Model(Section):
 
     @property
     def imported(self) -> bytes:
-        """Root over the weights that somebody imported: the initial state, or what adapters are added to; empty: none."""
+        """Root over the imported weights: the state of round 1, or what adapters are added to; empty: none."""
         return bytes.fromhex(self.lora.base) if self.lora is not None else self.root

@@ -29,6 +29,8 @@ class S3Double(ThreadingHTTPServer):
         """Every request is answered with 503."""
         self.overwrites = False
         """Whatever it is told."""
+        self.conflicts = 0
+        """So many conditional puts are refused, as of two at once."""
 
     @property
     def url(self) -> str:
@@ -72,6 +74,9 @@ class _Handler(BaseHTTPRequestHandler):
         if re.fullmatch("[0-9a-f]{64}", signed) and hashlib.sha256(body).hexdigest() != signed:
             return 400, b"<Error><Code>XAmzContentSHA256Mismatch</Code></Error>"
         with self.server.lock:
+            if self.headers.get("If-None-Match") == "*" and self.server.conflicts:
+                self.server.conflicts -= 1
+                return 409, b"<Error><Code>ConditionalRequestConflict</Code></Error>"
             if self.headers.get("If-None-Match") == "*" and key in self.server.objects and not self.server.overwrites:
                 return 412, b"<Error><Code>PreconditionFailed</Code></Error>"
             self.server.objects[key] = body

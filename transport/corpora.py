@@ -20,7 +20,6 @@ __all__ = [
     "Folders",
     "Shelf",
     "corpus_in",
-    "initial_shelf",
     "lacking",
     "last_built",
     "library",
@@ -28,6 +27,7 @@ __all__ = [
     "parse_folders",
     "remember_built",
     "weights_library",
+    "weights_shelf",
 ]
 
 Folders = Mapping[str, Path]
@@ -55,7 +55,7 @@ def library(name: str) -> Path:
 
 
 def weights_library() -> Path:
-    """Where `dilocox init --from` puts the initial states of runs."""
+    """Where `dilocox init --from` puts imported weights."""
     return base_folder() / "weights"
 
 
@@ -89,7 +89,7 @@ def blobs_of(store: BlobStore, digest: bytes) -> list[bytes]:
 
 
 class Shelf:
-    """What a run's corpus names, or its initial state, and nothing else of the folder in which it lies: others may be for other
+    """What a run's corpus names, or its imported weights, and nothing else of the folder in which it lies: others may be for other
     runs' eyes."""
 
     def __init__(
@@ -106,8 +106,8 @@ class Shelf:
         return digest in self._names and self.store.sound(digest)
 
 
-def initial_shelf(store: BlobStore, root: bytes) -> Shelf:
-    """What an initial state consists of."""
+def weights_shelf(store: BlobStore, root: bytes) -> Shelf:
+    """What imported weights consist of."""
     return Shelf(store, root, BlobStore.stage_digests)
 
 

@@ -124,7 +124,7 @@ class PeerService(rpc.PeerServicer):
     def __init__(self, store: BlobStore, callers: Callers, traffic: Traffic | None = None, heads: Heads | None = None) -> None:
         self._store, self.callers, self._heads = store, callers, heads or Heads()
         self.shelves: tuple[Shelf, ...] = ()
-        """Served too: the run's data and initial state, which nobody pushes here."""
+        """Served too: the run's data and imported weights, which nobody pushes here."""
         self.commit: Callable[[int], bytes | None] = lambda round: None
         """The chain's commits, as soon as the run is known here. Blocking."""
         self.is_member: Callable[[str], bool] = lambda peer: False

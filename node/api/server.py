@@ -126,7 +126,8 @@ def create_node_app(
     async def status() -> views.View:
         value = node_status(participant, blobs, name, address, reach, coordinator)
         hours = str(attendance.hours) if attendance.hours is not None else None
-        privacy = attendance.account.sentence if attendance.account is not None else None
+        account = attendance.account
+        privacy = account.sentence if account is not None and account.budget.bounds else None
         return {**value, "hours": hours, "privacy": privacy, "answers": answers(value, state_agreed(participant))}
 
     async def attest(request: web.Request) -> web.Response:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dilocox.node.data.rendering import renderer
 from dilocox.node.data.shards import Encoded
 from dilocox.node.data.sources import sound
 from dilocox.node.data.tokens import FileEncoder
@@ -77,9 +78,7 @@ class ChatEncoder:
         if any(map(self._spelled.search, _texts(messages))):
             self._counts["spelling"] += 1
             return None
-        from dilocox.node.training.templates import render  # transformers loads only here
-
-        text, spans = render(self._template, messages, self._special_tokens, marked=self._marks)
+        text, spans = renderer().render(self._template, messages, self._special_tokens, marked=self._marks)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         if not self._marks:
             width = self._sequence_length + 1
@@ -108,14 +107,12 @@ class ChatEncoder:
 
     def _found(self, messages: Messages, text: str, end: int) -> list[tuple[int, int]]:
         """Where the answers stand in the text; behind `end`, where nothing fits any more, none is looked for."""
-        from dilocox.node.training.templates import render
-
         spans = []
         for index, said in enumerate(messages):
             if said["role"] != ASSISTANT:
                 continue
-            before = render(self._template, messages[:index], self._special_tokens, prompt=True)[0] if index else ""
-            after = render(self._template, messages[: index + 1], self._special_tokens)[0]
+            before = renderer().render(self._template, messages[:index], self._special_tokens, prompt=True)[0] if index else ""
+            after = renderer().render(self._template, messages[: index + 1], self._special_tokens)[0]
             if text.startswith(after) and after.startswith(before) and len(after) > len(before):
                 spans.append((len(before), len(after)))
             else:

@@ -20,6 +20,8 @@ MOST_KNOWN = 1 << 18
 """Pieces: then all are forgotten."""
 LONGEST_KNOWN = 32
 """Characters, ASCII: longer ones hardly come again, and what is known stays small, whatever the text."""
+SHOWN = {byte: 256 + byte for byte in range(33)} | {127: 256 + 33}
+"""Of ASCII, those that byte-level tokenizers write as another character; the others as themselves."""
 FOREIGN = re.compile(r"[^\x00-\x7f]+")
 APART, LAST_APART = re.compile(r"(?<=[A-Za-z0-9])(?=[ \n])"), re.compile(r".*[A-Za-z0-9](?=[ \n])", re.DOTALL)
 LETTERS, SIGNS, SHORT = "[A-Za-z]+", r"[^\sA-Za-z0-9]+", "'(?:[sdmt]|ll|ve|re)"
@@ -64,11 +66,26 @@ def pattern_of(file: bytes) -> re.Pattern[str] | None:
     return re.compile(found, re.ASCII)
 
 
+class _Known(dict[str, bytes]):
+    """Ids of pieces, as the bytes of uint32. What is asked for and not known is encoded."""
+
+    def __init__(self, model: Any) -> None:
+        """`model`: of `tokenizers`, which takes a piece's bytes as characters."""
+        super().__init__()
+        self._tokenize = model.tokenize
+
+    def __missing__(self, piece: str) -> bytes:
+        ids = array("I", [token.id for token in self._tokenize(piece.translate(SHOWN))]).tobytes()
+        if len(piece) <= LONGEST_KNOWN:
+            self[piece] = ids
+        return ids
+
+
 class PieceEncoder:
     def __init__(self, tokenizer: Any, pattern: re.Pattern[str]) -> None:
         """`tokenizer`: of `tokenizers`, which cuts by this pattern."""
         self._tokenizer, self._cut = tokenizer, pattern.findall
-        self._known: dict[str, bytes] = {}
+        self._known = _Known(tokenizer.model)
 
     @property
     def known(self) -> int:
@@ -76,21 +93,19 @@ class PieceEncoder:
         return len(self._known)
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        pieces = [self._pieces(text) for text in texts]
-        known = self._known
-        new, once = list(set().union(*pieces).difference(known)), list[str]()
-        for piece, encoded in zip(new, self._tokenizer.encode_batch_fast(new, add_special_tokens=False), strict=True):
-            known[piece] = array("I", encoded.ids).tobytes()
-            if len(piece) > LONGEST_KNOWN or not piece.isascii():
-                once.append(piece)
+        known, stretches = self._known, dict[str, None]()
+        pieces = [self._pieces(text, stretches) for text in texts]
+        encoded = self._tokenizer.encode_batch_fast(list(stretches), add_special_tokens=False)
+        known.update((stretch, array("I", each.ids).tobytes()) for stretch, each in zip(stretches, encoded, strict=True))
         found = [np.frombuffer(b"".join(map(known.__getitem__, each)), np.uint32) for each in pieces]
-        for piece in once:
-            del known[piece]
+        for stretch in stretches:
+            known.pop(stretch, None)
         if len(known) > MOST_KNOWN:
             known.clear()
         return found
 
-    def _pieces(self, text: str) -> list[str]:
+    def _pieces(self, text: str, stretches: dict[str, None]) -> list[str]:
+        """`stretches`: takes those of them that are not ASCII, which are no single pieces."""
         if text.isascii():
             return self._cut(text)
         pieces: list[str] = []
@@ -102,5 +117,6 @@ class PieceEncoder:
             start, end = before.end() if before else done, after.start() if after else len(text)
             pieces += self._cut(text, done, start)
             pieces.append(text[start:end])
+            stretches[text[start:end]] = None
             done = end
         return pieces + self._cut(text, done)

@@ -1,7 +1,7 @@
 """One node alone, exchanging nothing: the baseline a swarm must beat.
 
 `python -m dilocox.node.training.alone RUN.toml STEPS DATA WEIGHTS` prints a JSON line per step, and one with the loss; DATA is
-the folder of the run's corpus, WEIGHTS that of its initial state, where the run names one; --private is that of a site's own.
+the folder of the run's corpus, WEIGHTS that of its imported weights, where it has some; --private is that of a site's own.
 """
 
 import argparse

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 from transformers.utils import logging
 
+from dilocox.node.data.rendering import renderer
 from dilocox.protocol.errors import ConfigError
 
 __all__ = ["Generated", "generate_text"]
@@ -49,8 +50,11 @@ def _asked(tokenizer: Any, prompt: str, plain: bool) -> Any:
     """What the model reads. Raises ConfigError."""
     if plain or tokenizer.chat_template is None:
         return tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    said = [{"role": "user", "content": prompt}]
+    if not isinstance(tokenizer.chat_template, str):
+        raise ConfigError("the model has several chat templates, by name; --plain goes on with the text as it is")
+    special = {name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
     try:
-        return tokenizer.apply_chat_template(said, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    except Exception as error:  # as in `templates.render`
-        raise ConfigError(f"the chat template refuses the prompt: {error}; --plain goes on with the text as it is") from error
+        text, _ = renderer().render(tokenizer.chat_template, [{"role": "user", "content": prompt}], special, prompt=True)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; --plain goes on with the text as it is") from error
+    return tokenizer(text, return_tensors="pt", return_token_type_ids=False, add_special_tokens=False)

@@ -1,32 +1,54 @@
-"""Chat templates, rendered as transformers renders them."""
+"""`python -m dilocox.node.training.templates SECONDS`: chat templates, rendered as transformers renders them, a conversation a line
+(node/data/rendering.py). Whoever asks for more processor time or memory than one may have is ended by the system."""
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from dilocox.protocol.errors import ConfigError
+from dilocox.protocol import limits
 
 __all__ = ["render"]
 
+HELD = Path("/proc/self/statm")
+"""Pages of address space, first."""
 
-def render(
-    template: str,
-    messages: Sequence[Mapping[str, Any]],
-    special_tokens: Mapping[str, str],
-    prompt: bool = False,
-    marked: bool = False,
-) -> tuple[str, list[tuple[int, int]]]:
-    """The conversation's text; with `prompt` followed by what asks for an answer; with `marked` also where the answers stand that
-    the template marks. Raises ConfigError where the template refuses it."""
+
+def render(asked: dict[str, Any]) -> dict[str, Any]:
+    """What `Renderer.render` returns, or why there is none."""
     try:
         texts, found = render_jinja_template(
-            conversations=[list(messages)],
-            chat_template=template,
-            return_assistant_tokens_mask=marked,
-            add_generation_prompt=prompt,
-            **special_tokens,
+            conversations=[asked["messages"]],
+            chat_template=asked["template"],
+            return_assistant_tokens_mask=asked["marked"],
+            add_generation_prompt=asked["prompt"],
+            **asked["special"],
         )
     except Exception as error:  # a template may do whatever a sandbox lets it
-        raise ConfigError(f"the chat template refuses a conversation: {error or type(error).__name__}") from error
-    return texts[0], [(start, end) for start, end in found[0] if end > start] if marked else []
+        return {"refused": str(error) or type(error).__name__}
+    spans = [(start, end) for start, end in found[0] if end > start] if asked["marked"] else []
+    return {"text": texts[0], "spans": spans}
+
+
+def main() -> None:
+    seconds = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(FileNotFoundError):  # where the system says it
+        most = int(HELD.read_text().split()[0]) * resource.getpagesize() + limits.TEMPLATE_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    for line in sys.stdin.buffer:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        ends = math.ceil(used.ru_utime + used.ru_stime) + seconds
+        resource.setrlimit(resource.RLIMIT_CPU, (ends, resource.RLIM_INFINITY))
+        answer = json.dumps(render(json.loads(line))).encode() + b"\n"
+        sys.stdout.buffer.write(answer)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

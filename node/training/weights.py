@@ -243,8 +243,8 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def main() -> None:
-    """`python -m dilocox.node.training.weights MANIFEST FOLDER STORE`: the folder's weights as a run's initial state; prints how
-    many stages are done after each, then the state's root, or why there is none: a line of JSON each."""
+    """`python -m dilocox.node.training.weights MANIFEST FOLDER STORE`: the folder's weights as a run imports them; prints how
+    many stages are done after each, then their root, or why there is none: a line of JSON each."""
     exit_with_parent()
     manifest, folder, store = map(Path, sys.argv[1:])
     try:

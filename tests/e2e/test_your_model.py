@@ -32,6 +32,22 @@ SMALLER = {
 LONGER = {r"^count = .*$": "count = 6", r"^inner_steps = .*$": "inner_steps = 6"}
 
 
+TINY = SMALLER | {
+    r"^hidden_size = .*$": "hidden_size = 32",
+    r"^intermediate_size = .*$": "intermediate_size = 64",
+    r"^layers = .*$": "layers = 2",
+    r"^heads = .*$": "heads = 4",
+    r"^kv_heads = .*$": "kv_heads = 2",
+    r"^sequence_length = .*$": "sequence_length = 64",
+    r"^batch_size = .*$": "batch_size = 8",
+    r"^warmup_steps = .*$": "warmup_steps = 1",
+    r"^total_steps = .*$": "total_steps = 9",
+    r"^learning_rate = 3e-3": "learning_rate = 1e-3",
+}
+"""A preset of 125M parameters."""
+del TINY[r"^learning_rate = 6e-3$"]
+
+
 def make_hub(folder: Path) -> None:
     """What the page downloads, smaller."""
     torch.manual_seed(0)
@@ -45,7 +61,8 @@ def run_page(tmp_path: Path, kind: str, run_file: str, smaller: Mapping[str, str
     """What the commands of the page's blocks of this kind say, by verb."""
     blocks = re.findall(rf"^```{kind}\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     commands = re.findall(r"^dilocox .*$", "\n".join(blocks), re.MULTILINE)
-    assert [command.split()[1] for command in commands if "--adapter" not in command and "--every" not in command] == VERBS
+    beside = ("--adapter", "--every", "train-tokenizer", "check")
+    assert [command.split()[1] for command in commands if not any(each in command for each in beside)] == VERBS
     said: dict[str, str] = {}
     for command in commands:
         verb = command.split()[1]
@@ -134,6 +151,21 @@ def test_the_page_s_commands_train_adapters(tmp_path: Path, monkeypatch: pytest.
     assert (snapshot / "config.json").exists()
     for part in (snapshot / "model.safetensors.index.json", *snapshot.glob("*.safetensors")):
         assert part.read_bytes() == (tmp_path / "lora-model" / part.name).read_bytes()
+
+
+@pytest.mark.thorough
+def test_the_page_s_commands_make_a_model_from_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
+    (tmp_path / "TEXTS").mkdir()
+    for number in range(200):
+        (tmp_path / "TEXTS" / f"{number}.txt").write_text("\n".join(words(3, 60, number)))
+    said = run_page(tmp_path, "sh nothing", "new-run.toml", TINY)
+    assert " 0 wrong" in said["check"] or "nothing is wrong" in said["check"]
+    assert "every node has the same state hash after every round" in said["testnet"]
+    [committed] = re.findall(r"committed model after \d+ inner steps: ([0-9.]+)", said["testnet"])
+    [measured] = re.findall(r"held-out loss with transformers: ([0-9.]+)", said["export"])
+    assert float(measured) == pytest.approx(float(committed), abs=2e-3)
+    assert said["generate"].startswith("Once upon a time")
 
 
 def _held_out(folder: Path) -> list[float]:

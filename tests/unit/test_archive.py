@@ -12,6 +12,7 @@ import pytest
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.archive import storage
 from dilocox.transport.archive.archive import Archive, create_archive, open_archive
 from dilocox.transport.archive.index import ArchiveHead, Segment, Snapshot, covered, cut, due, joined
 from dilocox.transport.archive.sealing import make_key
@@ -396,3 +397,18 @@ def test_a_bucket_that_overwrites_what_it_is_told_not_to_is_refused():
             create_archive("s3://bucket/run", RUN, None)
         server.overwrites = False
         create_archive("s3://bucket/run", RUN, None)
+
+
+def test_a_conflict_of_two_who_write_is_tried_again(monkeypatch: pytest.MonkeyPatch):
+    """S3 refuses one put of two at once by 409, and may refuse both: nothing is there then, whoever says so."""
+    monkeypatch.setattr(storage, "CONFLICT_SECONDS", 0.001)
+    with s3_double() as server:
+        bucket = open_storage("s3://bucket/run")
+        server.conflicts = 2
+        assert bucket.put_new("one", b"ours")
+        assert server.objects == {"run/one": b"ours"}
+        server.conflicts = 1
+        assert not bucket.put_new("one", b"theirs"), "there is one"
+        server.conflicts = 1 << 30
+        with pytest.raises(RemoteError, match="other is written by somebody else all the time"):
+            bucket.put_new("other", b"ours")

@@ -1,6 +1,7 @@
 """`dilocox check`: run files that are wrong, runs that are odd, and machines that do not fit."""
 
 import json
+import re
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -222,6 +223,14 @@ def test_a_run_that_can_never_begin_is_wrong():
     assert abouts(of_run(evidence), Level.ODD) == {"attestation.kinds"}
 
 
+def test_it_says_what_the_data_take_of_a_disk(right: Path):
+    _, found = checked(right, right.parent / "home")
+    [data] = [each for each in found if each["about"].startswith("data ")]
+    [said] = re.findall(r"lie in .*: ([0-9.,]+) MB, which a node without a copy fetches", data["says"])
+    folder = right.parent / "home/data/stdlib"
+    assert float(said.replace(",", "")) == pytest.approx(sum(path.stat().st_size for path in folder.rglob("*")) / 1e6, rel=0.02)
+
+
 def test_a_coordinator_does_not_serve_a_run_that_cannot_begin(right: Path, tmp_path: Path):
     text, _ = spoiled(right.read_text(), "admission", "policy", '"allow-list"')
     (tmp_path / "run.toml").write_text(text)
@@ -332,6 +341,20 @@ def test_a_privacy_budget_is_checked_as_a_node_lays_it_out(tmp_path: Path):
     assert f"noise of {account.noise:.2f} times" in fits.says, "as the node does"
     (run_folder(home, run.run_id) / "stages" / "round-1").mkdir(parents=True)
     assert "trained in the run before" in budget(500.0).says
+
+
+def test_a_corpus_that_was_promised_a_bound_is_said_before_a_node_refuses_it(tmp_path: Path):
+    run, own = private_run(), corpus_of(tmp_path / "own", words(40, 60)).folder
+    account = open_account(tmp_path, run, own, last_built(own), Budget(500.0, None, 1.0))
+    account.lay_out(steps_left(run, initial_head("")), run.rounds.inner_steps)
+
+    def found(gives_up: bool) -> list[str]:
+        at = here(tmp_path, private=own, gives_up_bound=gives_up)
+        return [finding.says for finding in checks.of_own_data(run, at) if finding.level is Level.WRONG]
+
+    (why,) = found(False)
+    assert "was promised a bound" in why
+    assert found(True) == []
 
 
 def test_a_budget_said_to_check_is_refused_where_a_node_refuses_it(right: Path, tmp_path: Path):

@@ -17,8 +17,8 @@ from dilocox.node.data import shards
 from dilocox.node.data.build import build
 from dilocox.node.data.check import check_own, check_whole
 from dilocox.node.data.conversations import ChatEncoder, messages_of, open_chat_encoder
+from dilocox.node.data.rendering import Renderer
 from dilocox.node.data.shards import Encoded
-from dilocox.node.training import templates
 from dilocox.node.training.data import UNTRAINED, load_dataset
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.corpus import Corpus, Shard, check_fits
@@ -147,13 +147,13 @@ def test_half_a_character_and_a_date_are_read(hub: Path):
 
 
 def test_what_does_not_fit_is_not_rendered_turn_by_turn(hub: Path, monkeypatch: pytest.MonkeyPatch):
-    render, rendered = templates.render, list[int]()
+    render, rendered = Renderer.render, list[int]()
 
-    def counted(template: str, messages: Sequence[Any], *rest: Any, **options: Any) -> Any:
+    def counted(self: Renderer, template: str, messages: Sequence[Any], *rest: Any, **options: Any) -> Any:
         rendered.append(len(messages))
-        return render(template, messages, *rest, **options)
+        return render(self, template, messages, *rest, **options)
 
-    monkeypatch.setattr(templates, "render", counted)
+    monkeypatch.setattr(Renderer, "render", counted)
     assert encoder(hub).encode([turn("user", "a"), turn("assistant", "b")] * 500) is not None
     assert max(rendered[1:]) < LENGTH, "turns that fit into a row, and the one behind it"
 
@@ -162,6 +162,15 @@ def test_what_does_not_fit_is_not_rendered_turn_by_turn(hub: Path, monkeypatch: 
 def test_a_template_that_fails_is_a_sentence(hub: Path, template: str):
     with pytest.raises(ConfigError, match="the chat template refuses"):
         encoder(hub, template).encode([turn("user", "a"), turn("assistant", "b")])
+
+
+def test_a_template_that_does_not_end_is_a_sentence_and_the_next_one_is_rendered():
+    renderer = Renderer(cpu_seconds=1)
+    with pytest.raises(ConfigError, match="the chat template wants more than 1 seconds of processor time"):
+        renderer.render("{{ 9 ** (9 ** 9) }}", TALK, {})  # one step of Python's, which nothing in its own process ends
+    with pytest.raises(ConfigError, match=r"the chat template (wants more than|refuses a conversation: MemoryError)"):
+        renderer.render("{{ ('a' * 2**30) * 2**10 }}", TALK, {})
+    assert renderer.render(BARE, TALK[:1], {})[0] == "user: a b c\n"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from dilocox.cli.main import app
 from dilocox.node.data.tokens import byte_tokenizer
-from dilocox.node.imported import import_state
+from dilocox.node.imported import import_weights
 from dilocox.node.outer.export import Vocabulary, export_model
 from dilocox.node.starts import Starts
 from dilocox.node.training.trainer import Trainer, initial_state
@@ -25,7 +25,7 @@ from dilocox.protocol.rules import Outcome
 from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.corpora import initial_shelf, weights_library
+from dilocox.transport.corpora import weights_library, weights_shelf
 from tests.corpora import corpus_of, words
 from tests.helpers import COORDINATOR, Table, digest, manifest
 
@@ -116,7 +116,7 @@ def test_a_folder_of_many_states_is_served_only_in_part(tmp_path: Path):
     store = BlobStore(tmp_path)
     run = manifest()
     root, private = put_state(store, run), store.put([b"of another run"])
-    shelf = initial_shelf(store, root)
+    shelf = weights_shelf(store, root)
     assert all(shelf.holds(digest) for digest in (root, *store.stage_digests(root)))
     assert not shelf.holds(private)
 
@@ -150,9 +150,9 @@ async def test_a_node_with_a_copy_of_the_model_takes_the_state_from_it(tmp_path:
     async def begin(initial: bytes | None, source: str = "hub") -> None:
         changed = manifest(model={"family": "llama", "initial": initial and initial.hex()})
         path.write_bytes(changed.canonical_bytes())
-        await import_state(changed.model, path, tmp_path / source, store, tmp_path)
+        await import_weights(changed.model, path, tmp_path / source, store, tmp_path)
 
-    with pytest.raises(ConfigError, match=f"make the state {root.hex()}, and the run begins with {ELSEWHERE.hex()}"):
+    with pytest.raises(ConfigError, match=f"make {root.hex()}, and the run's imported weights are {ELSEWHERE.hex()}"):
         await begin(ELSEWHERE)
     assert store.digests() == set(), "nothing of it stays"
     with pytest.raises(ConfigError, match="begins with its seed"):
@@ -170,8 +170,8 @@ async def test_who_waits_for_the_model_hears_of_every_stage(tmp_path: Path, capl
     path.write_bytes(run.canonical_bytes())
     with caplog.at_level("INFO", logger="dilocox.node.imported"):
         store = BlobStore(tmp_path / "blobs")
-        await import_state(run.model, path, tmp_path / "hub", store, tmp_path, told.append, lambda: next(times))
-    what = f"taking what the run begins with from {tmp_path / 'hub'}"
+        await import_weights(run.model, path, tmp_path / "hub", store, tmp_path, told.append, lambda: next(times))
+    what = f"taking the run's imported weights from {tmp_path / 'hub'}"
     assert told == [f"{what}: 1 of 2 stages", f"{what}: 2 of 2 stages"]
     assert [record.getMessage() for record in caplog.records] == [what, f"{what}: 2 of 2 stages"]
 
@@ -183,8 +183,8 @@ def coordinator(tmp_path: Path, run_file: Path, *options: str) -> Result:
 @pytest.mark.parametrize(
     ("stages", "weights", "sentence"),
     [
-        (2, "empty", "does not lie in .*: name the folder that `dilocox init --from` filled"),
-        (3, "weights", "is not whole, or not of this model in 3 stages"),
+        (2, "empty", "do not lie in .*: name the folder that `dilocox init --from` filled"),
+        (3, "weights", "are not whole, or not of this model in 3 stages"),
     ],
 )
 def test_a_coordinator_serves_no_state_that_is_not_the_run_s(

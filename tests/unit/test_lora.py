@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from dilocox.node import memory
 from dilocox.node.data.tokens import byte_tokenizer
-from dilocox.node.imported import import_state
+from dilocox.node.imported import import_weights
 from dilocox.node.outer.export import Vocabulary, export_adapter, export_model
 from dilocox.node.outer.state import StageState
 from dilocox.node.plan import flops_per_token
@@ -404,7 +404,7 @@ async def test_a_node_with_a_copy_of_the_model_takes_the_frozen_weights_from_it(
     run = adapted(hub_at(tmp_path / "hub"), store)
     here, path = BlobStore(tmp_path / "mine"), tmp_path / "manifest.json"
     path.write_bytes(run.canonical_bytes())
-    await import_state(run.model, path, tmp_path / "hub", here, tmp_path)
+    await import_weights(run.model, path, tmp_path / "hub", here, tmp_path)
     assert here.stage_digests(run.model.imported) == store.stage_digests(run.model.imported)
     assert all(map(here.verify, here.stage_digests(run.model.imported)))
 

@@ -1,9 +1,12 @@
 import json
 import re
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node.plan import DELAY_COST
@@ -17,6 +20,37 @@ from tests.helpers import identity, manifest
 def test_every_shipped_preset_loads(preset: str):
     loaded = Manifest.from_toml(render_preset(preset, "a-run", "00" * 32))
     assert Manifest.from_canonical(loaded.canonical_bytes()) == loaded
+
+
+CANARY = "/etc/passwd"
+COMPARED = {("attestation", "tcb_statuses")}
+"""With what evidence says of its machine, and nowhere else."""
+
+
+def fields_of(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Of a manifest, those of its sections included."""
+    for name, field in model.model_fields.items():
+        yield (*path, name)
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from fields_of(inner, (*path, name))
+
+
+@pytest.mark.parametrize("path", list(fields_of(Manifest)), ids=".".join)
+def test_no_field_of_a_manifest_names_a_file(path: tuple[str, ...]):
+    """A manifest comes from a stranger: what it could name a node could be made to read, train on and send."""
+    if path in COMPARED:
+        return
+    for value in (CANARY, [CANARY], {CANARY: CANARY}, "../" * 9 + CANARY, f"file://{CANARY}"):
+        said = manifest().model_dump(mode="json")
+        section = said
+        for key in path[:-1]:
+            section[key] = section.get(key) or {}
+            section = section[key]
+        section[path[-1]] = value
+        with pytest.raises(ValidationError) as refused:
+            Manifest.model_validate(said)
+        assert any(error["loc"][: len(path)] == path for error in refused.value.errors()), "for this very field"
 
 
 def test_presets_are_commented_files():

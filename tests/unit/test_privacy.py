@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.texts import Text
 from dilocox.cli.options import PrivateOptions
 from dilocox.node import generations
 from dilocox.node.attendance import Wish, wish
@@ -52,7 +53,9 @@ def account(folder: Path, epsilon: float = 4.0, corpus: int = 1, run: int = 1) -
     [
         ({"private_delta": 1e-5}, None, False, "--private-delta goes with"),
         ({"private_clip": 2.0}, None, False, "--private-clip goes with"),
+        ({"private_epsilon": math.inf, "private": Path(), "private_clip": 2.0}, None, False, "--private-clip goes with"),
         ({"private_epsilon": 8.0}, None, False, "name it with --private DIR"),
+        ({"private_epsilon": math.inf}, None, False, "name it with --private DIR"),
         ({"private_epsilon": 8.0, "private": Path()}, 2, False, "say --devices 1"),
         ({"private_epsilon": 8.0, "private": Path()}, None, True, "a cluster of one box"),
     ],
@@ -65,6 +68,12 @@ def test_options_that_bound_nothing_are_refused(said: dict[str, Any], devices: i
 def test_what_is_not_said_of_a_budget_is_as_the_help_says():
     options = PrivateOptions(private=Path(), private_epsilon=8.0)
     assert options.settings(None, False)["budget"] == Budget(8.0, None, 1.0)
+
+
+def test_who_gives_up_a_bound_says_so_in_as_many_words():
+    assert PrivateOptions(private=Path()).settings(2, True) == {"private": Path(), "gives_up_bound": False}
+    without = PrivateOptions(private=Path(), private_epsilon=math.inf).settings(2, True)
+    assert without == {"private": Path(), "gives_up_bound": True}
 
 
 # The account
@@ -172,6 +181,33 @@ def test_the_account_counts_the_corpus_s_sequences_and_the_run_s_steps(tmp_path:
     count = load_private(run, corpus.folder, last_built(corpus.folder), "me").sequences
     assert own.delta == 1 / (10 * count)
     assert steps_left(run, initial_head("")) == sum(run.inner_steps(number) for number in range(1, run.rounds.count + 1))
+
+
+def test_training_without_a_bound_is_entered_and_ends_what_was_promised(tmp_path: Path):
+    corpus, other = (corpus_of(tmp_path / name, words(40, 60, number)) for number, name in enumerate(("own", "other")))
+    runs = [private_run(run={"name": name}) for name in ("one", "two", "three")]
+
+    def opened(run: int, budget: Budget | None, gives_up: bool = False, own: Text = corpus) -> Account:
+        made = open_account(tmp_path, runs[run], own.folder, last_built(own.folder), budget, gives_up)
+        made.lay_out(100, 20)
+        return made
+
+    bounded = opened(0, Budget(8.0, 1e-5, 1.0))
+    assert bounded.enter(digest("leaves", 1), 20, bounded.noise, last_built(corpus.folder))
+    with pytest.raises(ConfigError, match=r"promised a bound.*epsilon \d+\.\d\d is used.*give it up: --private-epsilon inf"):
+        opened(1, None)
+    free = opened(1, None, gives_up=True)
+    assert not free.noise
+    assert free.room
+    assert opened(2, Budget(8.0, 1e-5, 1.0)).noise, "it was started, and has trained nothing"
+    assert free.enter(digest("leaves", 2), 20, 0.0, last_built(corpus.folder))
+    with pytest.raises(ConfigError, match="trained on without a bound before"):
+        opened(1, Budget(8.0, 1e-5, 1.0))
+    assert not opened(0, Budget(8.0, 1e-5, 1.0)).room, "no more of it, in the run that had a bound"
+    opened(1, None)
+    opened(1, None, own=other).enter(digest("leaves", 3), 20, 0.0, last_built(other.folder))
+    with pytest.raises(ConfigError, match="trained on without a bound before"):
+        opened(2, Budget(8.0, 1e-5, 1.0), own=other)
 
 
 def test_too_little_of_a_corpus_is_a_sentence(tmp_path: Path):

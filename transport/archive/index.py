@@ -73,8 +73,8 @@ class ArchiveHead(_Record):
     """Rounds of which every payload that counted is here, and its leaves."""
     data: bool = False
     """All of the run's data are here, with their tokenizer."""
-    initial: bool = False
-    """The imported state that the run begins with is here."""
+    imported: bool = False
+    """The run's imported weights are here, where it has some."""
     retired: tuple[Digest, ...] = ()
     """Blobs that no head names any more, and that may still lie here: removed before the next head."""
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -29,6 +30,12 @@ CONNECT_SECONDS = 10
 """A handshake across the world takes under two seconds."""
 ANSWER_SECONDS = 60
 """An object of 4 MiB takes half of this on a line of 1 Mbit/s."""
+
+
+CONFLICTS = 5
+"""Of two who write one object at once S3 may refuse both (409, ConditionalRequestConflict): so often we try again …"""
+CONFLICT_SECONDS = 0.1
+"""… after this, and twice as long each time."""
 
 
 class Storage(Protocol):
@@ -229,7 +236,13 @@ class BucketStorage:
                 return False
             return True
 
-        return self._doing(write)
+        for attempt in range(CONFLICTS):
+            if self._doing(write):
+                return True
+            if self.size(name) is not None:
+                return False
+            time.sleep(CONFLICT_SECONDS * 2**attempt)  # obstore says of a conflict, too, that there is one
+        raise _unavailable(self.url, f"{name} is written by somebody else all the time")
 
     def sizes(self, folder: str) -> dict[str, int]:
         def look() -> dict[str, int]:

@@ -1,0 +1,86 @@
+"""Chat templates, rendered in a process of its own: a template is a program, which may run for ever or fill memory, and what
+Jinja's sandbox forbids is neither. One conversation has seconds of processor time, and memory; a template that wants more ends the
+process, and nothing else."""
+
+import json
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cache
+from threading import Lock
+from typing import Any
+
+from dilocox.protocol import limits
+from dilocox.protocol.errors import ConfigError
+
+__all__ = ["Renderer", "renderer"]
+
+CHILD = "dilocox.node.training.templates"
+
+
+class Renderer:
+    """Starts its process with the first conversation, and another one after a template that ended it."""
+
+    def __init__(self, cpu_seconds: int = limits.TEMPLATE_CPU_SECONDS) -> None:
+        """`cpu_seconds`: for one conversation."""
+        self._cpu_seconds, self._lock = cpu_seconds, Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def render(
+        self,
+        template: str,
+        messages: Sequence[Mapping[str, Any]],
+        special_tokens: Mapping[str, str],
+        prompt: bool = False,
+        marked: bool = False,
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The conversation's text; with `prompt` followed by what asks for an answer; with `marked` also where the answers stand
+        that the template marks. Raises ConfigError where the template refuses it, or wants more than it may have."""
+        asked = {"template": template, "messages": messages, "special": special_tokens, "prompt": prompt, "marked": marked}
+        with self._lock:
+            told = self._ask(json.dumps(asked).encode() + b"\n")
+        if told is None:
+            raise ConfigError(
+                f"the chat template wants more than {self._cpu_seconds} seconds of processor time, or"
+                f" {limits.TEMPLATE_MEMORY_BYTES >> 20} MiB, for one conversation"
+            )
+        if "refused" in told:
+            raise ConfigError(f"the chat template refuses a conversation: {told['refused']}")
+        return told["text"], [(start, end) for start, end in told["spans"]]
+
+    def _ask(self, line: bytes) -> dict[str, Any] | None:
+        """None: it ended instead."""
+        process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            answer = process.stdout.readline(limits.RENDERED_BYTES)
+        except BrokenPipeError:
+            answer = b""
+        if answer.endswith(b"\n"):
+            told: dict[str, Any] = json.loads(answer)
+            return told
+        self._process = None
+        _end(process)
+        return None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """It ends with us: what it reads ends then."""
+        command = [sys.executable, "-P", "-m", CHILD, str(self._cpu_seconds)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        weakref.finalize(self, _end, self._process)
+        return self._process
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.communicate()
+
+
+@cache
+def renderer() -> Renderer:
+    """This process's: what it needs takes seconds to load."""
+    return Renderer()

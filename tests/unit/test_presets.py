@@ -1,0 +1,53 @@
+"""Every preset starts: small ones take steps, each stage of large ones is built and computes shapes; in the memory that is said."""
+
+import math
+
+import pytest
+import torch
+
+from dilocox.cli.init import preset_names, render_preset
+from dilocox.node.memory import stage_bytes
+from dilocox.node.training.model import build_chain
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import parameter_count
+
+META = torch.device("meta")
+
+
+def preset(name: str) -> Manifest:
+    return Manifest.from_toml(render_preset(name, name, "00" * 32))
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_each_stage_of_a_preset_computes_in_the_memory_that_is_said(name: str):
+    run = preset(name)
+    model, elements = run.model, 0
+    hidden = torch.empty(2, model.sequence_length, dtype=torch.int64, device=META)
+    for number in range(model.stages):
+        [stage] = chain = build_chain(model, [number], META)
+        hidden = chain(hidden)
+        held = sum(parameter.numel() for parameter in stage.tensors())
+        assert stage_bytes(run, [number], half=False).weights == 4 * held
+        elements += held
+    assert hidden.shape == (2, model.sequence_length, model.vocabulary_size)
+    assert elements == parameter_count(model)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tiny", pytest.param("llama-10m", marks=pytest.mark.thorough), pytest.param("llama-125m", marks=pytest.mark.thorough)],
+)
+def test_a_small_preset_takes_steps_as_it_is_shipped(name: str, process_group: None):
+    """But for the length of its sequences, and so many of them."""
+    run = preset(name)
+    small = {**run.training.model_dump(), "batch_size": 2, "microbatches": 1, "warmup_steps": 1}
+    run = Manifest.model_validate(
+        {**run.model_dump(), "model": {**run.model.model_dump(), "sequence_length": 32}, "training": small}
+    )
+    trainer = Trainer(run)
+    trainer.load_initial()
+    tokens = torch.randint(0, run.model.vocabulary_size, (2, 33), generator=torch.Generator().manual_seed(1))
+    losses = [trainer.step(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).loss for _ in range(4)]
+    assert losses[0] == pytest.approx(math.log(run.model.vocabulary_size), rel=0.1)
+    assert losses[-1] < losses[0]
