@@ -254,3 +254,57 @@ async def test_a_browser_shows_it(served, tmp_path: Path):
         assert await tab.evaluate("getComputedStyle(document.body).backgroundColor") != light
         await tab.picture(tmp_path / "page.png")
         assert not [error for error in tab.errors if "favicon" not in error]
+
+
+def plotted(points: str, values: list[float], of: list[float]) -> bool:
+    """Whether a line's points lie where these values do; `of`: all that its plot shows, which decide its scale."""
+    least, most = min(0.999 * max(of), *of), max(of)
+    heights = [float(point.partition(",")[2]) for point in points.split()]
+    return heights == pytest.approx([190 - 168 * (value - least) / (most - least) for value in values], abs=0.06)
+
+
+async def test_the_page_has_the_numbers_of_the_rows_and_no_others(served, tmp_path: Path):
+    """`top`, `rounds` and /metrics are held against the same rows in test_metrics.py."""
+    url, _ = served
+    async with aiohttp.ClientSession() as session:
+
+        async def ask(path: str) -> Any:
+            async with session.get(f"{url}/v1/{path}") as answer:
+                return await answer.json()
+
+        rows = [row for row in await ask("rounds?last=9") if row["round"]]
+        one_by_one = [await ask(f"rounds/{row['round']}") for row in rows]
+        peers = await ask("peers")
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    async with browser(tmp_path / "browser", url) as tab:
+        await tab.wait("document.querySelectorAll('#rounds tbody tr').length === 4")
+        await tab.wait("document.querySelectorAll('#peers tbody tr').length === 3")
+
+        async def texts(query: str) -> list[str]:
+            return list(await tab.evaluate(f"[...document.querySelectorAll({query!r})].map(each => each.textContent)"))
+
+        async def lines(place: str) -> list[str]:
+            query = f"[...document.querySelectorAll('#{place} polyline')].map(each => each.getAttribute('points'))"
+            return list(await tab.evaluate(query))
+
+        losses = [[row[kind] for row in rows if row[kind] is not None] for kind in ("loss", "evaluation_loss")]
+        drawn = await lines("loss")
+        assert all(plotted(points, values, losses[0] + losses[1]) for points, values in zip(drawn, losses, strict=True)), (
+            drawn,
+            losses,
+        )
+        seconds = [row["seconds"] for row in rows]
+        half = [row["collect_seconds"] for row in rows if row["collect_seconds"]]
+        assert plotted((await lines("seconds"))[0], seconds, seconds + half)
+        assert (await texts("#rounds tbody tr:last-child .quiet"))[:3] == [f"{value:.1f}" for value in seconds]
+        marks = await texts("#rounds tbody .good")
+        assert len(marks) == sum(len(each["clusters"]) for each in one_by_one) == sum(row["counted"] for row in rows)
+        assert len(await texts("#rounds tbody .bad")) == sum(len(each["excluded"]) for each in one_by_one)
+        cells = await texts("#peers tbody td:nth-child(8)")
+        told = [row["standing"] for row in peers if row["standing"]]
+        assert [f"{each['earned']} of {each['of']}" for each in told] == [
+            cell.partition(",")[0] for cell in cells if cell != "–"
+        ]
+        assert len(told) == 3
+        assert len(cells) == len(peers)
+        assert not [error for error in tab.errors if "favicon" not in error]
