@@ -47,6 +47,8 @@ class Measured:
     voter: str
     author: str
     score: scoring.Score
+    harmful: bool
+    """In the eyes of this voter."""
 
 
 @dataclass
@@ -93,15 +95,14 @@ class Committee:
             due = [name for name in listed if voter in scoring.committee(self.run, ballot, name, listed) and name in well_made]
             positions = scoring.positions(self.run, ballot, voter, head.ledger.leases[voter])
             scores = self._scores(head, voter, trainer, works, due, positions, read)
-            found = {name: name in well_made and not self._harms(scores.get(name)) for name in listed}
+            harmful = scoring.harmful(self.run, scores)
+            self.measured += [Measured(head.round, voter, name, score, name in harmful) for name, score in scores.items()]
+            found = {name: name in well_made and name not in harmful for name in listed}
             said = say(voter, found)
             harm[voter] = [name for name in listed if name in well_made and name != voter and not said[name]]
         names = list(listed)
         told = scoring.opinions(self.run, ballot, listed, harm, lambda voter, index, _: names[index] in harm[voter])
         return {name: found for name, found in told.items() if found.refuses(self.run)}
-
-    def _harms(self, score: scoring.Score | None) -> bool:
-        return score is not None and scoring.harms(self.run, score)
 
     def _scores(
         self,
@@ -131,5 +132,4 @@ class Committee:
             with self.seconds.spent("losses"):
                 scores[name] = measure(trainer, candidate, before, samples)
             before = scores[name].before
-        self.measured += [Measured(head.round, voter, name, score) for name, score in scores.items()]
         return scores

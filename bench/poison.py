@@ -135,7 +135,14 @@ def train(cell: Cell) -> dict[str, Any]:
         "judged": {"hostile": _of(lab.judged, bad), "honest": len(lab.judged) - _of(lab.judged, bad)},
         "harmful": {"hostile": _of(lab.harmful, bad), "honest": len(lab.harmful) - _of(lab.harmful, bad)},
         "measured": [
-            [each.round, each.voter in bad, each.author in bad, round(each.score.gain, 6), round(each.score.cosine, 6)]
+            [
+                each.round,
+                each.voter in bad,
+                each.author in bad,
+                round(each.score.gain, 6),
+                round(each.score.cosine, 6),
+                each.harmful,
+            ]
             for each in lab.committee.measured
         ],
         "seconds": asdict(lab.seconds),
@@ -196,7 +203,9 @@ class Judged:
 
 def judged(cells: Iterable[Cell]) -> Judged:
     results = [result for cell in cells if (result := cell.result()) is not None]
-    fair = [(gain, cosine) for result in results for _, by, of, gain, cosine in result["measured"] if not by and not of]
+    fair = [
+        (gain, cosine, harm) for result in results for _, by, of, gain, cosine, harm in result["measured"] if not by and not of
+    ]
 
     def total(kind: str, name: str) -> Any:
         return sum(result[kind][name] for result in results)
@@ -207,9 +216,9 @@ def judged(cells: Iterable[Cell]) -> Judged:
         total("judged", "honest"),
         total("harmful", "honest"),
         len(fair),
-        sum(gain < 0 and cosine < 0 for gain, cosine in fair),
-        sum(gain < 0 for gain, _ in fair),
-        min(cosine for _, cosine in fair),
+        sum(harm for _, _, harm in fair),
+        sum(gain < 0 for gain, _, _ in fair),
+        min(cosine for _, cosine, _ in fair),
         *(total("seconds", name) for name in ("training", "candidates", "losses")),
     )
 

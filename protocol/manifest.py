@@ -243,7 +243,10 @@ class Scoring(Section):
     sequences: Annotated[int, Field(gt=0, le=1024)] = 8
     """Samples on which a voter measures the loss."""
     margin: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """A loss that becomes worse by more than this, in nats per token, is harm, where the contribution also points away."""
+    """A loss that becomes worse by this or more, in nats per token, is harm; with 0 one that becomes no better: where the
+    contribution also points another way than the voter's own."""
+    agreement: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """It does where its cosine is below this share of the median of those that the voter measured in the round, or below 0."""
     share: Fraction = 0.03
     """Of a cluster's time that scoring may take; what is not scored in time is accepted as far as its voter is concerned."""
 

@@ -4,18 +4,19 @@ Each contribution has a committee of voters, drawn from SHA-256 of the coordinat
 while he trains, and receipts name that very signature. The draw is by standing (standing.py), and who is drawn twice has two votes;
 where the others are no more than there are votes all of them score, and vote by standing. A member applies the contribution alone
 to the round's state, and measures the loss before and after on samples of its own lease, drawn in the same way. It finds harm in
-what makes the loss worse by the manifest's margin and points away from its own contribution: either alone refuses too much honest
-work. What harms in the eyes of more than a third of its committee's votes that measured it (the manifest's threshold) does not
-count: who had no time for it says nothing. One who finds harm is never enough: among three clusters one would stop the run, and of
-two each could.
+what does not make the loss better and does not point the way of its own contribution as the others do: either alone refuses too
+much honest work. What harms in the eyes of more than a third of its committee's votes that measured it (the manifest's threshold)
+does not count: who had no time for it says nothing. One who finds harm is never enough: among three clusters one would stop the
+run, and of two each could.
 """
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.ledger import Lease
@@ -23,11 +24,12 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["UNITS", "Opinion", "Score", "committee", "draw", "duties", "harms", "opinions", "positions", "turn", "units"]
+__all__ = ["UNITS", "Opinion", "Score", "committee", "draw", "duties", "harmful", "opinions", "positions", "turn", "units"]
 
 UNITS = 1024
 """To the nat, in a receipt."""
 LARGEST = (1 << 31) - 1
+Of = TypeVar("Of", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,15 @@ def units(gain: float) -> int:
     return round(max(-LARGEST, min(LARGEST, gain * UNITS))) if gain == gain else -LARGEST  # not a number is no gain
 
 
-def harms(manifest: Manifest, score: Score) -> bool:
-    """Whether a voter refuses what it measured so."""
-    return not score.gain >= -manifest.scoring.margin and not score.cosine >= 0
+def harmful(manifest: Manifest, scores: Mapping[Of, Score]) -> frozenset[Of]:
+    """Of all that one voter measured in a round, what it refuses. The median of its cosines, of two the smaller, says how much
+    honest work points the same way in this round."""
+    if not scores:
+        return frozenset()
+    cosines = sorted(score.cosine if score.cosine == score.cosine else -1.0 for score in scores.values())
+    least = max(0.0, manifest.scoring.agreement * cosines[(len(cosines) - 1) // 2])
+    margin = manifest.scoring.margin
+    return frozenset(of for of, score in scores.items() if not score.gain > -margin and not score.cosine >= least)
 
 
 def seed_of(ballot: Statement[pb.Ballot]) -> bytes:

@@ -27,12 +27,11 @@ def receipt(
     """`own`: digest of our contribution; `duties`: of those that we were drawn to score, in the ballot's order; `audits`: what we
     found of those that are due. What was judged well made and measured to harm is refused; of what has no room the bits say
     enough."""
-    listed = list(ballot.body.contributions)
+    listed, harmful = list(ballot.body.contributions), scoring.harmful(manifest, scores)
 
     def found(digest: bytes) -> Verdict:
-        verdict, score = verdicts.get(digest, REFUSED), scores.get(digest)
-        harmful = verdict == ACCEPTED and score is not None and scoring.harms(manifest, score)
-        return (pb.REASON_HARMS, 0) if harmful else verdict
+        verdict = verdicts.get(digest, REFUSED)
+        return (pb.REASON_HARMS, 0) if verdict == ACCEPTED and digest in harmful else verdict
 
     def gain(index: int) -> int:
         return scoring.units(scores[listed[index]].gain)

@@ -95,8 +95,7 @@ def test_an_honest_contribution_helps_and_one_with_its_signs_turned_harms(world:
     assert turned.gain < -0.01
     assert honest.cosine > 0.1
     assert turned.cosine == pytest.approx(-honest.cosine, abs=0.05)
-    assert not scoring.harms(world.run, honest)
-    assert scoring.harms(world.run, turned)
+    assert scoring.harmful(world.run, {"honest": honest, "turned": turned}) == {"turned"}
 
 
 def test_a_contribution_points_where_itself_does(world: World):

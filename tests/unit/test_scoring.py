@@ -83,8 +83,8 @@ def test_a_short_lease_gives_what_it_has():
     ("after", "cosine", "refused"),
     [
         (2.0, -0.5, False),
-        (2.125, -0.5, False),
-        (2.126, -0.5, True),
+        (2.124, -0.5, False),
+        (2.125, -0.5, True),
         (2.126, 0.0, False),
         (9.0, 0.5, False),
         (1.0, -1.0, False),
@@ -94,7 +94,32 @@ def test_a_short_lease_gives_what_it_has():
     ],
 )
 def test_what_makes_the_loss_worse_and_points_away_harms(after: float, cosine: float, refused: bool):
-    assert scoring.harms(RUN, Score(2.0, after, cosine)) == refused
+    assert bool(scoring.harmful(RUN, {"one": Score(2.0, after, cosine)})) == refused
+
+
+@pytest.mark.parametrize(
+    ("cosine", "others", "refused"),
+    [
+        (0.09, (0.2, 0.2), True),
+        (0.11, (0.2, 0.2), False),
+        (0.09, (0.2, 0.1), False),
+        (0.0, (0.2,), False),
+        (0.0, (), False),
+        (-0.1, (-0.3, -0.3), True),
+        (0.0, (math.nan, math.nan), False),
+        (math.nan, (0.2, 0.2), True),
+    ],
+)
+def test_what_helps_nothing_and_points_half_as_much_the_same_way_as_the_median_harms(
+    cosine: float, others: tuple[float, ...], refused: bool
+):
+    """Of two the smaller is the median: one other alone says nothing of what is usual."""
+    run = manifest(scoring={"voters": 5})
+    scores = {str(number): Score(2.0, 1.9, each) for number, each in enumerate(others)}
+    assert scoring.harmful(run, {**scores, "it": Score(2.0, 2.0, cosine)}) == ({"it"} if refused else set())
+    assert not scoring.harmful(run, {**scores, "it": Score(2.0, 1.999, cosine)}), "what helps is work, wherever it points"
+    before = manifest(scoring={"voters": 5, "agreement": 0.0})
+    assert scoring.harmful(before, {**scores, "it": Score(2.0, 2.0, cosine)}) == (set() if cosine >= 0 else {"it"})
 
 
 def test_a_score_stands_in_a_receipt_in_whole_units():
