@@ -35,6 +35,7 @@ ADAPTERS = """[compression]
 codec = "int4"            # adapters are of low rank already
 
 """
+APART = "agreement = 0.0         # sites' texts differ, and so does what they learn"
 PRIVATE = "private = true            # each cluster brings its own: dilocox node --private DIR"
 
 
@@ -107,7 +108,7 @@ def init(
         corpus = check_whole(BlobStore(folder), digest)
     text = render_preset(preset, name or run_file.stem, owner.key.hex(), coordinator, source, digest)
     if private:
-        text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1)
+        text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1).replace("[scoring]\n", f"[scoring]\n{APART}\n", 1)
     if corpus.chat is not None:
         text = text.replace("[data]\n", f"[data]\n{CHAT}\n", 1)
         text = re.sub(

@@ -1,16 +1,20 @@
 """Every preset starts: small ones take steps, each stage of large ones is built and computes shapes; in the memory that is said."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from dilocox.cli.init import preset_names, render_preset
+from dilocox.cli.main import app
 from dilocox.node.memory import stage_bytes
 from dilocox.node.training.model import build_chain
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
+from tests.corpora import corpus_of, words
 
 META = torch.device("meta")
 
@@ -51,3 +55,14 @@ def test_a_small_preset_takes_steps_as_it_is_shipped(name: str, process_group: N
     losses = [trainer.step(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).loss for _ in range(4)]
     assert losses[0] == pytest.approx(math.log(run.model.vocabulary_size), rel=0.1)
     assert losses[-1] < losses[0]
+
+
+def test_sites_on_texts_of_their_own_are_not_measured_by_how_much_they_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path))
+    folder = corpus_of(tmp_path / "text", words(400, 60)).folder
+    for name, options, agreement in (("shared", [], 0.5), ("apart", ["--private"], 0.0)):
+        file = tmp_path / f"{name}.toml"
+        told = CliRunner().invoke(app, ["init", str(file), "--preset", "llama-125m", "--data", f"text={folder}", *options])
+        assert told.exit_code == 0, told.output
+        run = Manifest.from_toml(file.read_text())
+        assert (run.scoring.voters, run.scoring.agreement, run.data.private) == (32, agreement, bool(options))
