@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import HomeOption, JsonOption, api_call, console, fail, find_daemon, print_json
+from dilocox.cli.common import HomeOption, JsonOption, api_address, api_call, console, fail, find_daemon, print_json
 from dilocox.cli.exits import Exit
 from dilocox.cli.progress import working
 from dilocox.transport.health import running_daemon
@@ -42,6 +42,8 @@ def leave(now: NowOption = False, wait: WaitOption = True, home: HomeOption = No
 
 def _ask(what: str, now: bool, home: Path | None, as_json: bool) -> Path:
     """The folder of the node that was asked, once it said what it does."""
+    if api_address(home) is not None:
+        fail(f"--home {home}: who may {what} a node shows it by api.key in its folder", Exit.USAGE, "name the node's folder")
     facts = find_daemon(home)
     if facts["role"] not in ("node", "waiting"):
         fail(f"in {facts['home']} runs a {facts['role']}: only a node takes part", Exit.USAGE, "name a node's --home")

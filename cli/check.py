@@ -1,6 +1,7 @@
 """`dilocox check [RUN.toml|LINK]`: what would go wrong, before minutes are lost on it."""
 
 import asyncio
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -80,7 +81,7 @@ def check(
                 found += [*of_run(seen.manifest), *of_machine(seen.manifest, here)]
                 found += of_own_data(seen.manifest, here) if role is Role.NODE else ()
         where = " --archive URL" if role is Role.ARCHIVE else ""
-        say(found, as_json, f"join with: dilocox {role} --join {run}{where}")
+        say(found, as_json, f"join with: dilocox {role} --join {shlex.quote(run)}{where}")
     else:
         path = Path(run)
         with working("looking at the run, this machine and its data"):

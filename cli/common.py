@@ -27,6 +27,7 @@ from dilocox.transport.chain_file import find_chains
 from dilocox.transport.data_directory import API_KEY
 from dilocox.transport.event_log import find_events
 from dilocox.transport.health import base_folder, running_daemon, runs
+from dilocox.views.faults import do_about
 
 __all__ = [
     "THIS_MACHINE",
@@ -59,6 +60,8 @@ __all__ = [
 ]
 
 API_SECONDS = 10.0
+CODES = {Exit.UNEXPECTED: "ours", Exit.USAGE: "usage", Exit.NOT_RUNNING: "not-running"}
+"""Of what has no other."""
 ANOTHER_API = "the daemon's log says where its API is; --port and --dht-port are others"
 
 # Off a terminal a table keeps its width: somebody greps it.
@@ -140,8 +143,9 @@ def testnet_folder() -> Path:
 
 
 def fail(message: str, exit: Exit = Exit.UNEXPECTED, help: str | None = None, code: str | None = None) -> NoReturn:
-    """Say what failed and one thing to do, and exit. `code`: of views/faults.py, where it has one."""
-    errors.print(Text.assemble(("error" if code is None else f"error[{code}]", "bold red"), f": {message}"), soft_wrap=True)
+    """Say what failed and one thing to do, and exit. `code`: of views/faults.py; None: what follows from the exit."""
+    code = CODES[exit] if code is None else code
+    errors.print(Text.assemble((f"error[{code}]", "bold red"), f": {message}"), soft_wrap=True)
     if help:
         errors.print(f"  help  {help}", highlight=False, soft_wrap=True)
     raise typer.Exit(exit)
@@ -225,7 +229,7 @@ def find_daemon(home: Path | None) -> dict[str, Any]:
         if runs(folder):
             fail(f"a daemon starts on {folder}, and does not answer yet", Exit.NOT_RUNNING, "its log says what it waits for")
     place = f"on {home}" if home else f"under {base_folder()}"
-    fail(f"no daemon runs {place}", Exit.NOT_RUNNING, "start one with `dilocox node --join LINK`, or name its --home")
+    fail(f"no daemon runs {place}", Exit.NOT_RUNNING, do_about("not-running"))
 
 
 def find_chain_files(home: Path | None) -> list[Path]:
@@ -260,17 +264,28 @@ def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
         with urllib.request.urlopen(request, timeout=API_SECONDS) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
-        try:
-            problem = json.load(error)
-            title, code = str(problem["title"]), str(problem["code"])
-        except (ValueError, LookupError, TypeError):
-            fail(f"what answers at {url} is no daemon of ours: {error}", Exit.NOT_RUNNING, ANOTHER_API)
-        exit = {404: Exit.USAGE, 503: Exit.NOT_RUNNING}.get(error.code, Exit.UNEXPECTED)
-        fail(title, exit, problem.get("do"), code)
+        refused(url, error)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        fail(f"the daemon does not answer at {url}: {error}", Exit.NOT_RUNNING)
+        why = getattr(error, "reason", error)
+        fail(f"the daemon does not answer at {url}: {why}", Exit.NOT_RUNNING, do_about("not-running"))
     except (ValueError, HTTPException):
-        fail(f"what answers at {url} is no daemon of ours, or no API", Exit.NOT_RUNNING, ANOTHER_API)
+        stranger(url, "or no API")
+
+
+def refused(url: str, error: urllib.error.HTTPError) -> NoReturn:
+    """Say an API's problem, and exit with the right code."""
+    try:
+        problem = json.load(error)
+        title, code = str(problem["title"]), str(problem["code"])
+    except (OSError, HTTPException, ValueError, LookupError, TypeError):
+        stranger(url, str(error))
+    exit = {404: Exit.USAGE, 503: Exit.NOT_RUNNING}.get(error.code, Exit.UNEXPECTED)
+    fail(title, exit, problem.get("do"), code)
+
+
+def stranger(url: str, why: str) -> NoReturn:
+    """Say that something else answers where an API was named, and exit."""
+    fail(f"what answers at {url} is no daemon of ours: {why}", Exit.NOT_RUNNING, ANOTHER_API)
 
 
 def _operator(home: Path) -> dict[str, str]:

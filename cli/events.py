@@ -6,6 +6,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,10 +19,13 @@ from dilocox.cli.common import (
     fail,
     find_daemon,
     find_event_log,
+    refused,
+    stranger,
     telling_daemon,
 )
 from dilocox.cli.exits import Exit
 from dilocox.transport.event_log import QUIET_SECONDS, read_events
+from dilocox.views.faults import do_about
 
 __all__ = ["events"]
 
@@ -64,13 +68,17 @@ def _stream(url: str) -> Iterator[dict[str, Any]]:
     """Of server-sent events."""
     try:
         with urllib.request.urlopen(url, timeout=SILENCE_SECONDS) as response:
+            if response.headers.get_content_type() != "text/event-stream":
+                stranger(url, "it sends no events")
             for line in response:
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
     except urllib.error.HTTPError as error:
-        problem = json.load(error)
-        exit = Exit.NOT_RUNNING if error.code == 503 else Exit.UNEXPECTED
-        fail(problem["title"], exit, problem.get("do"), problem["code"])
+        refused(url, error)
+    except urllib.error.URLError as error:
+        fail(f"the daemon does not answer at {url}: {error.reason}", Exit.NOT_RUNNING, do_about("not-running"))
+    except HTTPException:
+        stranger(url, "or no API")
     except (OSError, ValueError) as error:
         fail(f"the daemon does not answer any more: {error}", Exit.NOT_RUNNING, "go on with --since and the last number above")
     if "follow=yes" in url:

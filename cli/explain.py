@@ -19,11 +19,12 @@ from dilocox.cli.common import (
     telling_daemon,
 )
 from dilocox.cli.exits import Exit
-from dilocox.protocol.errors import LocalError
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import load_identity
 from dilocox.transport.event_log import EVENTS, Happened, read_page
+from dilocox.views.explain import NotThere
 from dilocox.views.explain import explain as explained
+from dilocox.views.faults import do_about
 
 __all__ = ["explain"]
 
@@ -63,5 +64,5 @@ def _offline(home: Path | None, number: int, peer: str) -> dict[str, Any]:
         me = load_identity(key).peer if key.exists() else ""
         try:
             return explained(chain, events, number, peer, me if me != chain.head.coordinator else "")
-        except LocalError as error:
-            fail(str(error), Exit.USAGE)
+        except NotThere as error:
+            fail(str(error), Exit.USAGE, do_about(error.code), error.code)

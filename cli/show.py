@@ -26,6 +26,7 @@ from dilocox.node.tiling import listed
 from dilocox.protocol.ids import short
 from dilocox.transport.chain_file import ChainFile
 from dilocox.views import rows as views
+from dilocox.views.faults import do_about
 
 __all__ = ["PEER_COLUMNS", "ROUND_COLUMNS", "peer_row", "peers", "round_row", "rounds", "stages", "status", "status_rows"]
 
@@ -212,12 +213,14 @@ def _archive_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def peers(
-    peer: Annotated[str | None, typer.Argument(help="Only this peer.")] = None,
+    peer: Annotated[str | None, typer.Argument(help="Only those whose id begins so.")] = None,
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Who is there."""
     rows = [row for row in api_call(home, "/v1/peers") if peer is None or row["peer"].startswith(peer)]
+    if peer is not None and not rows:
+        fail(f"{peer} begins no peer's id", Exit.USAGE, do_about("no-such-peer"), "no-such-peer")
     if as_json:
         print_json(rows)
         return
@@ -325,7 +328,7 @@ def _offline_rounds(home: Path | None, round: int | None) -> Any:
     with ChainFile.for_reading(_chain_file(home)) as chain:
         text = chain.rows() if round is None else chain.detail(round)
     if text is None:
-        fail(f"no commit for round {round}", Exit.USAGE)
+        fail(f"no commit for round {round}", Exit.USAGE, do_about("no-such-round"), "no-such-round")
     return json.loads(text)
 
 

@@ -14,7 +14,7 @@ from dilocox.transport.event_log import Happened
 from dilocox.views.reasons import advice
 from dilocox.views.rows import USUAL
 
-__all__ = ["explain"]
+__all__ = ["NotThere", "explain"]
 
 View = dict[str, Any]
 ReadEvents = Callable[[int], Sequence[Happened]]
@@ -28,14 +28,22 @@ LOOK_BACK = 64
 """Rounds in which somebody who was not on the roster is looked for."""
 
 
+class NotThere(LocalError):
+    """What was asked about. `code`: of faults.py."""
+
+    def __init__(self, says: str, code: str) -> None:
+        super().__init__(says)
+        self.code = code
+
+
 def explain(chain: ChainFile, events: ReadEvents, number: int, peer: str = "", me: str = "") -> View:
     """`peer`: the beginning of the id of a cluster that is asked about; `me`: the one called this node. Blocking: reads the file.
 
-    Raises LocalError where there is no such round, or no such cluster.
+    Raises NotThere where there is no such round, or no such cluster.
     """
     happened, told = events(number), chain.detail(number)
     if told is None and number != chain.length:
-        raise LocalError(f"no round {number}: the run stands at round {chain.length}")
+        raise NotThere(f"no round {number}: the run stands at round {chain.length}", code="no-such-round")
     name = _one(chain, number, told, peer) if peer else me
     if told is None:
         says = [*_waited(happened, 0.0), *([_mine(chain, number, name, me, None, happened)] if name else [])]
@@ -170,7 +178,7 @@ def _one(chain: ChainFile, number: int, told: str | None, peer: str) -> str:
         found = {name for name in _roster(json.loads(chain.detail(earlier) or "{}") or _NOBODY) if name.startswith(peer)}
     if len(found) != 1:
         which = "several clusters'" if found else "no cluster's"
-        raise LocalError(f"{peer} begins {which} id around round {number}; `dilocox peers` names them")
+        raise NotThere(f"{peer} begins {which} id around round {number}", code="no-such-peer")
     return found.pop()
 
 

@@ -49,6 +49,10 @@ FAULTS: Mapping[str, Fault] = {
     "database": Fault(
         "a database cannot be read or written", f"look whether that disk is full, read-only or broken, or {_ANOTHER_HOME}"
     ),
+    "not-running": Fault(
+        "no daemon runs there, it only starts, or it does not answer",
+        "start one with `dilocox node --join LINK`, or name its --home",
+    ),
     "wrong-host": Fault(
         "the API answers for its own address only", "ask by IP address, by localhost, or by the name in --api", 403
     ),
@@ -63,6 +67,7 @@ FAULTS: Mapping[str, Fault] = {
     "no-such-round": Fault(
         "no commit closed that round yet, or it is long gone", "`dilocox rounds` has those that there are", 404
     ),
+    "no-such-peer": Fault("an id was expected, or how it begins", "`dilocox peers` has those that there are", 404),
     "no-attestation": Fault("this run asks for no evidence", "nothing", 404),
     "no-such-path": Fault("the API has no such path, or it is asked in another way", "/openapi.json has all of them", 404),
     "too-many-readers": Fault("as many read events as may at once", "end one of them", 503),

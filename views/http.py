@@ -14,13 +14,12 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry, generate_latest
 
 from dilocox.protocol import limits
-from dilocox.protocol.errors import LocalError
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
 from dilocox.views.answers import health
 from dilocox.views.asking import Flag, Handler, Number, Problem, Word, takes
-from dilocox.views.explain import explain
+from dilocox.views.explain import NotThere, explain
 from dilocox.views.metrics import Well
 from dilocox.views.openapi import describe
 from dilocox.views.page import page
@@ -188,8 +187,8 @@ def _explainer(chain: ChainFile, events: EventLog, me: str) -> Handler:
             raise Problem("no-round", "which round? /v1/explain/NUMBER")
         try:
             said = await asyncio.to_thread(explain, chain, lambda round: events.read(0, round), int(number), peer, me)
-        except LocalError as error:
-            raise Problem("no-such-round", str(error)) from error
+        except NotThere as error:
+            raise Problem(error.code, str(error)) from error
         return json_response(said)
 
     return get_explanation

@@ -10,19 +10,22 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from dilocox.cli import check
 from dilocox.cli.init import render_preset
 from dilocox.cli.main import app
 from dilocox.node import check as checks
 from dilocox.node import memory
 from dilocox.node.check import Here, Role
+from dilocox.node.check_link import Seen
 from dilocox.node.privacy import Budget, open_account, steps_left
 from dilocox.protocol.findings import Finding, Level, of_run
 from dilocox.protocol.head import initial_head
+from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.corpora import last_built
 from dilocox.transport.data_directory import load_identity, run_folder
 from tests.corpora import corpus_of, words
-from tests.helpers import identity, manifest
+from tests.helpers import COORDINATOR, identity, manifest
 from tests.unit.test_private import private_run
 
 WRONG = [
@@ -151,6 +154,17 @@ def test_a_right_run_file_passes_and_says_what_is_next(right: Path):
     told = CliRunner().invoke(app, ["check", str(right)], env=home)
     assert told.exit_code == 0, told.output
     assert f"nothing is wrong; serve it with: dilocox coordinator {right}" in told.output.replace("\n", "")
+
+
+def test_a_link_is_advised_as_a_shell_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def seen(link: JoinLink, here: Here) -> Seen:
+        return Seen(())
+
+    monkeypatch.setattr(check, "see_run", seen)
+    link = str(JoinLink(bytes(32), COORDINATOR.peer, "127.0.0.1:1", bytes(32), ("/ip4/127.0.0.1/tcp/1",)))
+    assert "&" in link
+    told = CliRunner().invoke(app, ["check", link, "--home", str(tmp_path)]).output
+    assert f"nothing is wrong; join with: dilocox node --join '{link}'" in told.replace("\n", "")
 
 
 def test_data_of_ones_own_are_looked_at_with_a_run_file_too(right: Path, tmp_path: Path):

@@ -143,15 +143,28 @@ def test_who_was_not_there(run: Run):
     assert "was not on the roster; it was last in round" in said(value, "cluster")[0]
 
 
-def test_what_is_not_there_is_a_sentence(run: Run, tmp_path: Path):
+def test_what_is_not_there_is_a_sentence(run: Run):
     with pytest.raises(LocalError, match="the run stands at round 5"):
         explain(run.chain, run.read, 6)
     with pytest.raises(LocalError, match="no cluster's"):
         explain(run.chain, run.read, 4, "nobody")
     with pytest.raises(LocalError, match="several"):
         explain(run.chain, run.read, 4, "12D3")
-    for arguments in (["6"], ["4", "nobody"]):
-        assert CliRunner().invoke(app, ["explain", *arguments, "--home", str(tmp_path)]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "help"),
+    [
+        ("explain 6", "no-such-round", "rounds"),
+        ("rounds 6", "no-such-round", "rounds"),
+        ("explain 4 x", "no-such-peer", "peers"),
+    ],
+)
+def test_what_is_not_there_has_its_code_and_an_advice_offline_too(run: Run, tmp_path: Path, words: str, code: str, help: str):
+    told = CliRunner().invoke(app, [*words.split(), "--home", str(tmp_path)])
+    assert told.exit_code == 2
+    assert f"error[{code}]: " in told.stderr
+    assert f"`dilocox {help}` has those" in told.stderr
 
 
 def test_the_verb_reads_a_folder(run: Run, tmp_path: Path):

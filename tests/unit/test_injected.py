@@ -207,7 +207,7 @@ class Stranger(BaseHTTPRequestHandler):
         if self.path == "/v1/peers":
             self.wfile.write(b"\x00\x00\x12\x04 no HTTP\r\n\r\n")
             return
-        self.send_response(404 if self.path == "/v1/stages" else 200)
+        self.send_response(404 if self.path == "/v1/stages" or "follow=yes" in self.path else 200)
         self.end_headers()
         self.wfile.write(b"<html>somebody else</html>")
 
@@ -215,7 +215,7 @@ class Stranger(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize("verb", ["status", "peers", "stages"])
+@pytest.mark.parametrize("verb", ["status", "peers", "stages", "events", "events -f"])
 def test_whatever_answers_where_an_api_was_named_is_a_sentence(
     verb: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
@@ -224,10 +224,12 @@ def test_whatever_answers_where_an_api_was_named_is_a_sentence(
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(sys, "argv", ["dilocox", verb, "--home", url])
+        monkeypatch.setattr(sys, "argv", ["dilocox", *verb.split(), "--home", url])
         with pytest.raises(SystemExit) as left:
             cli.main()
         server.shutdown()
         thread.join()
     assert left.value.code == 3
-    assert f"what answers at {url}/v1/{verb} is no daemon of ours" in capfd.readouterr().err.replace("\n", "")
+    said = capfd.readouterr().err.replace("\n", "")
+    assert said.startswith(f"error[not-running]: what answers at {url}/v1/{verb.split()[0]}")
+    assert "is no daemon of ours" in said

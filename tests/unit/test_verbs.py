@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dilocox.cli import main as cli
+from dilocox.cli import show
 from dilocox.transport.data_directory import DataDirectory
 
 LINK = "dilocox://" + "00" * 32 + "@12D3KooWnobody?at=127.0.0.1:1&cert="
@@ -153,7 +154,7 @@ def test_a_verb_says_what_is_wrong_in_a_sentence(
         cli.main()
     told = capfd.readouterr()
     assert left.value.code in (1, 2, 3), told
-    assert "rror" in told.err or left.value.code == 2, told
+    assert "error[" in told.err or left.value.code == 2, told
     assert "Traceback" not in told.err
     assert {path: path.read_bytes() for path in place.iterdir() if path.is_file()} == before, "nothing is written"
 
@@ -169,4 +170,18 @@ def test_a_daemon_that_only_starts_is_told_from_none(
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 3
-    assert "no daemon runs" in capfd.readouterr().err
+    assert "error[not-running]: no daemon runs" in capfd.readouterr().err
+
+
+def test_an_address_is_no_folder_to_an_operators_verb():
+    for verb in ("pause", "resume", "leave"):
+        told = CliRunner().invoke(cli.app, [verb, "--home", "http://127.0.0.1:1"])
+        assert told.exit_code == 2
+        assert "name the node's folder" in told.stderr
+
+
+def test_nobody_of_an_id_is_a_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(show, "api_call", lambda home, path: [{"peer": "12D3KooWx"}])
+    told = CliRunner().invoke(cli.app, ["peers", "nobody"])
+    assert told.exit_code == 2
+    assert told.stderr.startswith("error[no-such-peer]: nobody begins no peer's id")
