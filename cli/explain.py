@@ -33,7 +33,9 @@ HELP_LABEL = 12
 
 def explain(
     number: Annotated[int, typer.Argument(metavar="N", min=0, max=(1 << 31) - 1, help="The round.")],
-    peer: Annotated[str, typer.Argument(metavar="[PEER]", help="A cluster: the beginning of its id.")] = "",
+    peer: Annotated[
+        str, typer.Argument(metavar="[PEER]", help="A cluster: the beginning of its id, or as tables have it, 12D3…k7Qm.")
+    ] = "",
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:

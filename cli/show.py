@@ -23,7 +23,7 @@ from dilocox.cli.common import (
 )
 from dilocox.cli.exits import Exit
 from dilocox.node.tiling import listed
-from dilocox.protocol.ids import short
+from dilocox.protocol.ids import is_meant, short
 from dilocox.transport.chain_file import ChainFile
 from dilocox.views import rows as views
 from dilocox.views.faults import do_about
@@ -213,12 +213,12 @@ def _archive_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def peers(
-    peer: Annotated[str | None, typer.Argument(help="Only those whose id begins so.")] = None,
+    peer: Annotated[str | None, typer.Argument(help="Only those whose id begins so; or as tables have it, 12D3…k7Qm.")] = None,
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Who is there."""
-    rows = [row for row in api_call(home, "/v1/peers") if peer is None or row["peer"].startswith(peer)]
+    rows = [row for row in api_call(home, "/v1/peers") if peer is None or is_meant(row["peer"], peer)]
     if peer is not None and not rows:
         fail(f"{peer} begins no peer's id", Exit.USAGE, do_about("no-such-peer"), "no-such-peer")
     if as_json:

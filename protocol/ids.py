@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["PEERS_NAMED", "JoinLink", "key_of_peer", "peer_id", "printable", "short", "shortly"]
+__all__ = ["PEERS_NAMED", "JoinLink", "is_meant", "key_of_peer", "peer_id", "printable", "short", "shortly"]
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _PREFIX = b"\x00\x24\x08\x01\x12\x20"  # identity multihash, 36 bytes: PublicKey{Type=Ed25519, Data=32 bytes}
@@ -53,6 +53,12 @@ def printable(text: str) -> str:
 def short(peer: str) -> str:
     """`12D3…k7Qm`, for tables."""
     return f"{peer[:4]}…{peer[-4:]}" if len(peer) > 12 else peer
+
+
+def is_meant(peer: str, said: str) -> bool:
+    """Whether somebody who says this means that peer: its id, how it begins, or the form of tables, with … or ... in the middle."""
+    begin, dots, end = said.replace("...", "…").partition("…")
+    return peer.startswith(begin) and peer.endswith(end) if dots else peer.startswith(said)
 
 
 PEERS_NAMED = 3

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.ids import short
+from dilocox.protocol.ids import is_meant, short
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import Happened
 from dilocox.views.reasons import advice
@@ -171,11 +171,11 @@ def _one(chain: ChainFile, number: int, told: str | None, peer: str) -> str:
     """The cluster whose id begins so, in this round or one of those before it."""
     rounds = [told] if told else []
     known = set(chain.head.roster).union(*(_roster(json.loads(each)) for each in rounds))
-    found = {name for name in known if name.startswith(peer)}
+    found = {name for name in known if is_meant(name, peer)}
     for earlier in range(number - 1, max(-1, number - LOOK_BACK), -1):
         if found:
             break
-        found = {name for name in _roster(json.loads(chain.detail(earlier) or "{}") or _NOBODY) if name.startswith(peer)}
+        found = {name for name in _roster(json.loads(chain.detail(earlier) or "{}") or _NOBODY) if is_meant(name, peer)}
     if len(found) != 1:
         which = "several clusters'" if found else "no cluster's"
         raise NotThere(f"{peer} begins {which} id around round {number}", code="no-such-peer")

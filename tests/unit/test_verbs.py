@@ -1,5 +1,6 @@
 """What a person can get wrong in front of a verb: one sentence, the right exit code, and no traceback."""
 
+import json
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from dilocox.cli import main as cli
 from dilocox.cli import show
+from dilocox.protocol.ids import is_meant, short
 from dilocox.transport.data_directory import DataDirectory
 
 LINK = "dilocox://" + "00" * 32 + "@12D3KooWnobody?at=127.0.0.1:1&cert="
@@ -185,3 +187,14 @@ def test_nobody_of_an_id_is_a_sentence(monkeypatch: pytest.MonkeyPatch):
     told = CliRunner().invoke(cli.app, ["peers", "nobody"])
     assert told.exit_code == 2
     assert told.stderr.startswith("error[no-such-peer]: nobody begins no peer's id")
+
+
+@pytest.mark.parametrize("said", ["12D3KooWx", "12D3KooWxabcdefghi", "12D3…fghi", "12D3...fghi", "12D3…"])
+def test_a_peer_is_said_as_its_id_begins_or_as_tables_have_it(said: str, monkeypatch: pytest.MonkeyPatch):
+    peer = "12D3KooWxabcdefghi"
+    monkeypatch.setattr(show, "api_call", lambda home, path: [{"peer": peer}, {"peer": "Qm" + peer}])
+    told = CliRunner().invoke(cli.app, ["peers", said, "--json"])
+    assert [row["peer"] for row in json.loads(told.stdout)] == [peer]
+    assert is_meant(peer, short(peer))
+    assert not is_meant(peer, "12D3…fghj")
+    assert not is_meant(peer, "12D4…fghi")
