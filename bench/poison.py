@@ -62,6 +62,8 @@ CENTERED = _more(TENSORS, "centered-clip", "outer.aggregate", outer={"aggregate"
 SCORING = {"voters": 32}
 SCORES = _more(TENSORS, "scores", "the defaults, and a committee of 32 that scores", scoring=SCORING)
 SCORES_CENTERED = _more(CENTERED, "scores + centered-clip", "both", scoring=SCORING)
+AWAY = _more(TENSORS, "scores, agreement 0", "as it was first: harm points away", scoring={**SCORING, "agreement": 0.0})
+AWAY_CENTERED = _more(CENTERED, "scores, agreement 0 + centered-clip", "both", scoring={**SCORING, "agreement": 0.0})
 DEFENCES = [
     NONE,
     CAP,
@@ -73,7 +75,11 @@ DEFENCES = [
     SCORES_CENTERED,
 ]
 """A defence that is to come is one more."""
-SCORED = {SCORES.name: TENSORS.name, SCORES_CENTERED.name: CENTERED.name}
+BY_NAME = [*DEFENCES, AWAY, AWAY_CENTERED]
+"""With those that no table has unless it is asked for."""
+SCORED = {defence.name: TENSORS.name for defence in (SCORES, AWAY)} | {
+    d.name: CENTERED.name for d in (SCORES_CENTERED, AWAY_CENTERED)
+}
 """Those that score, and what each is without."""
 
 
@@ -93,7 +99,7 @@ class Cell:
 
     def manifest(self) -> Manifest:
         arm = replace(next(arm for arm in ARMS if arm.name == CODECS[self.codec]), horizon=HORIZON)
-        defence = next(defence for defence in DEFENCES if defence.name == self.defence)
+        defence = next(defence for defence in BY_NAME if defence.name == self.defence)
         choice: dict[str, dict[str, Any]] = {}
         for settings in (arm.settings, arm.choices[0], SMALL, {"model": {"layers": self.layers}}, defence.settings):
             for section, values in settings.items():
@@ -321,7 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--codec", choices=CODECS, default=QUICK.codec, help="of the quick setting")
     parser.add_argument("--steps", type=int, default=QUICK.steps, help="inner steps of each cluster, of the quick setting")
     parser.add_argument("--seeds", type=int, default=QUICK.seeds, help="of the quick setting")
-    parser.add_argument("--defences", nargs="+", choices=[each.name for each in DEFENCES], help="only these columns")
+    parser.add_argument("--defences", nargs="+", choices=[each.name for each in BY_NAME], help="only these columns")
     parser.add_argument("--attacks", nargs="+", help="only these rows, and nobody's")
     parser.add_argument("--own-data", action="store_true", help="what a contribution does on its own samples and on others")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar does not hold")

@@ -29,7 +29,7 @@ class Root(TyperGroup):
     """The command whose verbs' options are also read from the environment."""
 
     def __init__(self, **attributes: Any) -> None:
-        super().__init__(**{**attributes, "commands": _Named(VERBS)})
+        super().__init__(**{**attributes, "commands": Verbs(VERBS, _name_variables)})
 
     def invoke(self, ctx: Any) -> Any:
         """Raises ConfigError where the environment holds what is no option."""
@@ -38,13 +38,9 @@ class Root(TyperGroup):
         return super().invoke(ctx)
 
 
-class _Named(Verbs):
-    """Whose options have their variables."""
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        super().__setitem__(name, command)
-        for verb, flag, option in _options(command, name):
-            option.envvar = variable(verb, flag)
+def _name_variables(name: str, command: Any) -> None:
+    for verb, flag, option in _options(command, name):
+        option.envvar = variable(verb, flag)
 
 
 def _looks_like_one(name: str) -> bool:

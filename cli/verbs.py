@@ -1,7 +1,7 @@
 """The verbs, and where each is found. One is loaded when it is said, or when all are listed: `dilocox status` comes up in half the
 time of `dilocox node`."""
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -40,24 +40,21 @@ VERBS = {
 """In the order of the help: the function, or the group of verbs, and the module here that has it."""
 
 
-class Verbs(MutableMapping[str, Any]):
+class Verbs(Mapping[str, Any]):
     """click's commands by name."""
 
-    def __init__(self, places: dict[str, str]) -> None:
-        self._places = places
+    def __init__(self, places: Mapping[str, str], prepare: Callable[[str, Any], None]) -> None:
+        """`prepare`: does what is to be done to a verb once it is loaded, by name."""
+        self._places, self._prepare = places, prepare
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
             module, _, attribute = self._places[name].partition(".")
-            self[name] = _command(name, getattr(import_module(f"dilocox.cli.{module}"), attribute))
+            command = _command(name, getattr(import_module(f"dilocox.cli.{module}"), attribute))
+            self._prepare(name, command)
+            self._loaded[name] = command
         return self._loaded[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._loaded[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._places[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

@@ -115,6 +115,7 @@ class _Duty:
     """An audit under way."""
 
     audit: Audit
+    work: asyncio.Task[None] | None = None
     wanted: set[bytes] = field(default_factory=set)
     """What is fetched for it."""
     room: int = 0
@@ -136,11 +137,10 @@ class Auditor:
         compute: Callable[[Task, Path], Awaitable[Found]] = in_a_process,
         free: Callable[[], int | None] = available_bytes,
         look_seconds: float = LOOK_SECONDS,
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`states`, `data`: fetch into the stores of these names. `compute`: raises LocalError where it cannot; `free`: bytes of
         memory."""
-        self._compute, self._free, self._look_seconds, self._now = compute, free, look_seconds, now
+        self._compute, self._free, self._look_seconds = compute, free, look_seconds
         self._us, self._manifest, self._chain = us, us.manifest, us.chain
         self._machine, self._place, self._states, self._data = machine, place, states, data
         self._one_at_a_time = asyncio.Lock()
@@ -152,32 +152,32 @@ class Auditor:
     async def run(self) -> None:
         """Until cancelled, where the run audits."""
         done: set[tuple[int, str]] = set()
-        running: dict[tuple[int, str], asyncio.Task[None]] = {}
-        looked = self._now()
+        looked = time.monotonic()
         try:
             while self._manifest.audit.segments:
                 head = self._chain.head
                 for audit in auditing.duties(head.audits, head.round, self._us.identity.peer):
-                    if audit.name not in done and audit.name not in running:
-                        self._duties[audit.name] = _Duty(audit)
-                        work = self._audit(self._duties[audit.name])
-                        running[audit.name] = asyncio.create_task(work, name=f"audit {short(audit.cluster)}")
-                for name in [name for name, task in running.items() if task.done()]:
-                    del self._duties[name]
-                    running.pop(name).result()
-                    done.add(name)
-                if not running:
+                    if audit.name not in done and audit.name not in self._duties:
+                        duty = self._duties[audit.name] = _Duty(audit)
+                        duty.work = asyncio.create_task(self._audit(duty), name=f"audit {short(audit.cluster)}")
+                for name, duty in list(self._duties.items()):
+                    if duty.work is not None and duty.work.done():
+                        del self._duties[name]
+                        duty.work.result()
+                        done.add(name)
+                if not self._duties:
                     await asyncio.to_thread(self._clear)
                 done = {name for name in done if name[0] >= head.round - auditing.WAIT}
                 await asyncio.sleep(self._look_seconds)
                 looked = self._count_time(looked)
         finally:
-            for task in running.values():
-                task.cancel()
+            for duty in self._duties.values():
+                if duty.work is not None:
+                    duty.work.cancel()
 
     def _count_time(self, since: float) -> float:
         """What passed since a look counts as asked where we heard the coordinator; a machine that slept asked nobody."""
-        now = self._now()
+        now = time.monotonic()
         if self._us.state.connected:
             for duty in self._duties.values():
                 duty.asked_seconds += min(now - since, 2 * self._look_seconds) if duty.asking else 0.0

@@ -216,7 +216,7 @@ def test_who_pauses_between_rounds_costs_the_others_nothing(seed: int):
     counted = [{item.cluster for item in chain.taken(body)} for body in rounds]
     late = [
         {item.peer for item in body.excluded} for body in rounds
-    ]  # who comes back is behind the others, and late now and then
+    ]  # phases here differ by half, and rounds of fewer close earlier
     assert {item.reason for body in rounds for item in body.excluded} <= {pb.REASON_LATE}
     away = [number for number, names in enumerate(counted) if paused not in names | late[number]]
     assert 0 < len(away) < len(rounds) - 3

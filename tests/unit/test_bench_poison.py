@@ -10,7 +10,7 @@ from bench.attacks import ATTACKS, Adversary, Seen, decoded
 from bench.committee import Votes
 from bench.lab import Lab
 from bench.own_data import differences, samples_read, summary
-from bench.poison import ARRIVAL, DEFENCES, SCORED, Cell, Judged, Setting, missed, missed_by_scores, train
+from bench.poison import ARRIVAL, BY_NAME, DEFENCES, SCORED, Cell, Judged, Setting, missed, missed_by_scores, train
 from bench.texts import Text, stdlib
 from dilocox.protocol.ledger import Lease
 
@@ -52,10 +52,10 @@ def test_a_copy_is_refused_and_what_passes_is_counted():
 
 def test_each_defence_is_more_than_the_one_before(tmp_path: Path):
     text = Text("none", tmp_path, "00" * 32)
-    runs = {defence.name: cell("live", defence.name, text).manifest() for defence in DEFENCES}
+    runs = {defence.name: cell("live", defence.name, text).manifest() for defence in BY_NAME}
     said = [
         (run.weight_cap, run.rounds.clip_ratio, run.tensor_clip_ratio, run.largest_rms, run.outer.aggregate)
-        for run in runs.values()
+        for run in (runs[defence.name] for defence in DEFENCES)
     ]
     assert said == [
         (0, 1024, 0, 1e6, "mean"),
