@@ -1,9 +1,21 @@
 """Fixtures that several suites share."""
 
 import os
+import resource
 from collections.abc import Iterator
 
 import pytest
+
+MOST_BYTES = 12 << 30
+"""Of memory, for each process of a test."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _memory() -> None:
+    """What takes more and more memory ends with MemoryError and the test's name, and not with everybody's processes killed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft == resource.RLIM_INFINITY or soft > MOST_BYTES:
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, hard))
 
 
 @pytest.fixture(scope="session", autouse=True)

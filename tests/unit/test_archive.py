@@ -2,6 +2,7 @@
 
 import os
 import threading
+import tracemalloc
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -161,6 +162,20 @@ def test_damage_is_found_and_the_head_before_is_read(fresh: Callable[[], Archive
     after = fresh()
     after.head()
     assert after.publish(head(after)).sequence == 2, "the damaged one's number is taken"
+
+
+def test_a_size_that_an_index_only_claims_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "CHUNK_BYTES", 1 << 16)  # hashes of the largest blob would be half a gigabyte
+    archive = create_archive(str(tmp_path / "archive"), digest(1), None)
+    blob = archive.write(b"short")
+    archive.storage.put(f"{archive.folder(blob)}/index", limits.BLOB_BYTES.to_bytes(8, "big"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteError, match="is damaged"):
+            archive.read(blob, limits.BLOB_BYTES)
+        assert tracemalloc.get_traced_memory()[1] < limits.MIB
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_transfer_that_was_cut_goes_on(fresh: Callable[[], Archive], tmp_path: Path):

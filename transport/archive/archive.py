@@ -162,13 +162,12 @@ class Archive:
             raise RemoteError(
                 pb.REASON_UNAVAILABLE, f"the archive {self.url} does not hold the blob {digest.hex()[:16]}…"
             ) from error
-        size = _SIZE.unpack_from(raw)[0] if len(raw) >= _SIZE.size else -1
-        end = _SIZE.size + 32 * chunk_count(max(0, size))
-        inline = raw[end:]
-        if 0 <= size <= limits.BLOB_BYTES and len(inline) == (size if size <= limits.CHUNK_BYTES else 0):
+        size = _SIZE.unpack_from(raw)[0] if len(raw) >= _SIZE.size else limits.BLOB_BYTES + 1
+        end = _SIZE.size + 32 * chunk_count(size)
+        if size <= limits.BLOB_BYTES and len(raw) == end + (size if size <= limits.CHUNK_BYTES else 0):
             hashes = [raw[at : at + 32] for at in range(_SIZE.size, end, 32)]
             if blob_digest(size, hashes) == digest:
-                return Index(size, hashes, inline)
+                return Index(size, hashes, raw[end:])
         raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"{name} in the archive {self.url} is damaged")
 
     def fetch(self, digest: bytes, store: BlobStore, most: int, stop: threading.Event | None = None) -> int:

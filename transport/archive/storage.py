@@ -107,7 +107,7 @@ class FolderStorage:
                 with (self.folder / name).open("rb") as file:
                     if (size := os.fstat(file.fileno()).st_size) > most:
                         raise _oversize(self.url, name, size, most)
-                    return file.read(most + 1)
+                    return file.read(size)
             except FileNotFoundError:
                 return None
 
