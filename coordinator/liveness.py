@@ -47,9 +47,13 @@ class Liveness:
         sign.heard_at, sign.heartbeat = self.clock(), heartbeat.body
         return True
 
-    def open_stream(self, peer: str, length: int) -> None:
-        self.signs[peer].streams += 1
-        self.signs[peer].length = length
+    def open_stream(self, peer: str, length: int) -> bool:
+        """Whether it counts: not of who was not heard, or is beyond that bound."""
+        sign = self.signs.get(peer)
+        if sign is None:
+            return False
+        sign.streams, sign.length = sign.streams + 1, length
+        return True
 
     def close_stream(self, peer: str) -> None:
         self.signs[peer].streams -= 1

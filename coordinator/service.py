@@ -452,7 +452,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             hello = open_envelope(request.hello, self._run_id, (pb.KIND_HEARTBEAT,))
         except RemoteError:
             return ""
-        if hello.peer != caller or not self.liveness.hear(hello):
+        if hello.peer != caller:
             return ""
-        self.liveness.open_stream(hello.peer, request.from_round)
-        return hello.peer
+        self.liveness.hear(hello)  # a later heartbeat may have overtaken it: it is this peer's stream all the same
+        return caller if self.liveness.open_stream(caller, request.from_round) else ""

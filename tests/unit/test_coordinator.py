@@ -516,6 +516,21 @@ async def test_strangers_of_one_address_share_a_rate_and_whom_we_know_has_its_ow
     assert mine.outcome is Outcome.ACCEPT
 
 
+async def test_a_heartbeat_that_overtakes_the_hello_costs_nobody_its_seat(desk: Desk):
+    """A daemon that lived anew beat before its stream was there, and was absent for as long as that stream was open."""
+    await desk.begin()
+    await desk.streams[0].aclose()
+    hello, later = desk.beat(0), desk.beat(0)
+    await desk.say(later)
+    stream = desk.service.follow(services.WatchRequest(from_round=1, hello=hello.envelope), identity(0).peer, "here")
+    await anext(stream)
+    desk.service.look_around()
+    assert identity(0).peer not in desk.state.absent
+    assert desk.service.liveness.signs[identity(0).peer].heartbeat == later.body
+    await stream.aclose()
+    assert identity(0).peer in desk.state.absent
+
+
 async def test_nobody_says_hello_for_another(desk: Desk):
     await desk.begin()
     await desk.streams[0].aclose()

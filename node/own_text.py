@@ -1,0 +1,35 @@
+"""What a cluster brings of its own to a run on private data: its text, and the account of what that gives away."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dilocox.node.data.check import check_own, must_bring_own
+from dilocox.node.privacy import Account, open_account
+from dilocox.node.settings import NodeSettings
+from dilocox.protocol.corpus import Corpus
+from dilocox.protocol.manifest import Manifest
+from dilocox.transport.corpora import last_built
+
+__all__ = ["OwnText", "open_own_text"]
+
+
+@dataclass(frozen=True)
+class OwnText:
+    folder: Path
+    digest: bytes
+    account: Account
+
+    def check(self, manifest: Manifest, shared: Corpus) -> None:
+        """Raises ConfigError where it is not whole, or does not fit the run. Blocking."""
+        check_own(manifest, shared, self.folder, self.digest)
+
+
+def open_own_text(settings: NodeSettings, home: Path, manifest: Manifest) -> OwnText | None:
+    """None where the run's data are what everybody trains on. Raises ConfigError where the run wants another text than was named,
+    and as `open_account`. Blocking."""
+    must_bring_own(manifest, settings.private)
+    if settings.private is None:
+        return None
+    digest = last_built(settings.private)
+    account = open_account(home, manifest, settings.private, digest, settings.budget, settings.gives_up_bound)
+    return OwnText(settings.private, digest, account)
