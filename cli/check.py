@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -45,12 +45,15 @@ __all__ = ["check"]
 MARKS = {Level.FINE: ("ok", "green"), Level.ODD: ("odd", "yellow"), Level.WRONG: ("wrong", "bold red")}
 FOLDERS = {Role.NODE: "node", Role.HOLDER: "holder", Role.ARCHIVE: "archive"}
 """Without --home: where each of them keeps its own."""
+SAID = ("COMMANDLINE", "ENVIRONMENT")
+"""Where an option comes from that somebody said, as click names it."""
 EXAMPLES = "llama-10m"
 """The preset whose value of a key is shown beside a wrong one."""
 
 
 @grouped
 def check(
+    context: typer.Context,
     own: PrivateOptions,
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN.toml|LINK]", help="A run file, a join link, or @FILE that holds one.")
@@ -80,13 +83,31 @@ def check(
                 bar.begin("looking at this machine and its data")
                 found += [*of_run(seen.manifest), *of_machine(seen.manifest, here)]
                 found += of_own_data(seen.manifest, here) if role is Role.NODE else ()
-        where = " --archive URL" if role is Role.ARCHIVE else ""
-        say(found, as_json, f"join with: dilocox {role} --join {shlex.quote(run)}{where}")
+        say(found, as_json, f"join with: {_command(context, role, f'--join {shlex.quote(run)}')}")
     else:
         path = Path(run)
         with working("looking at the run, this machine and its data"):
             found += _of_file(path, here, weights)
-        say(found, as_json, f"serve it with: dilocox coordinator {path}")
+        if role is Role.NODE:
+            say(found, as_json, f"serve it with: {_command(context, 'coordinator', shlex.quote(str(path)))}")
+        else:
+            say(found, as_json, f"once it is served: {_command(context, role, '--join LINK')}")
+
+
+def _command(context: typer.Context, verb: str, words: str) -> str:
+    """With what was said to this one and that one knows too."""
+    root: Any = context.find_root().command
+    takes = {flag for option in root.commands[verb].params for flag in option.opts}
+    told = []
+    for option in context.command.params:
+        name = option.name or ""
+        if option.opts[0] in takes and (source := context.get_parameter_source(name)) is not None and source.name in SAID:
+            said = context.params[name]
+            told += [
+                f"{option.opts[0]} {shlex.quote(str(each))}" for each in (said if isinstance(said, list | tuple) else [said])
+            ]
+    where = ["--archive URL"] if verb == Role.ARCHIVE else []
+    return " ".join([f"dilocox {verb} {words}", *told, *where])
 
 
 def _here(

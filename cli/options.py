@@ -124,7 +124,7 @@ class TraceOptions:
         typer.Option(
             metavar="URL",
             help="Send rounds as OpenTelemetry traces to a collector, by OTLP over HTTP, such as http://127.0.0.1:4318; @FILE "
-            "holds the URL.",
+            "holds the URL, and headers in lines of their own.",
         ),
     ] = None
 

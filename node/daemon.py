@@ -5,7 +5,6 @@ import logging
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 
 from dilocox.node.api.server import create_node_app
 from dilocox.node.attendance import Attendance
@@ -15,7 +14,7 @@ from dilocox.node.auditor import Auditor, AuditPlaces
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.check import of_room
 from dilocox.node.coordinator_link import CoordinatorLink
-from dilocox.node.data.check import check_corpus, check_own, must_bring_own
+from dilocox.node.data.check import check_corpus
 from dilocox.node.data.supply import Supply
 from dilocox.node.employed import Employed, has_trained, worker_pool
 from dilocox.node.exchange import Exchange
@@ -23,9 +22,10 @@ from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.imported import import_weights
 from dilocox.node.machine import this_machine
 from dilocox.node.own import OwnStatements
+from dilocox.node.own_text import OwnText, open_own_text
 from dilocox.node.participant import Participant
 from dilocox.node.place import MANIFEST, Place, keep_manifest, make_holding, open_chain, run_peer
-from dilocox.node.privacy import open_account, steps_left
+from dilocox.node.privacy import steps_left
 from dilocox.node.settings import NodeSettings
 from dilocox.node.starts import Starts
 from dilocox.protocol import phase
@@ -36,7 +36,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.transport.archive.source import ArchiveSource
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.corpora import Shelf, last_built, named_store
+from dilocox.transport.corpora import Shelf, named_store
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.diary import open_diary
 from dilocox.transport.room import lack_of_room
@@ -71,20 +71,14 @@ async def _take_part(
         for finding in await asyncio.to_thread(lambda: [*of_room(manifest, home.folder, devices)]):
             if finding.level is not Level.FINE:
                 log.warning("%s: %s", finding.about, finding.says)
-    must_bring_own(manifest, settings.private)
-    own_text = await asyncio.to_thread(last_built, settings.private) if settings.private is not None else b""
-    account = None
-    if settings.private is not None:
-        account = await asyncio.to_thread(
-            open_account, home.folder, manifest, settings.private, own_text, settings.budget, settings.gives_up_bound
-        )
+    own_text = await asyncio.to_thread(open_own_text, settings, home.folder, manifest)
     place.door.tell(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
     keep_manifest(place, manifest)
     if not settings.data:  # what an operator named is not for others, unless they find it with the coordinator
         place.blobs.shelves = (Shelf(data, bytes.fromhex(manifest.data.digest)),)
     place.door.tell("reading the chain")
-    pool = worker_pool(settings, machine, home, place, data, own_text, account)
+    pool = worker_pool(settings, machine, home, place, data, own_text)
     closing.push_async_callback(pool.close)
     await pool.open()
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
@@ -97,9 +91,9 @@ async def _take_part(
             manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder, place.door.tell
         )
         await tasks.race(coming)
-    if account is not None:
+    if own_text is not None:
         steps, trained = steps_left(manifest, chain.head), has_trained(place.folder)
-        await asyncio.to_thread(account.lay_out, steps, manifest.rounds.inner_steps, trained)
+        await asyncio.to_thread(own_text.account.lay_out, steps, manifest.rounds.inner_steps, trained)
     open_chain(place, chain, tasks)
     network.directory.know(chain.parties)
     about = {"name": settings.name, "run": manifest.run.name, "run_id": link.run_id.hex(), "peer": me.peer, "role": "node"}
@@ -124,14 +118,16 @@ async def _take_part(
     prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover
     crew = Employed(
-        settings, machine, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks, account, own_text
+        settings, machine, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks, own_text
     )
     participant = Participant(
         me, manifest, chain, own, coordinator, network.directory, exchange, tasks, events, prover, crew.workers, lead
     )
     supply = Supply(manifest, data, supplies, lambda: chain.parties, participant.tell, bool(settings.data))
     challenger = Challenger(manifest, network.directory, place.channels)
-    attendance = Attendance(participant, tasks, place.folder, settings.hours, account)
+    attendance = Attendance(
+        participant, tasks, place.folder, settings.hours, own_text.account if own_text is not None else None
+    )
     await attendance.look()
     app = create_node_app(
         participant,
@@ -154,7 +150,7 @@ async def _take_part(
     tasks.start(participant.watch(), "watch")
     tasks.start(participant.offer(), "offer")
     tasks.start(attendance.keep(), "hours")
-    tasks.start(_train(supply, participant, attendance, tasks, settings.private, own_text), "supervise")
+    tasks.start(_train(supply, participant, attendance, tasks, own_text), "supervise")
     tasks.start(participant.beat(), "beat")
     tasks.start(holding.supply(starts.newest_snapshot), "supply holders")
     places = AuditPlaces(home.folder, place.folder / MANIFEST, data, place.store, states, bool(settings.data))
@@ -173,11 +169,11 @@ def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
 
 
 async def _train(
-    supply: Supply, participant: Participant, attendance: Attendance, tasks: Tasks, private: Path | None, own_text: bytes
+    supply: Supply, participant: Participant, attendance: Attendance, tasks: Tasks, own_text: OwnText | None
 ) -> None:
     corpus = await supply.begin()
-    if private is not None:
-        await asyncio.to_thread(check_own, participant.manifest, corpus, private, own_text)
+    if own_text is not None:
+        await asyncio.to_thread(own_text.check, participant.manifest, corpus)
     reading = partial(phase.reading, participant.manifest, participant.cluster)
     following = supply.follow(
         corpus, lambda: reading(participant.chain.head), lambda: participant.progress.waiting == phase.SAMPLES_COMING

@@ -13,9 +13,9 @@ from dilocox.node.exchange import Exchange
 from dilocox.node.generations import Generations
 from dilocox.node.holding import Holding
 from dilocox.node.machine import Machine
+from dilocox.node.own_text import OwnText
 from dilocox.node.participant import Participant, Workers
 from dilocox.node.place import MANIFEST, Place
-from dilocox.node.privacy import Account
 from dilocox.node.settings import NodeSettings
 from dilocox.node.starts import Starts
 from dilocox.node.worker_settings import WorkerSettings
@@ -49,8 +49,7 @@ def worker_pool(
     home: DataDirectory,
     place: Place,
     data: BlobStore,
-    own_text: bytes,
-    account: Account | None,
+    own: OwnText | None,
 ) -> WorkerPool:
     def environment(socket: str, launch: Launch) -> dict[str, str]:
         return WorkerSettings(
@@ -66,10 +65,10 @@ def worker_pool(
             data=data.folder,
             step_seconds=settings.step_seconds,
             checkpoint_every=settings.checkpoint_every,
-            private=settings.private,
-            private_digest=own_text.hex(),
-            clip=account.budget.clip if account is not None else 0.0,
-            noise=account.noise if account is not None else 0.0,
+            private=own.folder if own is not None else None,
+            private_digest=own.digest.hex() if own is not None else "",
+            clip=own.account.budget.clip if own is not None else 0.0,
+            noise=own.account.noise if own is not None else 0.0,
         ).environment()
 
     return WorkerPool(home.folder, environment)
@@ -91,9 +90,13 @@ class Employed:
     holding: Holding
     pool: WorkerPool
     tasks: Tasks
-    account: Account | None
-    own_text: bytes
-    """Digest of our own data; empty: the run's are what we train on."""
+    own: OwnText | None
+    """None: the run's data are what we train on."""
+
+    @property
+    def _own_text(self) -> bytes:
+        """Its digest; empty where there is none."""
+        return self.own.digest if self.own is not None else b""
 
     def workers(self, participant: Participant) -> Workers:
         machine, interface = self.machine, self.settings.interface or LOOPBACK
@@ -115,7 +118,7 @@ class Employed:
                 self.tasks,
                 participant.feed,
                 participant.tell,
-                self.own_text,
+                self._own_text,
             )
         others = self.settings.boxes - 1
         if others:
@@ -140,7 +143,7 @@ class Employed:
             participant.feed,
             participant.emit,
             participant.tell,
-            self.account,
+            self.own.account if self.own is not None else None,
         )
 
     def _admission(self, cuda: bool, others: int) -> BoxAdmission:
@@ -154,4 +157,4 @@ class Employed:
         write_atomically(path, f"{ClusterLink(secret, lead, join)}\n".encode(), mode=0o600)
         start = "dilocox node --cluster cluster.link --cluster-interface INTERFACE --host ITS.ADDRESS"
         log.info("copy %s to the other %d boxes of this cluster, and start each with: %s", path, others, start)
-        return BoxAdmission(join.run_id, self.identity.peer, secret, cuda, others, self.own_text)
+        return BoxAdmission(join.run_id, self.identity.peer, secret, cuda, others, self._own_text)

@@ -273,7 +273,7 @@ class Testnet:
         """Send a signal to a member's daemon. Raises LocalError when it does not run."""
         facts = member.facts()
         if facts is None:
-            raise LocalError(f"{member.name} does not run")
+            raise LocalError(f"{member.name} does not run. Start it: dilocox testnet start {member.name}")
         os.kill(facts["pid"], number)
 
     def running(self) -> list[Member]:

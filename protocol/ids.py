@@ -3,6 +3,7 @@
 A peer id is libp2p's: base58btc of the identity multihash of the protobuf-wrapped Ed25519 key, hence `12D3Koo…`.
 """
 
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +39,9 @@ def key_of_peer(peer: str) -> bytes:
     if len(peer) > 64:
         raise ValueError("too long for a peer id")
     for character in peer:
-        number = number * 58 + _ALPHABET.index(character)
+        if (digit := _ALPHABET.find(character)) < 0:
+            raise ValueError("not the peer id of an Ed25519 key")
+        number = number * 58 + digit
     raw = number.to_bytes(len(_PREFIX) + 32, "big") if number.bit_length() <= 8 * 38 else b""
     if not raw.startswith(_PREFIX) or peer_id(raw[len(_PREFIX) :]) != peer:
         raise ValueError("not the peer id of an Ed25519 key")
@@ -106,15 +109,22 @@ class JoinLink:
                 raise ValueError("it does not begin with dilocox://")
             run, _, rest = rest.partition("@")  # by hand: URL parsers lower-case host names
             coordinator, _, query = rest.partition("?")
-            run_id = bytes.fromhex(run)
-            if len(run_id) != 32:
+            if re.fullmatch(r"[0-9a-fA-F]{64}", run) is None:
                 raise ValueError("the run id is not 64 hexadecimal digits")
             key_of_peer(coordinator)
             values = parse_qs(urlsplit("?" + query).query)
-            certificate = urlsafe_b64decode(values.get("cert", [""])[0] + "=")
-            if len(certificate) != 32:
+            digest = values.get("cert", [""])[0]
+            if re.fullmatch(r"[0-9A-Za-z_-]{43}", digest) is None:
                 raise ValueError("cert= is not a SHA-256 digest in base64url")
-            link = cls(run_id, coordinator, values.get("at", [""])[0], certificate, tuple(values.get("dht", ())))
+            if re.fullmatch(r".+:[0-9]{1,5}", values.get("at", [""])[0]) is None:
+                raise ValueError("at= is not HOST:PORT")
+            link = cls(
+                bytes.fromhex(run),
+                coordinator,
+                values.get("at", [""])[0],
+                urlsafe_b64decode(digest + "="),
+                tuple(values.get("dht", ())),
+            )
             host, port = link.endpoint
             if not host or not 0 < port < 1 << 16:
                 raise ValueError("at= is not HOST:PORT")

@@ -23,10 +23,11 @@ from dilocox.protocol.events import NOTABLE
 from dilocox.transport.event_log import EventLog, Happened
 from dilocox.transport.files import read_checked, write_atomically
 
-__all__ = ["Command", "Notice", "Notifier", "Webhook", "is_url", "parse_notice", "post_json", "read_secret"]
+__all__ = ["NO_HEADERS", "Command", "Notice", "Notifier", "Webhook", "is_url", "parse_notice", "post_json", "read_secret"]
 
 log = logging.getLogger(__name__)
 
+NO_HEADERS: Mapping[str, str] = {}
 TELL_SECONDS = 10.0
 """Whoever takes longer to listen has not heard."""
 AGAIN_SECONDS = 300.0
@@ -44,10 +45,10 @@ class Notice(Protocol):
         """Within TELL_SECONDS; why it did not work, or nothing. Raises nothing."""
 
 
-async def post_json(url: str, body: bytes) -> str:
-    """Within TELL_SECONDS; why it did not work, or nothing. Raises nothing."""
+async def post_json(url: str, body: bytes, more: Mapping[str, str] = NO_HEADERS) -> str:
+    """`more`: headers. Within TELL_SECONDS; why it did not work, or nothing. Raises nothing."""
     timeout = aiohttp.ClientTimeout(total=TELL_SECONDS)
-    headers = {"Content-Type": "application/json"}
+    headers = {**more, "Content-Type": "application/json"}
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,

@@ -15,6 +15,7 @@ A round under way when a daemon starts is not told by it. Nothing waits for who 
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -24,7 +25,7 @@ from urllib.parse import urlsplit
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.event_log import EventLog, Happened
-from dilocox.transport.notify import is_url, post_json, read_secret
+from dilocox.transport.notify import NO_HEADERS, is_url, post_json, read_secret
 
 __all__ = ["Collector", "Rounds", "Span", "Tracer", "parse_collector"]
 
@@ -37,6 +38,8 @@ NANOSECONDS = 1_000_000_000
 
 class Collector(NamedTuple):
     url: str
+    headers: Mapping[str, str] = NO_HEADERS
+    """Such as who asks."""
 
     @property
     def name(self) -> str:
@@ -45,11 +48,16 @@ class Collector(NamedTuple):
 
 
 def parse_collector(text: str) -> Collector:
-    """A URL to which `/v1/traces` is added, or @FILE that holds it. Raises ConfigError, which does not show it."""
-    url = read_secret("--traces", text)
+    """A URL to whose path `/v1/traces` is added, or @FILE that holds it, and headers in lines of their own (`Authorization: …`).
+    Raises ConfigError, which does not show it."""
+    url, *lines = read_secret("--traces", text).splitlines() or [""]
     if not is_url(url):
         raise ConfigError("--traces is no URL of a collector of OpenTelemetry traces, such as http://127.0.0.1:4318")
-    return Collector(url.rstrip("/") + "/v1/traces")
+    headers = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines if line.strip())}
+    if not all(re.fullmatch(r"[A-Za-z0-9-]+", name) and value and value.isprintable() for name, value in headers.items()):
+        raise ConfigError("--traces: a line after the URL is no header, such as Authorization: Bearer …")
+    parts = urlsplit(url)
+    return Collector(parts._replace(path=parts.path.rstrip("/") + "/v1/traces", fragment="").geturl(), headers)
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,9 @@ class Tracer:
             spans = [span for event in page for span in self._rounds.saw(event)]
             if not spans:
                 continue
-            why = await post_json(self._collector.url, json.dumps(document(spans, self._about)).encode())
+            why = await post_json(
+                self._collector.url, json.dumps(document(spans, self._about)).encode(), self._collector.headers
+            )
             if why and self._heard:
                 log.warning("%s does not take them: %s", self._collector.name, why)
             self._heard = not why

@@ -164,10 +164,10 @@ def add_run_routes(
         return web.Response(text=text, content_type="application/json")
 
     async def get_round(request: web.Request) -> web.Response:
-        text = request.match_info["number"]
-        detail = chain.detail(int(text)) if text.isdecimal() and len(text) < 10 else None
+        number = _round_of(request)
+        detail = chain.detail(number)
         if detail is None:
-            raise Problem("no-such-round", f"no commit for round {text[:10]}")
+            raise Problem("no-such-round", f"no commit for round {number}")
         return web.Response(text=detail, content_type="application/json")
 
     app.router.add_get("/v1/peers", get_peers)
@@ -179,14 +179,20 @@ def add_run_routes(
     app.router.add_get("/v1/explain/{number}", _explainer(chain, events, me))
 
 
+def _round_of(request: web.Request) -> int:
+    """Raises Problem where the path names none."""
+    text = request.match_info["number"]
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise Problem("no-round", f"which round? {request.path.rpartition('/')[0]}/NUMBER")
+    return int(text)
+
+
 def _explainer(chain: ChainFile, events: EventLog, me: str) -> Handler:
     @takes(PEER)
     async def get_explanation(request: web.Request) -> web.Response:
-        number, peer = request.match_info["number"], PEER.read(request)
-        if not (number.isascii() and number.isdecimal() and len(number) < 10):
-            raise Problem("no-round", "which round? /v1/explain/NUMBER")
+        number, peer = _round_of(request), PEER.read(request)
         try:
-            said = await asyncio.to_thread(explain, chain, lambda round: events.read(0, round), int(number), peer, me)
+            said = await asyncio.to_thread(explain, chain, lambda round: events.read(0, round), number, peer, me)
         except NotThere as error:
             raise Problem(error.code, str(error)) from error
         return json_response(said)

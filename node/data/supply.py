@@ -165,7 +165,7 @@ class Supply:
             try:
                 while not fetching.done():
                     held = self._there + self._exchange.statistics().held
-                    progress = f": {held / 1e6:,.0f} of {self._total / 1e6:,.0f} MB" if self._total else ""
+                    progress = f": {held / 1e6:,.1f} of {self._total / 1e6:,.1f} MB" if self._total else ""
                     self._say(f"fetching the run's data{progress}")
                     await asyncio.wait({fetching}, timeout=LOOK_SECONDS)
                 return await fetching

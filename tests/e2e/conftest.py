@@ -41,8 +41,8 @@ microbatches = 2
 rank = 8
 [rounds]
 count = {count}
-inner_steps = 40
-max_inner_steps = 400
+inner_steps = 20
+max_inner_steps = 200
 synchronous_rounds = 1
 min_clusters = 2
 start_clusters = 3
@@ -183,7 +183,7 @@ def build(
         assert f"\n{line}\n" in run
         run = run.replace(f"\n{line}\n", f"\n{instead}\n")
     run = run.replace("[model]", f"holders = {list(holders)}\n[model]", 1)
-    arguments = ["--devices", "2", "--threads", "1", "--step-seconds", "0.03", *options]  # two cores for many daemons
+    arguments = ["--devices", "2", "--threads", "1", "--step-seconds", "0.1", *options]  # two cores for many daemons
     key = (folder / "e2e.key").read_bytes()
     testnet = Testnet.create(folder / "t", run.encode(), key, nodes, arguments, stdlib().folder, boxes, lines)
     testnet.members[-1].arguments.append("--no-dht")  # it is dialled, and dials, by what the coordinator passes on

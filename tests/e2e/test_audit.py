@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 OPTIONS = ["--devices", "1", "--step-seconds", "1"]
 """Three audits a round fit into it on two cores: most of each is the start of its process."""
-CHANGES = {"[rounds]": "[audit]\nsegments = 4\nshare = 0.25\n[rounds]", "max_inner_steps = 400": "max_inner_steps = 80"}
+CHANGES = {"[rounds]": "[audit]\nsegments = 4\nshare = 0.25\n[rounds]", "max_inner_steps = 200": "max_inner_steps = 80"}
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ def test_the_other_overlaps_train_to_one_state(tmp_path: Path, overlap: str):
 @pytest.mark.thorough
 def test_time_boxed_rounds_with_an_adaptive_codec_train_to_one_state(tmp_path: Path):
     codec = '[compression]\ncodec = "topk-int2"\nk = 300\nentropy_coding = true\nadapt = "error-budget"\nerror_budget = 0.3'
-    changes = {"[compression]\nrank = 8": codec, "inner_steps = 40\n": "inner_steps = 40\nround_seconds = 1.5\n"}
+    changes = {"[compression]\nrank = 8": codec, "inner_steps = 20\n": "inner_steps = 20\nround_seconds = 1.5\n"}
     process = start(tmp_path, 5, "--devices", "2", "--no-baseline", changes=changes)
     output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, output

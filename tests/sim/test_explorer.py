@@ -19,7 +19,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from tests.helpers import COORDINATOR, digest, identity, manifest
 from tests.sim.swarm import Swarm
 
-SCHEDULES = int(os.environ.get("DILOCOX_SCHEDULES", "500"))
+SCHEDULES = int(os.environ.get("DILOCOX_SCHEDULES", "200"))
 PEERS = 5
 FAULTS_END = 150.0
 """Seconds after the beginning: from then on everybody works who will ever work again."""

@@ -163,8 +163,13 @@ def test_a_link_is_advised_as_a_shell_takes_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(check, "see_run", seen)
     link = str(JoinLink(bytes(32), COORDINATOR.peer, "127.0.0.1:1", bytes(32), ("/ip4/127.0.0.1/tcp/1",)))
     assert "&" in link
-    told = CliRunner().invoke(app, ["check", link, "--home", str(tmp_path)]).output
-    assert f"nothing is wrong; join with: dilocox node --join '{link}'" in told.replace("\n", "")
+    said = ["--home", str(tmp_path), "--port", "0", "--data", f"some={tmp_path}", "--data", f"other={tmp_path}"]
+    told = CliRunner().invoke(app, ["check", link, *said, "--json"]).output
+    assert "join with" not in told
+    told = CliRunner().invoke(app, ["check", link, *said]).output
+    assert f"nothing is wrong; join with: dilocox node --join '{link}' {' '.join(said)}\n" in told
+    told = CliRunner().invoke(app, ["check", link, "--as", "archive"], env={"DILOCOX_CHECK__HOST": "h.example"}).output
+    assert f"dilocox archive --join '{link}' --host h.example --archive URL\n" in told
 
 
 def test_data_of_ones_own_are_looked_at_with_a_run_file_too(right: Path, tmp_path: Path):
@@ -332,6 +337,8 @@ def test_a_run_file_is_checked_as_a_holder_too(right: Path, tmp_path: Path):
     assert code == 0, found
     assert [finding["about"] for finding in found if finding["level"] == "odd"] == ["admission"]
     assert not {finding["about"] for finding in found} & {"devices", "memory", str(right.with_suffix(".key"))}
+    told = CliRunner().invoke(app, ["check", str(right), "--as", "hold", "--home", str(tmp_path / "new")])
+    assert f"once it is served: dilocox hold --join LINK --home {tmp_path / 'new'}\n" in told.output
     told = CliRunner().invoke(app, ["check", str(right), "--as", "hold", "--devices", "2"])
     assert "--devices, --cluster-interface and --private are for a node" in str(told.exception)
 

@@ -53,7 +53,7 @@ def test_every_preset_builds_on_the_meta_device_and_counts(name: str):
 
 
 @pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("name", ["tiny", "llama-10m"])
+@pytest.mark.parametrize("name", ["tiny", pytest.param("llama-10m", marks=pytest.mark.thorough)])
 def test_small_presets_learn(name: str):
     run = Manifest.from_toml(render_preset(name, name, "00" * 32))
     run = run.model_copy(update={"model": run.model.model_copy(update={"sequence_length": 16})})

@@ -122,17 +122,19 @@ async def test_a_collector_gets_them_and_nobody_waits_for_one_that_does_not_answ
 
     async def take(request: web.Request) -> web.Response:
         assert request.content_type == "application/json"
+        assert request.headers["Authorization"] == "Bearer of the test"
         bodies.append(await request.json())
         return web.Response(status=status[0])
 
     app = web.Application()
     app.router.add_post("/v1/traces", take)
     async with TestServer(app) as server:
+        (told := tmp_path / "collector").write_text(f"{server.make_url('/')}\n\nAuthorization: Bearer of the test\n")
         log, tasks = EventLog(tmp_path / EVENTS), Tasks()
         log.add(applied(0, 0))
         log.flush()
         tasks.start(log.run(), "events")
-        tasks.start(Tracer(parse_collector(str(server.make_url("/"))), log, ABOUT).run(), "traces")
+        tasks.start(Tracer(parse_collector(f"@{told}"), log, ABOUT).run(), "traces")
         await asyncio.sleep(0)
         told_of = list[int]()
         for number in (1, 2, 3):
@@ -165,7 +167,9 @@ def test_where_they_go_is_a_url_and_may_be_a_secret(tmp_path: Path):
     found = parse_collector(f"@{tmp_path / 'collector'}")
     assert found == Collector("https://traces.example/SECRET/v1/traces")
     assert found.name == "the collector of traces at traces.example"
-    for wrong in ("SECRET", "ftp://SECRET", "http://", f"@{tmp_path / 'nowhere'}"):
+    assert parse_collector("http://some.example/otlp?team=SECRET").url == "http://some.example/otlp/v1/traces?team=SECRET"
+    (tmp_path / "no header").write_text("https://traces.example/\nBearer SECRET\n")
+    for wrong in ("SECRET", "ftp://SECRET", "http://", f"@{tmp_path / 'nowhere'}", f"@{tmp_path / 'no header'}"):
         with pytest.raises(ConfigError, match="--traces") as caught:
             parse_collector(wrong)
         assert "SECRET" not in str(caught.value)
