@@ -1,9 +1,5 @@
 """Workers of a mesh, pipelines and copies of them, in real processes compute what one process computes."""
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,68 +16,9 @@ from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import stage_weights
 from dilocox.transport.blobs import BlobStore
+from tests.golden.mesh_worker import work
 from tests.helpers import manifest
-
-SCRIPT = """
-import hashlib, json, pathlib, sys
-import torch, torch.distributed as dist
-from dilocox.node.training.mesh import Mesh
-from dilocox.node.training.rendezvous import join_generation
-from dilocox.node.training.trainer import Trainer
-from dilocox.node.training.data import UNTRAINED, load_dataset
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import BlobStore
-join_generation("gloo")
-rank, workers = dist.get_rank(), dist.get_world_size()
-torch.set_num_threads(1)
-run = Manifest.from_canonical(open(sys.argv[1], "rb").read())
-mesh = Mesh(rank, workers, int(sys.argv[3]))
-trainer = Trainer(run, mesh)
-trainer.load_frozen(BlobStore(pathlib.Path(sys.argv[2])))
-trainer.load_initial()
-
-def held():  # by stage, a digest of what this worker trains with
-    live = {number: b"".join(tensor.numpy().tobytes() for tensor in trainer.live(stage)) for number, stage in trainer.live_stages()}
-    return {number: hashlib.sha256(bits).hexdigest() for number, bits in live.items()}
-
-data = load_dataset(run, pathlib.Path(sys.argv[2]))
-
-def batch(i):
-    inputs, targets = data.batch([4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3])
-    for row in range(len(targets) if sys.argv[4] == "masked" else 0):
-        targets[row, : (i + 5 * row) % 15] = UNTRAINED  # of each row another share
-    return inputs, targets
-
-results = [trainer.step(*batch(i), flags=lambda: [1.0, rank]) for i in range(4)]
-trained = held()
-trainer.end_phase(1, restart=False)
-evaluation = trainer.evaluate_committed(data)
-
-class Kept:  # bytes that autograd keeps, storage by storage
-    weights = {tensor.untyped_storage().data_ptr() for _, stage in trainer.live_stages() for tensor in trainer.live(stage)}
-    storages, peak = {}, 0
-
-    def __init__(self, tensor):
-        self.tensor, self.at = tensor, tensor.untyped_storage().data_ptr()
-        if self.at not in Kept.weights:
-            users, size = Kept.storages.get(self.at, (0, tensor.untyped_storage().nbytes()))
-            Kept.storages[self.at] = users + 1, size
-            Kept.peak = max(Kept.peak, sum(size for _, size in Kept.storages.values()))
-
-    def __del__(self):
-        if self.at not in Kept.weights:
-            users, size = Kept.storages.pop(self.at)
-            if users > 1:
-                Kept.storages[self.at] = users - 1, size
-
-with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
-    inputs, targets = data.batch([16, 17, 18, 19])
-    trainer.pipeline.step(mesh.share(inputs), mesh.share(targets), targets.numel())
-told = [[r.loss, r.gradient_norm, *r.flags] for r in results] + [[evaluation]]
-where = {"copy": mesh.copy, "states": len(trainer.states), "peak": Kept.peak}
-print(json.dumps({"told": told, "held": {stage: [trained[stage], digest] for stage, digest in held().items()}, **where}))
-dist.destroy_process_group()
-"""
+from tests.processes import in_processes
 
 
 @dataclass(frozen=True)
@@ -103,18 +40,11 @@ def run_mesh(
     run = manifest(data=text.settings, model={"stages": stages, "layers": 6}, training={"microbatches": 4, **training})
     run = on_adapters(run, BlobStore(text.folder)) if lora else run
     path.write_bytes(run.canonical_bytes())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(path), str(text.folder), str(copies), "masked" if masked else ""],
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(workers), RENDEZVOUS: str(folder / named)},
-        )
+    meetings = [
+        {"RANK": str(rank), "WORLD_SIZE": str(workers), RENDEZVOUS: str(folder / f"meeting-{named}-{masked}-{lora}")}
         for rank in range(workers)
     ]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * workers
-    per_worker = [json.loads(output) for output in outputs]
+    per_worker = in_processes(work, [(meeting, path, text.folder, copies, masked) for meeting in meetings])
     assert all(result["told"] == per_worker[0]["told"] for result in per_worker), "workers disagree about a step"
     assert [result["states"] > 0 for result in per_worker] == [result["copy"] == 0 for result in per_worker]
     held: dict[str, list[str]] = {}
