@@ -95,9 +95,10 @@ def check(
 
 
 def _command(context: typer.Context, verb: str, words: str) -> str:
-    """With what was said to this one and that one knows too."""
+    """With what was said to this one and that one knows too; a coordinator has a folder and a port of its own."""
     root: Any = context.find_root().command
     takes = {flag for option in root.commands[verb].params for flag in option.opts}
+    takes -= {"--home", "--port"} if verb == "coordinator" else set()
     told = []
     for option in context.command.params:
         name = option.name or ""
@@ -107,6 +108,7 @@ def _command(context: typer.Context, verb: str, words: str) -> str:
                 f"{option.opts[0]} {shlex.quote(str(each))}" for each in (said if isinstance(said, list | tuple) else [said])
             ]
     where = ["--archive URL"] if verb == Role.ARCHIVE else []
+    where += ["--cluster-boxes N"] if any("--cluster-interface" in each for each in told) else []
     return " ".join([f"dilocox {verb} {words}", *told, *where])
 
 

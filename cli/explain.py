@@ -19,6 +19,7 @@ from dilocox.cli.common import (
     telling_daemon,
 )
 from dilocox.cli.exits import Exit
+from dilocox.protocol import limits
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import load_identity
 from dilocox.transport.event_log import EVENTS, Happened, read_page
@@ -32,7 +33,7 @@ HELP_LABEL = 12
 
 
 def explain(
-    number: Annotated[int, typer.Argument(metavar="N", min=0, max=(1 << 31) - 1, help="The round.")],
+    number: Annotated[int, typer.Argument(metavar="N", min=0, max=limits.ROUNDS - 1, help="The round.")],
     peer: Annotated[
         str, typer.Argument(metavar="[PEER]", help="A cluster: the beginning of its id, or as tables have it, 12D3…k7Qm.")
     ] = "",

@@ -23,6 +23,7 @@ from dilocox.cli.common import (
 )
 from dilocox.cli.exits import Exit
 from dilocox.node.tiling import listed
+from dilocox.protocol import limits
 from dilocox.protocol.ids import is_meant, short
 from dilocox.transport.chain_file import ChainFile
 from dilocox.views import rows as views
@@ -296,7 +297,7 @@ def stages(home: AskOption = None, as_json: JsonOption = False) -> None:
 
 
 def rounds(
-    round: Annotated[int | None, typer.Argument(metavar="[N]", help="One round in full.")] = None,
+    round: Annotated[int | None, typer.Argument(metavar="[N]", min=0, max=limits.ROUNDS - 1, help="One round in full.")] = None,
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:

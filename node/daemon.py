@@ -5,6 +5,7 @@ import logging
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 
 from dilocox.node.api.server import create_node_app
 from dilocox.node.attendance import Attendance
@@ -68,9 +69,7 @@ async def _take_part(
     coordinator = CoordinatorLink(link, network.directory, place.channels)
     manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
     if settings.boxes == 1 and settings.cluster is None:
-        for finding in await asyncio.to_thread(lambda: [*of_room(manifest, home.folder, devices)]):
-            if finding.level is not Level.FINE:
-                log.warning("%s: %s", finding.about, finding.says)
+        await asyncio.to_thread(_warn_of_room, manifest, home.folder, devices)
     own_text = await asyncio.to_thread(open_own_text, settings, home.folder, manifest)
     place.door.tell(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
@@ -86,11 +85,7 @@ async def _take_part(
     await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
     if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
-        place.door.tell(f"taking the run's imported weights from {settings.begin}")
-        coming = import_weights(
-            manifest.model, place.folder / MANIFEST, settings.begin, place.store, home.folder, place.door.tell
-        )
-        await tasks.race(coming)
+        await tasks.race(_take_weights(settings.begin, place, home, manifest))
     if own_text is not None:
         steps, trained = steps_left(manifest, chain.head), has_trained(place.folder)
         await asyncio.to_thread(own_text.account.lay_out, steps, manifest.rounds.inner_steps, trained)
@@ -147,16 +142,32 @@ async def _take_part(
     log.info("%s is %s, serving on %s, page and API %s", settings.name, me.peer, network.address, place.door.url)
     closing.push_async_callback(place.lead.close)
     closing.push_async_exit(partial(_leave, participant, attendance))
-    tasks.start(participant.watch(), "watch")
-    tasks.start(participant.offer(), "offer")
-    tasks.start(attendance.keep(), "hours")
-    tasks.start(_train(supply, participant, attendance, tasks, own_text), "supervise")
-    tasks.start(participant.beat(), "beat")
-    tasks.start(holding.supply(starts.newest_snapshot), "supply holders")
     places = AuditPlaces(home.folder, place.folder / MANIFEST, data, place.store, states, bool(settings.data))
-    tasks.start(Auditor(participant, machine, places, audits, supplies).run(), "audit")
-    if prover is not None:
-        tasks.start(participant.prove(), "prove")
+    loops = {
+        "watch": participant.watch(),
+        "offer": participant.offer(),
+        "hours": attendance.keep(),
+        "supervise": _train(supply, participant, attendance, tasks, own_text),
+        "beat": participant.beat(),
+        "supply holders": holding.supply(starts.newest_snapshot),
+        "audit": Auditor(participant, machine, places, audits, supplies).run(),
+        **({"prove": participant.prove()} if prover is not None else {}),
+    }
+    for name, loop in loops.items():
+        tasks.start(loop, name)
+
+
+def _warn_of_room(manifest: Manifest, home: Path, devices: int | None) -> None:
+    """Of memory and disk. Blocking."""
+    for finding in of_room(manifest, home, devices):
+        if finding.level is not Level.FINE:
+            log.warning("%s: %s", finding.about, finding.says)
+
+
+async def _take_weights(folder: Path, place: Place, home: DataDirectory, manifest: Manifest) -> None:
+    """The run's imported ones, from a Hugging Face folder."""
+    place.door.tell(f"taking the run's imported weights from {folder}")
+    await import_weights(manifest.model, place.folder / MANIFEST, folder, place.store, home.folder, place.door.tell)
 
 
 def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) -> BlobStore:

@@ -49,7 +49,7 @@ def worker_pool(
     home: DataDirectory,
     place: Place,
     data: BlobStore,
-    own: OwnText | None,
+    own_text: OwnText | None,
 ) -> WorkerPool:
     def environment(socket: str, launch: Launch) -> dict[str, str]:
         return WorkerSettings(
@@ -65,10 +65,10 @@ def worker_pool(
             data=data.folder,
             step_seconds=settings.step_seconds,
             checkpoint_every=settings.checkpoint_every,
-            private=own.folder if own is not None else None,
-            private_digest=own.digest.hex() if own is not None else "",
-            clip=own.account.budget.clip if own is not None else 0.0,
-            noise=own.account.noise if own is not None else 0.0,
+            private=own_text.folder if own_text is not None else None,
+            private_digest=own_text.digest.hex() if own_text is not None else "",
+            clip=own_text.account.budget.clip if own_text is not None else 0.0,
+            noise=own_text.account.noise if own_text is not None else 0.0,
         ).environment()
 
     return WorkerPool(home.folder, environment)
@@ -90,13 +90,13 @@ class Employed:
     holding: Holding
     pool: WorkerPool
     tasks: Tasks
-    own: OwnText | None
+    own_text: OwnText | None
     """None: the run's data are what we train on."""
 
     @property
-    def _own_text(self) -> bytes:
-        """Its digest; empty where there is none."""
-        return self.own.digest if self.own is not None else b""
+    def _own_digest(self) -> bytes:
+        """Of that text; empty where there is none."""
+        return self.own_text.digest if self.own_text is not None else b""
 
     def workers(self, participant: Participant) -> Workers:
         machine, interface = self.machine, self.settings.interface or LOOPBACK
@@ -118,7 +118,7 @@ class Employed:
                 self.tasks,
                 participant.feed,
                 participant.tell,
-                self._own_text,
+                self._own_digest,
             )
         others = self.settings.boxes - 1
         if others:
@@ -143,7 +143,7 @@ class Employed:
             participant.feed,
             participant.emit,
             participant.tell,
-            self.own.account if self.own is not None else None,
+            self.own_text.account if self.own_text is not None else None,
         )
 
     def _admission(self, cuda: bool, others: int) -> BoxAdmission:
@@ -157,4 +157,4 @@ class Employed:
         write_atomically(path, f"{ClusterLink(secret, lead, join)}\n".encode(), mode=0o600)
         start = "dilocox node --cluster cluster.link --cluster-interface INTERFACE --host ITS.ADDRESS"
         log.info("copy %s to the other %d boxes of this cluster, and start each with: %s", path, others, start)
-        return BoxAdmission(join.run_id, self.identity.peer, secret, cuda, others, self._own_text)
+        return BoxAdmission(join.run_id, self.identity.peer, secret, cuda, others, self._own_digest)

@@ -25,8 +25,8 @@ class OwnText:
 
 
 def open_own_text(settings: NodeSettings, home: Path, manifest: Manifest) -> OwnText | None:
-    """None where the run's data are what everybody trains on. Raises ConfigError where the run wants another text than was named,
-    and as `open_account`. Blocking."""
+    """None where the run's data are what everybody trains on. Raises ConfigError where the run wants a text of one's own and none
+    was named, or the other way round, and as `open_account`. Blocking."""
     must_bring_own(manifest, settings.private)
     if settings.private is None:
         return None

@@ -68,10 +68,13 @@ class Reader:
                     why = error
             if attempt + 1 < ATTEMPTS:
                 await asyncio.sleep(RETRY_SECONDS)
-        raise LocalError(
-            f"nobody who can be reached serves {_of(round)}: {why.detail}. Ask again when more of the run's nodes are there, or"
-            " read its archive: --archive URL"
-        )
+        raise LocalError(f"nobody who can be reached serves {_of(round)}: {why.detail}. {self._advice}")
+
+    @property
+    def _advice(self) -> str:
+        if self.source is not None:
+            return "The archive does not hold it either: name another round"
+        return "Ask again when more of the run's nodes are there, or read its archive: --archive URL"
 
     async def frozen(self) -> None:
         """Have the weights that adapters are added to, where the run trains such. Raises LocalError where nobody serves them."""
@@ -79,8 +82,7 @@ class Reader:
             await self.starts.have_frozen(lambda text: None)
         except RemoteError as error:
             raise LocalError(
-                f"nobody who can be reached serves the weights that the adapters are added to: {error.detail}. Ask again when more"
-                " of the run's nodes are there, or read its archive: --archive URL"
+                f"nobody who can be reached serves the weights that the adapters are added to: {error.detail}. {self._advice}"
             ) from error
 
     async def tokenizer(self) -> None:
@@ -108,7 +110,7 @@ class Reader:
             found = {round: root} if root else {}
         if not found:
             raise LocalError(
-                f"the run has not agreed on {_of(round)}; its chain has {self.chain.length} commits: `dilocox rounds`"
+                f"the run has not agreed on {_of(round)}; its chain has {self.chain.length} commits: name an earlier round"
             )
         return found
 
@@ -133,7 +135,7 @@ class Reader:
                 self._have_state(round, before), self.starts.stages_of(round + 1, after), self.exchange.take(commit)
             )
         except RemoteError as error:
-            detail = f"{error.detail}. Peers keep the last rounds, and snapshots: name a later round, or read an archive"
+            detail = f"{error.detail}. Peers keep the last rounds, and snapshots: name a later round"
             raise LocalError(f"round {round} cannot be replayed with what peers serve: {detail}") from error
         return round
 

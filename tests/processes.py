@@ -1,5 +1,6 @@
 """Processes for tests that need several: what takes seconds to import is imported once, and they fork from there."""
 
+import contextlib
 import multiprocessing
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
@@ -10,33 +11,36 @@ import pytest
 
 __all__ = ["in_processes"]
 
+PATIENCE_SECONDS = 600.0
+"""Of processes none of which says anything."""
+
 
 def in_processes(work: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
     """What `work`, a function of a module, returns in a process for each of the calls, all at once. Fails as soon as one of them
     ends without; its traceback stands in the test's output."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([work.__module__])  # of the first who asks: others import what they lack
+    context.set_forkserver_preload([__name__, work.__module__])  # of the first who asks: others import what they lack
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # who forks has one thread
         forkserver.ensure_running()
     running, found = {}, dict[int, Any]()
-    for number, call in enumerate(calls):
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(theirs, work, call), daemon=True)
-        process.start()
-        theirs.close()
-        running[ours] = number, process
     try:
+        for number, call in enumerate(calls):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(theirs, work, call), daemon=True)
+            process.start()
+            theirs.close()
+            running[ours] = number, process
         while running:
-            ready = wait(list(running))
+            ready = wait(list(running), PATIENCE_SECONDS)
+            assert ready, f"calls {sorted(number for number, _ in running.values())} of {work.__module__} do not end"
             for pipe in [each for each in running if each in ready]:
                 number, process = running[pipe]
-                try:
+                with contextlib.suppress(EOFError):
                     found[number] = pipe.recv()
-                except EOFError:
-                    process.join()
-                    pytest.fail(f"call {number} of {work.__module__} ended with {process.exitcode}")
-                process.join()
+                process.join(PATIENCE_SECONDS)
+                assert number in found, f"call {number} ended with {process.exitcode}"
+                assert process.exitcode == 0, f"call {number}"
                 del running[pipe]
     finally:
         for _, process in running.values():

@@ -54,7 +54,7 @@ def parse_collector(text: str) -> Collector:
     if not is_url(url):
         raise ConfigError("--traces is no URL of a collector of OpenTelemetry traces, such as http://127.0.0.1:4318")
     headers = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines if line.strip())}
-    if not all(re.fullmatch(r"[A-Za-z0-9-]+", name) and value and value.isprintable() for name, value in headers.items()):
+    if not all(re.fullmatch(r"[A-Za-z0-9_-]+", name) and value and value.isprintable() for name, value in headers.items()):
         raise ConfigError("--traces: a line after the URL is no header, such as Authorization: Bearer …")
     parts = urlsplit(url)
     return Collector(parts._replace(path=parts.path.rstrip("/") + "/v1/traces", fragment="").geturl(), headers)

@@ -63,6 +63,7 @@ FAULTS: Mapping[str, Fault] = {
     "not-here": Fault("this daemon cannot do that", "do what the sentence says", 409),
     "no-number": Fault("a number was expected", "ask for /v1/rounds?last=NUMBER", 400),
     "no-round": Fault("a round's number was expected", "end the path with the number of a round", 400),
+    "no-peer": Fault("an id was expected, or how it begins", "`dilocox peers` has those that there are", 400),
     "no-event-id": Fault("an event's number was expected", "ask for /v1/events?after=NUMBER", 400),
     "no-such-round": Fault(
         "no commit closed that round yet, or it is long gone", "`dilocox rounds` has those that there are", 404

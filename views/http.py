@@ -36,7 +36,7 @@ PEER = Word(
     name="peer",
     says="the beginning of the id of a cluster: what became of its work",
     longest=limits.TEXT_CHARACTERS,
-    code="no-round",
+    code="no-peer",
     wrong="which peer? /v1/explain/NUMBER?peer=PEER",
 )
 _numbered = partial(Number, code="no-event-id", wrong="events are numbered: ?after=NUMBER", digits=16)
@@ -182,8 +182,8 @@ def add_run_routes(
 def _round_of(request: web.Request) -> int:
     """Raises Problem where the path names none."""
     text = request.match_info["number"]
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise Problem("no-round", f"which round? {request.path.rpartition('/')[0]}/NUMBER")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) < limits.ROUNDS):
+        raise Problem("no-round", "which round? its number ends the path")
     return int(text)
 
 

@@ -64,7 +64,6 @@ def test_workers_together_compute_what_one_computes(tmp_path: Path):
         assert together.told[0][2:] == [workers, sum(range(workers))]
 
 
-@pytest.mark.thorough
 @pytest.mark.e2e
 def test_workers_together_weigh_each_token_alike(tmp_path: Path):
     """Where of some sequences more tokens are trained on than of others, wherever they lie."""
@@ -119,7 +118,6 @@ def test_a_looped_schedule_goes_round_more_than_two_workers(alone: Ran, tmp_path
     assert ran.peaks == pytest.approx([planned(ran.run, worker, 3) for worker in range(3)], rel=0.1)
 
 
-@pytest.mark.thorough
 @pytest.mark.e2e
 def test_workers_together_train_the_adapters_that_one_trains(tmp_path: Path):
     alone = run_mesh(tmp_path, 5, 1, lora=True, **UNCLIPPED)

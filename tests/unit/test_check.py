@@ -151,6 +151,10 @@ def test_all_faults_are_told_at_once_with_examples(right: Path, tmp_path: Path):
 
 def test_a_right_run_file_passes_and_says_what_is_next(right: Path):
     home = {"DILOCOX_HOME": str(right.parent / "home")}
+    advised = CliRunner().invoke(app, ["check", str(right), "--host", "h.example"], env=home).output
+    assert f"dilocox coordinator {right} --host h.example\n" in advised
+    advised = CliRunner().invoke(app, ["check", str(right), "--port", "0", "--home", str(right.parent / "other")]).output
+    assert f"dilocox coordinator {right}\n" in advised, "it has a folder and a port of its own"
     told = CliRunner().invoke(app, ["check", str(right)], env=home)
     assert told.exit_code == 0, told.output
     assert f"nothing is wrong; serve it with: dilocox coordinator {right}" in told.output.replace("\n", "")
@@ -168,6 +172,8 @@ def test_a_link_is_advised_as_a_shell_takes_it(tmp_path: Path, monkeypatch: pyte
     assert "join with" not in told
     told = CliRunner().invoke(app, ["check", link, *said]).output
     assert f"nothing is wrong; join with: dilocox node --join '{link}' {' '.join(said)}\n" in told
+    told = CliRunner().invoke(app, ["check", link, "--home", str(tmp_path), "--cluster-interface", "lo"]).output
+    assert "--cluster-interface lo --cluster-boxes N\n" in told
     told = CliRunner().invoke(app, ["check", link, "--as", "archive"], env={"DILOCOX_CHECK__HOST": "h.example"}).output
     assert f"dilocox archive --join '{link}' --host h.example --archive URL\n" in told
 

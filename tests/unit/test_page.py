@@ -183,9 +183,10 @@ async def test_what_makes_no_sense_beside_a_path_is_a_problem(served):
         "/v1/rounds?last=1234567890": "no-number",
         "/v1/events?after=-1": "no-event-id",
         "/v1/events?last=%C2%B2": "no-event-id",
-        f"/v1/explain/3?peer={'x' * 300}": "no-round",
+        f"/v1/explain/3?peer={'x' * 300}": "no-peer",
         "/v1/explain/x": "no-round",
         "/v1/rounds/x": "no-round",
+        "/v1/rounds/2147483648": "no-round",
         "/v1/rounds/%C2%B2": "no-round",
     }
     async with aiohttp.ClientSession() as session:
