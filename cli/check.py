@@ -108,7 +108,7 @@ def _command(context: typer.Context, verb: str, words: str) -> str:
                 f"{option.opts[0]} {shlex.quote(str(each))}" for each in (said if isinstance(said, list | tuple) else [said])
             ]
     where = ["--archive URL"] if verb == Role.ARCHIVE else []
-    where += ["--cluster-boxes N"] if any("--cluster-interface" in each for each in told) else []
+    where += ["--cluster-boxes N"] if any(each.startswith("--cluster-interface ") for each in told) else []
     return " ".join([f"dilocox {verb} {words}", *told, *where])
 
 

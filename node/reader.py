@@ -73,7 +73,7 @@ class Reader:
     @property
     def _advice(self) -> str:
         if self.source is not None:
-            return "The archive does not hold it either: name another round"
+            return "Nor does the archive hold it: look whether `dilocox archive` runs there"
         return "Ask again when more of the run's nodes are there, or read its archive: --archive URL"
 
     async def frozen(self) -> None:

@@ -116,18 +116,11 @@ class JoinLink:
             digest = values.get("cert", [""])[0]
             if re.fullmatch(r"[0-9A-Za-z_-]{43}", digest) is None:
                 raise ValueError("cert= is not a SHA-256 digest in base64url")
-            if re.fullmatch(r".+:[0-9]{1,5}", values.get("at", [""])[0]) is None:
+            at, dht = values.get("at", [""])[0], tuple(values.get("dht", ()))
+            host, _, port = at.rpartition(":")
+            if host in ("", "[]") or re.fullmatch(r"[0-9]{1,5}", port) is None or not 0 < int(port) < 1 << 16:
                 raise ValueError("at= is not HOST:PORT")
-            link = cls(
-                bytes.fromhex(run),
-                coordinator,
-                values.get("at", [""])[0],
-                urlsafe_b64decode(digest + "="),
-                tuple(values.get("dht", ())),
-            )
-            host, port = link.endpoint
-            if not host or not 0 < port < 1 << 16:
-                raise ValueError("at= is not HOST:PORT")
+            link = cls(bytes.fromhex(run), coordinator, at, urlsafe_b64decode(digest + "="), dht)
             if not all(map(str.isprintable, (link.at, *link.dht_addresses))):
                 raise ValueError("an address has characters that cannot be written")
             return link

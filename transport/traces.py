@@ -57,6 +57,8 @@ def parse_collector(text: str) -> Collector:
     if not all(re.fullmatch(r"[A-Za-z0-9_-]+", name) and value and value.isprintable() for name, value in headers.items()):
         raise ConfigError("--traces: a line after the URL is no header, such as Authorization: Bearer …")
     parts = urlsplit(url)
+    if parts.username and "authorization" in {name.lower() for name in headers}:
+        raise ConfigError("--traces: the URL and a header both say who asks: leave one of them out")
     return Collector(parts._replace(path=parts.path.rstrip("/") + "/v1/traces", fragment="").geturl(), headers)
 
 

@@ -169,6 +169,9 @@ def test_where_they_go_is_a_url_and_may_be_a_secret(tmp_path: Path):
     assert found.name == "the collector of traces at traces.example"
     assert parse_collector("http://some.example/otlp?team=SECRET").url == "http://some.example/otlp/v1/traces?team=SECRET"
     (tmp_path / "no header").write_text("https://traces.example/\nBearer SECRET\n")
+    (tmp_path / "twice").write_text("https://me:SECRET@traces.example/\nauthorization: Bearer SECRET\n")
+    with pytest.raises(ConfigError, match="both say who asks"):
+        parse_collector(f"@{tmp_path / 'twice'}")
     for wrong in ("SECRET", "ftp://SECRET", "http://", f"@{tmp_path / 'nowhere'}", f"@{tmp_path / 'no header'}"):
         with pytest.raises(ConfigError, match="--traces") as caught:
             parse_collector(wrong)
