@@ -27,6 +27,7 @@ from bench.texts import stdlib
 from bench.wire import payload_bytes
 from dilocox.cli.init import render_preset
 from dilocox.node.testnet import Testnet
+from dilocox.node.worker_settings import WORKER
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.data_directory import load_identity
 
@@ -141,7 +142,7 @@ class Pair:
 
     def _trainer(self) -> psutil.Process:
         children = self._daemon().children(recursive=True)
-        return next(p for p in children if "dilocox.node.training.worker" in p.cmdline())
+        return next(p for p in children if p.name() == WORKER)
 
     def _everybody(self) -> list[int]:
         pids: list[int] = []

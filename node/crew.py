@@ -181,12 +181,12 @@ class Crew:
             progress.loss, progress.step_seconds = step.loss, step.seconds
             progress.tokens_per_second = step.tokens / step.seconds
 
-    def computes(self, ticks: int | None) -> None:
-        """Processor time of all workers so far; None: nobody knows. Before their first step it is the sign that they go on."""
+    def computes(self, ticks: int) -> None:
+        """Processor time of all workers so far. Before their first step it is the sign that they go on."""
         ours = len(self.hellos) == self._workers() and not self.started
-        if not self._steps and (ours or ticks is None or ticks > self._computed):
+        if not self._steps and (ours or ticks > self._computed):
             self._heard_at = self._clock()
-        self._computed = ticks if ticks is not None else self._computed
+        self._computed = ticks
 
     def stuck(self) -> bool:
         """Whether they stand still for much longer than a step takes."""

@@ -4,8 +4,10 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-__all__ = ["RENDEZVOUS", "STORE_PORT", "STORE_SOCKET", "WorkerSettings"]
+__all__ = ["RENDEZVOUS", "STORE_PORT", "STORE_SOCKET", "WORKER", "WorkerSettings"]
 
+WORKER = "dilocox-worker"
+"""Name of the processes, for `ps` and `top`; Linux keeps 15 characters."""
 RENDEZVOUS = "DILOCOX_RENDEZVOUS"
 """Path of the file by which the workers of one generation find each other; beside it torch's RANK, LOCAL_RANK and WORLD_SIZE."""
 STORE_PORT = "DILOCOX_STORE_PORT"

@@ -1,4 +1,4 @@
-"""Starts and watches the stage workers: one process per rank, one gRPC stream per worker over a Unix socket.
+"""Starts and watches the stage workers: one process per rank (worker_process.py), one gRPC stream per worker over a Unix socket.
 
 A generation is one launch. When any worker dies, the whole generation is ended (its parent pipe is closed), and the daemon starts
 the next one from the last boundary: one path for every kind of death. The workers of one box meet by a file and talk over loopback:
@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import Any
 
 import grpc.aio
 
-from dilocox.node.worker_settings import RENDEZVOUS, STORE_PORT, STORE_SOCKET
+from dilocox.node.worker_process import ForkServer, WorkerProcess
+from dilocox.node.worker_settings import RENDEZVOUS, STORE_PORT
 from dilocox.protocol import limits
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.pb import worker_pb2 as pb
@@ -43,9 +43,6 @@ _OPTIONS = [
 ]
 
 
-PROC = Path("/proc")
-
-
 @dataclass(frozen=True)
 class Launch:
     """This box's part of a generation."""
@@ -62,15 +59,6 @@ class Launch:
     """Where the first worker is here: the listening socket of that store."""
     interface: str = LOOPBACK
     """On which gloo and NCCL exchange tensors."""
-
-
-def ticks_of(pid: int) -> int:
-    """Processor time of a process, user and system; 0 where there is none. Source: proc(5)."""
-    try:
-        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
 
 
 @dataclass
@@ -92,7 +80,8 @@ class WorkerPool(rpc.SupervisorServicer):
         self._attached: dict[int, Attached] = {}
         self.events: asyncio.Queue[tuple[int, pb.WorkerEvent] | None] = asyncio.Queue()
         self._parent_pipe: ParentPipe | None = None
-        self._processes: list[asyncio.subprocess.Process] = []
+        self._fork_server = ForkServer(folder / "workers.log")
+        self._processes: list[WorkerProcess] = []
         """Of this generation."""
         self._given_up = asyncio.Event()
         """This generation is to end, whether its processes can still hear it or not."""
@@ -110,6 +99,7 @@ class WorkerPool(rpc.SupervisorServicer):
         self._server.add_insecure_port(f"unix:{self._socket}")
         await self._server.start()
         self._socket.chmod(0o600)
+        await self._fork_server.open()  # it imports while the run is joined
 
     async def run_generation(self, launch: Launch) -> None:
         """Return when the generation has ended, leaving no process of it."""
@@ -121,18 +111,35 @@ class WorkerPool(rpc.SupervisorServicer):
         try:
             self._parent_pipe = ParentPipe(self._folder)
             with self._rendezvous() as meeting:
-                for local in range(len(launch.ranks)):
-                    self._processes.append(await self._start(launch, local, meeting))
-                await self._first_death()
+                if await self._ready():
+                    self._processes = [self._start(launch, local, meeting) for local in range(len(launch.ranks))]
+                    await self._first_death()
         finally:
             self.end_generation()
-            for process in self._processes:
-                if process.returncode is None:  # not reaped: the number is still this process's
-                    process.kill()
-            for process in self._processes:
-                await process.wait()
+            await self._bury()
             self._ended.set()
             self.events.put_nowait(None)
+
+    async def _ready(self) -> bool:
+        """Whether workers can be started, and are still wanted."""
+        given_up = asyncio.create_task(self._given_up.wait())
+        ready = asyncio.create_task(self._fork_server.ready())
+        try:
+            await asyncio.wait({ready, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            return ready.done() and await ready
+        finally:
+            ready.cancel()
+            given_up.cancel()
+
+    async def _bury(self) -> None:
+        """Nothing of the generation is left, nor of a fork server that does not say so."""
+        waiting = asyncio.gather(*(process.wait() for process in self._processes))
+        while not waiting.done():
+            for process in self._processes:
+                process.kill()
+            done, _ = await asyncio.wait({waiting}, timeout=STOP_SECONDS)
+            if not done:
+                await self._fork_server.kill()
 
     @contextlib.contextmanager
     def _rendezvous(self) -> Iterator[Path]:
@@ -148,33 +155,18 @@ class WorkerPool(rpc.SupervisorServicer):
         finally:
             path.unlink(missing_ok=True)
 
-    async def _start(self, launch: Launch, local: int, meeting: Path) -> asyncio.subprocess.Process:
+    def _start(self, launch: Launch, local: int, meeting: Path) -> WorkerProcess:
         assert self._parent_pipe is not None
         settings, rank = self._environment(str(self._socket), launch), launch.ranks[local]
         environment = {"OMP_NUM_THREADS": settings["DILOCOX_WORKER_THREADS"], **self._parent_pipe.environment(), **settings}
         environment |= {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(launch.workers)}
         environment |= {"GLOO_SOCKET_IFNAME": launch.interface, "NCCL_SOCKET_IFNAME": launch.interface}
-        inherited: tuple[int, ...] = ()
         if launch.store_port is None:
             environment[RENDEZVOUS] = str(meeting)
         else:
             environment[STORE_PORT] = str(launch.store_port)
-        if launch.store is not None and rank == 0:
-            inherited = (launch.store.fileno(),)
-            environment[STORE_SOCKET] = str(launch.store.fileno())
-        with (self._folder / "workers.log").open("ab") as output:
-            return await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                "-m",
-                "dilocox.node.training.worker",
-                env=environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                pass_fds=inherited,
-            )
+        inherited = [launch.store.fileno()] if launch.store is not None and rank == 0 else []
+        return self._fork_server.start(environment, inherited)
 
     async def _first_death(self) -> None:
         """Until a worker ends, or all are given up; workers that were told to stop, and do so well, all get their time."""
@@ -190,11 +182,9 @@ class WorkerPool(rpc.SupervisorServicer):
             for task in {*running, given_up}:
                 task.cancel()
 
-    def processor_ticks(self) -> int | None:
-        """Processor time of this generation so far, in clock ticks; None where the system does not say. Blocking."""
-        if not PROC.is_dir():
-            return None
-        return sum(ticks_of(process.pid) for process in self._processes if process.returncode is None)
+    def processor_ticks(self) -> int:
+        """Processor time of this generation so far, and of what imports for it, in clock ticks. Blocking."""
+        return self._fork_server.ticks() + sum(process.ticks() for process in self._processes)
 
     def end_generation(self) -> None:
         """Make every process of this generation exit at once; one that hangs, or was suspended, hears of nothing and is killed."""
@@ -247,4 +237,5 @@ class WorkerPool(rpc.SupervisorServicer):
     async def close(self) -> None:
         if self._server is not None:
             await self._server.stop(grace=0.5)
+        await self._fork_server.close()
         self._socket.unlink(missing_ok=True)

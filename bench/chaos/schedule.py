@@ -4,6 +4,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from dilocox.node.worker_settings import WORKER
+
 __all__ = ["CLOCK_SECONDS", "COORDINATOR", "DEADLINE_SECONDS", "Fault", "cut_pairs", "plan"]
 
 COORDINATOR = "coordinator"
@@ -34,7 +36,6 @@ DAMAGES = ("a byte", "half", "all")
 CLOCK_SECONDS = 3600
 """By which a wall clock is put on or back, and then set right."""
 CHILDREN = ("dht_child", "p2pd")
-WORKER = "dilocox.node.training.worker"
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ import psutil
 from bench.chaos.clocks import Clocks
 from bench.chaos.loss import Happened, Sample
 from bench.chaos.network import LINE, Wire
-from bench.chaos.schedule import COORDINATOR, WORKER, Fault, cut_pairs
+from bench.chaos.schedule import COORDINATOR, Fault, cut_pairs
 from bench.texts import stdlib
 from dilocox.node.namespaces import run
 from dilocox.node.testnet import Member, Testnet
+from dilocox.node.worker_settings import WORKER
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile, find_chains
@@ -272,7 +273,7 @@ class World:
         for pid in self._wire.processes(name):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
-                if any(word in part for part in process.cmdline()):
+                if word == process.name() or any(word in part for part in process.cmdline()):
                     return process
         return None
 

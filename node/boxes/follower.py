@@ -190,8 +190,7 @@ class Follower:
 
     async def _count(self) -> None:
         while True:
-            ticks = await asyncio.to_thread(self._pool.processor_ticks)
-            self._ticks = ticks or 0
+            self._ticks = await asyncio.to_thread(self._pool.processor_ticks)
             await asyncio.sleep(TICKS_SECONDS)
 
     def _obey(self, stub: Any, command: boxes.BoxCommand) -> None:

@@ -347,10 +347,9 @@ class Team:
     def _machines(self, followers: Sequence[RemoteBox]) -> list[Machine]:
         return [self._machine, *(follower.machine for follower in followers)]
 
-    def processor_ticks(self) -> int | None:
-        """Processor time of this generation so far, in clock ticks; None where a system does not say. Blocking."""
-        own = self._pool.processor_ticks()
-        return None if own is None else own + sum(follower.ticks for follower in self._hosting)
+    def processor_ticks(self) -> int:
+        """Processor time of this generation so far, in clock ticks. Blocking."""
+        return self._pool.processor_ticks() + sum(follower.ticks for follower in self._hosting)
 
     async def stop(self) -> None:
         """Let the workers finish their step, then make sure nothing is left."""

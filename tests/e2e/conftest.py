@@ -79,9 +79,9 @@ def runs(process: psutil.Process) -> bool:
 
 
 def names(process: psutil.Process, word: str) -> bool:
-    """Whether the process is alive and its command line contains `word`."""
+    """Whether the process is alive, and `word` is its name or in its command line."""
     with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-        return any(word in part for part in process.cmdline())
+        return word == process.name() or any(word in part for part in process.cmdline())
     return False
 
 
@@ -145,14 +145,14 @@ class Swarm:
         return [daemon, *daemon.children(recursive=True)]
 
     def process(self, member: str, word: str) -> psutil.Process:
-        """The member's child whose command line contains `word`."""
+        """The member's child of that name, or with `word` in its command line."""
         for process in self.processes(member):
             if names(process, word):
                 return process
         raise AssertionError(f"{member} has no process {word}")
 
     def roles(self, member: str, words: Iterable[str]) -> dict[str, int]:
-        """How many of the member's processes have each word in their command line."""
+        """How many of the member's processes have each word for a name, or in their command line."""
         processes = self.processes(member)
         return {word: sum(names(process, word) for process in processes) for word in words}
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from dilocox.node.testnet import Member
+from dilocox.node.worker_settings import WORKER
 from dilocox.protocol.chain import taken
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
@@ -147,7 +148,7 @@ def payloads(swarm: Swarm, round: int) -> dict[str, list[bytes]]:
 
 def workers_of(swarm: Swarm) -> list[psutil.Process]:
     """Of both boxes."""
-    return [p for name in (LEAD, BOX) for p in swarm.processes(name) if names(p, "dilocox.node.training.worker")]
+    return [p for name in (LEAD, BOX) for p in swarm.processes(name) if names(p, WORKER)]
 
 
 def test_a_box_that_is_killed_costs_the_other_cluster_no_round(swarm: Swarm):

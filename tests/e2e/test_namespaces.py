@@ -9,6 +9,7 @@ import pytest
 
 from dilocox.node.namespaces import Namespaces, lacking
 from dilocox.node.testnet import LAN, WAN, Lines
+from dilocox.node.worker_settings import WORKER
 from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, build, names, running, wait_for, wait_until_gone
 from tests.e2e.test_boxes import CHANGES
 from tests.e2e.test_testnet import start
@@ -53,7 +54,7 @@ def test_clusters_of_boxes_train_to_one_state_over_lines_of_their_own(swarm: Swa
 @pytest.mark.thorough
 def test_a_box_that_is_killed_costs_the_other_cluster_no_round(swarm: Swarm):
     before = swarm.open_round()
-    workers = [p for name in (LEAD, BOX) for p in swarm.processes(name) if names(p, "dilocox.node.training.worker")]
+    workers = [p for name in (LEAD, BOX) for p in swarm.processes(name) if names(p, WORKER)]
     assert len(workers) == 4
     swarm.testnet.kill(swarm.testnet.member(BOX), signal.SIGKILL)
     wait_until_gone(workers)

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from dilocox.node.testnet import Member
+from dilocox.node.worker_settings import WORKER
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile, find_chains
 from dilocox.transport.data_directory import load_identity
 from dilocox.views import fields
-from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, late_member, listeners, wait_for, wait_until_gone
+from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, late_member, listeners, names, wait_for, wait_until_gone
 from tests.e2e.hostile import HostilePeer
 from tests.helpers import digest, told_fields
 
@@ -199,12 +200,10 @@ def test_a_node_whose_caches_are_damaged_heals_them(swarm: Swarm):
     assert all(path.with_name(path.name + ".bad").exists() for path in damaged)
 
 
-@pytest.mark.parametrize(
-    "word", ["dilocox.node.training.worker", "p2pd", pytest.param("dht_child", marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("word", [WORKER, "p2pd", pytest.param("dht_child", marks=pytest.mark.thorough)])
 def test_killing_any_one_process_of_a_node_leaves_it_whole(swarm: Swarm, word: str):
     victim = "node-3"
-    whole = {"dilocox.node.training.worker": 2, "dht_child": 1, "p2pd": 1}
+    whole = {WORKER: 2, "dht_child": 1, "p2pd": 1}
     wait_for(lambda: swarm.roles(victim, whole) == whole, f"{victim} has all its processes")
     process = swarm.process(victim, word)
     process.send_signal(signal.SIGKILL)
@@ -229,7 +228,7 @@ def test_killing_the_coordinator_stops_no_training_and_leaves_no_gap(swarm: Swar
 def test_a_bit_that_rots_in_memory_is_found_by_replay_and_mended(swarm: Swarm):
     victim = "node-1"
     blobs = next((swarm.testnet.member(victim).home / "runs").iterdir()) / "blobs"
-    workers = [p for p in swarm.processes(victim) if "dilocox.node.training.worker" in p.cmdline()]
+    workers = [p for p in swarm.processes(victim) if names(p, WORKER)]
     for process in workers:
         process.suspend()
     try:
@@ -463,8 +462,7 @@ def test_who_pauses_costs_nobody_a_round_and_comes_back(swarm: Swarm):
     assert "round" in command("pause", "--home", home)["says"]
     status = swarm.status("node-2")
     assert (status["state"], status["why"]) == ("paused", "until `dilocox resume`")
-    worker = "dilocox.node.training.worker"
-    wait_for(lambda: not swarm.roles("node-2", [worker])[worker], "its devices are free")
+    wait_for(lambda: not swarm.roles("node-2", [WORKER])[WORKER], "its devices are free")
     first = wait_for(
         lambda: next((n for n in range(before, swarm.open_round()) if me not in swarm.round(n)["next_roster"]), None),
         "it left the roster",

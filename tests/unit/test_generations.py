@@ -1,6 +1,7 @@
 """Generations of workers, without workers: where they start, and when they are ended."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class Pool:
         self.commands: list[worker.WorkerCommand] = []
         self.boundaries: list[worker.Boundary] = []
         self.generations = 0
+        self.ticks = itertools.count()
         self.ended = asyncio.Event()
 
     async def run_generation(self, launch: Launch) -> None:
@@ -50,8 +52,8 @@ class Pool:
     def say(self, **event: object) -> None:
         self.events.put_nowait((0, worker.WorkerEvent(**event)))  # type: ignore[arg-type]
 
-    def processor_ticks(self) -> int | None:
-        return None
+    def processor_ticks(self) -> int:
+        return next(self.ticks)
 
     def end_generation(self) -> None:
         self.ended.set()

@@ -1,34 +1,158 @@
-"""Generations of worker processes: whatever state a process is in, its generation ends when it should."""
+"""Generations of worker processes: whatever state a process is in, its generation ends when it should, and the next one starts."""
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from dilocox.node import worker_process
+from dilocox.node.worker_process import ForkServer
+from dilocox.node.worker_settings import WORKER
 from dilocox.node.workers import Launch, WorkerPool
-from tests.helpers import PATIENCE_SECONDS
+from tests import idle_worker
+from tests.helpers import PATIENCE_SECONDS, until
+
+LAUNCH = Launch(range(2), 2, 1)
 
 
-@pytest.mark.parametrize("suspended", [False, True])
-async def test_a_generation_that_is_given_up_ends_even_where_a_worker_is_suspended(tmp_path: Path, suspended: bool):
-    """A worker that was stopped, or hangs in the kernel, does not hear that its parent let go."""
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "SERVER", idle_worker.__name__)
+    monkeypatch.setenv("PYTHONPATH", str(Path(idle_worker.__file__).parents[1]))
 
+
+@pytest.fixture
+async def pool(light: None, tmp_path: Path) -> AsyncIterator[WorkerPool]:
     def environment(socket: str, launch: Launch) -> dict[str, str]:
-        return {**os.environ, "DILOCOX_WORKER_THREADS": "1", "DILOCOX_WORKER_SOCKET": socket}
+        return {"DILOCOX_WORKER_THREADS": "1", "DILOCOX_WORKER_SOCKET": socket}
 
     pool = WorkerPool(tmp_path, environment)
     await pool.open()
-    before = set(psutil.Process().children())
-    generation = asyncio.create_task(pool.run_generation(Launch(range(2), 2, 1)))
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(workers := set(psutil.Process().children()) - before) < 2:
-            await asyncio.sleep(0.01)
+        yield pool
+    await pool.close()
+
+
+def servers() -> list[psutil.Process]:
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in children if worker_process.SERVER in child.cmdline()]
+
+
+def workers() -> list[psutil.Process]:
+    return [child for server in servers() for child in server.children() if child.name() == WORKER]
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+async def test_a_generation_that_is_given_up_ends_even_where_a_worker_is_suspended(pool: WorkerPool, suspended: bool):
+    """A worker that was stopped, or hangs in the kernel, does not hear that its parent let go. The next ones fork from where these
+    did."""
+    before, seen = servers(), list[psutil.Process]()
+    for _ in range(2):
+        generation = asyncio.create_task(pool.run_generation(LAUNCH))
+        await until(lambda: len(workers()) == 2)
+        found = workers()
+        assert not set(found) & set(seen)
+        seen += found
         if suspended:
-            for worker in workers:
+            for worker in found:
                 worker.suspend()
         pool.end_generation()
         await generation
-    assert not any(worker.is_running() for worker in workers)
-    await pool.close()
+        assert not any(map(alive, seen))
+    assert servers() == before
+
+
+async def test_a_generation_ends_with_the_first_of_its_workers(pool: WorkerPool):
+    generation = asyncio.create_task(pool.run_generation(LAUNCH))
+    await until(lambda: len(workers()) == 2)
+    first, second = workers()
+    first.kill()
+    await generation
+    assert not alive(second)
+
+
+@pytest.mark.parametrize("blow", ["kill", "suspend"])
+async def test_where_they_fork_from_may_end_or_hang_and_the_next_generation_has_another(
+    pool: WorkerPool, blow: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("dilocox.node.workers.STOP_SECONDS", 0.2)
+    generation = asyncio.create_task(pool.run_generation(LAUNCH))
+    await until(lambda: len(workers()) == 2)
+    (server,), found = servers(), workers()
+    found[0].suspend()  # one of them hears of nothing
+    getattr(server, blow)()
+    if blow == "suspend":
+        pool.end_generation()
+    await generation
+    assert not any(map(alive, found))
+    again = asyncio.create_task(pool.run_generation(LAUNCH))
+    await until(lambda: len(workers()) == 2)
+    assert servers() != [server]
+    pool.end_generation()
+    await again
+
+
+@pytest.mark.parametrize("blow", ["kill", "give up"])
+async def test_a_generation_ends_while_nothing_can_fork_yet(pool: WorkerPool, blow: str):
+    (server,) = servers()
+    server.suspend()
+    generation = asyncio.create_task(pool.run_generation(LAUNCH))
+    await asyncio.sleep(0.01)
+    server.kill() if blow == "kill" else pool.end_generation()
+    await generation
+    assert pool.events.get_nowait() is None
+    assert not workers()
+
+
+async def test_a_worker_is_what_it_was_started_as(light: None, tmp_path: Path):
+    """Its own session, environment, output and descriptors; and how it ends is told."""
+    server = ForkServer(tmp_path / "log")
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await server.ready()
+            waits = server.start({"MINE": "é\udcff"})
+            ended = [server.start({"ENDS": str(status)}) for status in (0, 3)]
+            assert [await each.wait() for each in ended] == [0, 3]
+            assert not any(each.running for each in ended)
+            (worker,) = workers()
+            assert waits.running
+            assert waits.pid == worker.pid
+            last = server.start({"MINE": "last"})
+            await until(lambda: len((tmp_path / "log").read_text().splitlines()) == 4)
+            assert {each.num_fds() for each in workers()} == {3}, "standard streams, and nothing of each other's"
+            for each in (waits, last):
+                each.kill()
+                assert await each.wait() == -signal.SIGKILL
+                each.kill()
+    finally:
+        await server.close()
+    said = (tmp_path / "log").read_text().splitlines()
+    environments = ({"MINE": "é\udcff"}, {"ENDS": "0"}, {"ENDS": "3"}, {"MINE": "last"})
+    assert sorted(said) == sorted(f"True {each}" for each in environments)
+    assert not servers()
+
+
+SINGLE = """
+import os, torch
+def asked(*_): raise AssertionError("somebody looks for a GPU")
+torch.cuda.is_available = torch.cuda.device_count = torch.cuda.init = torch.cuda._lazy_init = asked
+import dilocox.node.training.fork_server, dilocox.node.training.worker
+assert len(os.listdir("/proc/self/task")) == 1, "threads do not outlive a fork"
+"""
+
+
+def test_who_forks_has_one_thread_and_has_not_looked_for_a_gpu():
+    subprocess.run([sys.executable, "-P", "-c", SINGLE], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)

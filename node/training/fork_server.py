@@ -1,0 +1,101 @@
+"""Imports once what every stage worker needs, and forks them: a worker begins in hundredths of a second, and not in the seconds
+that torch and transformers take.
+
+Started by the daemon (../worker_process.py) with a connected socket as its standard input. It has one thread, and nothing here
+looks for a GPU: neither would outlive a fork. A request is a byte, with the descriptors of a socket of the worker's own and of
+where it prints; on that socket come its environment, as a line of JSON, and back its number and how it ended. The server ends when
+the daemon closes its end, or dies.
+"""
+
+import gc
+import json
+import os
+import select
+import socket
+from pathlib import Path
+
+from dilocox.node.worker_settings import STORE_SOCKET, WORKER
+
+__all__ = ["serve_daemon"]
+
+READY = b"r"
+"""What the daemon hears when everything is imported."""
+DESCRIPTORS = 3
+"""At most, with a request: the worker's own socket, its output, and the store's socket of the first worker of several boxes."""
+COMM = Path("/proc/self/comm")
+
+
+def serve(control: socket.socket) -> bool:
+    """Fork, and tell how workers end. Returns True in every worker, as what it is to be; False when the daemon is gone."""
+    running: dict[int, tuple[int, socket.socket]] = {}
+    """Process numbers and sockets, by a descriptor that says when the process has ended."""
+    while True:
+        ready, _, _ = select.select([control.fileno(), *running], [], [])
+        for ended in running.keys() & set(ready):
+            pid, theirs = running.pop(ended)
+            _, status = os.waitpid(pid, 0)
+            _tell(theirs, os.waitstatus_to_exitcode(status))
+            theirs.close()
+            os.close(ended)
+        if control.fileno() not in ready:
+            continue
+        word, descriptors, _, _ = socket.recv_fds(control, 1, DESCRIPTORS)
+        if not word:
+            return False
+        theirs = socket.socket(fileno=descriptors[0])
+        with theirs.makefile("r") as words:
+            line = words.readline()
+        if not line:
+            return False
+        pid = os.fork()
+        if pid == 0:
+            for ended, (_, others) in running.items():
+                os.close(ended)
+                others.close()
+            control.close()
+            theirs.close()
+            _become(json.loads(line), *descriptors[1:])
+            return True
+        for descriptor in descriptors[1:]:
+            os.close(descriptor)
+        running[os.pidfd_open(pid)] = pid, theirs
+        _tell(theirs, pid)
+
+
+def _tell(theirs: socket.socket, number: int) -> None:
+    try:
+        theirs.sendall(f"{number}\n".encode())
+    except OSError:
+        pass  # the daemon is gone, and its end of `control` too
+
+
+def _become(environment: dict[str, str], output: int, store: int | None = None) -> None:
+    """What a process is that was started: its own session, environment, name and standard streams."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, number in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, number)
+    for descriptor in (nothing, output):
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    if store is not None:
+        os.environ[STORE_SOCKET] = str(store)
+    if COMM.exists():
+        COMM.write_text(WORKER)
+
+
+def serve_daemon() -> bool:
+    """As `serve`, on standard input, once everything is imported."""
+    control = socket.socket(fileno=os.dup(0))
+    gc.collect()
+    gc.freeze()  # else the collector writes to all that was imported, and every worker has a copy of it
+    control.sendall(READY)
+    return serve(control)
+
+
+if __name__ == "__main__":
+    from dilocox.node.training import worker
+
+    if serve_daemon():
+        worker.main()

@@ -1,0 +1,15 @@
+"""As dilocox.node.training.fork_server, but its workers import nothing, ask for no settings, and wait until they are ended."""
+
+import os
+import time
+
+from dilocox.node.training.fork_server import serve_daemon
+from dilocox.transport.parent_pipe import exit_with_parent
+
+if __name__ == "__main__":
+    if serve_daemon():
+        exit_with_parent()
+        print(os.getsid(0) == os.getpid(), dict(os.environ), flush=True)
+        while "ENDS" not in os.environ:
+            time.sleep(600)
+        raise SystemExit(int(os.environ["ENDS"]))
