@@ -1,7 +1,10 @@
-"""Where the command begins: before everything else is loaded, which takes seconds, Ctrl-C has an end without a traceback."""
+"""Where the command begins and ends: Ctrl-C has no traceback before everything is loaded, which takes seconds, and once all is done
+neither that nor SIGTERM changes how it ended."""
 
+import contextlib
 import os
 import signal
+import sys
 from types import FrameType
 
 __all__ = ["main"]
@@ -18,11 +21,29 @@ def main() -> None:
 
     if ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    status: object = INTERRUPTED
     try:
         run()
+        status = 0
+    except SystemExit as leaving:
+        status = leaving.code
+        raise
     finally:
-        if ours:
-            signal.signal(signal.SIGINT, _leave)
+        if isinstance(status, int):
+            _stays(status)
+
+
+def _stays(status: int) -> None:
+    """What the interpreter still does takes a while, and nobody needs it."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(status)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -189,6 +189,28 @@ def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(tmp_path: Path):
     assert not [line for line in told if line.endswith("dilocox.cli.main\n")], "it was still loading"
 
 
+@pytest.mark.parametrize("status", [0, 5])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_what_has_ended_does_not_change_how(number: int, status: int):
+    """Coordinators that heard Ctrl-C, and were told by SIGTERM as they ended, exited with 143."""
+    program = f"""
+import atexit, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import dilocox.cli.main
+from dilocox.cli.start import main
+
+def run():
+    print("all of it", end="")
+    atexit.register(os.kill, os.getpid(), {number})
+    {f"sys.exit({status})" if status else ""}
+
+dilocox.cli.main.main = run
+main()
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "all of it", "")
+
+
 def test_the_installed_command_begins_there():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"dilocox": "dilocox.cli.start:main"}
