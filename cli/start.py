@@ -1,7 +1,6 @@
 """Where the command begins and ends: Ctrl-C has no traceback before everything is loaded, which takes seconds, and once all is done
 neither that nor SIGTERM changes how it ended."""
 
-import contextlib
 import os
 import signal
 import sys
@@ -21,25 +20,22 @@ def main() -> None:
 
     if ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    status: object = INTERRUPTED
     try:
         run()
-        status = 0
     except SystemExit as leaving:
-        status = leaving.code
+        _stays(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
         raise
-    finally:
-        if isinstance(status, int):
-            _stays(status)
+    _stays(0)
 
 
 def _stays(status: int) -> None:
     """What the interpreter still does takes a while, and nobody needs it."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        try:
             sys.stdout.flush()
-        os._exit(status)
+        finally:
+            os._exit(status)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:

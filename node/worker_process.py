@@ -14,6 +14,12 @@ __all__ = ["ForkServer", "WorkerProcess", "ticks_of"]
 
 SERVER = "dilocox.node.training.fork_server"
 PROC = Path("/proc")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Libraries start none when they are imported: others than the one that forks would be missing in who was forked."""
+WORD_BYTES = 32
+"""Of what the fork server says at once: a number."""
+WORD_SECONDS = 10.0
+"""Until it says how a process ended, which is seen here too; one that takes longer hangs."""
 
 
 def ticks_of(pid: int) -> int:
@@ -23,6 +29,18 @@ def ticks_of(pid: int) -> int:
     except OSError:
         return 0
     return int(fields[11]) + int(fields[12])
+
+
+async def _readable(*descriptors: int) -> None:
+    """Until one of them is."""
+    found, loop = asyncio.Event(), asyncio.get_running_loop()
+    for descriptor in descriptors:
+        loop.add_reader(descriptor, found.set)
+    try:
+        await found.wait()
+    finally:
+        for descriptor in descriptors:
+            loop.remove_reader(descriptor)
 
 
 class WorkerProcess:
@@ -36,45 +54,43 @@ class WorkerProcess:
         """A descriptor of the process while it runs: its number may become another's, this does not."""
         self._ended = asyncio.create_task(self._follow(ours, environment), name="worker process")
 
-    async def _follow(self, ours: socket.socket, environment: Mapping[str, str]) -> int:
+    async def _follow(self, ours: socket.socket, environment: Mapping[str, str]) -> int | None:
         try:
-            status = await self._ask(ours, environment)
-            return status if status is not None else await self._orphaned()
+            with ours, contextlib.suppress(OSError, TimeoutError):
+                ours.setblocking(False)
+                if (status := await self._ask(ours, environment)) is not None:
+                    return status
+            await self._bury()
+            return None
         finally:
             if self._handle is not None:
                 os.close(self._handle)
                 self._handle = None
 
     async def _ask(self, ours: socket.socket, environment: Mapping[str, str]) -> int | None:
-        """What the fork server says of its end; None where that ended first."""
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        try:
-            writer.write(f"{json.dumps(dict(environment))}\n".encode())
-            if line := await reader.readline():
-                self.pid = int(line)
-                with contextlib.suppress(ProcessLookupError):  # it has ended already: its status comes
-                    self._handle = os.pidfd_open(self.pid)
-            line = await reader.readline()
-            return int(line) if line else None
-        except ConnectionError:
+        """What the fork server says of its end; None where that ended first. Raises TimeoutError where it says nothing; OSError."""
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(ours, f"{json.dumps(dict(environment))}\n".encode())
+        await _readable(ours.fileno())
+        word, handles, _, _ = socket.recv_fds(ours, WORD_BYTES, 1)
+        if not word or not handles:
             return None
-        finally:
-            writer.close()
+        self.pid, (self._handle,) = int(word), handles
+        await _readable(ours.fileno(), self._handle)
+        async with asyncio.timeout(WORD_SECONDS):
+            word = await loop.sock_recv(ours, WORD_BYTES)
+        return int(word) if word else None
 
-    async def _orphaned(self) -> int:
-        """End it: nobody would tell how it goes on."""
-        self.kill()
+    async def _bury(self) -> None:
+        """Nobody tells how it goes on: end it."""
         if self._handle is not None:
-            gone, loop = asyncio.Event(), asyncio.get_running_loop()
-            loop.add_reader(self._handle, gone.set)
-            try:
-                await gone.wait()
-            finally:
-                loop.remove_reader(self._handle)
-        return -signal.SIGKILL
+            self.kill()
+            await _readable(self._handle)
+            with contextlib.suppress(ChildProcessError):  # where this is a container's first process it is ours by now
+                os.waitid(os.P_PIDFD, self._handle, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - it has ended
 
-    async def wait(self) -> int:
-        """Its exit status, negative where a signal ended it; that of SIGKILL where nobody could tell."""
+    async def wait(self) -> int | None:
+        """Its exit status once it has ended, negative where a signal did it; None where the fork server ended first, or hangs."""
         return await asyncio.shield(self._ended)
 
     @property
@@ -99,11 +115,15 @@ class ForkServer:
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
-        self._imported: asyncio.Task[bool] | None = None
+        self._imported: asyncio.Future[bool] | None = None
+        """Whether it has everything, once it knows."""
+        self._hearing: asyncio.Task[None] | None = None
+        self._gone = True
+        """It has ended, or does."""
 
     async def open(self) -> None:
         """Have one; it imports for seconds. Raises OSError."""
-        if self._process is not None and self._process.returncode is None:
+        if not self._gone:
             return
         await self.close()
         ours, theirs = socket.socketpair()
@@ -111,7 +131,7 @@ class ForkServer:
             with theirs, self._log.open("ab") as output:
                 self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-P", "-m", SERVER),
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},  # libraries start no threads: who forks has one
+                    env={**os.environ, **ONE_THREAD},
                     stdin=theirs.fileno(),
                     stdout=output,
                     stderr=output,
@@ -121,14 +141,18 @@ class ForkServer:
             ours.close()
             raise
         ours.setblocking(False)
-        self._control = ours
-        self._imported = asyncio.create_task(self._hear(ours), name="fork server")
+        self._gone = False
+        self._control, self._imported = ours, asyncio.get_running_loop().create_future()
+        self._hearing = asyncio.create_task(self._hear(ours, self._imported), name="fork server")
 
-    async def _hear(self, control: socket.socket) -> bool:
-        try:
-            return bool(await asyncio.get_running_loop().sock_recv(control, 1))
-        except OSError:
-            return False
+    async def _hear(self, control: socket.socket, imported: asyncio.Future[bool]) -> None:
+        """It says one word, and ends."""
+        with contextlib.suppress(OSError):
+            while await asyncio.get_running_loop().sock_recv(control, 1):
+                imported.set_result(True)
+        self._gone = True
+        if not imported.done():
+            imported.set_result(False)
 
     async def ready(self) -> bool:
         """Wait until it can fork; False where it ended before (why stands in the log). Raises OSError."""
@@ -137,11 +161,18 @@ class ForkServer:
         return await asyncio.shield(self._imported)
 
     def start(self, environment: Mapping[str, str], inherited: Sequence[int] = ()) -> WorkerProcess:
-        """Once it is ready. `inherited`: at most one descriptor, the store's socket of the first worker of several boxes."""
+        """Once it is ready. `inherited`: at most one descriptor, the store's socket of the first worker of several boxes. Raises
+        OSError where there are no descriptors left."""
         assert self._control is not None
         ours, theirs = socket.socketpair()
-        with theirs, self._log.open("ab") as output, contextlib.suppress(OSError):  # it has ended: so has the worker
-            socket.send_fds(self._control, [b"w"], [theirs.fileno(), output.fileno(), *inherited])
+        try:
+            with theirs, self._log.open("ab") as output:
+                socket.send_fds(self._control, [b"w"], [theirs.fileno(), output.fileno(), *inherited])
+        except BrokenPipeError:
+            self._gone = True  # and so has the worker
+        except BaseException:
+            ours.close()
+            raise
         return WorkerProcess(ours, environment)
 
     def ticks(self) -> int:
@@ -149,16 +180,17 @@ class ForkServer:
         return ticks_of(self._process.pid) if self._process is not None and self._process.returncode is None else 0
 
     async def kill(self) -> None:
-        """It does not answer: whoever waits for its word hears that it is gone."""
+        """Whoever waits for its word hears that it is gone."""
+        self._gone = True
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
 
     async def close(self) -> None:
-        if self._imported is not None:
-            self._imported.cancel()
-            await asyncio.gather(self._imported, return_exceptions=True)
+        if self._hearing is not None:
+            self._hearing.cancel()
+            await asyncio.gather(self._hearing, return_exceptions=True)
         if self._control is not None:
             self._control.close()
-            self._control = None
+        self._control = self._hearing = self._imported = None
         await self.kill()

@@ -112,7 +112,8 @@ class WorkerPool(rpc.SupervisorServicer):
             self._parent_pipe = ParentPipe(self._folder)
             with self._rendezvous() as meeting:
                 if await self._ready():
-                    self._processes = [self._start(launch, local, meeting) for local in range(len(launch.ranks))]
+                    for local in range(len(launch.ranks)):
+                        self._processes.append(self._start(launch, local, meeting))
                     await self._first_death()
         finally:
             self.end_generation()
@@ -126,20 +127,24 @@ class WorkerPool(rpc.SupervisorServicer):
         ready = asyncio.create_task(self._fork_server.ready())
         try:
             await asyncio.wait({ready, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                await self._fork_server.kill()  # perhaps it hangs
             return ready.done() and await ready
         finally:
             ready.cancel()
             given_up.cancel()
 
     async def _bury(self) -> None:
-        """Nothing of the generation is left, nor of a fork server that does not say so."""
-        waiting = asyncio.gather(*(process.wait() for process in self._processes))
+        """Nothing of the generation is left, nor a fork server that does not say so."""
+        waiting = asyncio.gather(*(process.wait() for process in self._processes), return_exceptions=True)
         while not waiting.done():
             for process in self._processes:
                 process.kill()
             done, _ = await asyncio.wait({waiting}, timeout=STOP_SECONDS)
             if not done:
                 await self._fork_server.kill()
+        if not all(isinstance(status, int) for status in waiting.result()):
+            await self._fork_server.kill()
 
     @contextlib.contextmanager
     def _rendezvous(self) -> Iterator[Path]:
@@ -176,7 +181,7 @@ class WorkerPool(rpc.SupervisorServicer):
             while running:
                 done, left = await asyncio.wait({*running, given_up}, return_when=asyncio.FIRST_COMPLETED)
                 running = left - {given_up}
-                if given_up in done or not self._stopping or any(task.result() for task in done):
+                if given_up in done or not self._stopping or any(task.result() != 0 for task in done):
                     return
         finally:
             for task in {*running, given_up}:

@@ -3,10 +3,11 @@ that torch and transformers take.
 
 Started by the daemon (../worker_process.py) with a connected socket as its standard input. It has one thread, and nothing here
 looks for a GPU: neither would outlive a fork. A request is a byte, with the descriptors of a socket of the worker's own and of
-where it prints; on that socket come its environment, as a line of JSON, and back its number and how it ended. The server ends when
-the daemon closes its end, or dies.
+where it prints; on that socket come its environment, as a line of JSON, and back its number with a descriptor of it, and in the end
+its status. The server ends when the daemon closes its end, or dies.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -58,15 +59,14 @@ def serve(control: socket.socket) -> bool:
             return True
         for descriptor in descriptors[1:]:
             os.close(descriptor)
-        running[os.pidfd_open(pid)] = pid, theirs
-        _tell(theirs, pid)
+        handle = os.pidfd_open(pid)
+        running[handle] = pid, theirs
+        _tell(theirs, pid, handle)
 
 
-def _tell(theirs: socket.socket, number: int) -> None:
-    try:
-        theirs.sendall(f"{number}\n".encode())
-    except OSError:
-        pass  # the daemon is gone, and its end of `control` too
+def _tell(theirs: socket.socket, number: int, *handles: int) -> None:
+    with contextlib.suppress(OSError):  # the daemon is gone, and its end of `control` too
+        socket.send_fds(theirs, [str(number).encode()], handles)
 
 
 def _become(environment: dict[str, str], output: int, store: int | None = None) -> None:
@@ -81,7 +81,7 @@ def _become(environment: dict[str, str], output: int, store: int | None = None) 
     os.environ.update(environment)
     if store is not None:
         os.environ[STORE_SOCKET] = str(store)
-    if COMM.exists():
+    with contextlib.suppress(OSError):  # it is but a name
         COMM.write_text(WORKER)
 
 

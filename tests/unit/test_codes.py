@@ -2,6 +2,7 @@
 
 import ast
 import errno
+import os
 import re
 import signal
 import sqlite3
@@ -207,7 +208,8 @@ def run():
 dilocox.cli.main.main = run
 main()
 """
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, env=buffered)
     assert (done.returncode, done.stdout, done.stderr) == (status, "all of it", "")
 
 
