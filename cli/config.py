@@ -12,12 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from dilocox.cli.common import JsonOption, fail, print_json, print_table
+from dilocox.cli.environment import said_in
 from dilocox.cli.exits import Exit
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.notify import parse_notice
 from dilocox.transport.traces import parse_collector
 
-__all__ = ["ConfigOption", "app"]
+__all__ = ["ConfigOption", "app", "validated"]
 
 ORIGINS = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
 SECRET: dict[str, Callable[[str], Any]] = {"notify": parse_notice, "traces": parse_collector}
@@ -59,6 +60,21 @@ ConfigOption = Annotated[
 ]
 
 
+def validated(parse: Callable[[Any], Any]) -> Callable[[typer.Context, typer.CallbackParam, Any], Any]:
+    """For an option's `callback`: what it says is refused by whoever reads it, also where it is only shown. `parse` raises
+    ConfigError."""
+
+    def check(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+        try:
+            if value:
+                parse(value)
+        except ConfigError as error:
+            raise ConfigError(f"{said_in(context, param)}{error}") from error
+        return value
+
+    return check
+
+
 @app.callback()
 def _config() -> None:
     """What a daemon is told, and by whom."""
@@ -75,7 +91,7 @@ def show(
         fail(f"{verb!r} is no daemon", Exit.USAGE, f"one of {', '.join(DAEMONS)}")
     root: Any = context.find_root().command
     command = root.commands[verb]
-    told = command.make_context(verb, list(context.args), **command.context_settings)
+    told = command.make_context(verb, list(context.args), parent=context.find_root(), **command.context_settings)
     rows = []
     for each in command.params:
         if each.name in told.params:

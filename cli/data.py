@@ -117,7 +117,14 @@ def train(
 
         tokenizer = train_tokenizer(texts(), vocabulary_size)
     write_new(out, tokenizer.encode())
-    errors.print(f"wrote {out}; next: dilocox data build NAME SOURCE… --tokenizer {out}", highlight=False, soft_wrap=True)
+    size = open_encoder(str(out)).vocabulary_size
+    if size < vocabulary_size:
+        errors.print(f"the text has pairs for {size:,} tokens, and no more", highlight=False, soft_wrap=True)
+    errors.print(
+        f"wrote {out}, {size:,} tokens; next: dilocox data build NAME SOURCE… --tokenizer {out}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @app.command("show")

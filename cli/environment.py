@@ -13,12 +13,13 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import typer
 from typer.core import TyperGroup
 
 from dilocox.cli.verbs import VERBS, Verbs
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["Root", "long_flag", "refuse_unknown", "variable", "verbs"]
+__all__ = ["Root", "long_flag", "refuse_unknown", "said_in", "variable", "verbs"]
 
 PREFIX, BETWEEN = "DILOCOX_", "__"
 WITHOUT = ("--help", "--install-completion", "--show-completion", "--version")
@@ -32,10 +33,15 @@ class Root(TyperGroup):
         super().__init__(**{**attributes, "commands": Verbs(VERBS, _name_variables)})
 
     def invoke(self, ctx: Any) -> Any:
-        """Raises ConfigError where the environment holds what is no option."""
+        """Raises ConfigError where the environment holds what is no option, or a file what an option does not take."""
         if "--help" not in ctx.args and any(map(_looks_like_one, os.environ)):
             refuse_unknown(os.environ, {variable(verb, flag) for verb, flag, _ in _options(self)})
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if error.ctx is not None and error.param is not None and (file := said_in(error.ctx, error.param)):
+                raise ConfigError(f"{file}{error.param.name}: {error.message}") from error
+            raise
 
 
 def _name_variables(name: str, command: Any) -> None:
@@ -75,6 +81,12 @@ def _options(command: Any, words: str = "") -> Iterator[tuple[str, str, Any]]:
         for option in each.params:
             if (flag := long_flag(option)) is not None:
                 yield verb, flag, option
+
+
+def said_in(context: Any, param: Any) -> str:
+    """The file that says an option's value, as a sentence begins with it; empty where another does."""
+    source = context.get_parameter_source(param.name)
+    return f"{context.params['config']}: " if source is not None and source.name == "DEFAULT_MAP" else ""
 
 
 def refuse_unknown(environment: Mapping[str, str], known: Collection[str]) -> None:

@@ -41,6 +41,8 @@ def events(
 ) -> None:
     """What happened, oldest first: rounds, who joined and left, who was not counted and why."""
     for event in _events(home, since, follow):
+        if event["id"] <= since and not follow:  # a daemon whose log began anew tells all of it
+            break
         if as_json:
             sys.stdout.write(json.dumps(event) + "\n")
             sys.stdout.flush()

@@ -10,7 +10,7 @@ from dilocox.cli.common import console, fail
 from dilocox.cli.environment import Root
 from dilocox.cli.exits import Exit
 from dilocox.transport.memory import few_arenas
-from dilocox.views.faults import code_of, do_about
+from dilocox.views.faults import FAULTS, code_of, do_about
 
 __all__ = ["app", "main"]
 
@@ -47,7 +47,7 @@ def main() -> None:
         except Exception as error:
             if (code := code_of(error)) is None:
                 raise
-            fail(_sentence(error), Exit.USAGE if code == "usage" else Exit.UNEXPECTED, do_about(code), code)
+            fail(_sentence(error), Exit.USAGE if FAULTS[code].lasts else Exit.UNEXPECTED, do_about(code), code)
     except typer.Exit as leaving:
         sys.exit(leaving.exit_code)
     except KeyboardInterrupt:

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -21,7 +21,7 @@ from dilocox.cli.common import (
     PortOption,
     set_up_logging,
 )
-from dilocox.cli.config import ConfigOption
+from dilocox.cli.config import ConfigOption, validated
 from dilocox.node.privacy import Budget
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
@@ -65,6 +65,14 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
+def _uploads(said: Sequence[str]) -> Rates:
+    return parse_rates(said, "--upload")
+
+
+def _downloads(said: Sequence[str]) -> Rates:
+    return parse_rates(said, "--download", slowest_bits_per_second=SLOWEST_DOWNLOAD_BITS_PER_SECOND)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DaemonOptions:
     """Of every daemon."""
@@ -81,6 +89,7 @@ class DaemonOptions:
         list[str] | None,
         typer.Option(
             metavar="RATE[@HOURS]",
+            callback=validated(_uploads),
             help="Send at most so much, such as 20mbit; by day 20mbit@08-22 (default: no limit). May be said for several hours.",
         ),
     ] = None
@@ -88,6 +97,7 @@ class DaemonOptions:
         str | None,
         typer.Option(
             metavar="URL|COMMAND",
+            callback=validated(parse_notice),
             help="Tell when not counted, diverged, the disk low, the coordinator away or the run finished: POST JSON to a URL, or "
             "have a command read it; @FILE holds either.",
         ),
@@ -108,7 +118,7 @@ class DaemonOptions:
 
     def upload_rates(self) -> Rates:
         """Raises ConfigError."""
-        return parse_rates(self.upload or (), "--upload")
+        return _uploads(self.upload or ())
 
     def notice(self) -> Notice | None:
         """Raises ConfigError."""
@@ -123,6 +133,7 @@ class TraceOptions:
         str | None,
         typer.Option(
             metavar="URL",
+            callback=validated(parse_collector),
             help="Send rounds as OpenTelemetry traces to a collector, by OTLP over HTTP, such as http://127.0.0.1:4318; @FILE "
             "holds the URL, and headers in lines of their own.",
         ),
@@ -138,7 +149,10 @@ class PeerOptions(DaemonOptions):
     """Of everybody but the coordinator."""
 
     download: Annotated[
-        list[str] | None, typer.Option(metavar="RATE[@HOURS]", help="Fetch at most so much, as --upload says it.")
+        list[str] | None,
+        typer.Option(
+            metavar="RATE[@HOURS]", callback=validated(_downloads), help="Fetch at most so much, as --upload says it."
+        ),
     ] = None
 
     def settings(self, folder: str, announced: bool = True) -> dict[str, Any]:
@@ -149,9 +163,7 @@ class PeerOptions(DaemonOptions):
             "listen": self.listen(announced),
             "api": self.api,
             "upload": self.upload_rates(),
-            "download": parse_rates(
-                self.download or (), "--download", slowest_bits_per_second=SLOWEST_DOWNLOAD_BITS_PER_SECOND
-            ),
+            "download": _downloads(self.download or ()),
             "notice": self.notice(),
         }
 
@@ -169,6 +181,7 @@ class MachineOptions:
         str | None,
         typer.Option(
             metavar="HOURS",
+            callback=validated(Hours.parse),
             help="Take part at these hours of the day by this machine's clock, such as 22-06 (default: always). At their end the "
             "open round is finished.",
         ),

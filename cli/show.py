@@ -114,7 +114,8 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         text = f"until {_until(result)}" if result["attested"] else f"refused: {result['code']}: {result['reason']}"
         lines.append(("attested", f"{label}, {text}"))
     for item in value["excluded"]:
-        lines += [("warning", f"not counted: {_reason(item)}"), *([("help", item["do"])] if item["do"] else [])]
+        last = "the last round counted nobody" if value["nobody_counted"] else "not counted"
+        lines += [("warning", f"{last}: {_reason(item)}"), *([("help", item["do"])] if item["do"] else [])]
     if value["nobody_keeps"]:
         why = "nobody of the roster can be dialled, and no holder or archive of the run either: nobody can be counted"
         lines += [
@@ -151,7 +152,8 @@ def _of_round(value: dict[str, Any]) -> str:
     last = value["network"]["last_round"]
     if last is None:
         return ""
-    less = value["allreduce_bytes"] / last["sent"] if last["sent"] else 0
+    trained = value["phase_steps"].get(str(last["round"]), 0)
+    less = value["allreduce_bytes"] / last["sent"] if last["sent"] and trained else 0
     return f"   sent {last['sent']:,} B in round {last['round']}" + (f", {less:,.0f}x less than AllReduce" if less >= 2 else "")
 
 

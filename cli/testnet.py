@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,7 @@ from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_corpus, check_own
 from dilocox.node.data.sources import STDLIB
 from dilocox.node.namespaces import Traffic, lacking
-from dilocox.node.testnet import POLL_SECONDS, WAN, Lines, Member, Testnet
+from dilocox.node.testnet import POLL_SECONDS, WAN, Lines, Member, Testnet, member_names
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
@@ -85,6 +86,7 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", help="Start and return; stop with `testnet down`.")] = False,
 ) -> None:
     """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces what an earlier testnet made."""
+    kills = [_parse_kill(text, member_names(nodes, boxes)) for text in kill or []]
     folder = folder or testnet_folder()
     with working("making the run's data"):
         run, key = _preset_run(preset) if run_file is None else _read_run(run_file)
@@ -100,7 +102,6 @@ def up(
     PrivateOptions(private=next(iter(private), None), **budget).settings(devices, boxes > 1)
     devices = devices or (2 if private_epsilon is None else 1)
     options = ["--threads", "1", *_said(devices=devices, upload=upload, **budget)]
-    kills = [_parse_kill(text) for text in kill or []]
     testnet = Testnet.create(folder, run, key, nodes, options, place, boxes, _lines(lan, wan, boxes), private)
     if detach:
         testnet.start_all(attached=False)
@@ -184,10 +185,12 @@ def _read_run(run_file: Path) -> tuple[bytes, bytes]:
         )
 
 
-def _parse_kill(text: str) -> tuple[str, int]:
+def _parse_kill(text: str, names: Sequence[str]) -> tuple[str, int]:
     name, _, round = text.partition("@")
     if not round.isdecimal():
         fail(f"--kill {text}: write NAME@ROUND, such as node-2@5", Exit.USAGE)
+    if name not in names:
+        fail(f"--kill {text}: there will be no {name}", Exit.USAGE, f"one of: {', '.join(names)}")
     return name, int(round)
 
 

@@ -212,7 +212,7 @@ def create_coordinator_app(service: CoordinatorService, events: EventLog, traffi
 
     async def status() -> views.View:
         state = service.state
-        phase, why = round.phase_of(state), round.why_open(state)
+        phase, why, still = round.phase_of(state), round.why_open(state), state.stands_still
         return {
             "role": "coordinator",
             "name": name,
@@ -222,14 +222,14 @@ def create_coordinator_app(service: CoordinatorService, events: EventLog, traffi
             "finished": state.head.finished,
             "phase": phase,
             "why": why,
-            "answers": answers_of_coordinator(phase, state.clock.paused_at is not None, why),
+            "answers": answers_of_coordinator(phase, still, why),
             "contributions": len(state.gathered.contributions),
             "receipts": len(state.gathered.receipts),
             "roster": sorted(state.head.roster),
             "absent": sorted(state.absent),
             "refused": views.exclusions(state.gathered.refusals),
             "network": views.network(traffic),
-            "seconds_left": views.seconds_left(service.chain.manifest, state.head, _last_rows(service.chain)),
+            "seconds_left": views.seconds_left(service.chain.manifest, state.head, _last_rows(service.chain), still),
         }
 
     async def peers() -> list[views.View]:

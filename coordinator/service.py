@@ -215,9 +215,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     def _tip(self) -> services.WatchEvent:
         head = self.chain.head
-        why = round.why_open(self.state)
+        why, still = round.why_open(self.state), self.state.stands_still
         return services.WatchEvent(
-            tip=services.Tip(round=head.round, head=head.digest, why=why, appointment=self.chain.newest_word)
+            tip=services.Tip(
+                round=head.round, head=head.digest, why=why, appointment=self.chain.newest_word, stands_still=still
+            )
         )
 
     # gRPC

@@ -101,8 +101,9 @@ class Archiver:
         self._chain, self._starts, self.carrier = chain, starts, carrier
         self._every = settings.every or manifest.rounds.snapshot_every
         self._archive: Archive | None = None
-        self._dropped = -1
-        """Number of the head whose retired blobs are gone."""
+        self._wrote: int | None = None
+        """Number of the newest head that we know; None: of none."""
+        self._dropped = -1  # number of the head whose retired blobs are gone
         self.has_data = False
         """All of the run's data was carried."""
         self.grew = asyncio.Event()
@@ -151,10 +152,10 @@ class Archiver:
         """Have what is missing; why something still is. Raises RemoteError where the archive cannot be used."""
         if self._archive is None:
             self._archive = self.carrier.archive = await asyncio.to_thread(self._open)
-        head = await asyncio.to_thread(self._current, self._archive)
+        head, others = await asyncio.to_thread(self._current, self._archive)
         if head is None:
             return "the chain here is shorter than the archive's: waiting for the coordinator's"
-        missing = []
+        missing = ["somebody else writes to this archive too: end one of you, or name another --archive"] if others else []
         for step in (self._imported, self._snapshot, self._payload_log):
             head, why = await step(head)
             missing += [why] if why else []
@@ -177,9 +178,12 @@ class Archiver:
 
     # The head
 
-    def _current(self, archive: Archive) -> ArchiveHead | None:
-        """The newest head, with what of its chain is the run's and what follows; None where ours is behind. Blocking."""
+    def _current(self, archive: Archive) -> tuple[ArchiveHead | None, bool]:
+        """The newest head, with what of its chain is the run's and what follows, or None where ours is behind; and whether somebody
+        else wrote since we did. Blocking."""
         before = head = archive.head()
+        others = before is not None and self._wrote not in (None, before.sequence)
+        self._wrote = before.sequence if before is not None else None
         if head is None:
             signed = self._chain.signed_manifest
             assert signed is not None, "who follows a run keeps it"
@@ -188,7 +192,7 @@ class Archiver:
             self._drop(archive, before)
         ours = in_common(archive, head, self._chain)
         if ours.commits < head.length and not ours.parted:
-            return None
+            return None, others
         gone: list[bytes] = []
         changed = head
         if ours.parted:
@@ -198,7 +202,7 @@ class Archiver:
         blobs = {segment.blob for segment in segments}
         gone += [bytes.fromhex(segment.blob) for segment in head.segments if segment.blob not in blobs]
         changed = changed.model_copy(update={"segments": segments, "appointment": word_of(archive, self._chain)})
-        return self._published(archive, before, changed, gone)
+        return self._published(archive, before, changed, gone), others
 
     def _without(self, archive: Archive, head: ArchiveHead, stand: int) -> tuple[ArchiveHead, list[bytes]]:
         """Without what is of commits that do not stand, and its blobs. Blocking."""
@@ -227,6 +231,7 @@ class Archiver:
         if before is not None and not going and changed == before.model_copy(update={"retired": ()}):
             return before
         written = archive.publish(changed)
+        self._wrote = written.sequence
         self._drop(archive, written)
         return written
 

@@ -17,7 +17,7 @@ import grpc.aio
 
 from dilocox.protocol import terms
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import JoinLink, short
 from dilocox.protocol.manifest import Manifest, open_manifest
 from dilocox.protocol.messages import Statement, open_envelope
@@ -136,7 +136,8 @@ class CoordinatorLink:
                 return manifest, appointment
             except (RemoteError, grpc.aio.AioRpcError) as error:
                 if isinstance(error, RemoteError) and error.reason == pb.REASON_WRONG_RUN:
-                    raise LocalError(f"the coordinator does not serve what the link names: {error.detail}") from error
+                    detail = f"the coordinator at {self._link.at} does not serve what the link names: {error.detail}"
+                    raise ConfigError(f"{detail}. Ask for a newer link") from error
                 why = error.detail if isinstance(error, RemoteError) else error.code().name.lower()
                 if why != said:
                     log.info("waiting for %s: %s", where, why)
@@ -174,7 +175,7 @@ class CoordinatorLink:
                 pass
             if self.connected:
                 self.connected = False
-                log.warning("the coordinator is away; training goes on")
+                log.warning("the coordinator is away%s", "; training goes on" if hello else "")
                 away()
             await backoff.wait()
             await self._directory.look_up(self._link.coordinator)

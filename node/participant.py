@@ -103,6 +103,8 @@ class Participant:
         self._told: pb.PeerRecord | None = None
         """Our record, as the coordinator passes it on."""
         self.round_why = ""
+        self.stands_still = False
+        """The open round waits until more clusters take part."""
         """Why the round is open, as the coordinator says."""
         self.events = kept
         """What happened here."""
@@ -225,6 +227,7 @@ class Participant:
 
     def _hears_tip(self, tip: services.Tip) -> None:
         """The first event of a stream; a coordinator that knows less than we do gets back what it signed."""
+        self.stands_still = tip.stands_still
         if tip.why != self.round_why:
             self.round_why = tip.why
             told = events.RoundOpen(tip.round, tip.why)

@@ -39,6 +39,7 @@ START_SECONDS = 120.0
 """Six stage workers importing torch on two cores take about a minute."""
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.2
+COORDINATOR = "coordinator"
 MARKER = ".dilocox-testnet"
 """Says that a testnet made this folder, and names its members' folders: what the next one may remove."""
 FILES = ("run.toml", "run.key", "link", "testnet.json")
@@ -92,6 +93,18 @@ class Lines:
         """`names`: of all members; `clusters`: of each one's boxes."""
         nets = [Net(WAN, names, self.wan), Net(WATCH, names, here=True, apart=True)]
         return Namespaces([*nets, *(Net(LAN, boxes, self.lan) for boxes in clusters if len(boxes) > 1)])
+
+
+def member_names(nodes: int, boxes: int) -> list[str]:
+    """Of a testnet of so many clusters, each of so many boxes."""
+    leads, others = _clusters(nodes, boxes)
+    return [COORDINATOR, *leads, *others]
+
+
+def _clusters(nodes: int, boxes: int) -> tuple[list[str], dict[str, str]]:
+    """Names of the clusters' leads, and of their other boxes with whose they are."""
+    leads = [f"node-{number}" for number in range(1, nodes + 1)]
+    return leads, {f"{lead}-box-{number}": lead for number in range(2, boxes + 1) for lead in leads}
 
 
 def _clear(folder: Path) -> None:
@@ -148,9 +161,8 @@ class Testnet:
         Raises ConfigError when the folder holds what no testnet made, LocalError while one runs there.
         """
         folder = folder.absolute()
-        leads = [f"node-{number}" for number in range(1, nodes + 1)]
-        others = {f"{lead}-box-{number}": lead for number in range(2, boxes + 1) for lead in leads}
-        names = ["coordinator", *leads, *others]
+        leads, others = _clusters(nodes, boxes)
+        names = member_names(nodes, boxes)
         clusters = [[lead, *(name for name in others if others[name] == lead)] for lead in leads]
         network = lines.between(names, clusters) if lines is not None else None
         _clear(folder)
@@ -159,11 +171,11 @@ class Testnet:
         write_atomically(folder / "run.toml", run)
         write_atomically(folder / "run.key", key, mode=0o600)
         link = folder / "link"
-        coordinator = folder / "coordinator"
+        coordinator = folder / COORDINATOR
         arguments = ["coordinator", str(folder / "run.toml"), "--home", str(coordinator), "--link-file", str(link)]
-        arguments += ["--name", "coordinator"]
+        arguments += ["--name", COORDINATOR]
         arguments += ["--data", f"{Manifest.from_toml(run.decode()).data.name}={data}"]
-        members = [Member("coordinator", coordinator, arguments)]
+        members = [Member(COORDINATOR, coordinator, arguments)]
         lan = ["--cluster-interface", LAN if network else LOOPBACK] if boxes > 1 else []
         for name in leads:
             home = folder / name
@@ -191,10 +203,10 @@ class Testnet:
 
     @classmethod
     def load(cls, folder: Path) -> "Testnet":
-        """The testnet that `create` laid out in `folder`. Raises LocalError when there is none."""
+        """The testnet that `create` laid out in `folder`. Raises ConfigError where there is none, LocalError."""
         path = folder / "testnet.json"
         if not path.exists():
-            raise LocalError(f"no testnet in {folder}. Start one: dilocox testnet up")
+            raise ConfigError(f"no testnet in {folder}. Start one: dilocox testnet up")
         described = json.loads(path.read_text())
         if not isinstance(described, dict):
             raise LocalError(f"{path} is of another version, which alone can stop what it started")
@@ -217,7 +229,7 @@ class Testnet:
         for member in self.members:
             if member.name == name:
                 return member
-        raise LocalError(f"no member {name}; there are: {', '.join(member.name for member in self.members)}")
+        raise ConfigError(f"no member {name}; there are: {', '.join(member.name for member in self.members)}")
 
     def start(self, member: Member, attached: bool = True) -> None:
         """Start a member's daemon; its output goes to `<name>.log`. Raises LocalError where its network is gone."""

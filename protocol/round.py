@@ -17,12 +17,12 @@ after the other. They start afresh when nobody was heard, and then one grace lon
 others. After a start nothing is signed before most of the roster is heard, or a deadline passed.
 """
 
-import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from dilocox.protocol import chain, limits, rules, standing
 from dilocox.protocol.chain import Closing
+from dilocox.protocol.deadlines import deadline_seconds, full_deadline, vote_seconds
 from dilocox.protocol.gathered import Gathered
 from dilocox.protocol.head import Cluster, Head, advance
 from dilocox.protocol.ids import shortly
@@ -70,7 +70,6 @@ __all__ = [
     "SealCommit",
     "Tick",
     "close",
-    "deadline_seconds",
     "decide",
     "inherited",
     "next_deadline",
@@ -80,17 +79,8 @@ __all__ = [
     "why_open",
 ]
 
-DEADLINE_SPREADS = 8.0
-"""A round is late after median + this many median absolute deviations of the last rounds …"""
-DEADLINE_SLACK = 2.0
-"""… but never before this multiple of the median: short rounds have tiny deviations."""
-DEADLINE_FLOOR_SECONDS = 10.0
-"""Below this a deadline would measure the scheduler, not the peers."""
 LONGEST_MS = (1 << 32) - 1
 """What a commit can say of a duration: seven weeks."""
-DEADLINE_PATIENCE = 4.0
-"""While not even half of the roster has contributed, the deadline is so many times as long: a round that slows down for all is no
-reason to leave most behind."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +95,11 @@ class Clock:
     voted_at: float | None = None
     """… and voted."""
     paused_at: float | None = None
-    """Since when fewer than min_clusters are heard; None: the clock runs."""
+    """Since when fewer than min_clusters take part; None: the clock runs."""
     heard_nobody: bool = False
     """During this pause."""
     awaited: bool = False
-    """The pause has lasted a grace: not just until the next of those behind a line that was cut goes silent too."""
+    """Those who are missing left, or the pause has lasted a grace: not just until the next behind a line that was cut is silent."""
     measures: bool = True
     """Whether the round's times may teach later deadlines: not when waiting began afresh in it."""
     returning_until: float | None = None
@@ -139,6 +129,11 @@ class RoundState:
     starting_since: float | None = None
     """After a start, until enough of the roster is heard: nothing is signed."""
     healed: bool = False
+
+    @property
+    def stands_still(self) -> bool:
+        """Too few clusters take part: the round waits for more, however long that is."""
+        return self.clock.paused_at is not None and not self.head.finished
 
 
 def start(manifest: Manifest, head: Head, now: float) -> RoundState:
@@ -274,27 +269,6 @@ def _verdicts_full(head: Head, gathered: Gathered, peer: str) -> bool:
 # Time.
 
 
-def deadline_seconds(history: Sequence[float], upper_bound: float) -> float:
-    """How long to wait for something that took `history` seconds in the last rounds: median + k·MAD, within bounds."""
-    if not history:
-        return upper_bound
-    median = statistics.median(history)
-    spread = statistics.median(abs(value - median) for value in history)
-    wanted = max(median + DEADLINE_SPREADS * spread, DEADLINE_SLACK * median, DEADLINE_FLOOR_SECONDS)
-    return min(wanted, upper_bound)
-
-
-def vote_seconds(head: Head, manifest: Manifest) -> float:
-    """How long votes are waited for; the ballot says it."""
-    return deadline_seconds([ms / 1000 for ms in head.vote_history], manifest.rounds.vote_seconds)
-
-
-def _full_deadline(state: RoundState) -> float:
-    """How long a round may take when it goes much slower than it used to: everybody's machine may be busy."""
-    upper = state.manifest.rounds.deadline_seconds
-    return min(upper, DEADLINE_PATIENCE * deadline_seconds([ms / 1000 for ms in state.head.collect_history], upper))
-
-
 def _collect_seconds(state: RoundState) -> float:
     """How long contributions are waited for. A deadline ends the waiting for stragglers; it never closes a round that would count
     nobody while min_clusters are heard and may be working."""
@@ -304,7 +278,7 @@ def _collect_seconds(state: RoundState) -> float:
         usual = deadline_seconds(history, upper) if history else 0.0
         return max(usual, deadline_seconds([clock.contributed_at - clock.opened_at], upper))
     contributed = len(state.gathered.contributions)
-    return upper if 0 < contributed < state.manifest.rounds.min_clusters else _full_deadline(state)
+    return upper if 0 < contributed < state.manifest.rounds.min_clusters else full_deadline(state.head, state.manifest)
 
 
 def next_deadline(state: RoundState) -> float | None:
@@ -318,7 +292,7 @@ def _due(state: RoundState) -> float | None:
     if state.head.finished:
         return None
     if state.starting_since is not None:
-        return None if state.healed else state.starting_since + _full_deadline(state)
+        return None if state.healed else state.starting_since + full_deadline(state.head, state.manifest)
     if state.head.round == 0 or state.sealing:
         return None
     if state.clock.paused_at is not None:
@@ -362,11 +336,13 @@ def _begin(state: RoundState, now: float) -> RoundState:
 def _keep_time(state: RoundState, now: float) -> RoundState:
     """Stop and start the clock, and note when most had contributed or voted."""
     clock, gathered = state.clock, state.gathered
-    heard = len(_heard(state))
-    short_of = state.head.round > 0 and heard < state.manifest.rounds.min_clusters
+    heard, wanted = len(_heard(state)), state.manifest.rounds.min_clusters
+    short_of = state.head.round > 0 and len(_staying(state)) < wanted
     if short_of:
         since, nobody = now if clock.paused_at is None else clock.paused_at, clock.heard_nobody or not heard
-        clock = replace(clock, paused_at=since, heard_nobody=nobody, awaited=now >= since + _grace(state))
+        left = heard >= wanted and now >= (clock.returning_until or now)
+        awaited = left or now >= since + _grace(state)
+        clock = replace(clock, paused_at=since, heard_nobody=nobody, awaited=awaited)
     if not short_of and clock.paused_at is not None:
         clock = _afresh(state, now) if clock.heard_nobody else clock.later(now - clock.paused_at)
         clock = _with_a_grace(replace(state, clock=clock), now)
@@ -396,6 +372,11 @@ def _grace(state: RoundState) -> float:
 
 def _heard(state: RoundState) -> list[str]:
     return [name for name in state.head.roster if name not in state.absent]
+
+
+def _staying(state: RoundState) -> set[str]:
+    """Of the roster: who is heard, and did not say that it leaves."""
+    return set(_heard(state)) - state.gathered.leaving()
 
 
 def _started(state: RoundState, now: float) -> bool:
@@ -466,18 +447,17 @@ def _complete(state: RoundState, wall_ms: int | None = None) -> Mapping[str, tup
 
 
 def _can_wake(state: RoundState, moment: Moment) -> bool:
-    """Fewer than min_clusters of the roster are heard, for a grace or as they leave and nobody comes back; a roster-only commit
-    brings it to so many."""
-    wanted, heard = state.manifest.rounds.min_clusters, set(_heard(state)) - state.gathered.leaving()
-    awaited = state.clock.awaited if state.clock.paused_at is not None else state.clock.returning_until is None
-    if len(heard) >= wanted or not awaited:
+    """Fewer than min_clusters of the roster take part, and nobody comes back without a word; a roster-only commit brings it to so
+    many."""
+    wanted, staying = state.manifest.rounds.min_clusters, _staying(state)
+    if len(staying) >= wanted or not state.clock.awaited:
         return False
     attestations = chain.valid_attestations(state.head, state.gathered.attested.values(), moment.wall_ms)
     seating = chain.seats(
         state.manifest, state.head, _noted(state, moment), attestations, state.absent, counting=False, built_on=b""
     )
     coming = {name for name in seating.clusters if name not in state.absent}
-    return len(heard | coming) >= wanted
+    return len(staying | coming) >= wanted
 
 
 def _without_ballot(state: RoundState) -> RoundState:
@@ -579,9 +559,10 @@ def why_open(state: RoundState) -> str:
         return f"waiting for {state.manifest.start_clusters} clusters with one initial state; {len(group)} are here"
     if phase == "starting":
         return f"started again: waiting to hear more than half of the roster; {heard} of {roster} are heard"
-    if state.clock.paused_at is not None:
+    if state.stands_still:
         waiting = f", {len(_complete(state))} ask for a seat" if state.gathered.claims else ""
-        return f"{heard} of {roster} clusters are heard, the run needs {rounds.min_clusters}{waiting}; clocks stand still"
+        there = len(_staying(state))
+        return f"{there} of {roster} clusters take part, the run needs {rounds.min_clusters}{waiting}; clocks stand still"
     if phase == "closing":
         return _names("waiting for the last state reports of", _waiting(state, {n for n, _ in state.gathered.reports}))
     if phase == "voting":

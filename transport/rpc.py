@@ -41,7 +41,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.so_reuseport", 0),

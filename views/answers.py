@@ -47,7 +47,8 @@ def answers(status: View, agreed: bool | None) -> list[View]:
         if counted
         else "no round counted anybody yet"
     )
-    why = "".join(f"; not counted: {item['reason']}" for item in missed[:1])
+    last = "the last round counted nobody" if status["nobody_counted"] else "not counted"
+    why = "".join(f"; {last}: {item['reason']}" for item in missed[:1])
     dial = "" if status["reachable"] is not False else "forward the gRPC port; look at --host"
     return [
         # Others keep for who cannot be dialled, and where nobody does it is not counted either.

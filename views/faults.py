@@ -20,12 +20,14 @@ class Fault(NamedTuple):
     do: str
     status: int | None = None
     """Of the API's answer; None: the command line alone says it."""
+    lasts: bool = False
+    """Another try ends the same way, until a person has mended something: no service manager need start it again."""
 
 
 _ANOTHER_HOME = "use another --home"
 
 FAULTS: Mapping[str, Fault] = {
-    "usage": Fault("an option, a variable or a file cannot be used as it is", "mend what the sentence names"),
+    "usage": Fault("an option, a variable or a file cannot be used as it is", "mend what the sentence names", lasts=True),
     "ours": Fault("this machine cannot go on", "do what the sentence says"),
     "theirs": Fault("what another peer said breaks a rule, whose name stands first", "look the reason up below"),
     "disk-full": Fault(
@@ -34,16 +36,18 @@ FAULTS: Mapping[str, Fault] = {
     "quota": Fault("your share of that disk is used up", f"free some space within your quota, or {_ANOTHER_HOME}"),
     "read-only": Fault("that disk is read-only", _ANOTHER_HOME),
     "no-permission": Fault(
-        "this user may not do that", "use a --home that you may write to, or run it as the user to whom it belongs"
+        "this user may not do that", "use a --home that you may write to, or run it as the user to whom it belongs", lasts=True
     ),
     "no-such-file": Fault("a file or folder that was named is not there", "name another, or make it first"),
-    "wrong-kind": Fault("there is a file where a folder should be, or a folder where a file should be", "name another"),
+    "wrong-kind": Fault(
+        "there is a file where a folder should be, or a folder where a file should be", "name another", lasts=True
+    ),
     "taken-port": Fault(
         "another program listens there, or this user or this machine may not",
         "end that one, or name another port: --port, --dht-port or --api",
     ),
     "too-many-files": Fault("the process has as many files open as it may", "raise the limit: `ulimit -n 65536`"),
-    "not-text": Fault("a file is no text in UTF-8", "name another, or convert it"),
+    "not-text": Fault("a file is no text in UTF-8", "name another, or convert it", lasts=True),
     "no-memory": Fault("the machine has too little memory", "end something else; `dilocox check LINK` says what a run needs"),
     "locked": Fault("another program holds a database of ours", "end it, or wait until it is done"),
     "database": Fault(
@@ -70,7 +74,8 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "no-such-peer": Fault("an id was expected, or how it begins", "`dilocox peers` has those that there are", 404),
     "no-attestation": Fault("this run asks for no evidence", "nothing", 404),
-    "no-such-path": Fault("the API has no such path, or it is asked in another way", "/openapi.json has all of them", 404),
+    "no-such-path": Fault("the API has no such path", "/openapi.json has all of them", 404),
+    "wrong-method": Fault("that path is asked in another way", "/openapi.json says which", 405),
     "too-many-readers": Fault("as many read events as may at once", "end one of them", 503),
     "waiting": Fault("the daemon starts, waits for its coordinator, or for room", "`dilocox status` says what for", 503),
     "not-known": Fault("whether the daemon is well is not known yet", "wait: it is on its way", 503),

@@ -99,6 +99,7 @@ NODE: Fields = {
     "boxes[].peer": "a box of its cluster",
     "boxes[].stages[]": "that it hosts",
     "counted[]": "whether it was counted, of the last rounds that counted anybody; newest last",
+    "nobody_counted": "whether the last commit left out everybody",
     "excluded[].reason": "why the last commit left it out, by name",
     "excluded[].detail": "… and in a sentence",
     "excluded[].do": "what to do about it",

@@ -57,7 +57,9 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
     except Problem as problem:
         body = problem.document()
     except web.HTTPException as error:
-        body = Problem("no-such-path", f"{request.method} {request.path[:100]}: {error.reason}").document(error.status)
+        says = f"{request.method} {request.path[:100]}: {error.reason}"
+        other = isinstance(error, web.HTTPMethodNotAllowed)
+        body = Problem("wrong-method" if other else "no-such-path", says).document(error.status)
     return web.json_response(body, status=body["status"], content_type="application/problem+json")
 
 

@@ -71,11 +71,11 @@ def allreduce_bytes(manifest: Manifest, head: Head) -> int:
     return 2 * (clusters - 1) * 2 * trained_count(manifest.model) * head.inner_steps // clusters if clusters else 0
 
 
-def seconds_left(manifest: Manifest, head: Head, rows: Iterable[View]) -> float | None:
+def seconds_left(manifest: Manifest, head: Head, rows: Iterable[View], stands_still: bool = False) -> float | None:
     """Until the run's last round is trained, where those to come take as long as these (rows of the last ones) usually took; None:
-    none of them trained anything."""
+    none of them trained anything, or the run stands still."""
     taken = [row["seconds"] for row in rows if row["counted"] and row["round"]]
-    return statistics.median(taken) * max(0, manifest.rounds.count - head.trained) if taken else None
+    return statistics.median(taken) * max(0, manifest.rounds.count - head.trained) if taken and not stands_still else None
 
 
 def exclusions(items: Iterable[pb.Exclusion]) -> list[View]:

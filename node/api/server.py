@@ -67,6 +67,7 @@ def node_status(
         "cluster": participant.cluster,
         "boxes": views.boxes(head, participant.cluster),
         "counted": history,
+        "nobody_counted": last is not None and bool(mine) and not last.body.counted,
         "excluded": [
             {"reason": reason_name(item.reason), "detail": item.detail, "do": advice(reason_name(item.reason)).do}
             for item in mine
@@ -76,7 +77,7 @@ def node_status(
         "step_seconds": progress.step_seconds,
         "phase_seconds_left": max(0, inner_steps - progress.step) * progress.step_seconds,
         "seconds_left": views.seconds_left(
-            participant.manifest, head, json.loads(chain.rows(max(0, chain.length - views.USUAL)))
+            participant.manifest, head, json.loads(chain.rows(max(0, chain.length - views.USUAL))), participant.stands_still
         ),
         "tokens": progress.tokens,
         "total_steps": progress.total_steps,

@@ -68,9 +68,10 @@ def build(
             shards.add(int.from_bytes(fate[8:16], "big") % shards.count, document)
         if not training.documents or not held_out.documents:
             left_out = "" if chat is None else f" ({chat.says()})"
+            fewer = ", or say a smaller --held-out-every" if training.documents > 1 else ""
             raise ConfigError(
-                f"{training.documents} documents to train on and {held_out.documents} held out: both are needed. Give more text,"
-                f" or a smaller --held-out-every{left_out}."
+                f"{training.documents} documents to train on and {held_out.documents} held out{left_out}: both are needed. Give"
+                f" more text{fewer}."
             )
         shards_of = [shards.publish(store) for shards in (training, held_out)]
         corpus = Corpus(

@@ -1,6 +1,6 @@
 """Text into tokens: by bytes, or by a `tokenizers` file."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -96,7 +96,8 @@ def byte_tokenizer() -> str:
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> str:
-    """A byte-level BPE of so many tokens, one of which ends a document; as the JSON of its file."""
+    """A byte-level BPE of so many tokens, or of fewer where the text has no more pairs; one ends a document. As the JSON of its
+    file. Raises ConfigError where there is no text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -108,6 +109,16 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> str:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    characters = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal characters
+        for text in texts:
+            characters += len(text.strip())
+            yield text
+
+    tokenizer.train_from_iterator(counted(), trainer)
+    if not characters:
+        raise ConfigError("there is no text to make tokens from: every document is empty")
     json: str = tokenizer.to_str(pretty=True)
     return json

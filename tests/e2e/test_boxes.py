@@ -1,6 +1,5 @@
 """A cluster of two boxes, each with two devices, beside a node that is a cluster of its own. The tests run in order."""
 
-import io
 import json
 import os
 import signal
@@ -21,7 +20,17 @@ from dilocox.protocol.chain import taken
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import find_chains
-from tests.e2e.conftest import Swarm, build, listeners, names, running, wait_for, wait_until_gone
+from tests.e2e.conftest import (
+    PATIENCE_SECONDS,
+    Swarm,
+    build,
+    hears_ctrl_c,
+    listeners,
+    names,
+    running,
+    wait_for,
+    wait_until_gone,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -117,12 +126,13 @@ def test_a_stranger_publishes_the_run_s_models_as_it_goes_on(swarm: Swarm, tmp_p
         [sys.executable, "-P", "-m", "dilocox.cli.main", *arguments],
         stdout=subprocess.PIPE,
         env={**os.environ, "DILOCOX_HOME": str(tmp_path)},
+        preexec_fn=hears_ctrl_c,
     ) as publisher:
         try:
             wait_for(lambda: len(list((tmp_path / "models").glob("round-*/config.json"))) >= 2, "two models were published")
         finally:
             publisher.send_signal(signal.SIGINT)
-            said = (publisher.stdout or io.BytesIO()).read().decode()
+            said = publisher.communicate(timeout=PATIENCE_SECONDS)[0].decode()
     assert said.count('"round"') >= 2
     models = sorted((tmp_path / "models").glob("round-*"))
     first, second = ((each / "model-00001-of-00003.safetensors").read_bytes() for each in models[:2])

@@ -17,7 +17,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import load_identity
-from tests.e2e.conftest import PATIENCE_SECONDS, RUN, wait_for, wait_until_gone
+from tests.e2e.conftest import PATIENCE_SECONDS, RUN, hears_ctrl_c, wait_for, wait_until_gone
 
 pytestmark = pytest.mark.e2e
 
@@ -39,7 +39,7 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background job ignores Ctrl-C
+        preexec_fn=hears_ctrl_c,
     )
 
 

@@ -1,6 +1,7 @@
 """What an archive keeps: blobs and heads, in a folder and in a double of S3, plain and sealed."""
 
 import os
+import shutil
 import threading
 import tracemalloc
 import urllib.request
@@ -320,6 +321,15 @@ def test_addresses(tmp_path: Path):
         assert isinstance(open_storage("s3://bucket/prefix/"), BucketStorage)
 
 
+def test_a_file_is_no_archive_and_nothing_lies_in_it(tmp_path: Path):
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file", tmp_path / "file" / "deeper"):
+        with pytest.raises(ConfigError, match="is a file"):
+            open_storage(str(path))
+    with pytest.raises(ConfigError, match="there is no archive"):
+        open_archive(str(tmp_path / "new"), None)
+
+
 def test_a_folder_that_a_kill_left_half_written_goes_whole(tmp_path: Path):
     """What a write was killed at has a name that only we give; files that others put there stay."""
     archive, store = create_archive(str(tmp_path / "archive"), RUN, None), BlobStore(tmp_path / "one")
@@ -348,10 +358,11 @@ def test_a_storage_that_does_not_answer_is_a_sentence(tmp_path: Path):
         server.down = True
         with pytest.raises(RemoteError, match="archive s3://bucket/x cannot be used"):
             archive.head()
-    folder = tmp_path / "folder"
-    folder.write_bytes(b"a file")
+    gone = create_archive(str(tmp_path / "folder"), RUN, None)
+    shutil.rmtree(tmp_path / "folder")
+    (tmp_path / "folder").write_bytes(b"a file")
     with pytest.raises(RemoteError, match="cannot be used"):
-        create_archive(str(folder), RUN, None).write(b"x")
+        gone.write(b"x")
 
 
 @pytest.mark.parametrize(

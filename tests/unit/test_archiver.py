@@ -251,6 +251,29 @@ async def test_what_was_begun_and_nobody_serves_any_more_goes(tmp_path: Path):
     chain.close()
 
 
+async def test_two_who_write_in_turns_both_say_so(tmp_path: Path):
+    """None of their writes collides."""
+    store = BlobStore(tmp_path / "blobs")
+    table, two = RealTable(real_run(store), store), []
+    table.genesis()
+    for number in range(2):
+        archive = create_archive(str(tmp_path / "archive"), table.run.run_id, None)
+        chain = table.file(tmp_path / f"{number}.db")
+        two.append((archiving(table.run, archive, chain, store, every=1), chain))
+    for archiver, _ in two:
+        assert "somebody else" not in await archiver.look(), "the second finds what may be its own of before"
+    for first, second in (two, two[::-1], two):
+        table.train(1)
+        for _, chain in two:
+            for commit in table.commits[chain.length :]:
+                chain.append(commit.envelope)
+        await first[0].look()
+        assert "somebody else writes to this archive too" in await second[0].look()
+        assert "somebody else" not in await second[0].look(), "it is told of each time"
+    for _, chain in two:
+        chain.close()
+
+
 async def test_only_so_many_states_are_kept_and_payloads_since(tmp_path: Path):
     table, place = await kept(tmp_path, rounds=9, keep=1)
     archive = open_archive(str(place), None)

@@ -114,13 +114,13 @@ def local_error(cause: Exception) -> LocalError:
         (OSError(errno.ENOSPC, "no space"), "disk-full", 1),
         (OSError(errno.EDQUOT, "quota", "/data/x"), "quota", 1),
         (OSError(errno.EROFS, "read-only"), "read-only", 1),
-        (PermissionError(errno.EACCES, "denied", "/data/x"), "no-permission", 1),
+        (PermissionError(errno.EACCES, "denied", "/data/x"), "no-permission", 2),
         (FileNotFoundError(errno.ENOENT, "not there", "/data/x"), "no-such-file", 1),
-        (NotADirectoryError(errno.ENOTDIR, "no folder", "/data/x"), "wrong-kind", 1),
+        (NotADirectoryError(errno.ENOTDIR, "no folder", "/data/x"), "wrong-kind", 2),
         (OSError(errno.EADDRINUSE, "taken"), "taken-port", 1),
         (OSError(errno.EMFILE, "too many"), "too-many-files", 1),
         (OSError(errno.EIO, "broken", "/data/x"), "ours", 1),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), "not-text", 1),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), "not-text", 2),
         (MemoryError(), "no-memory", 1),
         (sqlite3.OperationalError("of another kind"), "database", 1),
         (of_sqlite(sqlite3.SQLITE_BUSY), "locked", 1),
@@ -163,11 +163,14 @@ async def test_what_the_api_has_not_is_a_problem_with_a_code():
     door = Door("127.0.0.1:0")
     await door.show(create_app(CollectorRegistry(), no_status))
     async with aiohttp.ClientSession() as session:
-        for method, path, status in (("GET", "/v1/nothing", 404), ("POST", "/livez", 405)):
+        for method, path, status, code in (
+            ("GET", "/v1/nothing", 404, "no-such-path"),
+            ("POST", "/livez", 405, "wrong-method"),
+        ):
             async with session.request(method, door.url + path) as answer:
                 told = await answer.json()
-                assert (answer.status, told["status"], told["code"]) == (status, status, "no-such-path")
-                assert told["do"] == FAULTS["no-such-path"].do
+                assert (answer.status, told["status"], told["code"]) == (status, status, code)
+                assert told["do"] == FAULTS[code].do
                 assert path in told["title"]
     await door.close()
 

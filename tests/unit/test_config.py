@@ -117,13 +117,20 @@ def test_a_secret_is_not_shown(tmp_path: Path):
         ("nonsense", "cannot be read"),
         ("port = 99999", "port"),
         ('threads = "many"', "threads"),
+        ('hours = "22-99"', "no day has"),
+        ('upload = ["fast"]', "--upload"),
+        ('download = "fast"', "--download"),
+        ('notify = "ftp://x"', ""),
     ],
 )
 def test_a_wrong_file_is_a_sentence(tmp_path: Path, text: str, says: str):
     (tmp_path / "wrong.toml").write_text(text)
-    told = CliRunner().invoke(app, ["node", "--config", str(tmp_path / "wrong.toml"), "--join", "x"])
-    assert told.exit_code != 0
-    assert says in f"{told.output}{told.exception}"
+    for verb in (["node", "--join", "x"], ["config", "show", "node"]):
+        told = CliRunner().invoke(app, [*verb, "--config", str(tmp_path / "wrong.toml")])
+        assert isinstance(told.exception, ConfigError), told.output
+        assert str(tmp_path / "wrong.toml") in str(told.exception)
+        assert says in str(told.exception)
+        assert "DILOCOX" not in str(told.exception), "nobody said it there"
 
 
 def test_a_group_of_options_is_one_argument():

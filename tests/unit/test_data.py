@@ -225,6 +225,22 @@ def test_a_tokenizer_that_cannot_be_used_is_named(tmp_path: Path):
         open_encoder(str(tmp_path / "good.json"), "<end>")
 
 
+def test_a_tokenizer_of_no_text_is_refused_and_one_of_little_text_says_how_small_it_is(tmp_path: Path):
+    def trained(text: str) -> Result:
+        (tmp_path / "text.txt").write_text(text)
+        arguments = [str(tmp_path / "out.json"), str(tmp_path / "text.txt"), "--vocabulary", "30000"]
+        return CliRunner().invoke(app, ["data", "train-tokenizer", *arguments])
+
+    empty = trained(" \n")
+    assert isinstance(empty.exception, ConfigError)
+    assert not (tmp_path / "out.json").exists()
+    little = trained("one two one two")
+    assert little.exit_code == 0
+    size = open_encoder(str(tmp_path / "out.json")).vocabulary_size
+    assert f"the text has pairs for {size} tokens, and no more" in little.stderr
+    assert size < 300
+
+
 @settings(deadline=None)
 @given(st.integers(1, 1 << 32))
 def test_a_token_fits_its_bytes(vocabulary: int):

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from dilocox.protocol import round
+from dilocox.protocol.deadlines import deadline_seconds
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.round import LONGEST_MS, Clock, deadline_seconds
+from dilocox.protocol.round import LONGEST_MS, Clock
 from tests.helpers import Table, identity, manifest
 
 OPENED = 1000.0

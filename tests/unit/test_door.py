@@ -35,6 +35,7 @@ NODE: dict[str, Any] = {
     "reach": "others can dial this peer",
     "on_roster": True,
     "counted": [True, True],
+    "nobody_counted": False,
     "excluded": [],
 }
 MISSED = [{"reason": "late", "detail": "", "do": "be faster"}]

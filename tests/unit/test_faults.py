@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dilocox.protocol import chain, limits, member, round, rules
 from dilocox.protocol.chain import Closing
+from dilocox.protocol.deadlines import DEADLINE_FLOOR_SECONDS
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.gathered import Gathered
 from dilocox.protocol.head import initial_head
@@ -217,7 +218,7 @@ def test_who_contributes_and_never_votes_stretches_no_round_and_is_not_counted()
         table.submit(receipt)
     while table.head.round == 6:
         table.wait(1)
-    assert table.now - opened <= round.DEADLINE_FLOOR_SECONDS + 1
+    assert table.now - opened <= DEADLINE_FLOOR_SECONDS + 1
     assert table.counted() == [0, 1]
 
 

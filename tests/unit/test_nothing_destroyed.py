@@ -39,6 +39,14 @@ def test_a_testnet_refuses_a_folder_with_anything_in_it_that_no_testnet_made(tmp
     assert "--folder" in str(result.exception)
 
 
+def test_a_testnet_refuses_to_kill_whom_it_will_not_have_before_it_makes_anything(tmp_path: Path, up):
+    refused = up(tmp_path / "t", "--kill", "node-9@3")
+    assert refused.exit_code == 2
+    assert "coordinator, node-1, node-2, node-3" in refused.stderr
+    assert not (tmp_path / "t").exists()
+    assert up(tmp_path / "t", "--boxes", "2", "--kill", "node-1-box-2@3").exit_code == 0
+
+
 def test_a_testnet_writes_nothing_beside_its_folder(tmp_path: Path, up):
     (tmp_path / "t-run.toml").write_text("mine")
     assert up(tmp_path / "t").exit_code == 0

@@ -90,6 +90,7 @@ STATUS: dict[str, Any] = {
     "reach": NASTY,
     "on_roster": True,
     "counted": [True, True, False],
+    "nobody_counted": False,
     "excluded": [{"reason": "late", "detail": NASTY, "do": "be faster"}],
     "tokens_per_second": 1234.0,
     "loss": 2.0,
@@ -105,6 +106,8 @@ def test_four_answers():
     assert [each["answer"] for each in found] == [False, None, True, False]
     assert found[3]["says"] == "in 2 of the last 3 rounds that counted anybody; not counted: late"
     assert found[3]["do"] == "be faster"
+    nobody = answers({**STATUS, "nobody_counted": True}, None)[3]["says"]
+    assert nobody == "in 2 of the last 3 rounds that counted anybody; the last round counted nobody: late"
     assert answers({**STATUS, "counted": [], "excluded": []}, True)[3]["answer"] is None
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from dilocox.protocol import chain, round
+from dilocox.protocol.deadlines import DEADLINE_FLOOR_SECONDS, deadline_seconds
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import author, seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.round import DEADLINE_FLOOR_SECONDS, deadline_seconds
 from dilocox.protocol.rules import Outcome
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
@@ -93,6 +93,31 @@ def test_clocks_stand_still_while_too_few_are_heard():
     table.submit(table.contribution(1))
     table.vote([0, 1])
     assert table.counted() == [0, 1]
+    table.verify()
+
+
+def test_who_leaves_so_that_too_few_stay_stops_the_clocks_and_the_work_of_the_others_waits():
+    table = Table(manifest(rounds={"deadline_seconds": 60})).genesis()
+    table.submit(table.contribution(0))
+    table.submit(table.leave(1))
+    assert round.next_deadline(table.state) is not None, "two of three stay"
+    table.submit(table.leave(2))
+    assert round.next_deadline(table.state) is None
+    table.wait(10_000)
+    assert not table.ballots
+    assert "1 of 3 clusters take part" in round.why_open(table.state)
+    table.submit(table.claim(1))
+    table.submit(table.contribution(1))
+    table.vote([0, 1])
+    assert table.counted() == [0, 1]
+    table.verify()
+
+
+def test_a_newcomer_takes_the_seat_of_who_left_at_once():
+    table = Table(manifest(rounds={"min_clusters": 3})).genesis()
+    table.submit(table.claim(5))
+    table.submit(table.leave(1))
+    assert table.roster() == [0, 2, 5]
     table.verify()
 
 

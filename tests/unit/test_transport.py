@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import dataclasses
+import importlib.util
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -20,6 +22,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport import dht_child, tls
+from dilocox.transport import rpc as transport_rpc
 from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest, digest_of
 from dilocox.transport.callers import Callers
 from dilocox.transport.data_directory import DataDirectory, load_identity
@@ -466,3 +469,13 @@ def test_a_view_outlives_an_error_in_its_reader(tmp_path: Path):
     with pytest.raises(RemoteError, match="100 bytes"):
         parse(blobs.view(digest))
     assert bytes(blobs.view(blobs.put([]))) == b""
+
+
+def test_grpc_knows_every_option_that_we_set():
+    """One that it does not know it ignores without a word; then idle lines, for one, are ended for their keepalive pings."""
+    found = importlib.util.find_spec("grpc._cython.cygrpc")
+    assert found is not None
+    library = Path(found.origin or "").read_bytes()
+    names = re.findall(r'"(grpc\.[a-z0-9_.]+)"', Path(transport_rpc.__file__).read_text())
+    assert len(names) > 8
+    assert [name for name in names if name.encode() not in library] == []

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.index import ArchiveHead, Marker
 from dilocox.transport.archive.sealing import PLAIN, Sealed, Sealing, load_key
@@ -258,7 +258,7 @@ class Archive:
             )
         if not self.storage.put_new(name, self._sealing.seal(name, head.model_dump_json().encode())):
             self._here.clear()  # the other one may have removed what was here
-            raise RemoteError(pb.REASON_UNAVAILABLE, f"somebody else writes to the archive {self.url} too")
+            raise RemoteError(pb.REASON_UNAVAILABLE, f"somebody else writes to the archive {self.url} too: end one of them")
         self._newest = head.sequence
         for old in self._heads()[HEADS_KEPT:]:
             self.storage.delete(f"{HEADS}/{old}")
@@ -316,12 +316,12 @@ def create_archive(url: str, run_id: bytes, key: Path | None) -> Archive:
 
 def open_archive(url: str, key: Path | None, run_id: bytes | None = None) -> Archive:
     """`run_id`: of which run it must be; None: of whichever it is. Raises ConfigError where it is not that, or the key does not
-    fit, LocalError where there is no archive, RemoteError where it cannot be reached."""
+    fit, or there is none, RemoteError where it cannot be reached."""
     storage = open_storage(url)
     try:
         marker = Marker.model_validate_json(storage.get(MARKER, MARKER_BYTES))
     except FileNotFoundError as error:
-        raise LocalError(
+        raise ConfigError(
             f"there is no archive in {storage.url}. Make one: dilocox archive --archive URL --join LINK"
         ) from error
     except ValidationError as error:

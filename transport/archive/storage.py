@@ -65,16 +65,24 @@ def open_storage(url: str, option: str = "--archive") -> Storage:
     """Of `file:///PATH`, a path, or `s3://BUCKET/PREFIX`. `option`: who names it, for the sentence. Raises ConfigError."""
     scheme, separator, _ = url.partition("://")
     if not separator:
-        return FolderStorage(Path(url))
+        return _folder(Path(url), option)
     parts = urlsplit(url)
     if scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
-        return FolderStorage(Path(unquote(parts.path)))
+        return _folder(Path(unquote(parts.path)), option)
     if scheme == "s3" and parts.netloc and not parts.query and not parts.fragment and "@" not in parts.netloc:
         return BucketStorage(parts.netloc, parts.path.strip("/"))
     raise ConfigError(
         f"{option} {url}: write a folder, file:///PATH or s3://BUCKET/PREFIX; where a bucket is and who asks, AWS_ENDPOINT_URL,"
         " AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY say"
     )
+
+
+def _folder(path: Path, option: str) -> "FolderStorage":
+    """Raises ConfigError where there cannot be such a folder."""
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{option} {path}: {there} is a file. Name a folder, or file:///PATH or s3://BUCKET/PREFIX")
+    return FolderStorage(path)
 
 
 def _unavailable(url: str, why: str) -> RemoteError:
