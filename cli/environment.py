@@ -40,7 +40,7 @@ class Root(TyperGroup):
             return super().invoke(ctx)
         except typer.BadParameter as error:
             if error.ctx is not None and error.param is not None and (file := said_in(error.ctx, error.param)):
-                raise ConfigError(f"{file}{error.param.name}: {error.message}") from error
+                raise ConfigError(f"{file}{error.param.opts[0].lstrip('-')}: {error.message}") from error
             raise
 
 
