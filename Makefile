@@ -27,8 +27,8 @@ lock: setup  ## after a change of constraints.txt: the hashes of what images and
 testnet: setup  ## three nodes of two stages train on this machine; a table per round
 	$(BIN)/dilocox testnet up
 
-test: setup lint
-	$(BIN)/pytest
+test: setup lint  ## a core for each worker, who takes the files one by one: those of real processes come first, and wait a lot
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-all: test mutants  ## an hour and more: what is looked at once before a release
 	$(BIN)/pytest -m thorough

@@ -80,6 +80,8 @@ def test_the_screen_of_a_node():
         "inner_step": 37,
         "inner_steps": 100,
         "phase_seconds_left": 41.0,
+        "phase_steps": {"40": 100},
+        "nobody_counted": False,
         "round": 41,
         "round_why": "waiting for the contributions of 12D3…k7Qm",
         "coordinator_connected": True,
@@ -118,6 +120,8 @@ def test_the_screen_of_a_node():
     ):
         assert said in shown, said
     assert [label for label, _ in lines][:2] == ["run", "state"]
+    idle = dict(status_rows({**status, "phase_steps": {}}))["speed"]
+    assert "AllReduce" not in idle, "what it sent was no work of that round"
 
 
 @pytest.mark.parametrize(("terminal", "environment"), [(False, {}), (True, {"NO_COLOR": "1"})])
