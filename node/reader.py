@@ -14,7 +14,7 @@ from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES
-from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import open_envelope
@@ -109,9 +109,8 @@ class Reader:
             root = self.chain.state_before(round)
             found = {round: root} if root else {}
         if not found:
-            raise LocalError(
-                f"the run has not agreed on {_of(round)}; its chain has {self.chain.length} commits: name an earlier round"
-            )
+            says = f"the run has not agreed on {_of(round)}; its chain has {self.chain.length} commits"
+            raise LocalError(says) if round is None else ConfigError(f"{says}: name an earlier round")
         return found
 
     async def _have_state(self, round: int, root: bytes) -> None:

@@ -10,7 +10,7 @@ from dilocox.cli.main import app
 from dilocox.cli.show import spell, verdict
 from dilocox.node.reader import Reader
 from dilocox.node.starts import Starts
-from dilocox.protocol.errors import LocalError
+from dilocox.protocol.errors import ConfigError, LocalError
 from tests.helpers import Table, manifest
 from tests.peers import meeting
 
@@ -52,7 +52,7 @@ async def test_a_state_that_nobody_serves_is_a_sentence(tmp_path: Path, monkeypa
         reader = Reader(RUN, one.chain, one.store, one.exchange, starts)
         with pytest.raises(LocalError, match="nobody who can be reached serves a state"):
             await reader.state()
-        with pytest.raises(LocalError, match="has not agreed on the state before round 90; its chain has 4 commits"):
+        with pytest.raises(ConfigError, match="has not agreed on the state before round 90; its chain has 4 commits"):
             await reader.state(90)
         with pytest.raises(LocalError, match="round 2 cannot be replayed with what peers serve"):
             await reader.replayable(2)
