@@ -4,7 +4,7 @@ import asyncio
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -220,7 +220,8 @@ def _stream(events: EventLog) -> Handler:
         await response.prepare(request)
         readers += 1
         try:
-            await _send(events, after, not TO_THE_END.read(request), response)
+            with suppress(ConnectionResetError):  # who reads may go, in the middle of an event too
+                await _send(events, after, not TO_THE_END.read(request), response)
         finally:
             readers -= 1
         return response

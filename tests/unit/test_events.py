@@ -211,7 +211,9 @@ async def test_a_stream_goes_on_where_it_stopped(served, monkeypatch: pytest.Mon
                 assert response.status == 400
 
 
-async def test_streams_are_bounded(served, monkeypatch: pytest.MonkeyPatch):
+async def test_streams_are_bounded_and_readers_may_go(
+    served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     log, url = served
     monkeypatch.setattr(limits, "EVENT_STREAMS", 1)
     async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/events"), session.get(f"{url}/v1/events") as second:
@@ -225,6 +227,7 @@ async def test_streams_are_bounded(served, monkeypatch: pytest.MonkeyPatch):
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not await is_served():
             await asyncio.sleep(0.01)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_the_verb_reads_a_folder(tmp_path: Path):
