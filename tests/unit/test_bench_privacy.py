@@ -47,6 +47,6 @@ def test_sites_begin_with_the_toy_and_train_on_their_own(tmp_path: Path, process
     for trained in privacy.RATES:
         lab = privacy.Sites(privacy.manifest(place, Cell(trained, 2, "cut", 20, 1)), place, 2, Noise(CLIP, 0.0))
         before.add(round(lab.trainers[0].evaluate_committed(lab.dataset), 5))
-        read = [bytes(lab.batch(index, range(8))[0].flatten().to(torch.uint8).tolist()).decode() for index in range(2)]
+        read = [bytes(lab.batch(index, range(100))[0].flatten().to(torch.uint8).tolist()).decode() for index in range(2)]
         assert [" b " in each for each in read] == [False, True]
     assert len(before) == 1

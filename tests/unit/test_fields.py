@@ -74,6 +74,7 @@ def test_what_every_status_has():
         "why": "",
         "advice": "",
         "counted": [],
+        "nobody_counted": False,
         "excluded": [],
         "reachable": None,
         "reach": "",

@@ -101,7 +101,7 @@ def test_a_place_is_one_run_s(tmp_path: Path, bucket: S3Double):
 
 def test_a_place_that_cannot_be_used_is_a_sentence(tmp_path: Path, bucket: S3Double):
     (tmp_path / "file").write_text("")
-    with pytest.raises(LocalError, match="cannot be used"):
+    with pytest.raises(ConfigError, match=r"^DIR .*file is a file"):
         Snapshots(str(tmp_path / "file" / "models"), RUN)
     with pytest.raises(ConfigError, match=r"^DIR ftp://x: write a folder"):
         Snapshots("ftp://x", RUN)
