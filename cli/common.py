@@ -1,7 +1,9 @@
 """What the verbs share: where the daemon is, JSON or tables, errors and exit codes."""
 
+import errno
 import json
 import logging
+import os
 import re
 import socket
 import sys
@@ -185,6 +187,8 @@ def set_up_logging(verbose: bool) -> None:
 def known_homes(home: Path | None) -> list[Path]:
     """The folder a verb is about: `home`; without one this machine's node, a testnet's nodes, then the coordinators."""
     if home is not None:
+        if home.exists() and not home.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(home))
         return [home]
     base, testnet = base_folder(), testnet_folder()
     return [

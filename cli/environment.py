@@ -39,8 +39,8 @@ class Root(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            if error.ctx is not None and error.param is not None and (file := said_in(error.ctx, error.param)):
-                raise ConfigError(f"{file}{error.param.opts[0].lstrip('-')}: {error.message}") from error
+            if error.ctx is not None and error.param is not None and (where := said_in(error.ctx, error.param)):
+                raise ConfigError(f"{where}{error.message}") from error
             raise
 
 
@@ -84,9 +84,11 @@ def _options(command: Any, words: str = "") -> Iterator[tuple[str, str, Any]]:
 
 
 def said_in(context: Any, param: Any) -> str:
-    """The file that says an option's value, as a sentence begins with it; empty where another does."""
+    """The file that says an option's value, and its key, as a sentence begins with them; empty where another does."""
     source = context.get_parameter_source(param.name)
-    return f"{context.params['config']}: " if source is not None and source.name == "DEFAULT_MAP" else ""
+    if source is None or source.name != "DEFAULT_MAP":
+        return ""
+    return f"{context.params['config']}: {param.opts[0].lstrip('-')}: "
 
 
 def refuse_unknown(environment: Mapping[str, str], known: Collection[str]) -> None:

@@ -40,14 +40,18 @@ def events(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an event a line.")] = False,
 ) -> None:
     """What happened, oldest first: rounds, who joined and left, who was not counted and why."""
+    told = False
     for event in _events(home, since, follow):
         if event["id"] <= since and not follow:  # a daemon whose log began anew tells all of it
             break
+        told = True
         if as_json:
             sys.stdout.write(json.dumps(event) + "\n")
             sys.stdout.flush()
         else:
             console.print(_line(event), highlight=False, soft_wrap=True)
+    if since and not told:
+        errors.print(f"nothing came after event {since}", style="dim", highlight=False)
 
 
 def _line(event: dict[str, Any]) -> str:

@@ -82,7 +82,7 @@ def export(
         return
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        fail(f"{folder} is not empty", Exit.USAGE, "name a new folder")
+        fail(f"{folder} is {'not empty' if target.is_dir() else 'a file'}", Exit.USAGE, "name a new folder")
     if adapter and evaluate:
         fail("--adapter and --evaluate", Exit.USAGE, "it is the merged model that transformers evaluates: export that, too")
     place = archive_place(archive, archive_key)

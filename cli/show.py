@@ -27,6 +27,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.ids import is_meant, short
 from dilocox.transport.chain_file import ChainFile
 from dilocox.views import rows as views
+from dilocox.views.answers import uncounted
 from dilocox.views.faults import do_about
 
 __all__ = ["PEER_COLUMNS", "ROUND_COLUMNS", "peer_row", "peers", "round_row", "rounds", "stages", "status", "status_rows"]
@@ -86,6 +87,8 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("state", value["why"]))
     else:
         phase = f"round {value['phase_round']}/{run['rounds']}, inner step {value['inner_step']}/{value['inner_steps']}"
+        if value["state"] == "paused":
+            phase = f"since round {value['phase_round']}/{run['rounds']}"
         phase += f", {spell(value['phase_seconds_left'])} left" if value["phase_seconds_left"] else ""
         away = "the coordinator is away"
         lines += [
@@ -102,7 +105,7 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("cluster", f"led by {short(value['cluster'])}   stages by box: {hosts or 'not on the roster yet'}"))
     lines += [
         ("network", f"{value['address']}   {value['reach']}{_clock(value['clock_offset'])}"),
-        ("counted", f"{sum(counted)} of the last {len(counted)} rounds" if counted else "no round closed yet"),
+        ("counted", f"{sum(counted)} of the last {len(counted)} rounds" if counted else uncounted(value)),
         ("speed", f"{value['tokens_per_second']:,.0f} tok/s   loss {number(value['loss'])}{_of_round(value)}"),
         ("line", network_line(value["network"])),
     ]
@@ -152,8 +155,7 @@ def _of_round(value: dict[str, Any]) -> str:
     last = value["network"]["last_round"]
     if last is None:
         return ""
-    trained = value["phase_steps"].get(str(last["round"]), 0)
-    less = value["allreduce_bytes"] / last["sent"] if last["sent"] and trained else 0
+    less = value["allreduce_bytes"] / last["sent"] if last["sent"] else 0
     return f"   sent {last['sent']:,} B in round {last['round']}" + (f", {less:,.0f}x less than AllReduce" if less >= 2 else "")
 
 

@@ -116,7 +116,9 @@ def _run_id(text: str) -> bytes:
 def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round: int, bar: Working) -> dict[str, str]:
     """Apply commit `round` to the state on disk; the result must have the digests that commit round+1 records."""
     if not 1 <= round < len(commits) - 1:
-        fail(f"round {round} cannot be replayed: the chain has the rounds 1 … {len(commits) - 2}", Exit.USAGE)
+        last = len(commits) - 2
+        have = f"1 … {last} can" if last > 0 else "none can yet"
+        fail(f"round {round} cannot be replayed; {have}: of these the next round's commit has the state", Exit.USAGE)
     store = BlobStore(folder / "blobs")
     before, after = (store.stage_digests(commits[number].body.state) for number in (round, round + 1))
     if not before or not after or not all(digest in store for digest in before):

@@ -103,9 +103,9 @@ class Participant:
         self._told: pb.PeerRecord | None = None
         """Our record, as the coordinator passes it on."""
         self.round_why = ""
+        """Why the round is open, as the coordinator says."""
         self.stands_still = False
         """The open round waits until more clusters take part."""
-        """Why the round is open, as the coordinator says."""
         self.events = kept
         """What happened here."""
         self._speak = asyncio.Event()

@@ -99,7 +99,8 @@ class Clock:
     heard_nobody: bool = False
     """During this pause."""
     awaited: bool = False
-    """Those who are missing left, or the pause has lasted a grace: not just until the next behind a line that was cut is silent."""
+    """Those who are missing said that they leave, or the pause has lasted a grace: not just until the next behind a line that was
+    cut is silent."""
     measures: bool = True
     """Whether the round's times may teach later deadlines: not when waiting began afresh in it."""
     returning_until: float | None = None
@@ -340,7 +341,8 @@ def _keep_time(state: RoundState, now: float) -> RoundState:
     short_of = state.head.round > 0 and len(_staying(state)) < wanted
     if short_of:
         since, nobody = now if clock.paused_at is None else clock.paused_at, clock.heard_nobody or not heard
-        left = heard >= wanted and now >= (clock.returning_until or now)
+        silent = set(state.head.roster) - set(_heard(state)) - gathered.leaving()
+        left = not silent and now >= (clock.returning_until or now)
         awaited = left or now >= since + _grace(state)
         clock = replace(clock, paused_at=since, heard_nobody=nobody, awaited=awaited)
     if not short_of and clock.paused_at is not None:
@@ -429,12 +431,7 @@ def _voteless(state: RoundState) -> set[str]:
 
 def _all_contributed(state: RoundState) -> bool:
     done = {name for name, slot in state.gathered.contributions.items() if len(slot) == 1}
-    everyone = len(done) == len(state.head.roster)
-    return (
-        bool(done)
-        and not _waiting(state, state.gathered.contributions)
-        and (everyone or len(done) >= state.manifest.rounds.min_clusters)
-    )
+    return len(done) >= state.manifest.rounds.min_clusters and not _waiting(state, state.gathered.contributions)
 
 
 def _complete(state: RoundState, wall_ms: int | None = None) -> Mapping[str, tuple[Cluster, bytes]]:
@@ -562,7 +559,8 @@ def why_open(state: RoundState) -> str:
     if state.stands_still:
         waiting = f", {len(_complete(state))} ask for a seat" if state.gathered.claims else ""
         there = len(_staying(state))
-        return f"{there} of {roster} clusters take part, the run needs {rounds.min_clusters}{waiting}; clocks stand still"
+        of = max(roster, rounds.min_clusters)
+        return f"{there} of {of} clusters take part, the run needs {rounds.min_clusters}{waiting}; clocks stand still"
     if phase == "closing":
         return _names("waiting for the last state reports of", _waiting(state, {n for n, _ in state.gathered.reports}))
     if phase == "voting":

@@ -39,6 +39,7 @@ NOBODYS_FAULT = frozenset(
         pb.REASON_TOO_FEW_CLUSTERS,
         pb.REASON_WRONG_BASE,
         pb.REASON_COPIED,
+        pb.REASON_LEFT,
     }
 )
 """Machines and lines that fail, and what a thief could bring upon the author: no work that counts, and nothing worse."""

@@ -53,7 +53,7 @@ class Tally:
 
 def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[str]) -> Tally:
     """`absent`: roster clusters that were not heard from when the round closed."""
-    reasons = _without_a_vote(head, gathered, absent)
+    reasons = _without_a_vote(manifest, head, gathered, absent)
     told = {name: receipt.body for name in gathered.listed() if (receipt := single(gathered.receipts.get(name)))}
     faults, audited = auditing.faults(head.audits, head.round, told, gathered.contributions)
     reasons.update((name, why) for name, why in faults.items() if name in head.roster)
@@ -93,17 +93,29 @@ def _mean_loss(accepted: Mapping[str, Statement[pb.Contribution]], weights: Mapp
     return sum(loss * weights[name] for name, loss in said.items()) / max(1, sum(weights[name] for name in said))
 
 
-def _without_a_vote(head: Head, gathered: Gathered, absent: Container[str]) -> dict[str, Why]:
-    """Roster clusters that did not both contribute and vote, once each."""
+def _without_a_vote(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[str]) -> dict[str, Why]:
+    """Roster clusters that did not both contribute and vote, once each. Where the round was closed for those who asked for a seat,
+    nobody who stayed was late."""
     reasons: dict[str, Why] = {}
-    leaving = gathered.leaving()
+    leaving, least = gathered.leaving(), manifest.rounds.min_clusters
+    stayed = [name for name in head.roster if name not in absent and name not in leaving]
+    waking = gathered.ballot is None and len(stayed) < least
     for name in head.roster:
         slot, votes = gathered.contributions.get(name, ()), gathered.receipts.get(name, ())
         if len(slot) > 1 or len(votes) > 1:
             what = "contributions" if len(slot) > 1 else "receipts"
             reasons[name] = pb.REASON_EQUIVOCATION, f"it signed two different {what}"
+        elif not slot and name in leaving:
+            reasons[name] = pb.REASON_LEFT, ""
+        elif not slot and name in absent:
+            reasons[name] = pb.REASON_ABSENT, ""
+        elif not slot and waking:
+            reasons[name] = (
+                pb.REASON_TOO_FEW_CLUSTERS,
+                f"{len(stayed)} took part; the run needs {least}; it was closed for a seat",
+            )
         elif not slot:
-            reasons[name] = (pb.REASON_ABSENT if name in absent else pb.REASON_LATE), ""
+            reasons[name] = pb.REASON_LATE, ""
         elif not votes and name not in leaving:
             reasons[name] = pb.REASON_DID_NOT_VOTE, ""
     return reasons
@@ -141,6 +153,8 @@ def _accepted(
             statement = single(gathered.contributions[name])
             assert statement is not None
             accepted[name], well_made[name] = statement, votes
+        elif not any(voter != name for voter in voters):
+            reasons[name] = pb.REASON_TOO_FEW_CLUSTERS, f"nobody else voted; the run needs {manifest.rounds.min_clusters}"
         else:
             asked = len(voters) - (name in gathered.receipts)
             few = f"{heads[index[name]] + len(opinion.harmed)} of {asked} accepted it"
@@ -209,6 +223,7 @@ NO_FINDINGS = frozenset(
         pb.REASON_TOO_FEW_CLUSTERS,
         pb.REASON_HARMS,
         pb.REASON_AUDIT,
+        pb.REASON_LEFT,
     }
 )
 """What the chain shows, or a committee decides, and no voter finds alone: said by one, it is no reason."""

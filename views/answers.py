@@ -11,7 +11,7 @@
 
 from typing import Any
 
-__all__ = ["ON_ITS_WAY", "answers", "answers_of_coordinator", "answers_of_holder", "answers_of_waiting", "health"]
+__all__ = ["ON_ITS_WAY", "answers", "answers_of_coordinator", "answers_of_holder", "answers_of_waiting", "health", "uncounted"]
 
 View = dict[str, Any]
 
@@ -42,11 +42,7 @@ def answers(status: View, agreed: bool | None) -> list[View]:
         False: "our state is not the run's",
         None: "the run has agreed on none of our states yet",
     }
-    history = (
-        f"in {sum(counted)} of the last {len(counted)} rounds that counted anybody"
-        if counted
-        else "no round counted anybody yet"
-    )
+    history = f"in {sum(counted)} of the last {len(counted)} rounds that counted anybody" if counted else uncounted(status)
     last = "the last round counted nobody" if status["nobody_counted"] else "not counted"
     why = "".join(f"; {last}: {item['reason']}" for item in missed[:1])
     dial = "" if status["reachable"] is not False else "forward the gRPC port; look at --host"
@@ -56,7 +52,13 @@ def answers(status: View, agreed: bool | None) -> list[View]:
         _answer("In sync?", agreed, sync[agreed], "" if agreed is not False else "it resynchronises by itself"),
         _answer("In this round?", in_round, f"{status['state']}: {status['why']}", status["advice"]),
         _answer("Counted?", was_counted, history + why, missed[0]["do"] if missed else ""),
+        *([_enough(False, status["round_why"])] if status["stands_still"] else []),
     ]
+
+
+def uncounted(status: View) -> str:
+    """Of a node whose `counted` is empty."""
+    return "none of the last rounds counted anybody" if status["round"] > 1 else "no round counted anybody yet"
 
 
 def answers_of_holder(reachable: bool | None, reach: str, connected: bool, lacking: str) -> list[View]:
@@ -71,13 +73,17 @@ def answers_of_holder(reachable: bool | None, reach: str, connected: bool, lacki
 
 def answers_of_coordinator(phase: str, paused: bool, why: str) -> list[View]:
     """The one of who closes rounds. `paused`: too few clusters are heard, so that the clocks stand still."""
-    heard = False if paused else None if phase in ("gathering", "starting") else True
-    return [_answer("Enough heard?", heard, why, "start more nodes, or those that are gone again" if paused else "")]
+    return [_enough(False if paused else None if phase in ("gathering", "starting") else True, why)]
 
 
 def answers_of_waiting(room: bool, says: str, do: str) -> list[View]:
     """The one of a daemon that has not joined yet, or not again. `room`: whether its disk has any."""
     return [_answer("Joined?", None if room else False, says, do)]
+
+
+def _enough(heard: bool | None, why: str) -> View:
+    """Whether so many take part that the run goes on."""
+    return _answer("Enough heard?", heard, why, "start more nodes, or those that are gone again" if heard is False else "")
 
 
 def _answer(question: str, answer: bool | None, says: str, do: str = "", decides: bool = True) -> View:

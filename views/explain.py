@@ -59,7 +59,7 @@ def explain(chain: ChainFile, events: ReadEvents, number: int, peer: str = "", m
         *_times(detail, usual, len(before)),
         *_last(happened),
         *_waited(happened, detail["seconds"]),
-        *_counting(detail),
+        *_counting(detail, chain.manifest.rounds.min_clusters),
         *_clips(detail),
         *_audits(detail),
         *([_mine(chain, number, name, me, detail, happened)] if name else []),
@@ -120,11 +120,13 @@ def _waited(happened: Sequence[Happened], seconds: float) -> Iterator[View]:
         yield _row("open", said[-1].body["why"])
 
 
-def _counting(detail: View) -> Iterator[View]:
+def _counting(detail: View, least: int) -> Iterator[View]:
+    """`least`: what the run needs for a round to count anybody."""
     if detail["closing"]:
         yield _row("counted", "the round's commit only agreed on the run's last state: nobody is counted in it")
         return
-    yield _row("counted", f"{detail['counted']} of {detail['roster']} clusters")
+    nobody = f"; the run needs {least} that take part" if detail["roster"] and not detail["counted"] else ""
+    yield _row("counted", f"{detail['counted']} of {detail['roster']} clusters{nobody}")
     for item in detail["excluded"]:
         yield _excluded(item)
     for item in detail["refused"]:
@@ -205,7 +207,8 @@ def _mine(chain: ChainFile, number: int, name: str, me: str, detail: View | None
         was = json.loads(chain.detail(earlier) or "null")
         if was is not None and name in _roster(was):
             why = next((item["reason"] for item in was["excluded"] if item["peer"] == name), "counted")
-            return _row(about, f"{who} was not on the roster; it was last in round {earlier}: {why}", advice("resting").do)
+            do = advice("left" if why == "counted" else why).do  # who was counted, and is gone, left or was paused
+            return _row(about, f"{who} was not on the roster; it was last in round {earlier}: {why}", do)
     return _row(
         about, f"{who} was not on the roster, nor in the {LOOK_BACK} rounds before", "nothing: it claims a seat by itself"
     )

@@ -36,7 +36,7 @@ FAULTS: Mapping[str, Fault] = {
     "quota": Fault("your share of that disk is used up", f"free some space within your quota, or {_ANOTHER_HOME}"),
     "read-only": Fault("that disk is read-only", _ANOTHER_HOME),
     "no-permission": Fault(
-        "this user may not do that", "use a --home that you may write to, or run it as the user to whom it belongs", lasts=True
+        "this user may not do that", "name a place that is yours, or run it as the user to whom that one belongs", lasts=True
     ),
     "no-such-file": Fault("a file or folder that was named is not there", "name another, or make it first"),
     "wrong-kind": Fault(
@@ -113,6 +113,8 @@ def code_of(error: BaseException) -> str | None:
             return "usage"
         case PortError():
             return "taken-port"
+        case LocalError(__cause__=PermissionError() | RemoteError(__cause__=PermissionError())):
+            return "no-permission"
         case LocalError(__cause__=cause):
             return _SQLITE.get(_primary(cause), "ours")
         case RemoteError():

@@ -55,9 +55,12 @@ REASONS: Mapping[pb.Reason, Advice] = {
         "its payload was announced after the ballot", "a slower box than the others: set `rounds.round_seconds` in the next run"
     ),
     pb.REASON_TOO_FEW_ACCEPTS: Advice(
-        "fewer than half of the others accepted it", "look at what they refused it for: `dilocox rounds N`"
+        "fewer than half of the others accepted it", "look at what they refused it for: `dilocox rounds`, with its number"
     ),
-    pb.REASON_TOO_FEW_CLUSTERS: Advice("too few could be counted for the round to count anybody", "start more nodes"),
+    pb.REASON_TOO_FEW_CLUSTERS: Advice(
+        "too few took part, or could be counted, for the round to count anybody",
+        "start more nodes, or those that are gone again",
+    ),
     pb.REASON_RATE: Advice("it said more than it may", _SAME_VERSION),
     pb.REASON_RUN_FINISHED: Advice("the run is finished", "nothing"),
     pb.REASON_NOT_ATTESTED: Advice("the run asks for evidence, and it gave none that holds", "docs/attestation.md"),
@@ -82,6 +85,7 @@ REASONS: Mapping[pb.Reason, Advice] = {
         "most of those drawn to audit it found that it did not train what it said, or could not fetch the states that show it",
         "open the gRPC port; " + _FAULTY + " (docs/auditing.md)",
     ),
+    pb.REASON_LEFT: Advice("it left, or was paused, before it had contributed", "`dilocox resume` there, or start it again"),
 }
 
 

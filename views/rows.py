@@ -64,11 +64,10 @@ def network(traffic: Traffic) -> View:
     }
 
 
-def allreduce_bytes(manifest: Manifest, head: Head) -> int:
-    """What a cluster would send in as many inner steps as the open round has, if gradients were averaged in each, in two bytes, by
-    a ring."""
-    clusters = len(head.roster)
-    return 2 * (clusters - 1) * 2 * trained_count(manifest.model) * head.inner_steps // clusters if clusters else 0
+def allreduce_bytes(manifest: Manifest, clusters: int, inner_steps: int) -> int:
+    """What each of so many clusters would send in so many inner steps, if gradients were averaged in each, in two bytes, by a
+    ring."""
+    return 2 * (clusters - 1) * 2 * trained_count(manifest.model) * inner_steps // clusters if clusters else 0
 
 
 def seconds_left(manifest: Manifest, head: Head, rows: Iterable[View], stands_still: bool = False) -> float | None:

@@ -40,6 +40,7 @@ def node_status(
     last = chain.commit(head.round - 1) if head.round else None
     mine = [item for item in last.body.excluded if item.peer == participant.cluster] if last else []
     status, manifest = participant.status, participant.manifest
+    idle = participant.stands_still or status.name == "paused"
     inner_steps = head.inner_steps if head.round == progress.round else manifest.inner_steps(max(1, progress.round))
     current = progress.states.get(head.round) or progress.states.get(head.round - 1) or {}
     return {
@@ -75,16 +76,17 @@ def node_status(
         "loss": progress.loss or None,
         "tokens_per_second": progress.tokens_per_second,
         "step_seconds": progress.step_seconds,
-        "phase_seconds_left": max(0, inner_steps - progress.step) * progress.step_seconds,
+        "phase_seconds_left": 0.0 if idle else max(0, inner_steps - progress.step) * progress.step_seconds,
         "seconds_left": views.seconds_left(
-            participant.manifest, head, json.loads(chain.rows(max(0, chain.length - views.USUAL))), participant.stands_still
+            participant.manifest, head, json.loads(chain.rows(max(0, chain.length - views.USUAL))), idle
         ),
+        "stands_still": participant.stands_still,
         "tokens": progress.tokens,
         "total_steps": progress.total_steps,
         "clock_seconds": progress.clock_seconds,
         "codec_cpu_seconds": progress.codec_cpu_seconds,
         "network": views.network(participant.exchange.traffic),
-        "allreduce_bytes": views.allreduce_bytes(participant.manifest, head),
+        "allreduce_bytes": _allreduce_bytes(participant),
         "fetch_failures": fetched.failures,
         "downloading": {"held": fetched.held, "size": fetched.wanted} if fetched.wanted else None,
         "applied_at_step": {str(round): step for round, step in sorted(progress.applied_at.items())},
@@ -96,6 +98,16 @@ def node_status(
             for round, states in sorted(progress.states.items())
         },
     }
+
+
+def _allreduce_bytes(participant: Participant) -> int:
+    """In the round that we sent for last; 0 where none is whole yet."""
+    last = participant.exchange.traffic.last_round
+    commit = participant.chain.commit(last.round) if last is not None else None
+    if last is None or commit is None:
+        return 0
+    steps = participant.progress.inner_steps.get(last.round, 0)
+    return views.allreduce_bytes(participant.manifest, views.round_row(commit.body)["roster"], steps)
 
 
 def create_node_app(

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +42,7 @@ def find_files(sources: Iterable[str], skip: Callable[[Path], None] = lambda pat
             root = Path(sysconfig.get_path("stdlib"))
             files = [p for p in root.rglob("*.py") if not NOT_STDLIB & set(p.relative_to(root).parts)]
         elif path.is_dir():
+            os.listdir(path)  # what may not be read looks empty to rglob
             files = [p for p in path.rglob("*") if p.is_file() and not p.name.startswith("cache-")]
             for other in [p for p in files if not p.name.lower().endswith(SUFFIXES)]:
                 files.remove(other)

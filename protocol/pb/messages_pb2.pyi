@@ -72,6 +72,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_COPIED: _ClassVar[Reason]
     REASON_HARMS: _ClassVar[Reason]
     REASON_AUDIT: _ClassVar[Reason]
+    REASON_LEFT: _ClassVar[Reason]
 
 class AuditVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -138,6 +139,7 @@ REASON_SUPERSEDED: Reason
 REASON_COPIED: Reason
 REASON_HARMS: Reason
 REASON_AUDIT: Reason
+REASON_LEFT: Reason
 AUDIT_UNSPECIFIED: AuditVerdict
 AUDIT_EQUAL: AuditVerdict
 AUDIT_NEAR: AuditVerdict

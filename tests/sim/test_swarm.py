@@ -15,8 +15,8 @@ def build(peers: int, seed: int, rounds: int = 8, **network: float) -> Swarm:
             "count": rounds,
             "inner_steps": 30,
             "max_inner_steps": 90,
-            "min_clusters": peers // 3,
-            "start_clusters": peers // 2,
+            "min_clusters": int(network.get("least", peers // 3)),
+            "start_clusters": max(2, peers // 2),
             "deadline_seconds": 200,
             "vote_seconds": 60,
             "liveness_seconds": 20,
@@ -205,6 +205,21 @@ def test_all_nodes_leave_politely_and_come_back():
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("goes", ["pause", "leave"])
+def test_one_of_two_goes_for_long_and_the_other_waits_without_a_round_in_vain(goes: str, seed: int):
+    swarm = build(2, seed, rounds=10, least=2, loss=0.0)
+    getattr(swarm, goes)([1], 120.0, 900.0)
+    swarm.run_until_finished(4000)
+    check(swarm)
+    rounds = [commit.body for commit in swarm.commits[1:] if not commit.body.closing]
+    vain = [body for body in rounds if not body.counted]
+    assert len(vain) <= 2, "one it left, and one that its claim closed"
+    reasons = {item.reason for body in vain for item in body.excluded}
+    assert reasons <= {pb.REASON_LEFT, pb.REASON_TOO_FEW_CLUSTERS, pb.REASON_ABSENT}
+    assert len(rounds) - len(vain) == 10
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_who_pauses_between_rounds_costs_the_others_nothing(seed: int):
     swarm = build(4, seed, rounds=12, loss=0.0)  # a line that breaks costs a vote
     swarm.pause([1], 120.0, 260.0)
@@ -217,7 +232,9 @@ def test_who_pauses_between_rounds_costs_the_others_nothing(seed: int):
     late = [
         {item.peer for item in body.excluded} for body in rounds
     ]  # phases here differ by half, and rounds of fewer close earlier
-    assert {item.reason for body in rounds for item in body.excluded} <= {pb.REASON_LATE}
+    assert {item.reason for body in rounds for item in body.excluded} <= {pb.REASON_LATE, pb.REASON_LEFT}
+    left = [item.peer for body in rounds for item in body.excluded if item.reason == pb.REASON_LEFT]
+    assert left in ([], [paused])
     away = [number for number, names in enumerate(counted) if paused not in names | late[number]]
     assert 0 < len(away) < len(rounds) - 3
     assert away == list(range(away[0], away[0] + len(away))), "it left once, and was counted before and after"

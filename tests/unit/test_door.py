@@ -36,6 +36,9 @@ NODE: dict[str, Any] = {
     "on_roster": True,
     "counted": [True, True],
     "nobody_counted": False,
+    "round": 9,
+    "round_why": "waiting for somebody",
+    "stands_still": False,
     "excluded": [],
 }
 MISSED = [{"reason": "late", "detail": "", "do": "be faster"}]
@@ -57,6 +60,8 @@ def judged(agreed: bool | None = True, **changes: Any) -> dict[str, Any]:
         (None, True, {"counted": []}),
         (None, True, {"state": "warming up", "on_roster": False, "counted": [False, False]}),  # those were before it came
         (None, True, {"state": "synchronising"}),
+        (False, True, {"stands_still": True}),
+        (False, True, {"stands_still": True, "counted": []}),
         (False, True, {"counted": [True, False], "excluded": MISSED}),
         (False, True, {"counted": [False], "excluded": MISSED}),
         (False, True, {"state": "warming up", "counted": [True, False], "on_roster": False}),

@@ -200,16 +200,19 @@ def test_a_ballot_lists_those_who_contributed_once():
     assert table.state.sealing is False
 
 
-def test_a_roster_too_small_to_count_votes_all_the_same():
+def test_a_roster_too_small_to_count_stands_still_until_a_claim_closes_its_round():
     table = table_of().contribute()
     for number in (1, 2):
         table.submit(table.leave(number))
     table.vote([0])
     assert table.roster() == [0]
-    table.contribute([0])
-    assert len(table.ballots) == 2
-    table.vote([0])
-    assert (table.head.round, table.head.trained) == (3, 1)
+    table.contribute([0]).wait(10_000)
+    assert (len(table.ballots), table.head.round) == (1, 2), "nobody could be counted in it"
+    table.submit(table.claim(1))
+    assert (table.head.round, table.head.trained) == (3, 1), "at once: nobody who is missing comes back without a word"
+    assert (table.roster(), table.counted()) == ([0, 1], [])
+    table.contribute([0, 1]).vote([0, 1])
+    assert table.counted() == [0, 1]
     table.verify()
 
 

@@ -75,6 +75,8 @@ def test_what_every_status_has():
         "advice": "",
         "counted": [],
         "nobody_counted": False,
+        "round": 1,
+        "stands_still": False,
         "excluded": [],
         "reachable": None,
         "reach": "",

@@ -91,6 +91,7 @@ STATUS: dict[str, Any] = {
     "on_roster": True,
     "counted": [True, True, False],
     "nobody_counted": False,
+    "stands_still": False,
     "excluded": [{"reason": "late", "detail": NASTY, "do": "be faster"}],
     "tokens_per_second": 1234.0,
     "loss": 2.0,
@@ -109,6 +110,9 @@ def test_four_answers():
     nobody = answers({**STATUS, "nobody_counted": True}, None)[3]["says"]
     assert nobody == "in 2 of the last 3 rounds that counted anybody; the last round counted nobody: late"
     assert answers({**STATUS, "counted": [], "excluded": []}, True)[3]["answer"] is None
+    alone = answers({**STATUS, "round": 268, "counted": [], "excluded": [], "stands_still": True}, True)
+    assert alone[3]["says"] == "none of the last rounds counted anybody"
+    assert (alone[4]["answer"], alone[4]["says"]) == (False, "waiting for somebody")
 
 
 @pytest.fixture

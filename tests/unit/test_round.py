@@ -113,6 +113,24 @@ def test_who_leaves_so_that_too_few_stay_stops_the_clocks_and_the_work_of_the_ot
     table.verify()
 
 
+def test_who_left_before_it_contributed_is_not_said_to_be_late():
+    table = Table(manifest(rounds={"min_clusters": 2})).genesis()
+    table.submit(table.leave(2))
+    table.contribute([0, 1]).vote([0, 1])
+    assert table.why(2) == pb.REASON_LEFT
+    assert table.roster() == [0, 1]
+    table.verify()
+
+
+def test_who_stayed_alone_and_had_not_contributed_is_not_said_to_be_late():
+    table = Table(manifest(rounds={"min_clusters": 2})).genesis()
+    for number in (1, 2):
+        table.submit(table.leave(number))
+    table.submit(table.claim(5))
+    assert [table.why(number) for number in range(3)] == [pb.REASON_TOO_FEW_CLUSTERS, pb.REASON_LEFT, pb.REASON_LEFT]
+    table.verify()
+
+
 def test_a_newcomer_takes_the_seat_of_who_left_at_once():
     table = Table(manifest(rounds={"min_clusters": 3})).genesis()
     table.submit(table.claim(5))

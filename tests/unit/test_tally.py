@@ -120,7 +120,7 @@ def test_a_lone_contribution_counts_only_in_a_run_of_one(least: int, votes: bool
     table = opened(2, least=least).contribute(range(2))
     result = count(table, receipt(table, 0) if votes else table.leave(0))
     silent = {name(1): (pb.REASON_DID_NOT_VOTE, "")}
-    alone = {name(0): (pb.REASON_TOO_FEW_ACCEPTS, "0 of 0 accepted it")} if least > 1 else {}
+    alone = {name(0): (pb.REASON_TOO_FEW_CLUSTERS, "nobody else voted; the run needs 2")} if least > 1 else {}
     assert why(result) == {**silent, **alone}
     assert set(result.counted) == {name(0)} - set(alone)
 

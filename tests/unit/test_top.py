@@ -120,8 +120,10 @@ def test_the_screen_of_a_node():
     ):
         assert said in shown, said
     assert [label for label, _ in lines][:2] == ["run", "state"]
-    idle = dict(status_rows({**status, "phase_steps": {}}))["speed"]
+    idle = dict(status_rows({**status, "allreduce_bytes": 0}))["speed"]
     assert "AllReduce" not in idle, "what it sent was no work of that round"
+    paused = dict(status_rows({**status, "state": "paused", "phase_seconds_left": 0.0}))["state"]
+    assert "inner step" not in paused
 
 
 @pytest.mark.parametrize(("terminal", "environment"), [(False, {}), (True, {"NO_COLOR": "1"})])
