@@ -109,7 +109,7 @@ def _without_a_vote(manifest: Manifest, head: Head, gathered: Gathered, absent: 
             reasons[name] = pb.REASON_LEFT, ""
         elif not slot and name in absent:
             reasons[name] = pb.REASON_ABSENT, ""
-        elif not slot and waking:
+        elif waking and name in stayed:
             reasons[name] = (
                 pb.REASON_TOO_FEW_CLUSTERS,
                 f"{len(stayed)} took part; the run needs {least}; it was closed for a seat",

@@ -105,6 +105,12 @@ def local_error(cause: Exception) -> LocalError:
     return error
 
 
+def unavailable(cause: Exception) -> RemoteError:
+    error = RemoteError(pb.REASON_UNAVAILABLE, "an archive cannot be used")
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "exit"),
     [
@@ -129,6 +135,9 @@ def local_error(cause: Exception) -> LocalError:
         (local_error(of_sqlite(sqlite3.SQLITE_FULL)), "disk-full", 1),
         (local_error(of_sqlite(sqlite3.SQLITE_CANTOPEN)), "database", 1),
         (local_error(OSError(errno.ENOSPC, "no space")), "ours", 1),
+        (local_error(PermissionError(errno.EACCES, "denied")), "no-permission", 2),
+        (local_error(unavailable(PermissionError(errno.EACCES, "denied"))), "no-permission", 2),
+        (local_error(unavailable(OSError(errno.EIO, "broken"))), "ours", 1),
         (PortError("127.0.0.1:80"), "taken-port", 1),
     ],
 )

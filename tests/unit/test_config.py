@@ -117,7 +117,7 @@ def test_a_secret_is_not_shown(tmp_path: Path):
         ("nonsense", "cannot be read"),
         ("port = 99999", "port"),
         ('threads = "many"', "threads"),
-        ('hours = "22-99"', "no day has"),
+        ('hours = "22-99"', "wrong.toml: hours: "),
         ('upload = ["fast"]', "--upload"),
         ('download = "fast"', "--download"),
         ('notify = "ftp://x"', ""),

@@ -210,7 +210,7 @@ def test_a_roster_too_small_to_count_stands_still_until_a_claim_closes_its_round
     assert (len(table.ballots), table.head.round) == (1, 2), "nobody could be counted in it"
     table.submit(table.claim(1))
     assert (table.head.round, table.head.trained) == (3, 1), "at once: nobody who is missing comes back without a word"
-    assert (table.roster(), table.counted()) == ([0, 1], [])
+    assert (table.roster(), table.counted(), table.why(0)) == ([0, 1], [], pb.REASON_TOO_FEW_CLUSTERS)
     table.contribute([0, 1]).vote([0, 1])
     assert table.counted() == [0, 1]
     table.verify()

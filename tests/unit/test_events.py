@@ -242,7 +242,9 @@ async def test_the_verb_reads_a_folder(tmp_path: Path):
     assert "training: a [31mred" in shown.stdout
     told = CliRunner().invoke(app, ["events", "--home", str(tmp_path), "--since", "1", "--json"])
     assert [json.loads(line)["why"] for line in told.stdout.splitlines()] == ["number 1"]
-    assert CliRunner().invoke(app, ["events", "--home", str(tmp_path), "--since", "99"]).stdout == ""
+    beyond = CliRunner().invoke(app, ["events", "--home", str(tmp_path), "--since", "99"])
+    assert (beyond.stdout, beyond.exit_code) == ("", 0)
+    assert "nothing came after event 99" in beyond.stderr
     assert CliRunner().invoke(app, ["events", "-f", "--home", str(tmp_path)]).exit_code == 3
     assert CliRunner().invoke(app, ["events", "--home", str(tmp_path / "runs")]).exit_code == 2
 

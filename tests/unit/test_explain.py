@@ -141,6 +141,25 @@ def test_who_was_not_there(run: Run):
     run.say(*[run.table.receipt(number) for number in range(2)])
     value = explain(run.chain, run.read, run.chain.length - 1, PEERS[2][:20])
     assert "was not on the roster; it was last in round" in said(value, "cluster")[0]
+    assert value["findings"][-1]["do"] != REASONS[pb.REASON_LEFT].do, "it did not say that it leaves"
+
+
+def test_who_left_is_told_to_come_back_and_a_round_of_nobody_says_what_the_run_needs(run: Run):
+    run.table.present(2)
+    run.usual()
+    run.say(*(run.table.contribution(number) for number in range(3)))
+    run.say(run.table.leave(1), run.table.leave(2))
+    run.say(run.table.receipt(0))
+    alone = run.table.head.round
+    run.say(run.table.contribution(0))
+    run.say(run.table.report(0))
+    run.say(run.table.claim(5))
+    assert run.table.roster() == [0, 5]
+    value = explain(run.chain, run.read, alone, PEERS[2])
+    assert said(value, "counted") == ["0 of 1 clusters; the run needs 2 that take part"]
+    mine = value["findings"][-1]
+    assert mine["says"].endswith(f"it was last in round {alone - 1}: counted")
+    assert mine["do"] == REASONS[pb.REASON_LEFT].do
 
 
 def test_what_is_not_there_is_a_sentence(run: Run):
