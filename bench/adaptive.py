@@ -1,74 +1,170 @@
-"""Adaptive compression: rank or k, relative error and held-out loss over rounds, for each rule. `python -m bench.adaptive`.
+"""Adaptive compression: what each rule makes of rank or k and H, and whether it beats a fixed one that sends as much.
 
-The rules decide as they do in a commit (protocol/adaptive.py), from what the payloads measure.
+The rules decide as they do in a commit (protocol/adaptive.py), from what the clusters measure. Beside each of them a fixed rank or
+k, with the H that the rule began with, runs for as many steps and sends as many bytes, as nearly as whole ranks allow: what a rule
+is worth is the difference. `python -m bench.adaptive [--quick] [--check]`; --check exits with 1 where a rule that ADVISED names
+loses by more than the seeds differ.
 """
 
+import argparse
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from bench.arms import ARMS, CLUSTERS
+from bench.arms import ARMS, CLUSTERS, Settings
 from bench.lab import Lab, process_group_of_one
-from bench.report import table, write
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count
+from bench.report import judge, table, write
+from dilocox.node.clock import layouts_of, payload_bytes
+from dilocox.protocol.manifest import Compression, Manifest
+from dilocox.protocol.tensors import parameter_count, stage_tensors
 
-__all__ = ["main"]
+__all__ = ["ADVISED", "Outcome", "main", "missed"]
 
-STEPS = 300
-EVERY = 3
-"""Rounds between the rows that are printed."""
-LOW_RANK = {"codec": "lowrank-int4", "rank": 16, "min_keep": 4, "max_keep": 48}
-RULES: dict[str, dict[str, Any]] = {
-    "fixed": LOW_RANK,
-    "effective-rank": {**LOW_RANK, "adapt": "effective-rank", "rank_share": 0.6},
-    "error-budget": {**LOW_RANK, "adapt": "error-budget", "error_budget": 0.7},
+STEPS, QUICK_STEPS = 400, 40
+SEEDS, QUICK_SEEDS = 3, 1
+BOUNDS = {"min_keep": 4, "max_keep": 48}
+LOW_RANK = {"codec": "lowrank-int4", "rank": 16}
+SPARSE = {"codec": "topk-int2", "k": 256, "entropy_coding": True}
+RULES: dict[str, Settings] = {
+    "effective-rank": {"compression": {**LOW_RANK, **BOUNDS, "adapt": "effective-rank"}},
+    "effective-rank, H with it": {
+        "compression": {**LOW_RANK, **BOUNDS, "adapt": "effective-rank"},
+        "rounds": {"min_inner_steps": 5, "max_inner_steps": 80},
+    },
+    "error-budget": {"compression": {**LOW_RANK, **BOUNDS, "adapt": "error-budget", "error_budget": 0.7}},
     "error-budget, top-k": {
-        "codec": "topk-int2",
-        "k": 256,
-        "entropy_coding": True,
-        "adapt": "error-budget",
-        "error_budget": 0.7,
-        "min_keep": 64,
-        "max_keep": 1024,
+        "compression": {**SPARSE, "adapt": "error-budget", "error_budget": 0.7, "min_keep": 64, "max_keep": 1024}
     },
 }
+ADVISED: frozenset[str] = frozenset()
+"""Rules that a run file is advised to take."""
 
 
-def manifest(compression: dict[str, Any]) -> Manifest:
+@dataclass(frozen=True)
+class Outcome:
+    losses: Sequence[float]
+    bits: float
+    """Sent for each parameter and inner step."""
+    keep: int
+    """Rank or k in the last round."""
+    inner_steps: float
+    """Of a round, in the mean."""
+
+    @property
+    def loss(self) -> float:
+        return statistics.fmean(self.losses)
+
+    @property
+    def spread(self) -> float:
+        return max(self.losses) - min(self.losses)
+
+
+def manifest(settings: Settings, steps: int, seed: int) -> Manifest:
     arm = next(arm for arm in ARMS if arm.name == "DiLoCoX without overlap")
-    return arm.manifest({"compression": compression, **arm.choices[0]}, STEPS, 0)
+    run = arm.manifest({**arm.choices[0], "compression": settings["compression"]}, steps, seed)
+    rounds = run.rounds.model_copy(update={"count": steps, **settings.get("rounds", {})})  # as many as make the steps
+    return Manifest.model_validate(run.model_copy(update={"rounds": rounds}).model_dump())
+
+
+def outcome(settings: Settings, steps: int, seeds: int) -> Outcome:
+    """Of as many rounds as make so many steps, whatever their H."""
+    labs = []
+    for seed in range(seeds):
+        lab = Lab(manifest(settings, steps, seed), CLUSTERS, evaluate_every=10**6)
+        while lab.members[0].total_steps < steps:
+            lab.round()
+        lab.settle()
+        lab.measure()
+        labs.append(lab)
+    taken = labs[0].members[0].total_steps
+    parameters = parameter_count(labs[0].run.model)
+    return Outcome(
+        [lab.points[-1].loss for lab in labs],
+        statistics.fmean(8 * lab.wire_bytes / parameters / lab.members[0].total_steps for lab in labs),
+        labs[0].head.rank_or_k,
+        taken / (labs[0].head.round - 1),
+    )
+
+
+def fixed_like(settings: Settings, bits: float, steps: int) -> Settings:
+    """The fixed rank or k that sends about so many bits for a parameter and inner step, at the H with which the rule began."""
+    run = manifest(settings, steps, 0)
+    shapes = [[spec.shape for spec in stage_tensors(run.model, stage)] for stage in range(run.model.stages)]
+    name, most = ("rank", 96) if run.compression.codec == "lowrank-int4" else ("k", 2048)
+    plain = {key: settings["compression"][key] for key in ("codec", "entropy_coding") if key in settings["compression"]}
+
+    def off(keep: int) -> float:
+        size = payload_bytes(layouts_of(shapes, Compression.model_validate({**plain, name: keep})))
+        return abs(8 * size / parameter_count(run.model) / run.rounds.inner_steps - bits)
+
+    return {"compression": {**plain, name: min(range(1, most + 1), key=off)}}
+
+
+def missed(found: dict[str, tuple[Outcome, Outcome]]) -> list[str]:
+    return [
+        f"{name} is advised, and {rule.loss - fixed.loss:+.4f} beside a fixed codec of {fixed.bits:.4f} bits"
+        for name, (rule, fixed) in found.items()
+        if name in ADVISED and rule.loss > fixed.loss + max(rule.spread, fixed.spread)
+    ]
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.adaptive", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit 1 where an advised rule loses")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps, one seed")
+    options = parser.parse_args()
     process_group_of_one()
-    results: dict[str, list[dict[str, float]]] = {}
-    for name, compression in RULES.items():
-        run = manifest(compression)
-        lab = Lab(run, CLUSTERS, evaluate_every=EVERY).rounds()
-        results[name] = [
-            {
-                "round": EVERY * (index + 1),
-                "keep": point.rank_or_k,
-                "error": point.error,
-                "loss": point.loss,
-                "bits_per_parameter": 8 * point.wire_bytes / parameter_count(run.model),
-            }
-            for index, point in enumerate(lab.points)
-        ]
-        print(f"{name}: loss {lab.losses[-1]:.4f}", flush=True)
-    rows = [
-        [
-            str(row["round"]),
-            name,
-            str(row["keep"]),
-            f"{row['error']:.3f}",
-            f"{row['loss']:.4f}",
-            f"{row['bits_per_parameter']:.1f}",
-        ]
-        for name, series in results.items()
-        for row in series
+    steps, seeds = (QUICK_STEPS, QUICK_SEEDS) if options.quick else (STEPS, SEEDS)
+    found = {}
+    for name, settings in RULES.items():
+        rule = outcome(settings, steps, seeds)
+        found[name] = rule, outcome(fixed_like(settings, rule.bits, steps), steps, seeds)
+        print(f"{name}: {rule.loss:.4f}, fixed {found[name][1].loss:.4f}", flush=True)
+    columns = [
+        "rule",
+        "loss",
+        "spread",
+        "bits/parameter and step",
+        "rank or k",
+        "H",
+        "fixed",
+        "its bits",
+        "its rank or k",
+        "rule",
     ]
-    table(["round", "rule", "rank or k", "relative error", "loss", "bits/parameter so far"], rows)
-    write("adaptive", results)
+    table(columns, [row(name, *pair) for name, pair in found.items()])
+    write("adaptive" + ("-quick" if options.quick else ""), {"steps": steps, "seeds": seeds, "rows": facts(found)})
+    judge(missed(found), options.check)
+
+
+def row(name: str, rule: Outcome, fixed: Outcome) -> list[str]:
+    return [
+        name,
+        f"{rule.loss:.4f}",
+        f"{rule.spread:.4f}",
+        f"{rule.bits:.4f}",
+        str(rule.keep),
+        f"{rule.inner_steps:.1f}",
+        f"{fixed.loss:.4f}",
+        f"{fixed.bits:.4f}",
+        str(fixed.keep),
+        f"{rule.loss - fixed.loss:+.4f}",
+    ]
+
+
+def facts(found: dict[str, tuple[Outcome, Outcome]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "rule": name,
+            **{
+                f"{which}_{key}": getattr(outcome, key)
+                for which, outcome in (("rule", rule), ("fixed", fixed))
+                for key in ("loss", "spread", "bits", "keep", "inner_steps")
+            },
+        }
+        for name, (rule, fixed) in found.items()
+    ]
 
 
 if __name__ == "__main__":

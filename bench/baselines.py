@@ -3,6 +3,7 @@
 import struct
 import zlib
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ class AllReduce:
         self.wire_bytes = 0
         self.points: list[Point] = []
 
-    def train(self) -> "AllReduce":
+    def train(self) -> Self:
         """The run's total steps."""
         batch, position = self.run.training.batch_size, 0
         for step in range(1, self.run.training.total_steps + 1):
@@ -78,8 +79,12 @@ class AllReduce:
             parameter.grad.div_(self.clusters)
         return sum(4 * parameter.numel() for parameter in self.parameters)
 
+    def evaluate(self) -> float:
+        """Held-out loss."""
+        return self.trainer.evaluate(*self.dataset.evaluation())
+
     def measure(self, step: int, position: int) -> Point:
-        loss = self.trainer.evaluate(*self.dataset.evaluation())
+        loss = self.evaluate()
         return Point(step, position * self.run.model.sequence_length, self.wire_bytes, loss, 0.0, seconds=self.seconds)
 
 

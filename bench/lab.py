@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -208,7 +208,7 @@ class Lab:
         """Of the largest cluster's payloads in the last commit."""
         return max((int(sent.contribution.size) for sent in self.counted.values()), default=0)
 
-    def rounds(self) -> "Lab":
+    def rounds(self) -> Self:
         """The rounds that are left of the run."""
         while self.head.round <= self.run.rounds.count:
             self.round()
@@ -408,8 +408,12 @@ class Lab:
             inner_steps=adaptive.next_inner_steps(self.run, head.round + 1, rank_or_k),
         )
 
+    def evaluate(self) -> float:
+        """Held-out loss of the committed model."""
+        return self.trainers[0].evaluate_committed(self.dataset)
+
     def measure(self) -> None:
-        loss = self.trainers[0].evaluate_committed(self.dataset)
+        loss = self.evaluate()
         errors = [sent.contribution.error for sent in self.counted.values()]
         error = sum(errors) / max(1, len(errors))
         seconds = self.timeline.committed if self.timeline is not None else 0.0

@@ -1,6 +1,8 @@
 """How compression and H follow what is measured: decided once a round, from signed contributions, the same for everybody.
 
-    effective-rank   the spectrum is flat (effective rank above rank_share of the rank): keep more; steep: keep less
+    effective-rank   DiLoCoX's rule as far as it is known: the rank is the mean over a window of rounds of the effective rank of the
+                     averaged pseudo-gradient. What every cluster measures of the last commit's mean goes into its contribution;
+                     the median of these moves the rank by 1 / rank_window of the way
     error-budget     the relative error is above the budget: keep more; below: keep less
 
 Published summaries disagree on whether rank rises or falls in training, so both rules go either way. A step is at most STEP up or
@@ -12,6 +14,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
+from dilocox.protocol import limits
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 
@@ -31,8 +34,8 @@ def next_rank_or_k(manifest: Manifest, keep: int, counted: Sequence[pb.Contribut
     if settings.adapt == "fixed" or not counted:
         return keep
     if settings.adapt == "effective-rank":
-        measured = _median((item.effective_rank for item in counted), largest=float(keep))
-        wanted = None if measured is None else measured / (settings.rank_share * keep)
+        measured = _median((item.effective_rank for item in counted), largest=float(keep * limits.CLUSTERS))
+        wanted = None if measured is None else 1 + (measured / keep - 1) / settings.rank_window
     else:
         measured = _median((item.error for item in counted), largest=LARGEST_ERROR)
         wanted = None if measured is None else (measured / settings.error_budget) ** 2

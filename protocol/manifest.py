@@ -149,8 +149,8 @@ class Compression(Section):
     min_keep: Annotated[int, Field(gt=0, le=limits.TOPK)] = 1
     max_keep: Annotated[int, Field(gt=0, le=limits.TOPK)] | None = None
     """Bounds of rank or k when it adapts; default max: the limit of the codec."""
-    rank_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """effective-rank: the effective rank is held at this share of the rank."""
+    rank_window: Annotated[int, Field(gt=0, le=1000)] = 5
+    """effective-rank: rounds over which the effective rank is averaged."""
     error_budget: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """error-budget: the relative error is held here."""
 

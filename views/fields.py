@@ -233,7 +233,7 @@ ROUND: Fields = {
     "clusters[].bytes": "of its payload",
     "clusters[].loss": "of its training, nats per token; null: it does not say, under a privacy budget",
     "clusters[].norm": "of its payload",
-    "clusters[].effective_rank": "of its pseudo-gradient; 0: not measured",
+    "clusters[].effective_rank": "of the averaged pseudo-gradient of the commit before, where the rank follows it; 0: not measured",
     "clusters[].error": "what its codec lost, relative",
     "clusters[].leaves": "digest of what names its payload's parts, in hexadecimal",
     "clusters[].base_state": "root of the state that it built on, in hexadecimal",

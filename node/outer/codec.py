@@ -59,8 +59,6 @@ class Encoded:
     packed: PackedTensor
     warm: Tensor | None
     """(columns, rank) float32: where the next power iteration starts; None for other forms."""
-    effective_rank: float
-    """exp(entropy of the squared singular values' shares); 0 for other forms."""
 
 
 class StageEncoder:
@@ -83,7 +81,7 @@ class StageEncoder:
                     matrix.reshape(layout.rows, layout.columns), layout.rank, warm, self._compression.power_iterations
                 )
                 arrays = quantize(factors.p), quantize(factors.q)
-                return Encoded((layout, arrays), factors.warm, factors.effective_rank)
+                return Encoded((layout, arrays), factors.warm)
             case Form.INT4:
                 array = quantize(flat[None])
             case Form.INT2:
@@ -94,7 +92,7 @@ class StageEncoder:
                 array = Floats(flat.clamp(-65504, 65504).half().cpu().numpy())
             case Form.FP32:
                 array = Floats(flat.clamp(-LARGEST, LARGEST).cpu().numpy().copy())
-        return Encoded((layout, (array,)), None, 0.0)
+        return Encoded((layout, (array,)), None)
 
 
 def _is_finite(part: Tensor) -> bool:
@@ -268,6 +266,13 @@ class Decoder:
             rows = slice(start // self._layout.columns, stop // self._layout.columns)
             return [(p[rows] @ q.T).view(-1) for p, q in self._factors]
         return [torch.from_numpy(array.part(start, stop)).to(self._device) for array in self._arrays]
+
+    def effective_rank(self, weights: Sequence[float]) -> float | None:
+        """Of Σ wᵢ xᵢ; None where the tensor is not of low rank. Not the same bits on every machine."""
+        if not self._factors:
+            return None
+        p = torch.cat([p * weight for (p, _), weight in zip(self._factors, weights, strict=True)], 1)
+        return lowrank.effective_rank(p, torch.cat([q for _, q in self._factors], 1))
 
     def weighted_sum(self, weights: Sequence[float], start: int, stop: int) -> Tensor:
         """Σ wᵢ xᵢ in float64, flat, added in the order of the payloads; a sum that is 0 may have either sign."""

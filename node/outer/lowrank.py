@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dilocox.protocol.arrays import BLOCK
 
-__all__ = ["Factors", "factorize"]
+__all__ = ["Factors", "effective_rank", "factorize"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,6 @@ class Factors:
     """(columns, rank): the matrix is about p qᵀ."""
     warm: Tensor
     """(columns, rank): where the next power iteration starts."""
-    effective_rank: float
-    """exp(entropy of the squared singular values' shares)."""
 
 
 def factorize(x: Tensor, rank: int, warm: Tensor | None, power_iterations: int) -> Factors:
@@ -40,7 +38,7 @@ def factorize(x: Tensor, rank: int, warm: Tensor | None, power_iterations: int) 
     even = squares.pow(0.25)
     inverse = torch.where(even > 0, 1 / even, torch.zeros_like(even))
     rotation = _block_rotation(rank).to(x.device)
-    return Factors(p * even @ rotation, q * inverse @ rotation, q, _effective_rank(squares))
+    return Factors(p * even @ rotation, q * inverse @ rotation, q)
 
 
 def _resized(warm: Tensor, x: Tensor, rank: int) -> Tensor:
@@ -59,7 +57,10 @@ def _start(x: Tensor, rank: int) -> Tensor:
     return torch.randn(columns, rank, generator=generator).to(x.device)
 
 
-def _effective_rank(squares: Tensor) -> float:
+def effective_rank(p: Tensor, q: Tensor) -> float:
+    """Of p qᵀ, (rows, r) and (columns, r): exp(entropy of the squared singular values' shares); 0 where all of it is 0."""
+    core = torch.linalg.qr(p, mode="r").R @ torch.linalg.qr(q, mode="r").R.T
+    squares = torch.linalg.svdvals(core).square()
     total = float(squares.sum())
     if total <= 0:
         return 0.0

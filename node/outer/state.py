@@ -39,7 +39,7 @@ class EncodedStage:
     norms: Sequence[float]
     """Of what the payload decodes to, by tensor of the stage."""
     effective_rank: float
-    """Mean over the low-rank tensors; 0 where there are none."""
+    """Of the averaged pseudo-gradient that was applied last, mean over the low-rank tensors; 0: not measured."""
     error: float
     """Norm of what the payload does not decode to, relative to what was to be sent: what the codec lost, not what waits."""
 
@@ -61,6 +61,9 @@ class StageState:
         self.feedback = torch.zeros(self.size)
         self.anchor = torch.zeros(self.size)
         self.warm: dict[str, Tensor] = {}
+        self.effective_rank = 0.0
+        """Of the averaged pseudo-gradient that was applied last, mean over the low-rank tensors, where the run's rank follows it.
+        0: none was applied since the start."""
 
     def views(self, flat: Tensor) -> Iterator[tuple[TensorSpec, Tensor]]:
         """Each tensor's slice of a flat copy, in its shape."""
@@ -96,14 +99,14 @@ class StageState:
         compression = self.manifest.compression
         rank_or_k = compression.keep if rank_or_k is None else rank_or_k
         wanted = _norm(self.feedback)
-        packed, effective_rank = self._pack(self._within_bounds(), rank_or_k)
+        packed = self._pack(self._within_bounds(), rank_or_k)
         self._add_to_feedback(packed, [-1.0] * len(packed))
         error = _norm(self.feedback) / wanted if wanted else 0.0
         kept = compression.feedback_decay if compression.error_feedback else 0.0
         if kept != 1:
             self.feedback.mul_(kept)
         norms = [wire.decoded_norm([tensor]) for tensor in packed]
-        return EncodedStage(wire.pack(packed, compression.entropy_coding, owner), norms, effective_rank, error)
+        return EncodedStage(wire.pack(packed, compression.entropy_coding, owner), norms, self.effective_rank, error)
 
     def _within_bounds(self) -> Tensor:
         """The feedback; of a tensor that is larger than the run allows so much of it that no codec's rounding is in the way."""
@@ -115,18 +118,17 @@ class StageState:
                 next(part for other, part in self.views(sent) if other.name == spec.name).mul_(PART_OF_BOUND * largest / norm)
         return sent
 
-    def _pack(self, sent: Tensor, rank_or_k: int) -> tuple[list[wire.Tensor], float]:
-        """`sent`, flat, as the codec writes it, and its effective rank. Moves the warm starts on."""
+    def _pack(self, sent: Tensor, rank_or_k: int) -> list[wire.Tensor]:
+        """`sent`, flat, as the codec writes it. Moves the warm starts on."""
         layout = self.layout(rank_or_k)
         encoder = codec.StageEncoder(sent, layout, self.manifest.compression, rank_or_k)
-        packed, ranks = [], []
+        packed = []
         for (spec, view), tensor_layout in zip(self.views(sent), layout.tensors, strict=True):
             encoded = encoder.encode(view, tensor_layout, self.warm.get(spec.name))
             packed.append(encoded.packed)
             if encoded.warm is not None:
                 self.warm[spec.name] = encoded.warm
-                ranks.append(encoded.effective_rank)
-        return packed, sum(ranks) / max(1, len(ranks))
+        return packed
 
     def return_to_feedback(self, raw: memoryview, rank_or_k: int | None = None, shares: Sequence[float] | None = None) -> None:
         """A payload of ours of which a commit did not take these shares, by tensor (default: all of it): so much is owed again."""
@@ -160,13 +162,17 @@ class StageState:
         parsed = [wire.parse(raw, layout) for raw in payloads]
         factors = factors or [[1.0] * len(self.specs)] * len(payloads)
         outer, decay = self.manifest.outer, self.manifest.momentum(round)
+        measures, ranks = self.manifest.compression.adapt == "effective-rank", []
         copies = zip(self.views(self.committed[0]), self.views(self.committed[1]), strict=True)
         for index, ((_, theta), (_, momentum)) in enumerate(copies):
             decoder = codec.Decoder([tensors[index] for tensors in parsed], self.committed.device)
             combine = aggregate.combined(outer, tokens, [by_tensor[index] for by_tensor in factors], decoder)
+            if measures and (rank := decoder.effective_rank([float(count) for count in tokens])) is not None:
+                ranks.append(rank)
             for start, stop in decoder.stretches():
                 gradient = combine(start, stop).float()
                 _outer_step(theta.view(-1)[start:stop], momentum.view(-1)[start:stop], gradient, outer.learning_rate, decay)
+        self.effective_rank = sum(ranks) / len(ranks) if ranks else 0.0
 
 
 def _norm(flat: Tensor) -> float:

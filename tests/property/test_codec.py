@@ -1,5 +1,7 @@
 """The codec: decoding is bit-equal in any summation order and thread count; encoding is as good as it claims."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -88,6 +90,34 @@ def test_decoding_and_applying_do_not_depend_on_the_thread_count():
         states.append((state.committed.clone(), raw))
     torch.set_num_threads(1)
     assert torch.equal(states[0][0], states[1][0])
+
+
+def test_an_apply_measures_the_effective_rank_of_the_mean():
+    """As singular values of the whole matrices say it; and nothing where nobody asks, or nothing is of low rank."""
+
+    def applied(**compression: object) -> StageState:
+        run = manifest(model={"hidden_size": 64, "intermediate_size": 96}, compression=compression)
+        states = [StageState(run, 0) for _ in range(3)]
+        payloads = []
+        for seed, state in enumerate(states[1:]):
+            state.feedback.copy_(torch.randn(state.size, generator=torch.Generator().manual_seed(seed)))
+            payloads.append(memoryview(state.encode().raw))
+        assert states[0].encode().effective_rank == 0, "no commit was applied"
+        states[0].apply(payloads, [100, 300])
+        return states[0]
+
+    state = applied(codec="lowrank-int4", rank=12, adapt="effective-rank")
+    ranks = []
+    for (spec, theta), layout in zip(state.views(state.committed[0]), state.layout().tensors, strict=True):
+        if layout.form == wire.Form.LOWRANK:
+            shares = torch.linalg.svdvals(theta.double()).square()
+            shares = shares / shares.sum()
+            ranks.append(math.exp(-float((shares * shares.clamp_min(1e-30).log()).sum())))
+    assert 12 < state.effective_rank < 24, "two clusters' work is of a higher rank than one's"
+    assert state.effective_rank == pytest.approx(sum(ranks) / len(ranks), rel=1e-4)
+    assert state.encode().effective_rank == state.effective_rank
+    assert applied(codec="lowrank-int4", rank=12).effective_rank == 0
+    assert applied(codec="int4").effective_rank == 0
 
 
 CODECS = [

@@ -20,13 +20,20 @@ def counted(*measurements: tuple[float, float]) -> list[pb.Contribution]:
     return [pb.Contribution(effective_rank=rank, error=error) for rank, error in measurements]
 
 
-def test_effective_rank_moves_the_rank_either_way():
-    run = manifest(compression=RANK)
-    assert next_rank_or_k(run, 16, counted((12.0, 0), (11.0, 0), (13.0, 0))) == 20
-    assert next_rank_or_k(run, 16, counted((8.0, 0))) == 16
-    assert next_rank_or_k(run, 16, counted((4.0, 0))) == 12
-    assert next_rank_or_k(run, 32, counted((31.0, 0))) == 32
+def test_the_rank_is_the_mean_of_the_effective_rank_over_a_window():
+    run = manifest(compression={**RANK, "rank_window": 5})
+    assert next_rank_or_k(run, 16, counted((26.0, 0), (25.0, 0), (27.0, 0))) == 18
+    assert next_rank_or_k(run, 16, counted((16.0, 0))) == 16
+    assert next_rank_or_k(run, 16, counted((6.0, 0))) == 14
+    assert next_rank_or_k(run, 16, counted((200.0, 0))) == 20, "a step at most"
+    assert next_rank_or_k(run, 32, counted((40.0, 0))) == 32
     assert next_rank_or_k(run, 4, counted((1.0, 0))) == 4
+    reached, rank = [], 16
+    for _ in range(12):
+        rank = next_rank_or_k(run, rank, counted((9.0, 0)))
+        reached.append(rank)
+    assert reached[:3] == [14, 13, 12]
+    assert reached[-1] == 9, "it gets to where it is measured to be"
 
 
 def test_error_budget_moves_k_either_way():
@@ -51,7 +58,7 @@ def test_any_measurements_stay_within_bounds_and_one_step(measurements, keep):
 
 def test_absurd_or_missing_measurements_hold():
     run = manifest(compression=RANK)
-    for absurd in (0.0, -1.0, 17.0, math.nan, math.inf):
+    for absurd in (0.0, -1.0, 1e9, math.nan, math.inf):
         assert next_rank_or_k(run, 16, counted((absurd, 0), (absurd, 0), (8.0, 0))) == 16
     assert next_rank_or_k(run, 16, []) == 16
 
@@ -66,10 +73,12 @@ def test_h_follows_in_proportion_within_its_bounds():
 def test_the_commit_records_the_decision_and_anyone_recomputes_it():
     table = Table(manifest(compression={**RANK, "rank": 8, "max_keep": 16})).genesis()
     assert table.head.rank_or_k == 8
-    table.contribute().vote()  # they measure an effective rank of 4
+    for number in range(3):
+        table.submit(table.contribution(number, effective_rank=8.0))
+    table.vote()
     assert table.head.rank_or_k == 8
     for number in range(3):
-        table.submit(table.contribution(number, effective_rank=7.9))
+        table.submit(table.contribution(number, effective_rank=17.5))
     table.vote()
     assert table.head.rank_or_k == 10
     assert table.commits[-1].body.inner_steps == table.run.inner_steps(table.head.round)

@@ -200,7 +200,7 @@ def test_a_commit_that_counts_nobody_remembers_who_knows_the_state():
 def test_rank_and_steps_of_the_next_round_follow_what_was_counted():
     table = table_of(compression={"rank": 8, "adapt": "effective-rank"}, rounds={"min_inner_steps": 2})
     assert (table.head.rank_or_k, table.head.inner_steps) == (8, 4)
-    for rank, kept, steps in ((8.0, 10, 5), (10.0, 13, 6), (1.0, 10, 5)):
+    for rank, kept, steps in ((16.5, 10, 5), (22.5, 13, 6), (1.0, 10, 5)):
         for number in range(3):
             table.submit(table.contribution(number, effective_rank=rank))
         table.vote()

@@ -1,0 +1,106 @@
+"""`python -m bench.study`: the registered comparison of algorithms (bench/study/design.py says what is compared and how).
+
+Every finished run is kept, here and, once `python -m bench.docs` has written it, in docs/results/study.json: whoever calls again
+goes on where it was. `--minutes` bounds one call. `--check` exits with 1 where a bar is missed, or is not known yet.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from bench.report import judge, write
+from bench.study.analysis import Row, rows
+from bench.study.design import ARMS, CELLS, REFERENCES, Cell, Trial, drawn
+from bench.study.report import DEFAULT, missed, row_facts, show
+from bench.study.search import Budget, next_trials
+from bench.study.trial import digests, found, run_all
+from bench.texts import Text, text_of
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one call looks at."""
+
+    cells: Sequence[Cell]
+    arms: Sequence[str]
+    budget: Budget
+    text: Text
+
+    def rows(self, cell: Cell) -> list[Row]:
+        return rows(cell, self.arms, self.text, self.budget, found)
+
+    def next_trials(self, cell: Cell) -> list[Trial]:
+        return [trial for arm in self.arms for trial in next_trials(cell, arm, self.text, self.budget, found)]
+
+
+def quick(text: Text) -> Plan:
+    return Plan([Cell("small", 2, 48, 0.1)], [REFERENCES["muon"], DEFAULT], Budget(2, 2), text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.study", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit 1 where a bar is missed")
+    parser.add_argument("--quick", action="store_true", help="two arms in a cell of 48 steps: a minute")
+    parser.add_argument("--cells", help="numbers of cells, as they are printed, separated by commas; default all")
+    parser.add_argument("--arms", help="names separated by semicolons; default all")
+    parser.add_argument("--list", action="store_true", help="run nothing: what there is, and what is finished")
+    parser.add_argument("--data", metavar="NAME=DIR", help="a corpus of `dilocox data build` (default: the standard library)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at a time")
+    options = parser.parse_args()
+    text = text_of(options.data)
+    plan = quick(text) if options.quick else Plan(chosen_cells(options, parser), chosen_arms(options, parser), Budget(), text)
+    if not options.list:
+        run(plan, options.processes, time.monotonic() + 60 * options.minutes)
+    by_cell = {cell: plan.rows(cell) for cell in plan.cells}
+    report(plan, by_cell, "-quick" if options.quick else "")
+    if not options.quick:
+        judge(missed(by_cell, len(plan.arms)), options.check)
+
+
+def chosen_cells(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Sequence[Cell]:
+    try:
+        return [CELLS[int(number)] for number in options.cells.split(",")] if options.cells else CELLS
+    except (ValueError, IndexError):
+        parser.error(f"--cells {options.cells}: numbers up to {len(CELLS) - 1}, separated by commas")
+
+
+def chosen_arms(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Sequence[str]:
+    arms = [arm.strip() for arm in options.arms.split(";")] if options.arms else list(ARMS)
+    if unknown := [arm for arm in arms if arm not in ARMS]:
+        parser.error(f"no arm {'; '.join(unknown)}; arms: {'; '.join(ARMS)}")
+    return arms
+
+
+def run(plan: Plan, processes: int, until: float) -> None:
+    """Cells one after the other; all arms of one at once: first what they are tuned by, then the runs that are reported."""
+    for cell in plan.cells:
+        while time.monotonic() < until and (trials := plan.next_trials(cell)):
+            for count, trial in enumerate(run_all(trials, processes, until), 1):
+                say(trial, count, len(trials))
+
+
+def say(trial: Trial, count: int, of: int) -> None:
+    result = found(trial)
+    assert result is not None
+    where = f"{count}/{of}  {trial.cell.name}  {trial.arm}, seed {trial.seed}"
+    print(f"{where}: test {result.test:.4f}, tuning {result.tuning:.4f}  ({result.took:.0f} s)", flush=True)
+
+
+def report(plan: Plan, by_cell: dict[Cell, list[Row]], suffix: str) -> None:
+    for cell, of_cell in by_cell.items():
+        number = f"{CELLS.index(cell)}: " if cell in CELLS else ""
+        print(f"\n{number}{cell.name}; {len(of_cell)} of {len(plan.arms)} arms are finished")
+        if of_cell:
+            show(of_cell)
+    sets = digests(Trial(plan.cells[0], plan.arms[0], drawn(0), 0, plan.text))
+    cells = [{"cell": asdict(cell), "rows": [row_facts(row) for row in of_cell]} for cell, of_cell in by_cell.items()]
+    write("study" + suffix, {"text": plan.text.settings, "sets": sets, "budget": asdict(plan.budget), "cells": cells})
+
+
+if __name__ == "__main__":
+    main()

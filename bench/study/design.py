@@ -1,0 +1,296 @@
+"""The design of the study, written down before it is run; nothing here is chosen by what comes out.
+
+    factors    inner optimizer x codec x overlap; H is no factor: it is what the bytes that a step may cost make of a codec
+    cells      size of the model, clusters, length, bytes, text. What is compared in a cell has the same time by the clock
+               (node/clock.py) of a site in the published run's proportions, and sends at most as many bits for each inner step
+    tuning     as many random settings for every arm, from a seed and the same ranges: inner rates, outer rate and momentum, the
+               rate at lr / (1 - momentum), which is how far a steady gradient moves. Each is a short run; the best by the tuning
+               set is run at full length with every seed
+    reference  AllReduce with the same inner optimizer and as many steps as arms that hide their exchange take; its draws go on
+               until the best lies inside what was tried
+    reported   the loss of the committed model on the test set, which no choice has seen: mean and 95% interval of the seeds
+
+The two sets are the halves of the corpus' held-out documents.
+"""
+
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from bench.report import load_preset
+from bench.texts import Text
+from dilocox.node.clock import Estimate, Line, Method, Site, Step, estimate, layouts_of, payload_bytes
+from dilocox.node.plan import like_the_paper
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.manifest import Compression, Manifest
+from dilocox.protocol.tensors import parameter_count, stage_tensors
+
+__all__ = ["ARMS", "CELLS", "CENTRE", "HALF", "REFERENCES", "SEEDS", "TRIALS", "Arm", "Cell", "Choice", "Trial", "drawn"]
+
+TRIALS = 6
+"""Settings that every arm is tried with."""
+SEEDS = 3
+SHORTER = 3
+"""A trial's share of a run's length."""
+HALF = 192
+"""Sequences of each held-out set."""
+MOST_PHASES = 4
+"""max_inner_steps in rounds: a commit that is later is waited for."""
+WARMUP = 0.05
+"""Of a run's steps."""
+SEQUENCE, BATCH = 64, 8
+PUBLISHED_RANK_SHARE = 4
+"""Of the width, the published rank: 2,048 of 8,192."""
+EDGE = math.sqrt(2)
+"""By which a reference's best rate is moved on while it is the largest or smallest that was tried."""
+
+RANGES = ((1.5e-3, 1.2e-2), (0.01, 0.06), (0.7, 2.0))
+"""Of AdamW's rate, Muon's, and the outer steady rate: drawn evenly in the logarithm."""
+MOMENTA = (0.0, 0.0, 0.4, 0.8)
+
+Inner = Literal["adamw", "muon"]
+Settings = Mapping[str, Mapping[str, Any]]
+
+SIZES = {
+    "small": {"hidden_size": 64, "intermediate_size": 176, "layers": 4, "heads": 4, "kv_heads": 4},
+    "large": {"hidden_size": 128, "intermediate_size": 352, "layers": 4, "heads": 4, "kv_heads": 4},
+}
+"""0.23M and 0.87M parameters, byte-level."""
+
+CODECS: dict[str, dict[str, Any]] = {
+    "fp32": {"codec": "fp32"},
+    "low rank": {"codec": "lowrank-int4"},
+    "int4": {"codec": "int4", "entropy_coding": True},
+    "int2": {"codec": "int2", "entropy_coding": True},
+    "top 230": {"codec": "topk-int2", "k": 230, "scope": "stage", "entropy_coding": True},
+    "top 540": {"codec": "topk-int2", "k": 540, "scope": "stage", "entropy_coding": True},
+    "top 540 of chunks": {
+        "codec": "topk-int2",
+        "k": 540,
+        "scope": "chunk",
+        "entropy_coding": True,
+        "feedback_decay": 0.95,
+    },
+}
+"""`top k`: of every 4,096 values; of chunks with SparseLoCo's decay."""
+
+OVERLAPS: dict[str, dict[str, Any]] = {
+    "none": {"overlap": "none"},
+    "delayed": {"overlap": "delayed"},
+    "rebase": {"overlap": "rebase", "lead_weight": 0.5},
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    name: str
+    inner: Inner
+    codec: str = ""
+    """Empty: no rounds, but an exchange of gradients in every step."""
+    overlap: str = "none"
+    published: str = ""
+    """As what it is known."""
+    settings: Settings | None = None
+
+    @property
+    def is_reference(self) -> bool:
+        return not self.codec
+
+
+def _arms() -> list[Arm]:
+    """Every inner optimizer with every codec, synchronous and by rebase; delayed as published."""
+    known = {
+        ("adamw", "fp32", "none"): "DiLoCo",
+        ("adamw", "low rank", "delayed"): "DiLoCoX",
+        ("adamw", "low rank", "none"): "DiLoCoX without overlap",
+        ("adamw", "top 540 of chunks", "none"): "SparseLoCo",
+        ("muon", "top 540 of chunks", "none"): "SparseLoCo, Muon",
+        ("muon", "int2", "none"): "MuLoCo, int2",
+        ("muon", "int4", "none"): "MuLoCo, int4",
+    }
+    inners: tuple[Inner, ...] = ("adamw", "muon")
+    arms = [Arm("AllReduce" if inner == "adamw" else "AllReduce, Muon", inner) for inner in inners]
+    for inner in inners:
+        for codec in CODECS:
+            for overlap in OVERLAPS:
+                published = known.get((inner, codec, overlap), "")
+                if overlap == "delayed" and codec not in ("low rank", "int2"):
+                    continue
+                arms.append(Arm(f"{inner} | {codec} | {overlap}", inner, codec, overlap, published))
+    return arms
+
+
+ARMS = {arm.name: arm for arm in _arms()}
+REFERENCES: dict[Inner, str] = {"adamw": "AllReduce", "muon": "AllReduce, Muon"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    size: str
+    clusters: int
+    steps: int
+    """Inner steps of an arm that hides its exchange: the time that all have."""
+    bits: float
+    """Of payload for each parameter and inner step, at most."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.size}, {self.clusters} clusters, {self.steps:,} steps, {self.bits:g} bit"
+
+    @property
+    def centre(self) -> bool:
+        return self == CENTRE
+
+    def shorter(self) -> "Cell":
+        return replace(self, steps=self.steps // SHORTER)
+
+
+CENTRE = Cell("small", 4, 3000, 0.016)
+CELLS = [
+    CENTRE,
+    *(Cell("small", 4, steps, 0.016) for steps in (600, 1200)),
+    *(Cell("small", clusters, 1200, 0.016) for clusters in (2, 8, 16)),
+    *(Cell("small", 4, steps, 0.04) for steps in (600, 1200, 3000)),
+    Cell("large", 4, 1200, 0.016),
+    Cell("large", 4, 1200, 0.04),
+    Cell("large", 8, 1200, 0.016),
+]
+"""The centre, and what changes one thing about it, or two."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What an arm is tuned by."""
+
+    learning_rate: float
+    muon_learning_rate: float
+    steady_rate: float
+    """Outer lr / (1 - momentum)."""
+    momentum: float
+
+    def settings(self) -> Settings:
+        return {
+            "training": {"learning_rate": self.learning_rate, "muon_learning_rate": self.muon_learning_rate},
+            "outer": {"learning_rate": self.steady_rate * (1 - self.momentum), "momentum": self.momentum},
+        }
+
+
+def drawn(index: int) -> Choice:
+    """The same for every arm: what an arm has no use for does not matter to it."""
+    source = random.Random(f"dilocox study {index}")
+    inner, muon, steady = (low * (high / low) ** source.random() for low, high in RANGES)
+    return Choice(inner, muon, steady, source.choice(MOMENTA))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run. Its key is the digest of all that it depends on."""
+
+    cell: Cell
+    arm: str
+    choice: Choice
+    seed: int
+    text: Text
+
+    @property
+    def definition(self) -> Arm:
+        return ARMS[self.arm]
+
+    @cached_property
+    def key(self) -> str:
+        """What a later version of the product has beside, with defaults, does not change it."""
+        run = self.run.model_dump(mode="json", exclude_defaults=True)
+        site = [self.site.line.up, self.site.fixed_seconds]
+        said = [self.definition.is_reference, self.cell.clusters, HALF, site, run]
+        return sha256(json.dumps(said, sort_keys=True).encode()).hex()[:24]
+
+    @cached_property
+    def base(self) -> Manifest:
+        """The cell's model, as whatever arm trains it."""
+        merged = {name: dict(section) for name, section in load_preset("tiny").model_dump().items()}
+        merged["model"] |= {"family": "llama", "sequence_length": SEQUENCE, "stages": 1, "seed": self.seed}
+        merged["model"] |= SIZES[self.cell.size]
+        merged["data"] |= {**self.text.settings, "seed": self.seed, "evaluation_sequences": 2 * HALF}
+        merged["training"] |= {"microbatches": 1, "batch_size": BATCH}
+        merged["compression"] = {"codec": "fp32"}
+        return Manifest.model_validate(merged)
+
+    @cached_property
+    def site(self) -> Site:
+        """The published run's proportions at the cell's bytes: DiLoCoX's payload, every so many steps that it costs as many bits as
+        a step may, takes two thirds of its round, of which what every round costs whatever its bytes is nearly half."""
+        run, clusters = self.base, self.cell.clusters
+        size = expected_bytes(run, self.published)
+        one = Site(parameter_count(run.model), Step(1.0), clusters * run.tokens_per_step, clusters, Line.both_ways(1.0))
+        return like_the_paper(one, size, self.inner_steps(self.published))
+
+    @property
+    def published(self) -> Compression:
+        return Compression(rank=self.base.model.hidden_size // PUBLISHED_RANK_SHARE)
+
+    @property
+    def compression(self) -> Compression:
+        if self.definition.codec == "low rank":
+            return self.published
+        return Compression.model_validate(CODECS[self.definition.codec])
+
+    def inner_steps(self, compression: Compression) -> int:
+        """H with which a codec's payloads cost as many bits for each step as the cell allows; at most half of the run, so that
+        there are two rounds."""
+        bits = 8 * expected_bytes(self.base, compression) / parameter_count(self.base.model)
+        return min(max(1, math.ceil(bits / self.cell.bits)), self.cell.steps // 2)
+
+    @cached_property
+    def clock(self) -> Estimate:
+        """Of an arm that has rounds."""
+        size, h = expected_bytes(self.base, self.compression), self.inner_steps(self.compression)
+        overlap = OVERLAPS[self.definition.overlap]["overlap"]
+        return estimate(self.site, Method(self.arm, size, h, MOST_PHASES * h, overlap))
+
+    @cached_property
+    def run(self) -> Manifest:
+        """As many rounds as the cell's time has room for; the learning rate's schedule ends with the last."""
+        arm, merged = self.definition, self.base.model_dump()
+        steps = self.cell.steps
+        if not arm.is_reference:
+            taken = self.clock.round
+            count = max(1, round(self.cell.steps / taken.seconds))
+            steps, h = count * taken.steps, self.inner_steps(self.compression)
+            merged["compression"] = self.compression.model_dump()
+            merged["rounds"] |= {
+                **OVERLAPS[arm.overlap],
+                "inner_steps": h,
+                "max_inner_steps": MOST_PHASES * h,
+                "count": count,
+                "synchronous_rounds": 0,
+                "first_inner_steps": None,
+            }
+        merged["training"] |= {
+            "optimizer": arm.inner,
+            "total_steps": steps,
+            "warmup_steps": max(1, int(WARMUP * steps)),
+        }
+        for settings in (arm.settings or {}, self.choice.settings()):
+            for name, section in settings.items():
+                merged[name] |= section
+        return Manifest.model_validate(merged)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "cell": asdict(self.cell),
+            "arm": self.arm,
+            "choice": asdict(self.choice),
+            "seed": self.seed,
+            "text": self.text.name,
+        }
+
+
+def expected_bytes(run: Manifest, compression: Compression) -> float:
+    shapes: Sequence[Sequence[Sequence[int]]] = [
+        [spec.shape for spec in stage_tensors(run.model, stage)] for stage in range(run.model.stages)
+    ]
+    return payload_bytes(layouts_of(shapes, compression))

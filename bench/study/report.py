@@ -1,0 +1,67 @@
+"""What the study prints and writes, and which of its bars are missed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bench.report import table
+from bench.study.analysis import Row, winner
+from bench.study.design import ARMS, CENTRE, Cell
+
+__all__ = ["DEFAULT", "missed", "row_facts", "show"]
+
+GAP_BAR = 0.03
+"""Of the default to its reference, in the centre."""
+DEFAULT = "muon | top 230 | rebase"
+"""What presets take."""
+
+
+def show(found: Sequence[Row]) -> None:
+    columns = ["arm", "known as", "test loss", "±", "gap", "H", "arrives", "steps", "bit", "clock", "tuned"]
+    table(columns, [cells(row) for row in found])
+
+
+def cells(row: Row) -> list[str]:
+    one, choice = row.runs[0], row.tuned.choice
+    rates = f"{choice.learning_rate:.4f}/{choice.muon_learning_rate:.4f}"
+    outer = f" {choice.steady_rate:.2f}@{choice.momentum:g}" if one.inner_steps else ""
+    return [
+        row.arm,
+        ARMS[row.arm].published or "–",
+        f"{row.loss:.4f}",
+        f"{row.half_width:.4f}",
+        "–" if row.gap is None else f"{row.gap:+.2%}",
+        str(one.inner_steps or "–"),
+        str(one.arrival_step) if one.inner_steps else "–",
+        f"{one.steps:,}",
+        f"{one.bits:.4f}",
+        f"{one.seconds:,.0f}",
+        rates + outer + (" (edge)" if row.tuned.at_edge else ""),
+    ]
+
+
+def row_facts(row: Row) -> dict[str, Any]:
+    return {
+        "arm": row.arm,
+        "published": ARMS[row.arm].published,
+        "loss": row.loss,
+        "half_width": row.half_width,
+        "gap": row.gap,
+        "tuned": asdict(row.tuned),
+        "runs": [asdict(run) for run in row.runs],
+    }
+
+
+def missed(by_cell: Mapping[Cell, Sequence[Row]], arms: int) -> list[str]:
+    """Bars of the study that do not hold, or are not known: `arms` of a cell have to be finished."""
+    sentences = []
+    centre = next((row for row in by_cell.get(CENTRE, ()) if row.arm == DEFAULT), None)
+    if centre is None or centre.gap is None:
+        sentences.append(f"{CENTRE.name}: the gap of {DEFAULT} is not known yet")
+    elif centre.gap > GAP_BAR:
+        sentences.append(f"{CENTRE.name}: {DEFAULT} is {centre.gap:.2%} over its reference, more than {GAP_BAR:.0%}")
+    whole = [found for found in by_cell.values() if len(found) == arms]
+    won = sum(first is not None and first.arm == DEFAULT for first in map(winner, whole))
+    if 2 * won <= len(whole) or not whole:
+        sentences.append(f"{DEFAULT} is first in {won} of {len(whole)} finished cells, not in most")
+    return sentences

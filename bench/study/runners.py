@@ -1,0 +1,84 @@
+"""How an arm trains: the lab with rounds, or an exchange of gradients in every step; measured on two held-out sets."""
+
+from typing import Any
+
+from torch import Tensor
+
+from bench.baselines import AllReduce
+from bench.lab import Lab
+from bench.study.design import HALF, Trial
+from dilocox.node.training.data import Dataset
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.tensors import parameter_count
+
+__all__ = ["halves", "run_reference", "run_rounds"]
+
+Batch = tuple[Tensor, Tensor]
+POINTS = 12
+"""At which the loss is measured, about."""
+
+
+def halves(dataset: Dataset, size: int) -> tuple[Batch, Batch]:
+    """(tuning, test): the held-out samples lie in the order of the text, so at most one document is in both."""
+    inputs, targets = dataset.evaluation()
+    return (inputs[:size], targets[:size]), (inputs[-size:], targets[-size:])
+
+
+def both(trainer: Trainer, dataset: Dataset) -> tuple[float, float]:
+    """Losses of the live parameters, (tuning, test)."""
+    tuning, test = halves(dataset, HALF)
+    return trainer.evaluate(*tuning), trainer.evaluate(*test)
+
+
+class Measured(Lab):
+    """Its points hold the loss on the test set; `tuning` that of the last on the other one."""
+
+    tuning = float("inf")
+
+    def evaluate(self) -> float:
+        trainer = self.trainers[0]
+        with trainer.weights(trainer.committed):
+            self.tuning, test = both(trainer, self.dataset)
+        return test
+
+
+class MeasuredReference(AllReduce):
+    tuning = float("inf")
+
+    def evaluate(self) -> float:
+        self.tuning, test = both(self.trainer, self.dataset)
+        return test
+
+
+def run_rounds(trial: Trial) -> dict[str, Any]:
+    rounds = trial.run.rounds
+    lab = Measured(
+        trial.run,
+        trial.cell.clusters,
+        site=trial.site,
+        evaluate_every=max(1, rounds.count // POINTS),
+        data=trial.text.folder,
+    ).rounds()
+    return _found(lab, trial, rounds.inner_steps, trial.clock.arrival_step)
+
+
+def run_reference(trial: Trial) -> dict[str, Any]:
+    every = max(1, trial.cell.steps // POINTS)
+    reference = MeasuredReference(trial.run, trial.cell.clusters, every, data=trial.text.folder).train()
+    return _found(reference, trial, 0, 0)
+
+
+def _found(trained: Measured | MeasuredReference, trial: Trial, inner_steps: int, arrival_step: int) -> dict[str, Any]:
+    points, last = trained.points, trained.points[-1]
+    steps = trial.run.training.total_steps
+    return {
+        "tuning": trained.tuning,
+        "test": last.loss,
+        "steps": steps,
+        "seconds": last.seconds or float(steps),
+        "bits": 8 * last.wire_bytes / parameter_count(trial.run.model) / steps,
+        "inner_steps": inner_steps,
+        "arrival_step": arrival_step,
+        "error": last.error,
+        "curve": [{"seconds": p.seconds or float(p.steps), "tokens": p.tokens, "test": p.loss} for p in points],
+    }

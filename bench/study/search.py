@@ -1,0 +1,93 @@
+"""How an arm is tuned in a cell, from what was run so far: which trials come next. Nothing is run here."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from bench.study.design import ARMS, EDGE, SEEDS, TRIALS, Cell, Choice, Trial, drawn
+from bench.study.trial import Found
+from bench.texts import Text
+
+__all__ = ["MOST_EDGES", "Budget", "Tuned", "next_trials", "tuned"]
+
+MOST_EDGES = 8
+"""Further draws of a reference, at most."""
+RATES = {"adamw": ("learning_rate",), "muon": ("learning_rate", "muon_learning_rate")}
+
+Known = Callable[[Trial], Found | None]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Equal for all arms."""
+
+    trials: int = TRIALS
+    seeds: int = SEEDS
+
+
+@dataclass(frozen=True)
+class Tuned:
+    choice: Choice
+    tuning: float
+    """Its loss on the tuning set, in the short run."""
+    tried: int
+    at_edge: bool
+    """Whether a rate of it is the largest or smallest that was tried: then a better one may lie beyond."""
+
+
+def shorts(cell: Cell, arm: str, text: Text, choices: Sequence[Choice]) -> list[Trial]:
+    return [Trial(cell.shorter(), arm, choice, 0, text) for choice in choices]
+
+
+def next_trials(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[Trial]:
+    """Those that can be run now: draws, then a reference's further ones, then the best with every seed. None: it is finished."""
+    trials = shorts(cell, arm, text, [drawn(index) for index in range(budget.trials)])
+    if missing := [trial for trial in trials if known(trial) is None]:
+        return missing
+    further = _further(cell, arm, text, budget, known)
+    if missing := [trial for trial in further if known(trial) is None]:
+        return missing
+    best = tuned(cell, arm, text, budget, known)
+    finals = [Trial(cell, arm, best.choice, seed, text) for seed in range(budget.seeds)]
+    return [trial for trial in finals if known(trial) is None]
+
+
+def tuned(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> Tuned:
+    """The best of what was tried: all of it was run."""
+    trials = shorts(cell, arm, text, [drawn(index) for index in range(budget.trials)])
+    trials += _further(cell, arm, text, budget, known)
+    losses = [_loss(known(trial)) for trial in trials]
+    best = min(range(len(trials)), key=lambda index: losses[index])
+    edge = _beyond(arm, [trial.choice for trial in trials], trials[best].choice) is not None
+    return Tuned(trials[best].choice, losses[best], len(trials), edge)
+
+
+def _loss(result: Found | None) -> float:
+    return result.tuning if result is not None else float("inf")
+
+
+def _further(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[Trial]:
+    """A reference's draws beyond its edge, up to the first that was not run yet."""
+    if not ARMS[arm].is_reference:
+        return []
+    first = shorts(cell, arm, text, [drawn(index) for index in range(budget.trials)])
+    further: list[Trial] = []
+    while len(further) < MOST_EDGES:
+        tried = [*first, *further]
+        if any(known(trial) is None for trial in tried):
+            break
+        best = min(tried, key=lambda trial: _loss(known(trial)))
+        beyond = _beyond(arm, [trial.choice for trial in tried], best.choice)
+        if beyond is None:
+            break
+        further += shorts(cell, arm, text, [beyond])
+    return further
+
+
+def _beyond(arm: str, tried: Sequence[Choice], best: Choice) -> Choice | None:
+    """With the first rate moved on that is the largest or smallest that was tried."""
+    for rate in RATES[ARMS[arm].inner]:
+        values = [getattr(choice, rate) for choice in tried]
+        value = getattr(best, rate)
+        if value in (max(values), min(values)):
+            return replace(best, **{rate: value * (EDGE if value == max(values) else 1 / EDGE)})
+    return None
