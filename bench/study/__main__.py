@@ -5,6 +5,7 @@ goes on where it was. `--minutes` bounds one call. `--check` exits with 1 where 
 """
 
 import argparse
+import itertools
 import os
 import time
 from collections.abc import Sequence
@@ -33,8 +34,8 @@ class Plan:
     def rows(self, cell: Cell) -> list[Row]:
         return rows(cell, self.arms, self.text, self.budget, found)
 
-    def next_trials(self, cell: Cell) -> list[Trial]:
-        return [trial for arm in self.arms for trial in next_trials(cell, arm, self.text, self.budget, found)]
+    def next_trials(self, cell: Cell, arm: str) -> list[Trial]:
+        return next_trials(cell, arm, self.text, self.budget, found)
 
 
 def quick(text: Text) -> Plan:
@@ -77,9 +78,9 @@ def chosen_arms(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 
 def run(plan: Plan, processes: int, until: float) -> None:
-    """Cells one after the other; all arms of one at once: first what they are tuned by, then the runs that are reported."""
-    for cell in plan.cells:
-        while time.monotonic() < until and (trials := plan.next_trials(cell)):
+    """Arm after arm in cell after cell: first what it is tuned by, then the runs that are reported."""
+    for cell, arm in itertools.product(plan.cells, plan.arms):
+        while time.monotonic() < until and (trials := plan.next_trials(cell, arm)):
             for count, trial in enumerate(run_all(trials, processes, until), 1):
                 say(trial, count, len(trials))
 

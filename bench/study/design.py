@@ -204,7 +204,7 @@ class Trial:
     def key(self) -> str:
         """What a later version of the product has beside, with defaults, does not change it."""
         run = self.run.model_dump(mode="json", exclude_defaults=True)
-        site = [self.site.line.up, self.site.fixed_seconds]
+        site = [] if self.definition.is_reference else [self.site.line.up, self.site.fixed_seconds]
         said = [self.definition.is_reference, self.cell.clusters, HALF, site, run]
         return sha256(json.dumps(said, sort_keys=True).encode()).hex()[:24]
 

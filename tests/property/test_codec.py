@@ -108,7 +108,7 @@ def test_an_apply_measures_the_effective_rank_of_the_mean():
 
     state = applied(codec="lowrank-int4", rank=12, adapt="effective-rank")
     ranks = []
-    for (spec, theta), layout in zip(state.views(state.committed[0]), state.layout().tensors, strict=True):
+    for (_, theta), layout in zip(state.views(state.committed[0]), state.layout().tensors, strict=True):
         if layout.form == wire.Form.LOWRANK:
             shares = torch.linalg.svdvals(theta.double()).square()
             shares = shares / shares.sum()

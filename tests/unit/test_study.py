@@ -1,0 +1,157 @@
+"""The registered comparison: equal times, bytes and trials for every arm; the choice sees one held-out set, the report another."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from bench.study.analysis import interval, rows, winner
+from bench.study.design import ARMS, CELLS, CENTRE, REFERENCES, Cell, Choice, Trial, drawn
+from bench.study.report import DEFAULT, missed
+from bench.study.search import MOST_EDGES, Budget, next_trials, tuned
+from bench.study.trial import Found
+from bench.texts import stdlib
+from dilocox.node.plan import PAPER_RATIO
+from dilocox.protocol.tensors import parameter_count
+
+MUON = REFERENCES["muon"]
+OURS = "muon | int2 | rebase"
+CELL = Cell("small", 4, 1200, 0.016)
+BUDGET = Budget(4, 3)
+
+
+def trial(arm: str, cell: Cell = CELL, seed: int = 0) -> Trial:
+    return Trial(cell, arm, drawn(0), seed, stdlib())
+
+
+def found_of(tuning: float, test: float = 2.0) -> Found:
+    return Found(tuning, test, 100, 100.0, 0.01, 10, 5, 0.5, [], 1.0)
+
+
+class Runs:
+    """What was run: every trial at once, as `loss` says."""
+
+    def __init__(self, loss) -> None:
+        self.loss, self.done = loss, dict[str, Found]()
+
+    def known(self, asked: Trial) -> Found | None:
+        return self.done.get(asked.key)
+
+    def run(self, cell: Cell, arm: str) -> list[Trial]:
+        ran = []
+        while missing := next_trials(cell, arm, stdlib(), BUDGET, self.known):
+            for each in missing:
+                self.done[each.key] = self.loss(each)
+            ran += missing
+        return ran
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_every_arm_has_the_time_of_its_cell_and_no_more_bytes(cell: Cell):
+    for one in (trial(name, cell) for name, arm in ARMS.items() if not arm.is_reference):
+        clock, rounds = one.clock, one.run.rounds
+        assert abs(rounds.count * clock.round.seconds - cell.steps) <= clock.round.seconds / 2 or rounds.count == 1
+        sent = 8 * clock.method.payload_bytes / parameter_count(one.run.model) / clock.round.steps
+        assert sent <= cell.bits or rounds.inner_steps == cell.steps // 2, "a codec that is too large has two rounds"
+        assert one.run.training.total_steps == rounds.count * clock.round.steps
+
+
+def test_a_reference_is_the_same_whatever_a_line_allows():
+    assert trial(MUON).key == trial(MUON, replace(CELL, bits=0.04)).key
+
+
+def test_the_site_has_the_proportions_of_the_published_run():
+    site, published = trial(OURS).site, trial("adamw | low rank | delayed")
+    exchange = published.clock.exchange_seconds / published.run.rounds.inner_steps
+    assert exchange == pytest.approx(PAPER_RATIO, rel=0.01)
+    assert site == published.site, "everybody's"
+
+
+def test_draws_are_the_same_for_every_arm_and_momentum_comes_at_a_matched_rate():
+    assert drawn(3) == drawn(3) != drawn(4)
+    assert {trial(arm).choice for arm in ARMS} == {drawn(0)}
+    for momentum in (0.0, 0.8):
+        outer = Choice(1e-3, 0.02, 1.2, momentum).settings()["outer"]
+        assert outer["learning_rate"] / (1 - outer["momentum"]) == pytest.approx(1.2)
+
+
+def test_a_key_says_all_that_a_result_depends_on():
+    one = trial(OURS)
+    others = [replace(one, seed=1), replace(one, choice=drawn(1)), replace(one, arm="muon | int4 | rebase")]
+    others += [replace(one, cell=replace(CELL, **change)) for change in ({"clusters": 8}, {"bits": 0.04}, {"size": "large"})]
+    assert len({each.key for each in [one, *others]}) == 7
+    assert replace(one).key == one.key
+
+
+def test_an_arm_is_tuned_by_equally_many_short_runs_and_reported_by_others():
+    for arm in (OURS, "adamw | int4 | none"):
+        runs = Runs(lambda each: found_of(abs(each.choice.learning_rate - drawn(2).learning_rate)))
+        ran = runs.run(CELL, arm)
+        short, long = ran[: BUDGET.trials], ran[BUDGET.trials :]
+        assert {each.cell for each in short} == {CELL.shorter()}
+        assert [(each.cell, each.seed, each.choice) for each in long] == [(CELL, seed, drawn(2)) for seed in range(3)]
+
+
+def test_the_choice_does_not_see_the_test_set():
+    better = Runs(lambda each: found_of(1.0 if each.choice == drawn(1) else 2.0, test=9.0 if each.choice == drawn(1) else 0.0))
+    better.run(CELL, OURS)
+    assert tuned(CELL, OURS, stdlib(), BUDGET, better.known).choice == drawn(1)
+
+
+def test_a_reference_is_tuned_until_its_best_lies_inside_what_was_tried():
+    def bowl(each: Trial) -> Found:
+        off = math.log(each.choice.learning_rate / 0.05) ** 2 + math.log(each.choice.muon_learning_rate / 0.03) ** 2
+        return found_of(1 + off)
+
+    runs = Runs(bowl)
+    ran = runs.run(CELL, MUON)
+    best = tuned(CELL, MUON, stdlib(), BUDGET, runs.known)
+    assert best.tried > BUDGET.trials
+    assert not best.at_edge
+    assert len(ran) == best.tried + BUDGET.seeds
+    assert max(drawn(index).learning_rate for index in range(BUDGET.trials)) < best.choice.learning_rate < 0.1
+
+    endless = Runs(lambda each: found_of(-each.choice.learning_rate))
+    endless.run(CELL, MUON)
+    assert tuned(CELL, MUON, stdlib(), BUDGET, endless.known).at_edge, "it says so"
+    assert tuned(CELL, MUON, stdlib(), BUDGET, endless.known).tried == BUDGET.trials + MOST_EDGES
+
+    others = Runs(lambda each: found_of(-each.choice.learning_rate))
+    assert len(others.run(CELL, OURS)) == BUDGET.trials + BUDGET.seeds, "only a reference has more"
+
+
+def test_a_run_that_diverged_is_never_the_best():
+    runs = Runs(lambda each: found_of(1e3 if each.choice == drawn(0) else 2.0))
+    runs.run(CELL, OURS)
+    assert tuned(CELL, OURS, stdlib(), BUDGET, runs.known).choice != drawn(0)
+
+
+def test_intervals_are_student_s():
+    assert interval([1.0, 2.0, 3.0]) == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
+    assert interval([1.0]) == math.inf
+
+
+def of_losses(losses: dict[str, float]) -> Runs:
+    runs = Runs(lambda each: found_of(1.0, losses[each.arm] + 0.001 * each.seed))
+    for arm in losses:
+        runs.run(CENTRE, arm)
+    return runs
+
+
+def test_gaps_are_to_the_reference_with_the_same_inner_optimizer():
+    losses = {MUON: 1.0, "AllReduce": 2.0, OURS: 1.1, "adamw | int2 | none": 2.5}
+    runs = of_losses(losses)
+    of_cell = rows(CENTRE, [*losses, DEFAULT], stdlib(), BUDGET, runs.known)
+    gaps = {row.arm: row.gap for row in of_cell}
+    assert gaps[OURS] == pytest.approx(0.1, rel=0.01)
+    assert gaps["adamw | int2 | none"] == pytest.approx(0.25, rel=0.01)
+    assert (first := winner(of_cell)) is not None
+    assert first.arm == OURS, "a reference wins nothing"
+
+
+@pytest.mark.parametrize(("ours", "rival", "count"), [(1.02, 1.1, 0), (1.04, 1.1, 1), (1.02, 1.01, 1), (1.2, 1.1, 2)])
+def test_bars(ours: float, rival: float, count: int):
+    losses = {MUON: 1.0, DEFAULT: ours, "muon | int4 | none": rival}
+    by_cell = {CENTRE: rows(CENTRE, list(losses), stdlib(), BUDGET, of_losses(losses).known)}
+    assert len(missed(by_cell, len(losses))) == count
+    assert len(missed({CENTRE: []}, len(losses))) == 2, "what is not known is not met"
