@@ -57,9 +57,9 @@ class Found:
         return cls(**{**said, "curve": [Point(**point) for point in said["curve"]]})
 
 
-def found(trial: Trial) -> Found | None:
+def found(trial: Trial, folder: Path = RUNS) -> Found | None:
     """What came of it, where it was run."""
-    path = RUNS / f"{trial.key}.json"
+    path = folder / f"{trial.key}.json"
     if path.exists():
         return Found.of(json.loads(path.read_text())["found"])
     said = kept().get(trial.key)
@@ -72,24 +72,24 @@ def kept() -> dict[str, Any]:
     return known
 
 
-def run_all(trials: Iterable[Trial], processes: int, until: float) -> Iterator[Trial]:
+def run_all(trials: Iterable[Trial], processes: int, until: float, folder: Path = RUNS) -> Iterator[Trial]:
     """Those that were not run yet, as they finish; none is begun after `until`, by the monotonic clock."""
-    waiting = {trial.key: trial for trial in trials if found(trial) is None}
+    waiting = {trial.key: trial for trial in trials if found(trial, folder) is None}
     if not waiting or time.monotonic() >= until:
         return
     with get_context("spawn").Pool(processes) as pool:
-        for done in pool.imap_unordered(_run_before, [(trial, until) for trial in waiting.values()]):
+        for done in pool.imap_unordered(_run_before, [(trial, until, folder) for trial in waiting.values()]):
             if done is not None:
                 yield done
 
 
-def _run_before(job: tuple[Trial, float]) -> Trial | None:
-    trial, until = job
+def _run_before(job: tuple[Trial, float, Path]) -> Trial | None:
+    trial, until, folder = job
     if time.monotonic() >= until:
         return None
     result = {**trial.facts(), "found": asdict(train(trial))}
-    RUNS.mkdir(parents=True, exist_ok=True)
-    write_atomically(RUNS / f"{trial.key}.json", json.dumps(result).encode())
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / f"{trial.key}.json", json.dumps(result).encode())
     return trial
 
 

@@ -1,10 +1,14 @@
 """The convergence bench: every kind of arm really trains, counts the bytes it sends, and sees the same tokens."""
 
+import math
+
 import pytest
 
 from bench import convergence, unequal
 from bench.arms import ARMS, CLUSTERS, Arm
 from bench.convergence import Job
+from bench.study.design import Cell, Trial, drawn
+from bench.study.trial import found, run_all
 from bench.texts import stdlib
 from dilocox.node.plan import PAPER_RATIO
 
@@ -36,6 +40,30 @@ def test_an_arm_runs_and_its_result_is_kept(runs, name: str):
         arm.runner, (0.3 * rounds, 1.0 * rounds)
     )
     assert low <= bits <= high
+
+
+@pytest.mark.parametrize(
+    "name", ["AllReduce, Muon", "muon | int2 | rebase", "adamw | low rank | none"]
+)
+def test_a_run_of_the_study_is_measured_on_two_sets_and_kept(tmp_path, name: str):
+    trial = Trial(Cell("small", 2, 24, 0.2), name, drawn(0), 1, stdlib())
+    assert found(trial, tmp_path) is None
+    [ran] = run_all([trial], 1, math.inf, tmp_path)
+    result = found(trial, tmp_path)
+    assert result is not None
+    assert ran == trial
+    assert 2.0 < result.test < 6.0
+    assert 2.0 < result.tuning < 6.0
+    assert result.tuning != result.test, "two texts"
+    assert [point.test for point in result.curve][-1] == result.test
+    assert 8 <= result.steps <= 28
+    if trial.definition.is_reference:
+        assert (result.bits, result.seconds, result.steps) == (32, 24, 24)
+    else:
+        assert result.bits <= 0.21
+        assert result.seconds > result.steps - 1, "steps take a second, and the last commit comes after them"
+        assert result.curve[-1].tokens == result.steps * 2 * trial.run.tokens_per_step
+    assert list(run_all([trial], 1, math.inf, tmp_path)) == [], "it is kept"
 
 
 def test_every_arm_has_equally_many_choices_and_a_valid_manifest():
