@@ -9,6 +9,7 @@ from typing import Any
 from bench.arms import ARMS, HORIZON, RANK
 from bench.convergence import choice_text
 from bench.report import RESULTS
+from bench.study.trial import KEPT, RUNS, kept
 from dilocox.node.plan import PUBLISHED, paper_rows
 
 __all__ = ["main"]
@@ -23,8 +24,9 @@ TEXT = DOCS / "results-notes.md"
 
 
 def load(name: str) -> dict[str, Any] | None:
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    """What the bench wrote on this machine, or else what the page has of it already."""
+    path = next((path for folder in (RESULTS, FOLDER) if (path := folder / f"{name}.json").exists()), None)
+    return json.loads(path.read_text()) if path is not None else None
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
@@ -78,20 +80,22 @@ def convergence(result: dict[str, Any], command: str, pictures: bool) -> str:
 
 
 def adaptive(result: dict[str, Any]) -> str:
-    rows = [
-        [
-            name,
-            str(row["round"]),
-            str(row["keep"]),
-            f"{row['error']:.3f}",
-            f"{row['loss']:.4f}",
-            f"{row['bits_per_parameter']:.1f}",
-        ]
-        for name, series in result["results"].items()
-        for row in series
+    values = result["results"]
+    columns = [
+        "rule",
+        "loss",
+        "spread",
+        "bits/parameter and step",
+        "rank or k",
+        "H",
+        "fixed",
+        "its bits",
+        "its rank or k",
+        "rule",
     ]
-    columns = ["rule", "round", "rank or k", "relative error", "loss", "bits/parameter so far"]
-    return f"`python -m bench.adaptive` ({machine(result)})\n\n{markdown(columns, rows)}\n"
+    facts = f"{values['steps']} inner steps, {values['seeds']} seeds, synchronous, AdamW"
+    rows = [adaptive_row(row) for row in values["rows"]]
+    return f"`python -m bench.adaptive` ({machine(result)}; {facts})\n\n{markdown(columns, rows)}\n"
 
 
 def distortion(result: dict[str, Any]) -> str:
@@ -112,6 +116,50 @@ def unequal(result: dict[str, Any]) -> str:
     return f"`python -m bench.unequal` ({machine(result)}; {facts})\n\n{markdown(columns, rows)}\n"
 
 
+def study(result: dict[str, Any]) -> str:
+    values = result["results"]
+    sets = ", ".join(f"{name} {digest[:16]}…" for name, digest in values["sets"].items())
+    budget = f"{values['budget']['trials']} draws for each arm, {values['budget']['seeds']} seeds"
+    text = f"`python -m bench.study` ({machine(result)}; text {values['text']['name']}; {budget}; {sets})\n"
+    columns = ["arm", "known as", "test loss", "± 95%", "gap", "H", "arrives at", "steps", "bit", "tuned"]
+    for cell in values["cells"]:
+        if cell["rows"]:
+            text += f"\n**{cell['name']}**\n\n{markdown(columns, [study_row(row) for row in cell['rows']])}\n"
+    return text
+
+
+def study_row(row: dict[str, Any]) -> list[str]:
+    one, choice = row["runs"][0], row["tuned"]["choice"]
+    outer = f", outer {choice['steady_rate']:.2f} at momentum {choice['momentum']:g}" if one["inner_steps"] else ""
+    return [
+        row["arm"].replace("|", "·"),
+        row["published"] or "–",
+        f"{row['loss']:.4f}",
+        f"{row['half_width']:.4f}",
+        "–" if row["gap"] is None else f"{row['gap']:+.1%}",
+        str(one["inner_steps"] or "–"),
+        str(one["arrival_step"]) if one["inner_steps"] else "–",
+        f"{one['steps']:,}",
+        f"{one['bits']:.4f}",
+        f"{choice['learning_rate']:.4f} / {choice['muon_learning_rate']:.3f}{outer}",
+    ]
+
+
+def adaptive_row(row: dict[str, Any]) -> list[str]:
+    return [
+        row["rule"],
+        f"{row['rule_loss']:.4f}",
+        f"{row['rule_spread']:.4f}",
+        f"{row['rule_bits']:.4f}",
+        str(row["rule_keep"]),
+        f"{row['rule_inner_steps']:.1f}",
+        f"{row['fixed_loss']:.4f}",
+        f"{row['fixed_bits']:.4f}",
+        str(row["fixed_keep"]),
+        f"{row['rule_loss'] - row['fixed_loss']:+.4f}",
+    ]
+
+
 def tabled(result: dict[str, Any], command: str) -> str:
     """Of a bench that keeps its own table."""
     values = result["results"]
@@ -127,10 +175,20 @@ def plan() -> str:
     return PLAN + markdown(["107B, 1 Gbps", "published tokens/s", "modelled", "difference"], rows) + "\n"
 
 
+def keep_trials() -> None:
+    """Every run of the study beside its tables: whoever calls it next goes on from them."""
+    known = kept() | {path.stem: json.loads(path.read_text()) for path in RUNS.glob("*.json")}
+    if known:
+        KEPT.write_text(
+            json.dumps(dict(sorted(known.items())), indent=None, separators=(",", ":")).replace('},"', '},\n"') + "\n"
+        )
+
+
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     parts = [TEXT.read_text().rstrip() + "\n"]
     sections: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
+        ("The registered comparison", "study", study),
         ("The arms", "convergence", lambda r: convergence(r, "python -m bench.convergence", True)),
         (
             "The arms on WikiText",
@@ -151,6 +209,7 @@ def main() -> None:
                     arm.pop("curves", None)
             parts.append(f"## {title}\n\n{render(result)}")
             (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    keep_trials()
     parts.append(f"## The cost model against the published rows\n\n{plan()}")
     pictures = [RESULTS / f"convergence-{axis}.png" for axis in ("tokens", "wire-bytes")]
     for picture in (*pictures, *RESULTS.glob("reproduce.png")):

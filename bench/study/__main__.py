@@ -1,7 +1,7 @@
 """`python -m bench.study`: the registered comparison of algorithms (bench/study/design.py says what is compared and how).
 
-Every finished run is kept, here and, once `python -m bench.docs` has written it, in docs/results/study.json: whoever calls again
-goes on where it was. `--minutes` bounds one call. `--check` exits with 1 where a bar is missed, or is not known yet.
+Every finished run is kept, here and, once `python -m bench.docs` has written it, in docs/results/study-runs.json: whoever calls
+again goes on where it was. `--minutes` bounds one call. `--check` exits with 1 where a bar is missed, or is not known yet.
 """
 
 import argparse
@@ -99,7 +99,10 @@ def report(plan: Plan, by_cell: dict[Cell, list[Row]], suffix: str) -> None:
         if of_cell:
             show(of_cell)
     sets = digests(Trial(plan.cells[0], plan.arms[0], drawn(0), 0, plan.text))
-    cells = [{"cell": asdict(cell), "rows": [row_facts(row) for row in of_cell]} for cell, of_cell in by_cell.items()]
+    cells = [
+        {"name": cell.name, "cell": asdict(cell), "rows": [row_facts(row) for row in of_cell]}
+        for cell, of_cell in by_cell.items()
+    ]
     write("study" + suffix, {"text": plan.text.settings, "sets": sets, "budget": asdict(plan.budget), "cells": cells})
 
 

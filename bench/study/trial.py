@@ -17,8 +17,8 @@ from dilocox.transport.files import write_atomically
 __all__ = ["Found", "Point", "digests", "found", "run_all"]
 
 RUNS = RESULTS / "study"
-KEPT = Path(__file__).parents[2] / "docs" / "results" / "study.json"
-"""What was run before, by others too."""
+KEPT = Path(__file__).parents[2] / "docs" / "results" / "study-runs.json"
+"""What was run before, by others too: `python -m bench.docs` writes it."""
 
 DIVERGED = 1e3
 """Nats: of a model that gives no numbers any more."""
@@ -68,7 +68,7 @@ def found(trial: Trial, folder: Path = RUNS) -> Found | None:
 
 @cache
 def kept() -> dict[str, Any]:
-    known: dict[str, Any] = json.loads(KEPT.read_text())["trials"] if KEPT.exists() else {}
+    known: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     return known
 
 
