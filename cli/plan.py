@@ -46,7 +46,7 @@ def plan(
     paper: Annotated[bool, typer.Option("--paper", help="The published 107B rows beside this model's.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Bytes, utilisation, arrival step and tokens per second for each codec and H; which overlap reaches a loss sooner."""
+    """What a site should take, and what it would make of each codec and H: bytes, arrival step, utilisation, tokens per second."""
     if paper:
         _print_paper(as_json)
         return
@@ -63,14 +63,29 @@ def plan(
         boxes,
         fixed_seconds,
     )
-    rows = [_row(site, method) for method in _methods(manifest, _steps(inner_steps), encode_seconds, apply_seconds)]
+    _check_memory(cluster, device)
+    choices = _codecs(manifest)
+    advice = model.advise(site, [(name, codec, size) for name, codec, size in choices if codec in model.GAPS])
+    methods = _methods(manifest, choices, _steps(inner_steps), encode_seconds, apply_seconds)
+    rows = [_row(site, method) for method in methods]
     rows.append({**_facts(ring(site)), "parameters": site.parameters, "overlap": "none"})
     assumptions = _assumptions(site, cluster, device if step_seconds is None else "")
     if as_json:
-        print_json({"site": asdict(site), "cluster": asdict(cluster), "rows": rows, "assumptions": assumptions})
+        advised = {
+            **_facts(advice.estimate),
+            "overlap": advice.overlap,
+            "bits": advice.bits,
+            "gap": advice.gap,
+            "binds": advice.binds,
+        }
+        print_json(
+            {"site": asdict(site), "cluster": asdict(cluster), "advice": advised, "rows": rows, "assumptions": assumptions}
+        )
         return
     columns = ["codec", "H", "bytes", "bit/param", "line s", "arrives at step", "steps", "utilisation", "tokens/s", "overlap"]
     print_table(columns, [_cells(row) for row in rows])
+    for line in _advised(advice):
+        console.print(line, highlight=False, soft_wrap=True)
     for line in assumptions:
         console.print(line, style="dim", highlight=False, soft_wrap=True)
 
@@ -106,16 +121,45 @@ def _steps(text: str) -> list[int]:
     return steps
 
 
-def _methods(manifest: Manifest, steps: list[int], encode_seconds: float, apply_seconds: float) -> list[Method]:
+def _check_memory(cluster: Inside, device: str) -> None:
+    """Where the kind of the devices is known."""
+    has = model.DEVICE_BYTES.get(device.lower())
+    if has is not None and cluster.device_bytes > has:
+        what = f"a worker would hold {_gigabytes(cluster.device_bytes)} on its device, and a {device} has {_gigabytes(has)}"
+        fail(what, Exit.USAGE, "more devices (--devices, --boxes) hold less each; training.checkpoint_activations holds less")
+
+
+def _advised(advice: model.Advice) -> list[str]:
+    found = advice.estimate
+    return [
+        f"take {found.method.name}, H = {found.method.inner_steps:,}, overlap {advice.overlap}: {advice.bits:.4f} bit for each"
+        f" parameter and inner step, {found.tokens_per_second:,.1f} tokens/s at {found.utilisation:.1%}",
+        f"its rounds are this long because of {advice.binds}",
+        f"what that may cost: {advice.gap:+.1%} of loss over AllReduce with the same inner optimizer, as a small model paid it"
+        " (docs/results.md): it ranks codecs, and is no forecast",
+    ]
+
+
+def _codecs(manifest: Manifest) -> list[tuple[str, str, float]]:
+    """(name, codec, payload bytes)"""
     rank = manifest.compression.rank or max(1, manifest.model.hidden_size // 8)
     choices = [("fp16", Compression(codec="fp16")), (f"lowrank-int4 {rank}", Compression(rank=rank))]
     choices += [("int4", Compression(codec="int4", entropy_coding=True)), ("int2", Compression(codec="int2"))]
     shares = sorted({*SPARSE_SHARES, manifest.compression.k or SPARSE_SHARES[0]})
     choices += [(f"topk-int2 {k}", Compression(codec="topk-int2", k=k, entropy_coding=True)) for k in shares]
     shapes = [[spec.shape for spec in stage_tensors(manifest.model, stage)] for stage in range(manifest.model.stages)]
+    return [(name, compression.codec, payload_bytes(layouts_of(shapes, compression))) for name, compression in choices]
+
+
+def _methods(
+    manifest: Manifest,
+    codecs: list[tuple[str, str, float]],
+    steps: list[int],
+    encode_seconds: float,
+    apply_seconds: float,
+) -> list[Method]:
     methods = []
-    for name, compression in choices:
-        size = payload_bytes(layouts_of(shapes, compression))
+    for name, _, size in codecs:
         for h in steps:
             most = max(h, h * manifest.rounds.max_inner_steps // manifest.rounds.inner_steps)
             methods.append(Method(name, size, h, most, "rebase", encode_seconds, apply_seconds))
@@ -187,7 +231,7 @@ def _assumptions(site: Site, cluster: Inside, device: str) -> list[str]:
     ]
 
 
-def _gigabytes(count: int) -> str:
+def _gigabytes(count: float) -> str:
     return f"{count / 1e9:,.1f} GB"
 
 

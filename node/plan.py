@@ -3,12 +3,13 @@
 Checked against the published 107B rows (arXiv 2506.21263): three of the four make three constants, the fourth is foretold.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from dilocox.node.clock import Estimate, Line, Method, Site, Step, estimate, ring
+from dilocox.node.clock import Estimate, Line, Method, Overlap, Site, Step, estimate, ring
 from dilocox.node.memory import HALF, WIDE, Device, bubble, fullest_device, host_bytes
 from dilocox.node.tiling import Tiling, chunks, tile
 from dilocox.protocol.errors import ConfigError
@@ -17,13 +18,19 @@ from dilocox.protocol.tensors import TensorSpec, stage_tensors, stage_weights
 
 __all__ = [
     "DELAY_COST",
+    "DEVICE_BYTES",
     "EFFICIENCY",
+    "GAPS",
+    "HORIZONS",
     "PAPER",
     "PAPER_RATIO",
     "PEAKS",
     "PUBLISHED",
+    "Advice",
     "Inside",
+    "advise",
     "flops_per_token",
+    "gap_at",
     "inside",
     "like_the_paper",
     "paper_rows",
@@ -37,6 +44,8 @@ lead); measured by bench/convergence.py."""
 
 PEAKS = {"a100": 312e12, "a800": 312e12, "h100": 989e12, "h200": 989e12, "l40s": 362e12, "4090": 165e12, "3090": 71e12}
 """Dense bfloat16 operations per second with float32 sums, by NVIDIA's data sheets."""
+DEVICE_BYTES = {"a100": 80e9, "a800": 80e9, "h100": 80e9, "h200": 141e9, "l40s": 48e9, "4090": 24e9, "3090": 24e9}
+"""Of their memory."""
 EFFICIENCY = 0.4
 """Of the peak, that a transformer's steps reach while nothing is waited for: what well-kept trainers report on such GPUs."""
 
@@ -129,7 +138,7 @@ def step_of(manifest: Manifest, cluster: Inside, peak: float, lan: float, measur
     return Step(measured, activations=activations)
 
 
-def recommend(site: Site, method: Method) -> str:
+def recommend(site: Site, method: Method) -> Overlap:
     """`none` or `rebase`: which reaches a given loss sooner.
 
     Rebase costs DELAY_COST · arrival / H more tokens; waiting costs the time of the exchange.
@@ -139,6 +148,75 @@ def recommend(site: Site, method: Method) -> str:
     late = min(1.0, beside.arrival_step / beside.round.steps)
     rebase = beside.tokens_per_second / (1 + DELAY_COST * late)
     return "rebase" if rebase > waiting.tokens_per_second else "none"
+
+
+GAPS: dict[str, dict[float, float]] = {
+    "int2": {0.016: 0.14},
+    "topk-int2": {0.016: 0.15},
+}
+"""By codec, then by bits for each parameter and inner step: how far a committed model ends above AllReduce's with the same inner
+optimizer, as a share of its loss, where the exchange is hidden (rebase, half the lead). Measured by `python -m bench.study` on a
+model of 0.23M parameters, 4 clusters and 1,200 steps: it ranks codecs and says which way the loss goes, no more."""
+HORIZONS = tuple(sorted({round(10 * 1.25**power) for power in range(22)}))
+"""H that are looked at: 10 to 1,084."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a site should take, and why not something else."""
+
+    estimate: Estimate
+    codec: str
+    overlap: str
+    bits: float
+    """For each parameter and inner step."""
+    gap: float
+    """By GAPS, between and beyond what was measured as straight lines and ends go."""
+    binds: str
+
+
+def advise(site: Site, codecs: Sequence[tuple[str, str, float]]) -> Advice:
+    """Of the codecs whose exchange some rounds hide, each in the shortest that do, the one that costs the least loss by GAPS; where
+    none does, what trains on the most tokens. `codecs`: name, codec and payload bytes of what there is to choose from."""
+    found = [_shortest(site, *each) for each in codecs]
+    hidden = [each for each in found if _hides(each.estimate)]
+    if not hidden:
+        return max(found, key=lambda each: each.estimate.tokens_per_second)
+    return min(hidden, key=lambda each: (each.gap, each.estimate.round.steps))
+
+
+def _hides(found: Estimate) -> bool:
+    """Whether the commit is there before the next phase ends."""
+    return found.arrival_step <= found.method.inner_steps
+
+
+def _shortest(site: Site, name: str, codec: str, size: float) -> Advice:
+    tried = [estimate(site, Method(name, size, h, 4 * h, "rebase")) for h in HORIZONS]
+    chosen = next(filter(_hides, tried), tried[-1])
+    overlap = recommend(site, chosen.method)
+    chosen = estimate(site, replace(chosen.method, overlap=overlap))
+    bits = 8 * size / site.parameters / chosen.round.steps
+    return Advice(chosen, codec, overlap, bits, gap_at(codec, bits), _binds(site, chosen))
+
+
+def gap_at(codec: str, bits: float) -> float:
+    """By GAPS, evenly in the logarithm of the bits; beyond what was measured as at its end."""
+    known = sorted(GAPS[codec].items())
+    for (low, first), (high, second) in pairwise(known):
+        if low <= bits <= high:
+            share = math.log(bits / low) / math.log(high / low)
+            return first + share * (second - first)
+    return known[0][1] if bits < known[0][0] else known[-1][1]
+
+
+def _binds(site: Site, chosen: Estimate) -> str:
+    """What would have to be better for shorter rounds, or faster steps."""
+    if site.step.activations > site.step.working:
+        return "the line between a cluster's boxes: passing activations on takes longer than computing"
+    line, rest, all_of_it = chosen.line_seconds, chosen.exchange_seconds - chosen.line_seconds, chosen.exchange_seconds
+    if line >= rest:
+        return f"the line to the other clusters: {line:,.3g} of the exchange's {all_of_it:,.3g} s"
+    return f"what a round costs whatever its bytes, and the codec: {rest:,.3g} of the exchange's {all_of_it:,.3g} s"
 
 
 # The published 107B run

@@ -42,9 +42,7 @@ def test_an_arm_runs_and_its_result_is_kept(runs, name: str):
     assert low <= bits <= high
 
 
-@pytest.mark.parametrize(
-    "name", ["AllReduce, Muon", "muon | int2 | rebase", "adamw | low rank | none"]
-)
+@pytest.mark.parametrize("name", ["AllReduce, Muon", "muon | int2 | rebase", "adamw | low rank | none"])
 def test_a_run_of_the_study_is_measured_on_two_sets_and_kept(tmp_path, name: str):
     trial = Trial(Cell("small", 2, 24, 0.2), name, drawn(0), 1, stdlib())
     assert found(trial, tmp_path) is None

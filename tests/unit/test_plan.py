@@ -91,6 +91,50 @@ def test_it_recommends_waiting_where_waiting_is_sooner():
     assert plan.recommend(replace(SITE, fixed_seconds=0.01), replace(method, inner_steps=1)) == "none"
 
 
+CODECS = [("dense", "int2", 2.5e8), ("sparse", "topk-int2", 5e7)]
+
+
+def advised(monkeypatch: pytest.MonkeyPatch, site: Site, dense: float = 0.1, sparse: float = 0.2) -> plan.Advice:
+    monkeypatch.setattr(plan, "GAPS", {"int2": {0.01: dense}, "topk-int2": {0.01: sparse}})
+    return plan.advise(site, CODECS)
+
+
+def test_it_advises_the_shortest_rounds_that_hide_the_exchange(monkeypatch: pytest.MonkeyPatch):
+    site = replace(SITE, fixed_seconds=5.0)
+    advice = advised(monkeypatch, site)
+    h = advice.estimate.method.inner_steps
+    assert advice.estimate.method.name == "dense"
+    assert advice.estimate.arrival_step <= h
+    shorter = max(each for each in plan.HORIZONS if each < h)
+    assert estimate(site, replace(advice.estimate.method, inner_steps=shorter)).arrival_step > shorter
+    assert advice.bits == pytest.approx(8 * 2.5e8 / 10**9 / advice.estimate.round.steps)
+
+
+def test_of_hidden_exchanges_it_advises_what_costs_the_least_loss(monkeypatch: pytest.MonkeyPatch):
+    assert advised(monkeypatch, SITE, dense=0.3, sparse=0.2).codec == "topk-int2"
+    assert advised(monkeypatch, SITE, dense=0.1, sparse=0.2).codec == "int2"
+    slow = replace(SITE, line=Line.both_ways(1e6))
+    assert advised(monkeypatch, slow).codec == "topk-int2", "what no rounds hide is not advised, whatever it costs"
+
+
+def test_it_says_what_binds(monkeypatch: pytest.MonkeyPatch):
+    assert "the line to the other clusters" in advised(monkeypatch, SITE).binds
+    assert "whatever its bytes" in advised(monkeypatch, replace(SITE, fixed_seconds=900.0)).binds
+    assert "between a cluster's boxes" in advised(monkeypatch, replace(SITE, step=Step(1.0, activations=9.0))).binds
+
+
+def test_between_what_was_measured_a_gap_goes_evenly_in_the_logarithm(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan, "GAPS", {"int2": {0.01: 0.2, 0.04: 0.1}})
+    found = [plan.gap_at("int2", bits) for bits in (0.001, 0.01, 0.02, 0.04, 1.0)]
+    assert found == pytest.approx([0.2, 0.2, 0.15, 0.1, 0.1])
+
+
+def test_what_does_not_fit_its_devices_is_refused():
+    told = dilocox("--preset", "llama-7b", "--devices", "1", "--boxes", "1", "--device", "3090")
+    assert told.returncode == 2
+    assert "a 3090 has 24.0 GB" in told.stderr
+
+
 def dilocox(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-P", "-m", "dilocox.cli.main", "plan", *arguments], capture_output=True, text=True)
 
