@@ -104,6 +104,7 @@ API: Mapping[str, Callable[[], str]] = {
     "coordinator": lambda: field_rows(fields.COORDINATOR),
     "holder": lambda: field_rows(fields.HOLDER),
     "waiting": lambda: field_rows(fields.WAITING),
+    "stopped": lambda: field_rows(fields.STOPPED),
     "peer": lambda: field_rows(fields.PEER),
     "stage": lambda: field_rows(fields.STAGE),
     "row": lambda: field_rows(fields.ROUND_ROW),

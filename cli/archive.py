@@ -1,6 +1,5 @@
 """`dilocox archive --join LINK --archive URL`: keep what a run needs to begin again when all its peers are gone."""
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from dilocox.cli.common import (
     archive_place,
     read_link,
 )
+from dilocox.cli.loop import live
 from dilocox.cli.options import PeerOptions, grouped
 from dilocox.node.archiver import ArchiveSettings
 from dilocox.node.holder import HolderSettings, run_holder
@@ -67,4 +67,4 @@ def archive(
         join=read_link(join),
         archive=ArchiveSettings(place, plain, every, keep, payloads, parse_folders(data or ())),
     )
-    asyncio.run(run_holder(settings))
+    live(run_holder(settings))

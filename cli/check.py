@@ -82,7 +82,7 @@ def check(
             if seen.manifest is not None:
                 bar.begin("looking at this machine and its data")
                 found += [*of_run(seen.manifest), *of_machine(seen.manifest, here)]
-                found += of_own_data(seen.manifest, here) if role is Role.NODE else ()
+                found += of_own_data(seen.manifest, here, seen.trained) if role is Role.NODE else ()
         say(found, as_json, f"join with: {_command(context, role, f'--join {shlex.quote(run)}')}")
     else:
         path = Path(run)

@@ -9,6 +9,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -28,6 +29,7 @@ from dilocox.transport.archive.storage import open_storage
 from dilocox.transport.chain_file import find_chains
 from dilocox.transport.data_directory import API_KEY
 from dilocox.transport.event_log import find_events
+from dilocox.transport.files import in_order_of_use
 from dilocox.transport.health import base_folder, running_daemon, runs
 from dilocox.views.faults import do_about
 
@@ -69,7 +71,7 @@ ANOTHER_API = "the daemon's log says where its API is; --port and --dht-port are
 # Off a terminal a table keeps its width: somebody greps it.
 # No markup: what is printed holds names that strangers chose.
 console = Console(width=None if sys.stdout.isatty() else 250, markup=False)
-errors = Console(stderr=True, markup=False)
+errors = Console(stderr=True, width=None if sys.stderr.isatty() else 250, markup=False)
 
 HomeOption = Annotated[
     Path | None, typer.Option("--home", help="The daemon's folder (default: node or coordinator in $DILOCOX_HOME, ~/.dilocox).")
@@ -201,6 +203,14 @@ def known_homes(home: Path | None) -> list[Path]:
     ]
 
 
+def kept_homes(home: Path | None) -> list[Path]:
+    """`known_homes`, to read what is kept there: of a testnet's nodes, who all took part in one run, first who was last at work."""
+    found = known_homes(home)
+    chains = {kept[-1]: folder for folder in found if folder.name.startswith("node-") and (kept := find_chains(folder))}
+    newest = iter([chains[path] for path in reversed(in_order_of_use(chains))])
+    return [next(newest) if folder in chains.values() else folder for folder in found]
+
+
 def api_address(home: Path | None) -> str | None:
     """Where an API answers, if that is what was said instead of a folder."""
     said = re.fullmatch(r"(https?):/{1,2}([^/]+)/?", str(home))  # of two slashes a Path keeps one
@@ -214,9 +224,15 @@ def some_daemon(home: Path | None) -> dict[str, Any] | None:
     for folder in known_homes(home):
         if (facts := running_daemon(folder)) is not None:
             if home is None:
-                errors.print(f"reading {folder}", style="dim", highlight=False, soft_wrap=True)
+                _say_once(f"reading {folder}")
             return {**facts, "home": str(folder)}
     return None
+
+
+@cache
+def _say_once(text: str) -> None:
+    """A verb may ask more than once."""
+    errors.print(text, style="dim", highlight=False, soft_wrap=True)
 
 
 def telling_daemon(home: Path | None) -> dict[str, Any] | None:
@@ -238,7 +254,7 @@ def find_daemon(home: Path | None) -> dict[str, Any]:
 
 def find_chain_files(home: Path | None) -> list[Path]:
     """The commit chains in the first of `known_homes` that has one; that of its last run is the last."""
-    for folder in known_homes(home):
+    for folder in kept_homes(home):
         if chains := find_chains(folder):
             if len(chains) > 1:
                 last = chains[-1].parent.name
@@ -252,7 +268,7 @@ def find_chain_files(home: Path | None) -> list[Path]:
 
 def find_event_log(home: Path | None) -> Path:
     """The event log of the last run, in the first of `known_homes` that has one."""
-    for folder in known_homes(home):
+    for folder in kept_homes(home):
         if logs := find_events(folder):
             return logs[-1]
     place = f"under {home or base_folder()}"

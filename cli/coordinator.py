@@ -1,6 +1,5 @@
 """`dilocox coordinator RUN.toml`: serve a run."""
 
-import asyncio
 import logging
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from dilocox.cli.common import (
     DataOption,
     read_run,
 )
+from dilocox.cli.loop import live
 from dilocox.cli.options import DaemonOptions, TraceOptions, grouped
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
@@ -78,7 +78,7 @@ def coordinator(
         notice=daemon.notice(),
         traces=tracing.collector(),
     )
-    asyncio.run(run_coordinator(settings, announce, appraise))
+    live(run_coordinator(settings, announce, appraise))
 
 
 def _look_at(manifest: Manifest) -> None:

@@ -70,6 +70,8 @@ def build_corpus(
     if not re.fullmatch(NAME, name):
         fail(f"{name} is no name", Exit.USAGE, "letters, digits, dots, dashes and underscores, such as wikitext-103")
     folder = to or library(name)
+    if folder.exists() and not folder.is_dir():
+        fail(f"{folder} is a file", Exit.USAGE, "name a folder with --to: a new one, or one that a build made")
     encoder: Encoder | ChatEncoder
     if not chat:
         if sequence_length is not None or chat_template is not None:

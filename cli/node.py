@@ -1,6 +1,5 @@
 """`dilocox node --join LINK`: take part in a run."""
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from dilocox.cli.common import (
     archive_place,
     read_link,
 )
+from dilocox.cli.loop import live
 from dilocox.cli.options import ClusterOptions, MachineOptions, PeerOptions, PrivateOptions, TraceOptions, grouped
 from dilocox.node.boxes.link import ClusterLink, address_on
 from dilocox.node.daemon import run_node
@@ -110,4 +110,4 @@ def node(
         traces=tracing.collector(),
         box_patience=boxes.cluster_patience_seconds,
     )
-    asyncio.run(run_node(settings))
+    live(run_node(settings))

@@ -98,8 +98,8 @@ class DaemonOptions:
         typer.Option(
             metavar="URL|COMMAND",
             callback=validated(parse_notice),
-            help="Tell when not counted, diverged, the disk low, the coordinator away or the run finished: POST JSON to a URL, or "
-            "have a command read it; @FILE holds either.",
+            help="Tell when not counted, nobody counted, diverged, the disk low, the coordinator away or the run finished: POST "
+            "JSON to a URL, or have a command read it; @FILE holds either.",
         ),
     ] = None
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False

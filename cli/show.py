@@ -1,20 +1,17 @@
-"""`dilocox status | peers | stages | rounds`: what the running daemon knows; of rounds and stages also what its folder says."""
+"""`dilocox status | peers | stages | rounds`: what the running daemon knows, or its folder where none runs."""
 
-import json
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dilocox.cli import offline
 from dilocox.cli.common import (
     AskOption,
     JsonOption,
     api_call,
     console,
-    errors,
     fail,
-    find_chain_files,
     number,
     print_json,
     print_labelled,
@@ -25,8 +22,6 @@ from dilocox.cli.exits import Exit
 from dilocox.node.tiling import listed
 from dilocox.protocol import limits
 from dilocox.protocol.ids import is_meant, short
-from dilocox.transport.chain_file import ChainFile
-from dilocox.views import rows as views
 from dilocox.views.answers import uncounted
 from dilocox.views.faults import do_about
 
@@ -44,12 +39,15 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """One screen: reachable, in sync, in this round, counted?"""
-    value = api_call(home, "/v1/status")
+    ended = offline.has_ended(home)
+    value = offline.status(home) if ended else api_call(home, "/v1/status")
     if as_json:
         print_json(value)
     else:
         for label, text in status_rows(value):
             print_labelled(label, text, LABEL_WIDTH)
+    if ended:
+        raise typer.Exit(Exit.NOT_RUNNING)
     if check and (code := verdict(value)):
         raise typer.Exit(code)
 
@@ -67,6 +65,7 @@ def status_rows(value: dict[str, Any]) -> list[tuple[str, str]]:
         "holder": _holder_lines,
         "archive": _archive_lines,
         "waiting": _waiting_lines,
+        "stopped": _stopped_lines,
     }
     return [*lines[value["role"]](value), _well(value["health"])]
 
@@ -78,6 +77,20 @@ def _well(health: dict[str, Any]) -> tuple[str, str]:
 
 def _waiting_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     return [("state", value["why"]), *([("help", value["advice"])] if value["advice"] else [])]
+
+
+def _stopped_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
+    run, counted = value["run"], value["counted"]
+    who = f"   node {short(value['peer'])}" if value["peer"] else ""
+    is_open = f"round {value['round']} was open, {value['trained']} of {run['rounds']} rounds counted somebody"
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value["closed_at"]))
+    return [
+        ("run", f"{run['name']} ({run['run_id'][:8]}…){who}   {value['folder']}"),
+        ("state", f"{value['why']}; {'the run is finished' if value['finished'] else is_open}"),
+        ("last", f"the commit of round {value['round'] - 1} was made at {at}" if value["round"] else "no commit was made"),
+        *([("counted", f"{sum(counted)} of the last {len(counted)} rounds")] if counted else []),
+        ("help", "`dilocox rounds`, `explain N`, `events`, `verify` and `export` read this folder, too"),
+    ]
 
 
 def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
@@ -195,7 +208,7 @@ def _holder_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     run = value["run"]
     return [
         ("run", f'{run["name"]} ({run["run_id"][:8]}…)   {value["role"]} {short(value["peer"])} "{value["name"]}"'),
-        ("state", "the run is over" if value["finished"] else f"round {value['round']}/{run['rounds']} is open"),
+        ("state", "the run is finished" if value["finished"] else f"round {value['round']}/{run['rounds']} is open"),
         ("network", f"{value['address']}   {value['reach']}"),
         ("keeps", f"{value['kept_blobs']} blobs, {value['kept_bytes']:,} B"),
         ("line", network_line(value["network"])),
@@ -223,7 +236,8 @@ def peers(
     as_json: JsonOption = False,
 ) -> None:
     """Who is there."""
-    rows = [row for row in api_call(home, "/v1/peers") if peer is None or is_meant(row["peer"], peer)]
+    known = offline.peers(home) if offline.has_ended(home) else api_call(home, "/v1/peers")
+    rows = [row for row in known if peer is None or is_meant(row["peer"], peer)]
     if peer is not None and not rows:
         fail(f"{peer} begins no peer's id", Exit.USAGE, do_about("no-such-peer"), "no-such-peer")
     if as_json:
@@ -283,7 +297,7 @@ def _until(attestation: dict[str, Any]) -> str:
 
 def stages(home: AskOption = None, as_json: JsonOption = False) -> None:
     """Which stage has how many replicas."""
-    rows = api_call(home, "/v1/stages") if telling_daemon(home) else _offline_stages(home)
+    rows = api_call(home, "/v1/stages") if telling_daemon(home) else offline.stages(home)
     if as_json:
         print_json(rows)
         return
@@ -309,32 +323,13 @@ def rounds(
     if telling_daemon(home):
         value = api_call(home, "/v1/rounds" if round is None else f"/v1/rounds/{round}")
     else:
-        value = _offline_rounds(home, round)
+        value = offline.rounds(home, round)
     if as_json:
         print_json(value)
     elif round is None:
         print_table(ROUND_COLUMNS, [round_row(row) for row in value])
     else:
         _print_round(value)
-
-
-def _chain_file(home: Path | None) -> Path:
-    path = find_chain_files(home)[-1]
-    errors.print(f"no daemon tells of it; reading {path}", style="dim", highlight=False, soft_wrap=True)
-    return path
-
-
-def _offline_stages(home: Path | None) -> list[dict[str, Any]]:
-    with ChainFile.for_reading(_chain_file(home)) as chain:
-        return views.stages(chain.manifest, chain.head)
-
-
-def _offline_rounds(home: Path | None, round: int | None) -> Any:
-    with ChainFile.for_reading(_chain_file(home)) as chain:
-        text = chain.rows() if round is None else chain.detail(round)
-    if text is None:
-        fail(f"no commit for round {round}", Exit.USAGE, do_about("no-such-round"), "no-such-round")
-    return json.loads(text)
 
 
 ROUND_COLUMNS = ["round", "loss", "counted", "bytes", "seconds", "state before", "held-out before"]
@@ -367,8 +362,9 @@ def _print_round(value: dict[str, Any]) -> None:
         ]
         for item in value["clusters"]
     ]
-    console.print()
-    print_table(["counted", "tokens", "weight", "bytes", "norm", "clipped to", "effective rank", "leaves"], rows)
+    if rows:
+        console.print()
+        print_table(["counted", "tokens", "weight", "bytes", "norm", "clipped to", "effective rank", "leaves"], rows)
     attested = [
         [
             item["peer"],

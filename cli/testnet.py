@@ -96,7 +96,11 @@ def up(
     with working("checking the run's data"):
         store = check_corpus(manifest, place)
     if nodes < manifest.start_clusters:
-        fail(f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes", Exit.USAGE)
+        fail(
+            f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes",
+            Exit.USAGE,
+            f"say --nodes {manifest.start_clusters}, or --run with a run file of your own, whose rounds.start_clusters is smaller",
+        )
     private = _own_data(manifest, store, nodes, private or [])
     budget = {"private_epsilon": private_epsilon, "private_delta": private_delta, "private_clip": private_clip}
     PrivateOptions(private=next(iter(private), None), **budget).settings(devices, boxes > 1)

@@ -12,7 +12,9 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from dilocox.cli import offline
 from dilocox.cli.common import AskOption, api_call, console, labelled, make_table
+from dilocox.cli.exits import Exit
 from dilocox.cli.show import LABEL_WIDTH, PEER_COLUMNS, ROUND_COLUMNS, peer_row, round_row, status_rows
 from dilocox.protocol.ids import short
 
@@ -29,6 +31,9 @@ def top(
     home: AskOption = None,
 ) -> None:
     """Live: what `status`, `rounds` and `peers` say. Off a terminal one look. Ctrl-C ends it."""
+    if offline.has_ended(home):
+        console.print(_ended(home))
+        raise typer.Exit(Exit.NOT_RUNNING)
     if not sys.stdout.isatty():
         console.print(_look(home))
         return
@@ -43,8 +48,17 @@ def top(
 def _look(home: Path | None) -> Group:
     status = api_call(home, "/v1/status")
     knows = status["role"] != "waiting"
-    rounds = api_call(home, f"/v1/rounds?last={max(ROUNDS_SHOWN, shutil.get_terminal_size().columns)}") if knows else []
+    rounds = api_call(home, f"/v1/rounds?last={_wanted()}") if knows else []
     return frame(status, rounds, api_call(home, "/v1/peers") if knows else [])
+
+
+def _ended(home: Path | None) -> Group:
+    return frame(offline.status(home), offline.rounds(home, last=_wanted()), offline.peers(home))
+
+
+def _wanted() -> int:
+    """Rounds: so many as there are bars in a line."""
+    return max(ROUNDS_SHOWN, shutil.get_terminal_size().columns)
 
 
 def frame(status: dict[str, Any], rounds: list[dict[str, Any]], peers: list[dict[str, Any]]) -> Group:

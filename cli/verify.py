@@ -125,7 +125,8 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
         here = [
             c.body.round for c in commits[1:-1] if (held := store.stage_digests(c.body.state)) and all(d in store for d in held)
         ]
-        fail(f"the state before round {round} is not on this disk", Exit.USAGE, f"it has those of rounds {here}")
+        those = f"it has those of rounds {', '.join(map(str, here))}" if here else "--join LINK reads it from the run"
+        fail(f"the state before round {round} is not on this disk", Exit.USAGE, those)
     bar.begin(f"reading what round {round} counted")
     items = taken(commits[round].body)
     leaves = [_leaves(chain.manifest, store, item.contribution) for item in items]

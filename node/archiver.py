@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 Done = tuple[ArchiveHead, str]
 """The head after a step, and why something is still missing."""
+ALONE_LOOKS = 24
+"""After so many without a write of another, who wrote here too is gone: there is a look at every commit, which all write down."""
 LOOK_SECONDS = 5.0
 """What could not be had, or written, is tried again after this; a commit is looked at when it comes."""
 
@@ -103,6 +105,8 @@ class Archiver:
         self._archive: Archive | None = None
         self._wrote: int | None = None
         """Number of the newest head that we know; None: of none."""
+        self._alone = ALONE_LOOKS
+        """Looks since somebody else had written."""
         self._dropped = -1  # number of the head whose retired blobs are gone
         self.has_data = False
         """All of the run's data was carried."""
@@ -155,7 +159,9 @@ class Archiver:
         head, others = await asyncio.to_thread(self._current, self._archive)
         if head is None:
             return "the chain here is shorter than the archive's: waiting for the coordinator's"
-        missing = ["somebody else writes to this archive too: end one of you, or name another --archive"] if others else []
+        self._alone = 0 if others else self._alone + 1
+        both = "somebody else writes to this archive too: end one of you, or name another --archive"
+        missing = [both] if self._alone < ALONE_LOOKS else []
         for step in (self._imported, self._snapshot, self._payload_log):
             head, why = await step(head)
             missing += [why] if why else []

@@ -20,7 +20,6 @@ from dilocox.node.tiling import tile
 from dilocox.protocol import auditing
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Finding, Level
-from dilocox.protocol.head import initial_head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import imported_bytes, stage_tensors, state_bytes
 from dilocox.transport.blobs import BlobStore
@@ -229,9 +228,9 @@ def _data(manifest: Manifest, here: Here) -> Iterator[Finding]:
         yield Finding(Level.FINE, f"--data {name}", "whole, and the run's")
 
 
-def of_own_data(manifest: Manifest, here: Here) -> Iterator[Finding]:
+def of_own_data(manifest: Manifest, here: Here, trained: int = 0) -> Iterator[Finding]:
     """What a node brings to a run on private data, and what that may give away. Whether it was built with the run's tokenizer shows
-    when it joins."""
+    when it joins. `trained`: rounds of the run that counted somebody so far."""
     about = "--private"
     try:
         must_bring_own(manifest, here.private)
@@ -243,19 +242,20 @@ def of_own_data(manifest: Manifest, here: Here) -> Iterator[Finding]:
         about = "--private-epsilon"
         account = open_account(here.home, manifest, here.private, digest, here.budget, here.gives_up_bound)
         if here.budget is not None:
-            yield _budget(manifest, account, has_trained(run_folder(here.home, manifest.run_id)))
+            yield _budget(manifest, account, has_trained(run_folder(here.home, manifest.run_id)), trained)
     except (LocalError, OSError) as error:
         yield Finding(Level.WRONG, about, str(error))
 
 
-def _budget(manifest: Manifest, account: Account, trained: bool) -> Finding:
-    """As a node lays it out that takes part from the first round on. Raises ConfigError, LocalError."""
-    steps = steps_left(manifest, initial_head(""))
-    noise = account.noise_for(steps, trained)
+def _budget(manifest: Manifest, account: Account, took_part: bool, trained: int) -> Finding:
+    """As a node lays it out that takes part from now on. Raises ConfigError, LocalError."""
+    steps = steps_left(manifest, trained)
+    noise = account.noise_for(steps, took_part)
     if not account.fits(noise, manifest.rounds.inner_steps):
         says = f"another phase does not fit into what the data may give away: {account.sentence}"
         return Finding(Level.WRONG, "--private-epsilon", says, "allow more, or bring another corpus")
-    says = f"noise of {noise:.2f} times the clip for the run's {steps:,} steps; {account.sentence}"
+    rounds = f"{trained + 1:,} to {manifest.rounds.count:,}"
+    says = f"noise of {noise:.2f} times the clip for the {steps:,} steps of rounds {rounds}; {account.sentence}"
     return Finding(Level.FINE, "--private-epsilon", says)
 
 

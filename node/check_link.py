@@ -28,9 +28,11 @@ from dilocox.transport.presence import Directory
 from dilocox.transport.reach import Reach
 from dilocox.transport.rpc import ChannelPool
 
-__all__ = ["Seen", "see_run"]
+__all__ = ["Seen", "rounds_trained", "see_run"]
 
 CALL_SECONDS = 10.0
+LAST_ROUND = 2**32 - 1
+"""From which on no run has commits: its coordinator tells only where it stands."""
 LARGEST_OFFSET_SECONDS = 60.0
 """Of clocks: certificates and people's numbers suffer beyond it. No wait depends on wall clocks."""
 
@@ -42,6 +44,8 @@ class Seen:
     findings: tuple[Finding, ...]
     manifest: Manifest | None = None
     """None: it could not be had."""
+    trained: int = 0
+    """Rounds that counted somebody so far."""
 
 
 async def see_run(link: JoinLink, here: Here) -> Seen:
@@ -95,7 +99,32 @@ async def _ask(link: JoinLink, record: pb.PeerRecord, home: DataDirectory, chann
         *of_part(manifest, here),
         await _reached(link, record, home, channels, here, manifest),
     ]
-    return Seen(tuple(found), manifest)
+    return Seen(tuple(found), manifest, await rounds_trained(rpc.CoordinatorStub(channels.channel(record)), link.run_id))
+
+
+async def rounds_trained(coordinator: rpc.CoordinatorStub, run_id: bytes) -> int:
+    """Rounds that counted somebody so far, by its newest commit; 0 where it does not tell us. Raises RemoteError."""
+    try:
+        where = await _event(coordinator, LAST_ROUND, "tip")
+        if where is None or not where.tip.round:
+            return 0
+        told = await _event(coordinator, where.tip.round - 1, "statement")
+    except grpc.aio.AioRpcError:  # that we may not follow the run is found where it is asked who may take part
+        return 0
+    return open_envelope(told.statement, run_id, (pb.KIND_COMMIT,)).body.trained if told is not None else 0
+
+
+async def _event(coordinator: rpc.CoordinatorStub, from_round: int, kind: str) -> services.WatchEvent | None:
+    """The first of this kind that it tells a spectator who follows it from a round on."""
+    call = coordinator.Watch(services.WatchRequest(from_round=from_round), timeout=CALL_SECONDS)
+    try:
+        event: services.WatchEvent
+        async for event in call:
+            if event.WhichOneof("event") == kind:
+                return event
+    finally:
+        call.cancel()
+    return None
 
 
 def _clock(ahead: float) -> Finding:

@@ -87,7 +87,7 @@ async def _take_part(
     if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
         await tasks.race(_take_weights(settings.begin, place, home, manifest))
     if own_text is not None:
-        steps, trained = steps_left(manifest, chain.head), has_trained(place.folder)
+        steps, trained = steps_left(manifest, chain.head.trained), has_trained(place.folder)
         await asyncio.to_thread(own_text.account.lay_out, steps, manifest.rounds.inner_steps, trained)
     open_chain(place, chain, tasks)
     network.directory.know(chain.parties)

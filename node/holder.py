@@ -26,7 +26,7 @@ from dilocox.node.place import PeerSettings, Place, keep_manifest, make_holding,
 from dilocox.node.starts import Starts
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.events import CommitFollowed, Event, RunFinished, StateChanged
+from dilocox.protocol.events import CommitFollowed, Event, NobodyCounted, RunFinished, StateChanged
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -185,6 +185,8 @@ class Holder:
             return
         commit = await asyncio.to_thread(self.chain.append, envelope)
         self.emit(CommitFollowed(commit.body.round, len(commit.body.counted)))
+        for told in NobodyCounted.by(commit.body):
+            self.emit(told)
         if self.chain.head.finished:
             self.emit(RunFinished(commit.body.trained))
         self._place.network.directory.know(self.chain.parties)
@@ -233,7 +235,7 @@ class Holder:
                 "role": role,
                 "state": "archiving" if archive is not None else "keeping",
                 "why": why or f"{len(kept)} blobs, {size:,} bytes",
-                "answers": answers_of_holder(reach.reachable, reach.sentence, connected, why),
+                "answers": answers_of_holder(reach.reachable, reach.sentence, connected, why, self._named),
                 "run": views.run(self.chain.manifest),
                 "peer": self._identity.peer,
                 "name": name,

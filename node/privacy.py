@@ -22,7 +22,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dilocox.protocol.corpus import check_enough, order_of
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import corpus_in
@@ -245,6 +244,6 @@ def open_account(
     return account
 
 
-def steps_left(manifest: Manifest, head: Head) -> int:
-    """Of the run, were every round to take its H."""
-    return manifest.nominal_steps(manifest.rounds.count + 1) - manifest.nominal_steps(max(1, head.round))
+def steps_left(manifest: Manifest, trained: int) -> int:
+    """Of the run, were every round to take its H. `trained`: rounds that counted somebody."""
+    return manifest.nominal_steps(manifest.rounds.count + 1) - manifest.nominal_steps(trained + 1)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from dilocox.protocol import limits
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.ids import PEERS_NAMED, short, shortly
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -27,6 +28,7 @@ __all__ = [
     "Leaving",
     "LeftOut",
     "Missed",
+    "NobodyCounted",
     "NotCounted",
     "NotHeard",
     "PhaseEnded",
@@ -37,6 +39,7 @@ __all__ = [
     "StateChanged",
     "StatementRefused",
     "WorkersEnded",
+    "missed",
 ]
 
 
@@ -103,6 +106,42 @@ class NotCounted(Event):
     def line(self) -> str:
         why = f": {self.detail}" if self.detail else ""
         return f"round {self.round}: this node was not counted: {reason_name(self.reason)}{why}"
+
+
+@dataclass(frozen=True)
+class Missed:
+    """Who of the roster a commit did not count."""
+
+    cluster: str
+    reason: str
+    detail: str
+
+
+def missed(commit: pb.Commit) -> tuple[Missed, ...]:
+    """The first of them."""
+    return tuple(Missed(item.peer, reason_name(item.reason), item.detail) for item in commit.excluded[: limits.MISSED_TOLD])
+
+
+@dataclass(frozen=True)
+class NobodyCounted(Event):
+    """A round changed nothing but who is there: what all of them trained in it is carried over."""
+
+    kind = "nobody-counted"
+    round: int
+    missed: tuple[Missed, ...]
+    """The first of the roster, and why."""
+
+    def line(self) -> str:
+        named = "; ".join(
+            f"{short(each.cluster)}: {each.reason}{f' ({each.detail})' if each.detail else ''}"
+            for each in self.missed[:PEERS_NAMED]
+        )
+        return f"round {self.round}: nobody was counted{f': {named}' if named else ''}"
+
+    @classmethod
+    def by(cls, commit: pb.Commit) -> list[Event]:
+        """Nothing where it counts somebody, or cannot: the first and the closing one."""
+        return [cls(commit.round, missed(commit))] if commit.round and not commit.counted and not commit.closing else []
 
 
 @dataclass(frozen=True)
@@ -217,15 +256,6 @@ class Arrival:
     cluster: str
     seconds: float
     """Since the round was opened."""
-
-
-@dataclass(frozen=True)
-class Missed:
-    """Who of the roster a commit did not count."""
-
-    cluster: str
-    reason: str
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -348,6 +378,16 @@ def _named(what: str, names: Sequence[str]) -> str:
     return f"; {what}: {shortly(names)}" if names else ""
 
 
-_TOLD = (NotCounted, LeftOut, Diverged, AttestationRefused, RunFinished, CoordinatorAway, CoordinatorBack, DiskLow)
+_TOLD = (
+    NotCounted,
+    NobodyCounted,
+    LeftOut,
+    Diverged,
+    AttestationRefused,
+    RunFinished,
+    CoordinatorAway,
+    CoordinatorBack,
+    DiskLow,
+)
 NOTABLE = frozenset(each.kind for each in _TOLD)
 """Kinds of which an operator who is not there wants to be told (`--notify`)."""

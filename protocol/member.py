@@ -257,9 +257,10 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
 def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[MemberState, list[Effect]]:
     """The round is closed: everything that was said in it is over."""
     effects: list[Effect] = []
-    for item in commit.excluded:
-        if item.peer == state.me and not state.leaving:
-            effects.append(Emit(events.NotCounted(commit.round, item.reason, item.detail)))
+    if not state.leaving:
+        effects += [Emit(told) for told in events.NobodyCounted.by(commit)]
+        mine = [item for item in commit.excluded if item.peer == state.me and item.reason != pb.REASON_TOO_FEW_CLUSTERS]
+        effects += [Emit(events.NotCounted(commit.round, item.reason, item.detail)) for item in mine]
     if after.finished:
         effects.append(Emit(events.RunFinished(commit.trained)))
     if _left_out(state, commit):

@@ -11,12 +11,13 @@ from dilocox.protocol.events import (
     Event,
     Heard,
     Leaving,
-    Missed,
+    NobodyCounted,
     NotHeard,
     RosterChanged,
     RoundClosed,
     RunFinished,
     StatementRefused,
+    missed,
 )
 from dilocox.protocol.head import Head
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -67,12 +68,12 @@ class Telling:
 
     def closed(self, before: Head, commit: pb.Commit, after: Head) -> list[Event]:
         """A commit, and the heads before and after it."""
-        missed = [Missed(item.peer, reason_name(item.reason), item.detail) for item in commit.excluded[: limits.MISSED_TOLD]]
-        not_counted = len({item.peer for item in commit.excluded})
+        without, not_counted = missed(commit), len({item.peer for item in commit.excluded})
         seconds = commit.open_ms / 1000
         told: list[Event] = [
-            RoundClosed(before.round, len(commit.counted), not_counted, seconds, tuple(missed), _latest(self._voted))
+            RoundClosed(before.round, len(commit.counted), not_counted, seconds, without, _latest(self._voted))
         ]
+        told += NobodyCounted.by(commit)
         joined, left = sorted(after.roster.keys() - before.roster.keys()), sorted(before.roster.keys() - after.roster.keys())
         if joined or left:
             most = limits.MISSED_TOLD

@@ -61,11 +61,13 @@ def uncounted(status: View) -> str:
     return "none of the last rounds counted anybody" if status["round"] > 1 else "no round counted anybody yet"
 
 
-def answers_of_holder(reachable: bool | None, reach: str, connected: bool, lacking: str) -> list[View]:
-    """The three of who keeps and does not train. `lacking`: why its archive is not as it should be."""
+def answers_of_holder(reachable: bool | None, reach: str, connected: bool, lacking: str, asked: bool = True) -> list[View]:
+    """The three of who keeps and does not train. `lacking`: why its archive is not as it should be. `asked`: others are to dial it;
+    else it only reads, and is well whether they could or not."""
+    dial = "" if reachable is not False or not asked else "forward the gRPC port; look at --host"
     heard = "the coordinator is heard" if connected else "the coordinator is away"
     return [
-        _answer("Reachable?", reachable, reach, "" if reachable is not False else "forward the gRPC port; look at --host"),
+        _answer("Reachable?", reachable, reach, dial, decides=asked),
         _answer("Following?", connected, heard),
         _answer("Keeping?", not lacking, lacking or "all that is due"),
     ]

@@ -24,17 +24,17 @@ class Fault(NamedTuple):
     """Another try ends the same way, until a person has mended something: no service manager need start it again."""
 
 
-_ANOTHER_HOME = "use another --home"
+_ELSEWHERE = "name a place on another one (of a daemon: --home)"
 
 FAULTS: Mapping[str, Fault] = {
     "usage": Fault("an option, a variable or a file cannot be used as it is", "mend what the sentence names", lasts=True),
     "ours": Fault("this machine cannot go on", "do what the sentence says"),
     "theirs": Fault("what another peer said breaks a rule, whose name stands first", "look the reason up below"),
     "disk-full": Fault(
-        "a write found no room", f"free some space on that disk, or {_ANOTHER_HOME}; nothing that was announced is lost"
+        "a write found no room", f"free some space on that disk, or {_ELSEWHERE}; nothing that was announced is lost"
     ),
-    "quota": Fault("your share of that disk is used up", f"free some space within your quota, or {_ANOTHER_HOME}"),
-    "read-only": Fault("that disk is read-only", _ANOTHER_HOME),
+    "quota": Fault("your share of that disk is used up", f"free some space within your quota, or {_ELSEWHERE}"),
+    "read-only": Fault("that disk is read-only", _ELSEWHERE),
     "no-permission": Fault(
         "this user may not do that", "name a place that is yours, or run it as the user to whom that one belongs", lasts=True
     ),
@@ -51,7 +51,7 @@ FAULTS: Mapping[str, Fault] = {
     "no-memory": Fault("the machine has too little memory", "end something else; `dilocox check LINK` says what a run needs"),
     "locked": Fault("another program holds a database of ours", "end it, or wait until it is done"),
     "database": Fault(
-        "a database cannot be read or written", f"look whether that disk is full, read-only or broken, or {_ANOTHER_HOME}"
+        "a database cannot be read or written", f"look whether that disk is full, read-only or broken, or {_ELSEWHERE}"
     ),
     "not-running": Fault(
         "no daemon runs there, it only starts, or it does not answer",

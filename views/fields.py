@@ -19,6 +19,7 @@ __all__ = [
     "ROUND",
     "ROUND_ROW",
     "STAGE",
+    "STOPPED",
     "WAITING",
     "fields_of",
 ]
@@ -166,6 +167,20 @@ WAITING: Fields = {
     "why": "what it waits for",
     "advice": "what its operator can do about that",
 }
+STOPPED: Fields = {
+    **_RUN,
+    **{name: says for name, says in _HEALTH.items() if name.startswith("health")},
+    "role": "stopped",
+    "why": "no daemon runs here",
+    "peer": "peer id of the node whose folder it is; empty: it is no node's",
+    "folder": "that was read",
+    "round": "that was open when the daemon ended",
+    "finished": "whether the run is",
+    "trained": "rounds that counted somebody",
+    "closed_at": "when the newest commit was made, seconds since 1970",
+    "counted[]": "whether this node was counted, of the last rounds that counted anybody; newest last",
+}
+"""What `dilocox status --json` says where no daemon runs: no API answers so."""
 _ATTESTATION: Fields = {
     "peer": "whose evidence it is",
     "kind": "of the evidence",

@@ -1,5 +1,6 @@
 """Documents out of files, one at a time: text, JSONL, Parquet, and the Arrow files of a `datasets` folder."""
 
+import errno
 import gzip
 import json
 import os
@@ -8,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from dilocox.protocol.errors import ConfigError
 
@@ -34,7 +35,7 @@ NOT_STDLIB = {"site-packages", "test", "tests", "idlelib", "__pycache__"}
 
 def find_files(sources: Iterable[str], skip: Callable[[Path], None] = lambda path: None) -> list[Path]:
     """Files and folders, in the order given, each once; a folder's files by name. `skip`: hears of files in folders that are not of
-    a known kind. Raises ConfigError."""
+    a known kind. Raises ConfigError, OSError."""
     found: dict[Path, Path] = {}
     for source in sources:
         path = Path(source)
@@ -42,8 +43,7 @@ def find_files(sources: Iterable[str], skip: Callable[[Path], None] = lambda pat
             root = Path(sysconfig.get_path("stdlib"))
             files = [p for p in root.rglob("*.py") if not NOT_STDLIB & set(p.relative_to(root).parts)]
         elif path.is_dir():
-            os.listdir(path)  # what may not be read looks empty to rglob
-            files = [p for p in path.rglob("*") if p.is_file() and not p.name.startswith("cache-")]
+            files = [p for p in _below(path) if p.is_file() and not p.name.startswith("cache-")]
             for other in [p for p in files if not p.name.lower().endswith(SUFFIXES)]:
                 files.remove(other)
                 skip(other)
@@ -51,12 +51,25 @@ def find_files(sources: Iterable[str], skip: Callable[[Path], None] = lambda pat
             files = [path]
         else:
             raise ConfigError(f"there is no file or folder {source}")
+        for file in files:
+            if not os.access(file, os.R_OK):  # before hours go into those that come before it
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
         if not files:
             raise ConfigError(
                 f"{source} holds no file whose name ends in one of {', '.join(SUFFIXES)}; other files name one by one"
             )
         found |= {file.resolve(): file for file in sorted(files) if file.resolve() not in found}
     return list(found.values())
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Raises OSError where one of its folders may not be read, which looks empty to rglob."""
+
+    def fail(error: OSError) -> NoReturn:
+        raise error
+
+    for place, _, names in os.walk(folder, onerror=fail):
+        yield from (Path(place, name) for name in names)
 
 
 def documents(path: Path, field: str) -> Iterator[Document]:

@@ -19,7 +19,6 @@ from dilocox.node.check import Here, Role
 from dilocox.node.check_link import Seen
 from dilocox.node.privacy import Budget, open_account, steps_left
 from dilocox.protocol.findings import Finding, Level, of_run
-from dilocox.protocol.head import initial_head
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.corpora import last_built
@@ -360,12 +359,20 @@ def test_a_privacy_budget_is_checked_as_a_node_lays_it_out(tmp_path: Path):
 
     fits = budget(500.0)
     assert fits.level is Level.FINE
-    assert f"for the run's {steps_left(run, initial_head('')):,} steps" in fits.says
+    assert f"for the {steps_left(run, 0):,} steps of rounds 1 to {run.rounds.count}" in fits.says
     assert budget(0.01).level is Level.WRONG
     assert not home.exists(), "a look changes no account"
     account = open_account(tmp_path, run, own, last_built(own), Budget(500.0, None, 1.0))
-    account.lay_out(steps_left(run, initial_head("")), run.rounds.inner_steps)
+    account.lay_out(steps_left(run, 0), run.rounds.inner_steps)
     assert f"noise of {account.noise:.2f} times" in fits.says, "as the node does"
+    (late,) = [
+        finding
+        for finding in checks.of_own_data(run, here(home, private=own, budget=Budget(500.0, None, 1.0)), run.rounds.count - 1)
+        if finding.about == "--private-epsilon"
+    ]
+    assert f"for the {run.rounds.inner_steps:,} steps of rounds {run.rounds.count} to" in late.says, (
+        "who joins late takes fewer"
+    )
     (run_folder(home, run.run_id) / "stages" / "round-1").mkdir(parents=True)
     assert "trained in the run before" in budget(500.0).says
 
@@ -373,7 +380,7 @@ def test_a_privacy_budget_is_checked_as_a_node_lays_it_out(tmp_path: Path):
 def test_a_corpus_that_was_promised_a_bound_is_said_before_a_node_refuses_it(tmp_path: Path):
     run, own = private_run(), corpus_of(tmp_path / "own", words(40, 60)).folder
     account = open_account(tmp_path, run, own, last_built(own), Budget(500.0, None, 1.0))
-    account.lay_out(steps_left(run, initial_head("")), run.rounds.inner_steps)
+    account.lay_out(steps_left(run, 0), run.rounds.inner_steps)
 
     def found(gives_up: bool) -> list[str]:
         at = here(tmp_path, private=own, gives_up_bound=gives_up)

@@ -225,6 +225,33 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (status, "all of it", "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_a_daemon_whose_loop_is_gone_does_not_end_it_otherwise(number: int):
+    """Between the loop that heard it and the command's last line."""
+    program = f"""
+import asyncio, os, signal
+from dilocox.cli.loop import live
+
+async def daemon():
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler({number}, stopped.set)
+    os.kill(os.getpid(), {number})
+    await stopped.wait()
+
+live(daemon())
+os.kill(os.getpid(), {number})
+print("all of it", end="")
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "all of it", "")
+
+
+def test_every_daemon_lives_in_that_loop():
+    calls = ((path.name, node) for path, tree in trees("cli") for node in ast.walk(tree) if isinstance(node, ast.Call))
+    runs = {name for name, call in calls if ast.unparse(call.func) == "live"}
+    assert runs == {"archive.py", "coordinator.py", "hold.py", "node.py"}
+
+
 def test_the_installed_command_begins_there():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"dilocox": "dilocox.cli.start:main"}

@@ -14,6 +14,7 @@ from dilocox.coordinator import service
 from dilocox.coordinator.log import InputLog
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest.verify import appraise
+from dilocox.node.check_link import rounds_trained
 from dilocox.protocol import limits, round
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
@@ -648,6 +649,14 @@ async def test_the_server_knows_its_callers(desk: Desk, tmp_path: Path):
     stream = spectator.Watch(services.WatchRequest())
     assert (await anext(aiter(stream))).HasField("tip")
     stream.cancel()
+    assert await rounds_trained(spectator, RUN.run_id) == 0, "nobody is here yet"
+    await desk.begin()
+    assert await rounds_trained(spectator, RUN.run_id) == 0, "one is open"
+    for number in range(3):
+        await desk.say(desk.contribution(number))
+    for receipt in [desk.receipt(number) for number in range(3)]:
+        await desk.say(receipt)
+    assert await rounds_trained(spectator, RUN.run_id) == desk.service.chain.head.trained == 1
     for pool in pools:
         await pool.close()
     await server.stop(grace=0)

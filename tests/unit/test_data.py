@@ -1,5 +1,6 @@
 """A run reads the corpus that its manifest names by digest, and nothing else on any disk."""
 
+import errno
 import gzip
 import itertools
 import json
@@ -142,6 +143,25 @@ def test_sources_that_are_not_there(tmp_path: Path):
     with pytest.raises(ConfigError, match="no file or folder"):
         find_files([str(tmp_path / "none")])
     with pytest.raises(ConfigError, match="holds no file"):
+        find_files([str(tmp_path)])
+
+
+def test_what_may_not_be_read_is_said_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("text\n")
+    (tmp_path / "deep").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "b.txt")  # root may read all
+    with pytest.raises(PermissionError, match=r"b\.txt"):
+        find_files([str(tmp_path)])
+    scan = os.scandir
+
+    def refusing(path: Path) -> Any:
+        if Path(path).name == "deep":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(PermissionError, match="deep"):
         find_files([str(tmp_path)])
 
 

@@ -94,6 +94,9 @@ def test_coordinator_and_holder():
     assert well(answers_of_holder(None, "", True, "")) is None
     for wrong in ((False, "", True, ""), (True, "", False, ""), (True, "", True, "the archive cannot be used")):
         assert well(answers_of_holder(*wrong)) is False
+    for dialled in (True, False, None):
+        assert well(answers_of_holder(dialled, "", True, "", asked=False)) is True, "it only reads"
+    assert well(answers_of_holder(False, "", True, "the archive cannot be used", asked=False)) is False
 
 
 @pytest.mark.parametrize(

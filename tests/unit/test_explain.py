@@ -160,6 +160,10 @@ def test_who_left_is_told_to_come_back_and_a_round_of_nobody_says_what_the_run_n
     mine = value["findings"][-1]
     assert mine["says"].endswith(f"it was last in round {alone - 1}: counted")
     assert mine["do"] == REASONS[pb.REASON_LEFT].do
+    (told,) = [each.body["line"] for each in run.read(alone) if each.kind == "nobody-counted"]
+    assert told.startswith(f"round {alone}: nobody was counted: 12D3")
+    assert "too-few-clusters (1 took part; the run needs 2" in told
+    assert not [each for each in run.read(alone - 1) if each.kind == "nobody-counted"]
 
 
 def test_what_is_not_there_is_a_sentence(run: Run):

@@ -109,6 +109,7 @@ def keys(module: str) -> set[str]:
         ("coordinator/daemon.py", fields.COORDINATOR, {"health"}),
         ("node/holder.py", fields.HOLDER, {"health"}),
         ("views/door.py", fields.WAITING, {"health"}),
+        ("cli/offline.py", fields.STOPPED, set()),
     ],
 )
 def test_each_status_has_these_fields_and_no_others(module: str, known: Mapping[str, str], beside: set[str]):
@@ -117,5 +118,5 @@ def test_each_status_has_these_fields_and_no_others(module: str, known: Mapping[
 
 
 def test_everything_has_a_sentence():
-    for known in (*itertools.chain.from_iterable(fields.ANSWERS.values()), fields.EVENT):
+    for known in (*itertools.chain.from_iterable(fields.ANSWERS.values()), fields.EVENT, fields.STOPPED):
         assert all(known.values())

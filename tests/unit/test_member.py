@@ -761,7 +761,10 @@ def test_a_commit_that_names_no_state_says_nothing_of_ours():
     node.table.contribute().vote(reject=dict.fromkeys(range(3), pb.REASON_UNAVAILABLE))
     commit = node.table.commits[-1]
     assert commit.body.state == b""
-    assert not node.feed(member.Committed(commit, node.table.head))[1:]
+    effects = node.feed(member.Committed(commit, node.table.head))
+    told = [effect.event.kind for effect in effects if isinstance(effect, member.Emit)]
+    assert told == ["nobody-counted", "not-counted"]
+    assert len(told) == len(effects), "nothing is said"
     assert node.state.agreed == {1: digest("state", [])}
 
 
@@ -770,8 +773,17 @@ def test_who_was_not_counted_is_told_why():
     node.table.contribute().vote(reject={0: pb.REASON_NON_FINITE, 1: pb.REASON_NON_FINITE})
     effects = node.feed(member.Committed(node.table.commits[-1], node.table.head))
     mine = next(item for item in node.table.commits[-1].body.excluded if item.peer == node.state.me)
-    assert effects == [member.Emit(events.NotCounted(1, pb.REASON_NON_FINITE, mine.detail))]
+    nobody = events.NobodyCounted(1, events.missed(node.table.commits[-1].body))
+    assert effects == [member.Emit(nobody), member.Emit(events.NotCounted(1, pb.REASON_NON_FINITE, mine.detail))]
     assert mine.detail
+
+
+def test_who_could_be_counted_in_a_round_of_nobody_hears_it_once():
+    node = Node()
+    node.table.contribute().vote(reject={1: pb.REASON_NON_FINITE, 2: pb.REASON_NON_FINITE})
+    assert node.table.why(0) == pb.REASON_TOO_FEW_CLUSTERS
+    effects = node.feed(member.Committed(node.table.commits[-1], node.table.head))
+    assert effects == [member.Emit(events.NobodyCounted(1, events.missed(node.table.commits[-1].body)))]
 
 
 def test_the_end_of_the_run_is_told():

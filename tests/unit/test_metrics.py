@@ -172,6 +172,8 @@ def test_prometheus_takes_the_alerts(tmp_path: Path):
         series("dilocox_rounds_missed", "0 5 6 7", instance="c"),
         series("dilocox_node_state", "1 1 1 1", state="paused", instance="c"),
         series("dilocox_events_total", "0 0 1 1", kind="diverged"),
+        series("dilocox_events_total", "0 0 0 2", kind="nobody-counted"),
+        series("dilocox_events_total", "4 4 4 4", kind="nobody-counted", instance="b"),
         series("dilocox_run_finished", "0 0 1 1"),
         series("dilocox_well", "1 0x20"),
         series("dilocox_well", "0x10 1x10", instance="b"),
@@ -185,6 +187,7 @@ def test_prometheus_takes_the_alerts(tmp_path: Path):
     expected = [
         fires("DilocoxNotCounted", "warning"),
         fires("DilocoxDiverged", "critical", kind="diverged"),
+        fires("DilocoxNobodyCounted", "warning", kind="nobody-counted"),
         fires("DilocoxRunFinished", "info"),
         fires("DilocoxRoundStuck", "warning"),
         fires("DilocoxNotWell", "warning", at="17m"),

@@ -22,7 +22,6 @@ from dilocox.node.training.noisy import Drawn, Noise
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol import events, member
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.protocol.head import initial_head
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport.blobs import digest_of
 from dilocox.transport.corpora import last_built
@@ -180,7 +179,10 @@ def test_the_account_counts_the_corpus_s_sequences_and_the_run_s_steps(tmp_path:
     own = open_account(tmp_path, run, corpus.folder, last_built(corpus.folder), Budget(8.0, None, 1.0))
     count = load_private(run, corpus.folder, last_built(corpus.folder), "me").sequences
     assert own.delta == 1 / (10 * count)
-    assert steps_left(run, initial_head("")) == sum(run.inner_steps(number) for number in range(1, run.rounds.count + 1))
+    steps = [run.inner_steps(number) for number in range(1, run.rounds.count + 1)]
+    assert [steps_left(run, trained) for trained in range(run.rounds.count + 1)] == [
+        sum(steps[n:]) for n in range(len(steps) + 1)
+    ]
 
 
 def test_training_without_a_bound_is_entered_and_ends_what_was_promised(tmp_path: Path):
