@@ -1,9 +1,9 @@
-"""Drives the round machine: inputs in, on disk, then effects out. Holds no decision.
+"""Drives the round machine: inputs in, written, then effects out. Holds no decision.
 
-An input is stepped at once and answered at once; what it changed is written in batches by a thread, and nothing that we sign leaves
-before it, and all inputs before it, are on disk. A commit is made in a thread too, and inputs wait for it: with a thousand clusters
+An input is stepped at once and answered at once; what it changed is written in batches aside (log.py), and nothing that we sign
+leaves before it, and all inputs before it, are there. A commit is made in a thread, and inputs wait: with a thousand clusters
 that takes longer than the loop may stand still. What a crash takes away is said again by its senders. A write that fails ends
-`run`, whoever asked for it: memory is then ahead of the disk, and the next start stands where the last batch ended.
+`run`, whoever asked for it: memory is then ahead of the log, and the next start stands where the last batch ended.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from dilocox.coordinator.log import Committed, Entry, InputLog
+from dilocox.coordinator.log import Committed, Entry, InputLog, KeptFirst, LogItem, RoundLog
 from dilocox.protocol import chain as chains
 from dilocox.protocol import round
 from dilocox.protocol.crypto import Identity
@@ -61,12 +61,13 @@ class RoundDriver:
         chain: ChainFile,
         publish: Publish,
         clock: Clock = clock,
+        rounds: RoundLog | None = None,
     ) -> None:
-        """`publish` sends what is on disk to everyone."""
+        """`publish` sends what is on disk to everyone. `rounds`: where the open round is kept; None: beside the chain."""
         self.identity, self.chain, self._publish, self._clock = identity, chain, publish, clock
         self._run_id = chain.manifest.run_id
-        self._log = InputLog(chain)
-        self._batch: list[Entry | Committed] = []
+        self._log: RoundLog = rounds or InputLog(chain)
+        self._batch: list[LogItem] = []
         self._outbox: list[Statement[object] | Differ] = []
         """What leaves when the batch is on disk, in order."""
         self.emit: Callable[[Event], None] = lambda event: None
@@ -93,12 +94,12 @@ class RoundDriver:
             state, effects = round.decide(self.state, entry.event, entry.moment)
             if effects and isinstance(effects[-1], Close):
                 log.warning("what would close round %d is on disk without its commit; it is waited for again", state.head.round)
-                self._log.keep_first(number)  # another start would stop here too, and miss what comes now
+                self._batch.append(KeptFirst(number))  # another start would stop here too, and miss what comes now
                 break
             self._telling.saw(self.state, state, entry.moment)  # told by an earlier life
             self.state = state
         if entries or self.chain.length:
-            self.feed(Resumed(healed=self.chain.healed))
+            self.feed(Resumed(healed=self._log.healed))
             log.info("started again in round %d, with %d inputs", self.state.head.round, len(entries))
 
     def feed(self, event: Input) -> Judgement | None:
@@ -175,7 +176,7 @@ class RoundDriver:
             happened, self._happened = self._happened, []
             if batch:
                 try:
-                    await asyncio.to_thread(self._log.write, batch)
+                    await self._log.write(batch)
                 except BaseException as error:
                     self._failure = error
                     self._wake.set()

@@ -16,6 +16,7 @@ from dilocox.coordinator import driver as driving
 from dilocox.coordinator.challenges import Challenges
 from dilocox.coordinator.driver import RoundDriver
 from dilocox.coordinator.liveness import Liveness
+from dilocox.coordinator.log import RoundLog
 from dilocox.protocol import limits, round
 from dilocox.protocol.attestation import Appraiser, AttestationError, Evidence, Policy, check_binding, report_data, summary
 from dilocox.protocol.crypto import Identity, sha256
@@ -102,7 +103,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
         manifest: pb.Envelope,
         appraise: Appraiser,
         clock: driving.Clock = driving.clock,
+        rounds: RoundLog | None = None,
     ) -> None:
+        """`rounds`: where the open round is kept; None: beside the chain."""
         self.identity, self.chain = identity, chain
         self._run_id, self._holders = chain.manifest.run_id, frozenset(chain.manifest.run.holders)
         self._manifest_envelope = manifest
@@ -128,7 +131,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self._said = ""
         self.events: EventLog | None = None
         """Keeps what happened; set before the server starts."""
-        self.driver = RoundDriver(identity, chain, self._publish, clock)
+        self.driver = RoundDriver(identity, chain, self._publish, clock, rounds)
         self.driver.emit = self.emit
         self.driver.resume()
         self.ballot = self.state.gathered.ballot
