@@ -119,6 +119,13 @@ class SharedLog:
         self.places: tuple[Holder, ...] = ()
         """Where all coordinators of the run are, ourselves among them."""
         self.healed = False
+        self.tell_places: Callable[[Sequence[Holder]], None] = lambda places: None
+        """Told where they are, when that changed."""
+
+    @property
+    def fence(self) -> int:
+        """With which we lead; 0: we do not."""
+        return self._fence
 
     def _key(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -145,7 +152,10 @@ class SharedLog:
         leaders = await self._store.read(self._key("leader"), self._key("leader0"), 1)
         self.leader = Holder.parse(leaders[0].value) if leaders else None
         places = await self._store.read(self._key("places/"), self._key("places0"), limits.COORDINATORS)
-        self.places = tuple(Holder.parse(each.value) for each in places)
+        found = tuple(Holder.parse(each.value) for each in places)
+        if found != self.places:
+            self.places = found
+            self.tell_places([place for place in found if place != self._me])
 
     async def follow(self) -> None:
         """Read what was written since the last time. Raises StoreError, and BehindError: `begin_again` once the chain is longer."""
