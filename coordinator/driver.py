@@ -78,6 +78,10 @@ class RoundDriver:
         self._queued: list[Input] = []
         """… and what comes in meanwhile is stepped after it."""
         self.writing = asyncio.Lock()
+        self._produced = 0
+        """Counts what is to be written or sent …"""
+        self._done = 0
+        """… and up to where it was: who waited for a write that had it all does not begin one for who came later."""
         self._failure: BaseException | None = None
         """Of a write: there is no other after it."""
         self._wake = asyncio.Event()
@@ -113,6 +117,7 @@ class RoundDriver:
         if self.state is not before and self.state != before:
             self._batch.append(Entry(event, moment))
         self._happened += self._telling.saw(before, self.state, moment)
+        self._produced += 1
         judgement = None
         for effect in effects:
             match effect:
@@ -149,6 +154,7 @@ class RoundDriver:
 
     def _committed(self, before: Head, commit: Statement[pb.Commit], moment: Moment) -> None:
         """Commit and the beginning of the round that follows, in one batch."""
+        self._produced += 1
         self._batch.append(Committed(before, commit, self.state.head))
         self._batch += [Entry(event, moment) for event in round.inherited(self.state)]
         self._outbox.append(commit)
@@ -162,15 +168,18 @@ class RoundDriver:
     async def flush(self) -> None:
         """Put everything so far on disk and send it. Raises what the disk raises, or raised before. Who waits may be cancelled, by
         a caller that hangs up: what waits to be sent is everybody's, and leaves all the same."""
-        flushing = asyncio.create_task(self._flush(), name="flush")
+        flushing = asyncio.create_task(self._flush(self._produced), name="flush")
         flushing.add_done_callback(lambda task: task.cancelled() or task.exception())  # `run` raises it
         await asyncio.shield(flushing)
 
-    async def _flush(self) -> None:
+    async def _flush(self, wanted: int) -> None:
         async with self.writing:
             await self.settled()  # what closes a round is written with its commit
             if self._failure is not None:
                 raise self._failure
+            if wanted <= self._done:
+                return
+            taken = self._produced
             batch, self._batch = self._batch, []
             outbox, self._outbox = self._outbox, []
             happened, self._happened = self._happened, []
@@ -189,6 +198,7 @@ class RoundDriver:
             for sent in outbox:
                 self._publish(sent)
                 await asyncio.sleep(0)  # each to everyone: others get their turn in between
+            self._done = taken
 
     async def run(self) -> None:
         """Write, send, and notice deadlines, until cancelled."""

@@ -1,4 +1,4 @@
-"""Three members of etcd, two coordinators, four nodes: each of them may be killed, or stand still and wake, while the run trains."""
+"""Three members of etcd, two coordinators, four nodes: each may be killed, or stand still and wake, while the run trains."""
 
 import signal
 import time
@@ -34,8 +34,12 @@ class Offices(Swarm):
         return self.status(name).get("state") == "standby"
 
     def rounds(self, member: str = "") -> list[dict[str, Any]]:
-        leader = self.leader()
-        return super().rounds(member or leader) if member or leader else []
+        asked = member or self.leader()
+        return super().rounds(asked) if asked else []
+
+    def round(self, number: int) -> dict[str, Any]:
+        detail: dict[str, Any] = self.testnet.member(self.led()).get(f"/v1/rounds/{number}")
+        return detail
 
     def led(self) -> str:
         found: str = wait_for(self.leader, "a coordinator leads")
