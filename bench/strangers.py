@@ -111,7 +111,7 @@ def coordinator(folder: Path) -> Iterator[tuple[JoinLink, psutil.Process]]:
 @asynccontextmanager
 async def attacked(link: JoinLink, peer: HonestPeer, connections: int, seed: int) -> AsyncIterator[dict[str, int]]:
     """While strangers are there; what became of them, afterwards."""
-    certificate = await asyncio.to_thread(fetch_certificate, *link.endpoint, PATIENCE_SECONDS)
+    certificate = await asyncio.to_thread(fetch_certificate, *link.ways[0].endpoint, PATIENCE_SECONDS)
     servers = [pb.PeerRecord(address=link.at, certificate=certificate), peer.record]
     blob = await asyncio.to_thread(peer.store.put, [bytes(LARGE_BLOB_BYTES)])
     context, counts = multiprocessing.get_context("spawn"), dict[str, int]()

@@ -12,7 +12,7 @@ from dilocox.cli.common import (
     read_run,
 )
 from dilocox.cli.loop import live
-from dilocox.cli.options import DaemonOptions, TraceOptions, grouped
+from dilocox.cli.options import DaemonOptions, StoreOptions, TraceOptions, grouped
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol.corpus import check_fits
@@ -36,6 +36,7 @@ def coordinator(
     run_file: Annotated[Path, typer.Argument(help="The run file that `dilocox init` made, or RUN.chain of `dilocox appoint`.")],
     daemon: DaemonOptions,
     tracing: TraceOptions,
+    shared: StoreOptions,
     data: DataOption = None,
     weights: Annotated[
         Path | None,
@@ -45,6 +46,7 @@ def coordinator(
 ) -> None:
     """Serve a run: admit peers, close rounds, sign commits. Prints the join link."""
     daemon.begin()
+    store = shared.place()
     key = run_file.with_suffix(".key")
     if run_file.suffix == ".chain" and run_file.is_file():
         handover: Path | None = run_file
@@ -77,6 +79,7 @@ def coordinator(
         upload=daemon.upload_rates(),
         notice=daemon.notice(),
         traces=tracing.collector(),
+        store=store,
     )
     live(run_coordinator(settings, announce, appraise))
 

@@ -22,6 +22,7 @@ from dilocox.cli.common import (
     set_up_logging,
 )
 from dilocox.cli.config import ConfigOption, validated
+from dilocox.coordinator.etcd import EtcdPlace, parse_store
 from dilocox.node.privacy import Budget
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
@@ -33,7 +34,16 @@ from dilocox.transport.parent_pipe import exit_with_parent
 from dilocox.transport.rates import SLOWEST_DOWNLOAD_BITS_PER_SECOND, Rates, parse_rates
 from dilocox.transport.traces import Collector, parse_collector
 
-__all__ = ["ClusterOptions", "DaemonOptions", "MachineOptions", "PeerOptions", "PrivateOptions", "TraceOptions", "grouped"]
+__all__ = [
+    "ClusterOptions",
+    "DaemonOptions",
+    "MachineOptions",
+    "PeerOptions",
+    "PrivateOptions",
+    "StoreOptions",
+    "TraceOptions",
+    "grouped",
+]
 
 
 def grouped(verb: Callable[..., None]) -> Callable[..., None]:
@@ -142,6 +152,36 @@ class TraceOptions:
     def collector(self) -> Collector | None:
         """Raises ConfigError."""
         return parse_collector(self.traces) if self.traces is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreOptions:
+    """Of several coordinators of one run."""
+
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="etcd://HOST:PORT[,…]/PREFIX",
+            callback=validated(parse_store),
+            help="Keep the open round in an etcd that several coordinators of the run share: one leads, the others stand by "
+            "(etcds:// over TLS; default: in this daemon's folder, and there is one).",
+        ),
+    ] = None
+    store_auth: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="etcd's user and password, a line each; readable by this user only.")
+    ] = None
+    store_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Who signs etcd's certificates (default: whom this system trusts).")
+    ] = None
+    store_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Our certificate, where etcd asks for one …")] = None
+    store_key: Annotated[Path | None, typer.Option(metavar="FILE", help="… and its key.")] = None
+
+    def place(self) -> EtcdPlace | None:
+        """Raises ConfigError."""
+        files = (self.store_auth, self.store_ca, self.store_cert, self.store_key)
+        if self.store is None and any(files):
+            raise ConfigError("--store-auth, --store-ca, --store-cert and --store-key are for --store")
+        return parse_store(self.store, *files) if self.store is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,6 +201,8 @@ def _coordinator_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [("state", f"{value['phase']}: {value['why']}"), ("round", f"{value['round']}/{run['rounds']}: {counts}")]
     lines += [*_left(value), ("line", network_line(value["network"])), *(("absent", short(peer)) for peer in value["absent"])]
     lines += [("refused", f"{short(item['peer'])}: {_reason(item)}") for item in value["refused"]]
+    roles = {True: "leads", False: "stands by"}
+    lines += [(roles[each["leads"]], f'"{each["name"]}" at {each["address"]}') for each in value["coordinators"]]
     return lines
 
 

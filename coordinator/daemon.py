@@ -3,20 +3,25 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from dilocox.coordinator.desk import Desk
+from dilocox.coordinator.etcd import EtcdPlace
+from dilocox.coordinator.office import win_office
 from dilocox.coordinator.service import CoordinatorService
+from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
 from dilocox.protocol import round
 from dilocox.protocol.attestation import Appraiser
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.ids import JoinLink, Way
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -33,7 +38,7 @@ from dilocox.transport.notify import Notice
 from dilocox.transport.rates import Rates
 from dilocox.transport.room import while_there_is_room
 from dilocox.transport.serve import PeerService
-from dilocox.transport.tasks import Tasks
+from dilocox.transport.tasks import Stopped, Tasks
 from dilocox.transport.traces import Collector
 from dilocox.transport.traffic import Traffic
 from dilocox.views import rows as views
@@ -72,6 +77,8 @@ class CoordinatorSettings:
     """Who is told of what is notable."""
     traces: Collector | None
     """Where rounds are sent as traces."""
+    store: EtcdPlace | None
+    """Which several coordinators share; None: this one is the only one."""
 
 
 async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[JoinLink], None], appraise: Appraiser) -> None:
@@ -81,9 +88,18 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
         raise ConfigError("the owner key beside the run file is not the one that run.owner names")
     home = DataDirectory(settings.home, owner if owner is not None and settings.signer == owner.peer else None)
     async with open_door(settings.api, home, manifest.run_id, settings.name) as door:
-        await while_there_is_room(
-            home.folder, lambda stopped: _live(settings, home, announce, appraise, stopped, door), door.no_room
-        )
+
+        async def live(stopped: asyncio.Event) -> None:
+            while not stopped.is_set():
+                try:
+                    await _live(settings, home, announce, appraise, stopped, door)
+                    return
+                except Stopped:
+                    return
+                except DeposedError as error:
+                    log.warning("this coordinator leads no more, and stands by: %s", error)
+
+        await while_there_is_room(home.folder, live, door.no_room)
 
 
 async def _live(
@@ -103,19 +119,7 @@ async def _live(
         chain = await asyncio.to_thread(ChainFile, folder / "chain.db", manifest, views.describe)
         closing.callback(chain.close)
         signed = await asyncio.to_thread(_take_office, settings, home, chain)
-        service = CoordinatorService(home.identity, chain, signed, appraise)
-        run_id = manifest.run_id.hex()
-        about = {
-            "name": settings.name,
-            "run": manifest.run.name,
-            "run_id": run_id,
-            "peer": home.identity.peer,
-            "role": "coordinator",
-        }
-        service.events = events = await open_diary(
-            folder, home.folder, settings.notice, about, tasks, closing, traces=settings.traces
-        )
-        traffic = Traffic(settings.upload)
+        desk, traffic = Desk(), Traffic(settings.upload)
         network = await open_network(
             home,
             manifest.run_id,
@@ -123,24 +127,55 @@ async def _live(
             settings.name,
             tasks,
             closing,
-            on_record=service.learn_own_record,
+            on_record=desk.learn_own_record,
             traffic=traffic,
+            publish=settings.store is None,
+        )
+        rpc.add_CoordinatorServicer_to_server(desk, network.server)
+        _serve_data(settings, home, network, chain, traffic)
+        facts = {"run_id": manifest.run_id.hex(), "name": settings.name}
+
+        def tell_link(others: Sequence[Holder] = ()) -> None:
+            link = _link(manifest, home, network, others)
+            home.announce(role="coordinator", api=door.url, link=str(link), **facts, **network.ports)
+            announce(link)
+
+        office = None
+        if settings.store is not None:
+            await door.wait("it asks the store")
+            tell = partial(door.tell, stands_by=True)
+            office = await win_office(
+                settings.store, settings.name, home, chain, network, desk, tasks, closing, tell, tell_link
+            )
+        service = CoordinatorService(home.identity, chain, signed, appraise, rounds=office.log if office else None)
+        about = {**facts, "run": manifest.run.name, "peer": home.identity.peer, "role": "coordinator"}
+        service.events = events = await open_diary(
+            folder, home.folder, settings.notice, about, tasks, closing, traces=settings.traces
         )
         service.callers, service.know = network.callers, network.directory.know
-        rpc.add_CoordinatorServicer_to_server(service, network.server)
-        _serve_data(settings, home, network, chain, traffic)
-        await network.server.start()
+        if office is not None:
+            office.open(desk, service)
+        else:
+            desk.serve(service)
+            await network.server.start()
         tasks.start(service.driver.run(), "rounds")
         tasks.start(service.run(), "liveness")
-        digest = sha256(network.certificate.certificate_der)
-        link = JoinLink(manifest.run_id, home.identity.peer, network.address, digest, network.dht_addresses)
-        await door.show(create_coordinator_app(service, events, traffic, settings.name))
+        await door.show(create_coordinator_app(service, events, traffic, settings.name, office.log if office else None))
         closing.push_async_callback(door.wait, "it ends")
-        facts = {"link": str(link), "run_id": run_id, "name": settings.name}
-        home.announce(role="coordinator", api=door.url, **facts, **network.ports)
         log.info("%s is serving on %s, page and API %s", settings.name, network.address, door.url)
-        announce(link)
+        if office is None:
+            tell_link()
         await tasks.wait()
+
+
+def _link(manifest: Manifest, home: DataDirectory, network: Network, others: Sequence[Holder]) -> JoinLink:
+    """To this coordinator, and to those that stand by with its key; our record says it too, from its next version on."""
+    digest, dht = sha256(network.certificate.certificate_der), list(network.dht_addresses)
+    ways = tuple(Way(other.address, bytes.fromhex(other.certificate)) for other in others)
+    dht += [address for other in others for address in other.dht]
+    network.directory.elsewhere = ways
+    network.directory.changed.set()
+    return JoinLink(manifest.run_id, home.identity.peer, network.address, digest, tuple(dht), ways)
 
 
 def _serve_data(
@@ -196,7 +231,15 @@ def _last_rows(chain: ChainFile) -> list[views.View]:
     return rows
 
 
-def create_coordinator_app(service: CoordinatorService, events: EventLog, traffic: Traffic, name: str) -> web.Application:
+def create_coordinator_app(
+    service: CoordinatorService, events: EventLog, traffic: Traffic, name: str, shared: SharedLog | None = None
+) -> web.Application:
+    """`shared`: where there are several coordinators."""
+
+    def coordinators() -> list[views.View]:
+        places = shared.places if shared is not None else ()
+        return [{"name": at.name, "address": at.address, "leads": shared is not None and at == shared.leader} for at in places]
+
     def peers_by_state() -> dict[str, int]:
         roster, absent = service.state.head.roster.keys(), service.state.absent
         return {
@@ -229,6 +272,7 @@ def create_coordinator_app(service: CoordinatorService, events: EventLog, traffi
             "absent": sorted(state.absent),
             "refused": views.exclusions(state.gathered.refusals),
             "network": views.network(traffic),
+            "coordinators": coordinators(),
             "seconds_left": views.seconds_left(service.chain.manifest, state.head, _last_rows(service.chain), still),
         }
 

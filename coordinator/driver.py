@@ -1,9 +1,9 @@
-"""Drives the round machine: inputs in, on disk, then effects out. Holds no decision.
+"""Drives the round machine: inputs in, written, then effects out. Holds no decision.
 
-An input is stepped at once and answered at once; what it changed is written in batches by a thread, and nothing that we sign leaves
-before it, and all inputs before it, are on disk. A commit is made in a thread too, and inputs wait for it: with a thousand clusters
+An input is stepped at once and answered at once; what it changed is written in batches aside (log.py), and nothing that we sign
+leaves before it, and all inputs before it, are there. A commit is made in a thread, and inputs wait: with a thousand clusters
 that takes longer than the loop may stand still. What a crash takes away is said again by its senders. A write that fails ends
-`run`, whoever asked for it: memory is then ahead of the disk, and the next start stands where the last batch ended.
+`run`, whoever asked for it: memory is then ahead of the log, and the next start stands where the last batch ended.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from dilocox.coordinator.log import Committed, Entry, InputLog
+from dilocox.coordinator.log import Committed, Entry, InputLog, KeptFirst, LogItem, RoundLog
 from dilocox.protocol import chain as chains
 from dilocox.protocol import round
 from dilocox.protocol.crypto import Identity
@@ -61,12 +61,13 @@ class RoundDriver:
         chain: ChainFile,
         publish: Publish,
         clock: Clock = clock,
+        rounds: RoundLog | None = None,
     ) -> None:
-        """`publish` sends what is on disk to everyone."""
+        """`publish` sends what is on disk to everyone. `rounds`: where the open round is kept; None: beside the chain."""
         self.identity, self.chain, self._publish, self._clock = identity, chain, publish, clock
         self._run_id = chain.manifest.run_id
-        self._log = InputLog(chain)
-        self._batch: list[Entry | Committed] = []
+        self._log: RoundLog = rounds or InputLog(chain)
+        self._batch: list[LogItem] = []
         self._outbox: list[Statement[object] | Differ] = []
         """What leaves when the batch is on disk, in order."""
         self.emit: Callable[[Event], None] = lambda event: None
@@ -77,6 +78,10 @@ class RoundDriver:
         self._queued: list[Input] = []
         """… and what comes in meanwhile is stepped after it."""
         self.writing = asyncio.Lock()
+        self._produced = 0
+        """Counts what is to be written or sent …"""
+        self._done = 0
+        """… and up to where it was: who waited for a write that had it all does not begin one for who came later."""
         self._failure: BaseException | None = None
         """Of a write: there is no other after it."""
         self._wake = asyncio.Event()
@@ -93,12 +98,12 @@ class RoundDriver:
             state, effects = round.decide(self.state, entry.event, entry.moment)
             if effects and isinstance(effects[-1], Close):
                 log.warning("what would close round %d is on disk without its commit; it is waited for again", state.head.round)
-                self._log.keep_first(number)  # another start would stop here too, and miss what comes now
+                self._batch.append(KeptFirst(number))  # another start would stop here too, and miss what comes now
                 break
             self._telling.saw(self.state, state, entry.moment)  # told by an earlier life
             self.state = state
         if entries or self.chain.length:
-            self.feed(Resumed(healed=self.chain.healed))
+            self.feed(Resumed(healed=self._log.healed))
             log.info("started again in round %d, with %d inputs", self.state.head.round, len(entries))
 
     def feed(self, event: Input) -> Judgement | None:
@@ -112,6 +117,7 @@ class RoundDriver:
         if self.state is not before and self.state != before:
             self._batch.append(Entry(event, moment))
         self._happened += self._telling.saw(before, self.state, moment)
+        self._produced += 1
         judgement = None
         for effect in effects:
             match effect:
@@ -148,6 +154,7 @@ class RoundDriver:
 
     def _committed(self, before: Head, commit: Statement[pb.Commit], moment: Moment) -> None:
         """Commit and the beginning of the round that follows, in one batch."""
+        self._produced += 1
         self._batch.append(Committed(before, commit, self.state.head))
         self._batch += [Entry(event, moment) for event in round.inherited(self.state)]
         self._outbox.append(commit)
@@ -161,21 +168,24 @@ class RoundDriver:
     async def flush(self) -> None:
         """Put everything so far on disk and send it. Raises what the disk raises, or raised before. Who waits may be cancelled, by
         a caller that hangs up: what waits to be sent is everybody's, and leaves all the same."""
-        flushing = asyncio.create_task(self._flush(), name="flush")
+        flushing = asyncio.create_task(self._flush(self._produced), name="flush")
         flushing.add_done_callback(lambda task: task.cancelled() or task.exception())  # `run` raises it
         await asyncio.shield(flushing)
 
-    async def _flush(self) -> None:
+    async def _flush(self, wanted: int) -> None:
         async with self.writing:
             await self.settled()  # what closes a round is written with its commit
             if self._failure is not None:
                 raise self._failure
+            if wanted <= self._done:
+                return
+            taken = self._produced
             batch, self._batch = self._batch, []
             outbox, self._outbox = self._outbox, []
             happened, self._happened = self._happened, []
             if batch:
                 try:
-                    await asyncio.to_thread(self._log.write, batch)
+                    await self._log.write(batch)
                 except BaseException as error:
                     self._failure = error
                     self._wake.set()
@@ -188,6 +198,7 @@ class RoundDriver:
             for sent in outbox:
                 self._publish(sent)
                 await asyncio.sleep(0)  # each to everyone: others get their turn in between
+            self._done = taken
 
     async def run(self) -> None:
         """Write, send, and notice deadlines, until cancelled."""

@@ -1,11 +1,15 @@
-"""The open round on disk: the inputs of the round machine since the last commit, in the same database as the chain.
+"""The open round as it is kept: the inputs of the round machine since the last commit, in order, and the commits that cut them off.
 
-One transaction writes a batch of inputs; a commit and the cutting off of the inputs before it are one transaction too. So a restart
-stands where the last batch ended, whatever was happening; what a crash takes away, its senders say again.
+`RoundLog` is what the driver needs of it. `InputLog` is the one beside the chain, in the same database: one transaction writes a
+batch of inputs; a commit and the cutting off of the inputs before it are one transaction too. So a restart stands where the last
+batch ended, whatever was happening; what a crash takes away, its senders say again. shared_log.py is the other, for several
+coordinators.
 """
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol, cast
 
 from dilocox.protocol.head import Head
 from dilocox.protocol.messages import Statement, open_envelope
@@ -14,7 +18,7 @@ from dilocox.protocol.round import Absent, Attested, Input, Moment, Present, Rec
 from dilocox.protocol.rules import JUDGES
 from dilocox.transport.chain_file import INPUTS, ChainFile
 
-__all__ = ["Committed", "Entry", "InputLog"]
+__all__ = ["Committed", "Entry", "InputLog", "KeptFirst", "LogItem", "RoundLog", "Row", "input_of", "row_of"]
 
 
 @dataclass(frozen=True)
@@ -27,14 +31,46 @@ class Entry:
 
 @dataclass(frozen=True)
 class Committed:
-    """A commit that we signed, or that nodes gave back to us."""
+    """A commit that we signed, or that nodes gave back to us. The inputs before it are cut off."""
 
     before: Head
     commit: Statement[pb.Commit]
     after: Head
 
 
-Row = tuple[str, str | None, int | None, str | None, bytes | None]
+@dataclass(frozen=True)
+class KeptFirst:
+    """The inputs since the last commit are void after so many."""
+
+    count: int
+
+
+LogItem = Entry | Committed | KeptFirst
+
+
+class RoundLog(Protocol):
+    @property
+    def healed(self) -> bool:
+        """What we signed may be missing in it: more than half of the roster must be heard before anything is signed."""
+        ...
+
+    def replay(self) -> Iterable[Entry]:
+        """The inputs since the last commit, as they were found at the start."""
+        ...
+
+    async def write(self, batch: Sequence[LogItem]) -> None:
+        """Durable, and the chain's file holds its commits, when this returns. After an exception nothing may be signed."""
+        ...
+
+
+class Row(NamedTuple):
+    """An input, in columns."""
+
+    kind: str
+    peer: str | None = None
+    reason: int | None = None
+    detail: str | None = None
+    envelope: bytes | None = None
 
 
 class InputLog:
@@ -45,69 +81,78 @@ class InputLog:
             " kind TEXT NOT NULL, peer TEXT, reason INTEGER, detail TEXT, envelope BLOB)"
         )
 
-    def write(self, batch: Sequence[Entry | Committed]) -> None:
-        """Durable when this returns. Blocking."""
+    @property
+    def healed(self) -> bool:
+        return self._chain.healed
+
+    async def write(self, batch: Sequence[LogItem]) -> None:
+        await asyncio.to_thread(self.write_now, batch)
+
+    def write_now(self, batch: Sequence[LogItem]) -> None:
+        """`write`. Blocking."""
         database = self._chain.database
         database.execute("BEGIN")
         for item in batch:
-            if isinstance(item, Entry):
-                self._insert(item)
-            else:
-                self._chain.write(item.before, item.commit)
-                database.execute(f"DELETE FROM {INPUTS}")
+            match item:
+                case Entry():
+                    self._insert(item)
+                case Committed():
+                    self._chain.write(item.before, item.commit)
+                    database.execute(f"DELETE FROM {INPUTS}")
+                case KeptFirst(count):
+                    kept = f"SELECT number FROM {INPUTS} ORDER BY number LIMIT ?"
+                    database.execute(f"DELETE FROM {INPUTS} WHERE number NOT IN ({kept})", (count,))
         database.execute("COMMIT")
 
     def _insert(self, entry: Entry) -> None:
         self._chain.database.execute(
             f"INSERT INTO {INPUTS} (seconds, wall_ms, kind, peer, reason, detail, envelope) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (*entry.moment, *self._row(entry.event)),
+            (*entry.moment, *row_of(entry.event)),
         )
 
-    def _row(self, event: Input) -> Row:
-        match event:
-            case Received(statement):
-                return "received", None, None, None, statement.envelope.SerializeToString(deterministic=True)
-            case Refused(peer, reason, detail):
-                return "refused", peer, reason, detail, None
-            case Absent(peer):
-                return "absent", peer, None, None, None
-            case Present(peer):
-                return "present", peer, None, None, None
-            case Resumed(healed):
-                return "resumed", None, int(healed), None, None
-            case Returning(until):
-                return "returning", None, None, repr(until), None
-            case Attested(attestation):
-                return "attested", None, None, None, attestation.SerializeToString(deterministic=True)
-            case Tick():
-                return "tick", None, None, None, None
-
     def replay(self) -> Iterator[Entry]:
-        """The inputs since the last commit."""
         query = f"SELECT seconds, wall_ms, kind, peer, reason, detail, envelope FROM {INPUTS} ORDER BY number"
-        for seconds, wall_ms, kind, peer, reason, detail, envelope in self._chain.database.execute(query):
-            yield Entry(self._input(kind, peer, reason, detail, envelope), Moment(seconds, wall_ms))
+        for seconds, wall_ms, *row in self._chain.database.execute(query):
+            yield Entry(input_of(Row(*row), self._run_id), Moment(seconds, wall_ms))
 
-    def keep_first(self, count: int) -> None:
-        """Forget the inputs after so many. Blocking."""
-        kept = f"SELECT number FROM {INPUTS} ORDER BY number LIMIT ?"
-        self._chain.database.execute(f"DELETE FROM {INPUTS} WHERE number NOT IN ({kept})", (count,))
 
-    def _input(self, kind: str, peer: str, reason: pb.Reason, detail: str, envelope: bytes) -> Input:
-        match kind:
-            case "received":
-                return Received(open_envelope(envelope, self._run_id, JUDGES))
-            case "refused":
-                return Refused(peer, reason, detail)
-            case "absent":
-                return Absent(peer)
-            case "present":
-                return Present(peer)
-            case "resumed":
-                return Resumed(bool(reason))
-            case "returning":
-                return Returning(float(detail))
-            case "attested":
-                return Attested(pb.Attestation.FromString(envelope))
-            case _:
-                return Tick()
+def row_of(event: Input) -> Row:
+    match event:
+        case Received(statement):
+            return Row("received", envelope=statement.envelope.SerializeToString(deterministic=True))
+        case Refused(peer, reason, detail):
+            return Row("refused", peer, reason, detail)
+        case Absent(peer):
+            return Row("absent", peer)
+        case Present(peer):
+            return Row("present", peer)
+        case Resumed(healed):
+            return Row("resumed", reason=int(healed))
+        case Returning(until):
+            return Row("returning", detail=repr(until))
+        case Attested(attestation):
+            return Row("attested", envelope=attestation.SerializeToString(deterministic=True))
+        case Tick():
+            return Row("tick")
+
+
+def input_of(row: Row, run_id: bytes) -> Input:
+    """Of which `row_of` made the row. Raises RemoteError where a statement in it does not hold."""
+    peer, detail, envelope = row.peer or "", row.detail or "", row.envelope or b""
+    match row.kind:
+        case "received":
+            return Received(open_envelope(envelope, run_id, JUDGES))
+        case "refused":
+            return Refused(peer, cast("pb.Reason", row.reason or 0), detail)
+        case "absent":
+            return Absent(peer)
+        case "present":
+            return Present(peer)
+        case "resumed":
+            return Resumed(bool(row.reason))
+        case "returning":
+            return Returning(float(detail))
+        case "attested":
+            return Attested(pb.Attestation.FromString(envelope))
+        case _:
+            return Tick()

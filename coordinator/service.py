@@ -16,6 +16,8 @@ from dilocox.coordinator import driver as driving
 from dilocox.coordinator.challenges import Challenges
 from dilocox.coordinator.driver import RoundDriver
 from dilocox.coordinator.liveness import Liveness
+from dilocox.coordinator.log import RoundLog
+from dilocox.coordinator.streams import Streams
 from dilocox.protocol import limits, round
 from dilocox.protocol.attestation import Appraiser, AttestationError, Evidence, Policy, check_binding, report_data, summary
 from dilocox.protocol.crypto import Identity, sha256
@@ -85,15 +87,6 @@ RECORD_SECONDS = 30.0
 """Between two changes of a member's record that everybody is told: addresses do not change more often."""
 
 
-@dataclass(eq=False)
-class Stream:
-    """Somebody who follows the run."""
-
-    peer: str
-    """Empty: it does not say who it is."""
-    address: str
-
-
 class CoordinatorService(rpc.CoordinatorServicer):
     def __init__(
         self,
@@ -102,7 +95,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
         manifest: pb.Envelope,
         appraise: Appraiser,
         clock: driving.Clock = driving.clock,
+        rounds: RoundLog | None = None,
     ) -> None:
+        """`rounds`: where the open round is kept; None: beside the chain."""
         self.identity, self.chain = identity, chain
         self._run_id, self._holders = chain.manifest.run_id, frozenset(chain.manifest.run.holders)
         self._manifest_envelope = manifest
@@ -114,7 +109,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self.callers: Callers | None = None
         """Who calls our server; set before it starts."""
         self.watchers: set[asyncio.Queue[services.WatchEvent | None]] = set()
-        self._streams: list[Stream] = []
+        self._streams = Streams(self._known, chain.manifest.may_read)
+        self.fence = 0
+        """With which we lead, where there are several coordinators; set before the server starts."""
         self._buckets = Buckets(lambda: clock().seconds)
         self.liveness = Liveness(chain.manifest.rounds.liveness_seconds, lambda: clock().seconds)
         self.ballot: Statement[object] | None = None
@@ -128,7 +125,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self._said = ""
         self.events: EventLog | None = None
         """Keeps what happened; set before the server starts."""
-        self.driver = RoundDriver(identity, chain, self._publish, clock)
+        self.driver = RoundDriver(identity, chain, self._publish, clock, rounds)
         self.driver.emit = self.emit
         self.driver.resume()
         self.ballot = self.state.gathered.ballot
@@ -218,15 +215,22 @@ class CoordinatorService(rpc.CoordinatorServicer):
         why, still = round.why_open(self.state), self.state.stands_still
         return services.WatchEvent(
             tip=services.Tip(
-                round=head.round, head=head.digest, why=why, appointment=self.chain.newest_word, stands_still=still
+                round=head.round,
+                head=head.digest,
+                why=why,
+                appointment=self.chain.newest_word,
+                stands_still=still,
+                fence=self.fence,
             )
         )
 
     # gRPC
 
     def learn_own_record(self, record: Statement[pb.PeerRecord]) -> None:
-        """Our newest record, for those who ask for the run."""
-        self.record = record
+        """Our newest record, for those who ask for the run; where several coordinators are, everybody hears of it."""
+        before, self.record = self.record, record
+        if self.fence and (before is None or not same_place(before.body, record.body)):
+            self._tell(services.WatchEvent(statement=record.envelope))
 
     async def GetRun(self, request: services.GetRunRequest, context: Context) -> services.Run:
         assert self.record is not None
@@ -404,9 +408,12 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def follow(self, request: services.WatchRequest, caller: str, address: str) -> AsyncGenerator[services.WatchEvent]:
         """Everything from a commit on. Raises RemoteError where the caller, or strangers, have streams enough."""
-        stream = Stream(caller, address)
-        self._check_room(stream)
-        self._streams.append(stream)
+        with self._streams.joined(caller, address):
+            async with aclosing(self._follow(request, caller)) as events:
+                async for event in events:
+                    yield event
+
+    async def _follow(self, request: services.WatchRequest, caller: str) -> AsyncGenerator[services.WatchEvent]:
         watcher = self.greet(request, caller)
         queue: asyncio.Queue[services.WatchEvent | None] = asyncio.Queue()
         try:
@@ -421,30 +428,17 @@ class CoordinatorService(rpc.CoordinatorServicer):
             self.look_around()
             contributions = [s for slot in self.state.gathered.contributions.values() for s in slot]
             members = [self.records[peer] for peer in self._told if peer in self.records]
-            for statement in [*members, *contributions, *([self.ballot] if self.ballot else [])]:
+            own = [self.record] if self.record is not None and self.fence else []  # it says who else may lead
+            for statement in [*own, *members, *contributions, *([self.ballot] if self.ballot else [])]:
                 yield services.WatchEvent(statement=statement.envelope)
             while (event := await queue.get()) is not None:
                 if not event.HasField("disagreement") or watcher in event.disagreement.clusters:
                     yield event
         finally:
             self.watchers.discard(queue)
-            self._streams.remove(stream)
             if watcher:
                 self.liveness.close_stream(watcher)
                 self.look_around()
-
-    def _check_room(self, stream: Stream) -> None:
-        """Whom we know has streams of its own; strangers share a few, at an address fewer."""
-        if not self._may_read(stream.peer):
-            raise RemoteError(pb.REASON_NOT_ADMITTED, "this run is not public")
-        if self._known(stream.peer):
-            if sum(other.peer == stream.peer for other in self._streams) >= limits.STREAMS_PER_MEMBER:
-                raise RemoteError(pb.REASON_RATE, f"{limits.STREAMS_PER_MEMBER} streams of this peer are open")
-            return
-        strangers = [other for other in self._streams if not self._known(other.peer)]
-        here = sum(other.address == stream.address for other in strangers)
-        if len(strangers) >= limits.SPECTATORS or here >= limits.SPECTATORS_PER_ADDRESS:
-            raise RemoteError(pb.REASON_RATE, "too many strangers are watching already")
 
     def greet(self, request: services.WatchRequest, caller: str) -> str:
         """The peer whose sign of life this stream is; empty for a spectator. Nobody says hello for another."""

@@ -11,11 +11,11 @@ from pathlib import Path
 import grpc.aio
 
 from dilocox.node.check import Here, Role, of_part
-from dilocox.node.coordinator_link import clock_ahead, record_of
+from dilocox.node.coordinator_link import clock_ahead
 from dilocox.protocol import terms
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.findings import Finding, Level
-from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.ids import JoinLink, Way
 from dilocox.protocol.manifest import Manifest, open_manifest
 from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -26,7 +26,7 @@ from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.heads import Heads
 from dilocox.transport.presence import Directory
 from dilocox.transport.reach import Reach
-from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.rpc import ChannelPool, record_of
 
 __all__ = ["Seen", "rounds_trained", "see_run"]
 
@@ -50,25 +50,21 @@ class Seen:
 
 async def see_run(link: JoinLink, here: Here) -> Seen:
     """The run's manifest from its coordinator; whether clocks agree, whether it can dial us back, and whether we may take part."""
-    try:
-        record = await record_of(link)
-    except RemoteError as error:
-        return Seen(
-            (
-                Finding(
-                    Level.WRONG, "coordinator", f"{link.at}: {error.detail}", "ask for a newer link, or look at your firewall"
-                ),
-            )
-        )
+    whys = []
     with tempfile.TemporaryDirectory(prefix="dilocox-check-") as scratch, closing(_folder(here.home, Path(scratch))) as home:
         channels = ChannelPool(home.identity, link.run_id, Heads())
         try:
-            return await _ask(link, record, home, channels, here)
-        except (RemoteError, grpc.aio.AioRpcError) as error:
-            why = error.detail if isinstance(error, RemoteError) else error.code().name.lower()
-            return Seen((Finding(Level.WRONG, "coordinator", f"{link.at}: {why}", "ask for a newer link"),))
+            for way in link.ways:
+                try:
+                    return await _ask(link, way, home, channels, here)
+                except RemoteError as error:
+                    whys.append(f"{way.at}: {error.detail}")
+                except grpc.aio.AioRpcError as error:
+                    whys.append(f"{way.at}: {error.details() or error.code().name.lower()}")
         finally:
             await channels.close()
+    advice = "ask for a newer link, or look at your firewall"
+    return Seen((Finding(Level.WRONG, "coordinator", "; ".join(whys), advice),))
 
 
 def _folder(home: Path, scratch: Path) -> DataDirectory:
@@ -81,8 +77,9 @@ def _folder(home: Path, scratch: Path) -> DataDirectory:
     return DataDirectory(scratch)
 
 
-async def _ask(link: JoinLink, record: pb.PeerRecord, home: DataDirectory, channels: ChannelPool, here: Here) -> Seen:
+async def _ask(link: JoinLink, way: Way, home: DataDirectory, channels: ChannelPool, here: Here) -> Seen:
     """Raises RemoteError, AioRpcError."""
+    record = await record_of(way)
     began = time.time()
     run: services.Run = await rpc.CoordinatorStub(channels.channel(record)).GetRun(
         services.GetRunRequest(), timeout=CALL_SECONDS
@@ -90,7 +87,7 @@ async def _ask(link: JoinLink, record: pb.PeerRecord, home: DataDirectory, chann
     ahead = clock_ahead(run, began)
     manifest = open_manifest(run.manifest, link.run_id)
     appointment = terms.open_appointment(manifest, run.appointment) if run.HasField("appointment") else None
-    found = [Finding(Level.FINE, "coordinator", f"{link.at} serves {manifest.run.name}, {manifest.rounds.count:,} rounds")]
+    found = [Finding(Level.FINE, "coordinator", f"{way.at} serves {manifest.run.name}, {manifest.rounds.count:,} rounds")]
     if terms.coordinator_of(manifest, appointment) != link.coordinator:
         found = [Finding(Level.WRONG, "coordinator", "the run's owner has named another one", "ask for a newer link")]
     open_envelope(run.coordinator, link.run_id, (pb.KIND_PEER_RECORD,))

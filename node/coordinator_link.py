@@ -1,16 +1,17 @@
 """The node's line to the coordinator: find it, fetch the manifest, follow the run, submit statements. Never gives up.
 
-It is found by its newest signed record, which the DHT, a cache or the coordinator itself gave, or at the address in the join link:
-after a failed call the other of the two is tried.
+It is found by its newest signed record, which the DHT, a cache or the coordinator itself gave, or at an address in the join link:
+after a failed call the next of these ways is tried. Where several coordinators stand by for each other, each is asked to say when
+it leads, and who was elected last is followed at once: also when the one before is not dead and does not know yet.
 """
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,7 +19,7 @@ import grpc.aio
 from dilocox.protocol import terms
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.ids import JoinLink, short
+from dilocox.protocol.ids import JoinLink, Way, short
 from dilocox.protocol.manifest import Manifest, open_manifest
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -26,12 +27,13 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.rules import Outcome
 from dilocox.transport.presence import Directory
-from dilocox.transport.rpc import ChannelPool
-from dilocox.transport.tls import fetch_certificate
+from dilocox.transport.rpc import ChannelPool, record_of
 
-__all__ = ["Backoff", "CoordinatorLink", "record_of"]
+__all__ = ["Backoff", "CoordinatorLink"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CALL_SECONDS = 10.0
 PRESENCE_SECONDS = 2.0
@@ -62,19 +64,15 @@ class Backoff:
         self._seconds = FIRST_BACKOFF_SECONDS
 
     async def wait(self) -> None:
-        await asyncio.sleep(self._seconds * random.uniform(0.5, 1.0))
-        self._seconds = min(MAX_BACKOFF_SECONDS, 2 * self._seconds)
+        await asyncio.sleep(self.next_seconds())
+
+    def next_seconds(self) -> float:
+        """To wait after one more failure."""
+        seconds, self._seconds = self._seconds, min(MAX_BACKOFF_SECONDS, 2 * self._seconds)
+        return seconds * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         self._seconds = FIRST_BACKOFF_SECONDS
-
-
-async def record_of(link: JoinLink) -> pb.PeerRecord:
-    """How to dial whom a link names, at the address in it. Raises RemoteError when nobody, or somebody else, is there."""
-    certificate = await asyncio.to_thread(fetch_certificate, *link.endpoint, CALL_SECONDS)
-    if sha256(certificate) != link.certificate:
-        raise RemoteError(pb.REASON_BAD_SIGNATURE, f"at {link.at} is another server than the link names")
-    return pb.PeerRecord(address=link.at, certificate=certificate)
 
 
 def clock_ahead(run: services.Run, asked: float) -> float:
@@ -91,26 +89,120 @@ class CoordinatorLink:
         """Seconds by which this machine's clock is ahead of the coordinator's, as `run` found."""
         self.signed_manifest: pb.Envelope | None = None
         """As the owner signed it, once `run` returned."""
-        self._doubt_record = False
-        """The last call failed, and it went by the coordinator's record."""
-        self._pinned: pb.PeerRecord | None = None
-        """The link's address with its certificate, once that was seen to have the link's digest."""
+        self._failed: set[Way] = set()
+        """Ways that are not tried again before all others were."""
+        self._pinned: dict[Way, pb.PeerRecord] = {}
+        """How to dial where a certificate was seen to be the one that was named."""
+        self._fence = 0
+        """The largest with which somebody said that it leads."""
+        self._followed: Way | None = None
+        """Whose events we watch."""
+        self._moved = asyncio.Event()
+        """Somebody was elected after it."""
 
     @asynccontextmanager
     async def _calling(self) -> AsyncIterator[rpc.CoordinatorStub]:
-        """A stub for one call; when the call fails the next one goes the other way."""
+        """A stub for one call; when the call fails the next one goes another way."""
+        way = await self._way()
         try:
-            record = None if self._doubt_record else await self._directory.find(self._link.coordinator)
-            yield rpc.CoordinatorStub(self._channels.channel(record or await self._by_link()))
+            yield rpc.CoordinatorStub(self._channels.channel(await self._record(way)))
         except (RemoteError, grpc.aio.AioRpcError):
-            self._doubt_record = not self._doubt_record
+            self._failed.add(way)
             raise
 
-    async def _by_link(self) -> pb.PeerRecord:
-        """How to dial the coordinator where the link says it is. Raises RemoteError when nobody, or somebody else, is there."""
-        if self._pinned is None:
-            self._pinned = await record_of(self._link)
-        return self._pinned
+    async def _way(self) -> Way:
+        """The first that did not fail since all did."""
+        ways = await self._ways()
+        if self._failed.issuperset(ways):
+            self._failed.clear()
+        return next(way for way in ways if way not in self._failed)
+
+    async def _ways(self) -> list[Way]:
+        """By the coordinator's record, then by the link, then where its record says that others stand by."""
+        record, ways = await self._directory.find(self._link.coordinator), dict[Way, None]()
+        if record is not None and record.address:
+            way = Way(record.address, sha256(record.certificate))
+            self._pinned[way] = record
+            ways[way] = None
+        ways |= dict.fromkeys(self._link.ways)
+        if record is not None:
+            ways |= {Way(other.address, other.certificate): None for other in record.elsewhere}
+        return list(ways)
+
+    async def _record(self, way: Way) -> pb.PeerRecord:
+        """Raises RemoteError when nobody, or somebody else, is there."""
+        if way not in self._pinned:
+            self._pinned[way] = await record_of(way)
+        return self._pinned[way]
+
+    async def _rest(self, backoff: Backoff) -> None:
+        """After a failure: at once where another way was not tried yet, or somebody else is elected meanwhile."""
+        if self._failed.issuperset(await self._ways()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(backoff.next_seconds()):
+                    await self._moved.wait()
+
+    # Where there are several coordinators
+
+    async def _look_out(self) -> None:
+        """Ask each of several coordinators to say when it leads, for ever."""
+        asked: dict[Way, asyncio.Task[None]] = {}
+        try:
+            while True:
+                ways = await self._ways()
+                for way in ways if len(ways) > 1 else ():
+                    if way not in asked:
+                        asked[way] = asyncio.create_task(self._until_it_leads(way), name=f"until {way.at} leads")
+                for way in asked.keys() - set(ways):
+                    asked.pop(way).cancel()
+                await asyncio.sleep(MAX_BACKOFF_SECONDS)
+        finally:
+            for task in asked.values():
+                task.cancel()
+
+    async def _until_it_leads(self, way: Way) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                stub = rpc.ElectionStub(self._channels.channel(await self._record(way)))
+                reply: services.LeadReply = await stub.Await(services.LeadRequest(above=self._fence))
+                if self._hears(reply.fence) and way != self._followed:
+                    log.info("the coordinator at %s leads now", way.at)
+                    self._failed = set(await self._ways()) - {way}
+                    self._moved.set()
+                backoff.reset()
+            except (RemoteError, grpc.aio.AioRpcError):
+                pass
+            await backoff.wait()
+
+    def _hears(self, fence: int) -> bool:
+        """Whether who leads with this fence was elected after all that we heard of."""
+        newer = fence > self._fence
+        self._fence = max(self._fence, fence)
+        return newer
+
+    async def _events(self, stub: rpc.CoordinatorStub, request: services.WatchRequest) -> AsyncGenerator[services.WatchEvent]:
+        """Of a coordinator, until another was elected. Raises RemoteError, AioRpcError."""
+        stream = stub.Watch(request)
+        try:
+            while isinstance(event := await self._unless_moved(stream.read()), services.WatchEvent):
+                if event.HasField("tip") and not self._hears(event.tip.fence) and event.tip.fence < self._fence:
+                    raise RemoteError(pb.REASON_UNAVAILABLE, "another coordinator was elected after this one")
+                yield event
+        finally:
+            stream.cancel()
+
+    async def _unless_moved(self, answer: Awaitable[T]) -> T:
+        """What a coordinator answers. Raises RemoteError where another is elected meanwhile: one that stands still never would."""
+        waiting, moved = asyncio.ensure_future(answer), asyncio.create_task(self._moved.wait())
+        try:
+            await asyncio.wait({waiting, moved}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return waiting.result()
+            raise RemoteError(pb.REASON_UNAVAILABLE, "another coordinator was elected")
+        finally:
+            waiting.cancel()
+            moved.cancel()
 
     async def run(
         self, tell: Callable[[str, str], None] = lambda says, advice: None
@@ -118,7 +210,8 @@ class CoordinatorLink:
         """The manifest, and the owner's newest appointment where there is one, checked against the run id, the owner's signature
         and the link's coordinator; waits until they are there. `tell` hears what for, and what somebody can do."""
         backoff, said = Backoff(), ""
-        where = f"the coordinator {short(self._link.coordinator)} at {self._link.at}"
+        places = ", ".join(way.at for way in self._link.ways)
+        where = f"the coordinator {short(self._link.coordinator)} at {places}"
         tell(f"asking {where} what the run is", "")
         while True:
             try:
@@ -136,14 +229,14 @@ class CoordinatorLink:
                 return manifest, appointment
             except (RemoteError, grpc.aio.AioRpcError) as error:
                 if isinstance(error, RemoteError) and error.reason == pb.REASON_WRONG_RUN:
-                    detail = f"the coordinator at {self._link.at} does not serve what the link names: {error.detail}"
+                    detail = f"the coordinator at {places} does not serve what the link names: {error.detail}"
                     raise ConfigError(f"{detail}. Ask for a newer link") from error
                 why = error.detail if isinstance(error, RemoteError) else error.code().name.lower()
                 if why != said:
                     log.info("waiting for %s: %s", where, why)
                     tell(f"waiting for {where}: {why}", "check the link's address, and that the coordinator's port is open")
                     said = why
-                await backoff.wait()
+                await self._rest(backoff)
 
     def _learn(self, envelope: pb.Envelope) -> None:
         """The coordinator's own record says where it is better than the link does. Raises RemoteError when it is not its own."""
@@ -160,25 +253,41 @@ class CoordinatorLink:
     ) -> AsyncIterator[services.WatchEvent]:
         """Events for ever; after every reconnect, from the commit that `next_round()` wants. The stream is our sign of life: it
         begins with `hello()`, but for a spectator's; `away()` is called when it breaks."""
+        looking_out = asyncio.create_task(self._look_out(), name="look out")
+        try:
+            async for event in self._watch(next_round, hello, away):
+                if looking_out.done():
+                    looking_out.result()
+                yield event
+        finally:
+            looking_out.cancel()
+
+    async def _watch(
+        self, next_round: Callable[[], int], hello: Callable[[], Statement[pb.Heartbeat]] | None, away: Callable[[], None]
+    ) -> AsyncIterator[services.WatchEvent]:
         backoff = Backoff()
         while True:
+            self._moved.clear()
+            self._followed = await self._way()
             try:
                 async with self._calling() as stub:
                     request = services.WatchRequest(from_round=next_round(), hello=hello().envelope if hello else None)
-                    async for event in stub.Watch(request):
-                        if not self.connected:
-                            self.connected = True
-                            log.info("connected to the coordinator")
-                        backoff.reset()
-                        yield event
+                    async with aclosing(self._events(stub, request)) as events:
+                        async for event in events:
+                            if not self.connected:
+                                self.connected = True
+                                log.info("connected to the coordinator")
+                            backoff.reset()
+                            yield event
             except (RemoteError, grpc.aio.AioRpcError):
                 pass
             if self.connected:
                 self.connected = False
                 log.warning("the coordinator is away%s", "; training goes on" if hello else "")
                 away()
-            await backoff.wait()
-            await self._directory.look_up(self._link.coordinator)
+            if not self._moved.is_set():
+                await self._rest(backoff)
+                await self._directory.look_up(self._link.coordinator)
 
     async def commit(self, round: int) -> Statement[pb.Commit]:
         """A commit that it holds, trying until it has given one. Nothing of it is verified but the signature."""
@@ -191,7 +300,7 @@ class CoordinatorLink:
                             return open_envelope(event.statement, self._link.run_id, (pb.KIND_COMMIT,))
             except (RemoteError, grpc.aio.AioRpcError):
                 pass
-            await backoff.wait()
+            await self._rest(backoff)
 
     async def challenge(self, peer: str) -> bytes:
         """A nonce to answer with evidence; trying until the coordinator has given one."""
@@ -203,7 +312,7 @@ class CoordinatorLink:
                     reply: services.Challenge = await stub.GetChallenge(request, timeout=CALL_SECONDS)
                 return reply.nonce
             except (RemoteError, grpc.aio.AioRpcError):
-                await backoff.wait()
+                await self._rest(backoff)
 
     async def submit(self, statement: Statement) -> Answer:
         """Deliver a statement, trying again until the coordinator has answered. Cancel to give up."""
@@ -227,7 +336,7 @@ class CoordinatorLink:
     async def _ask(self, envelope: pb.Envelope) -> Answer:
         """Raises RemoteError where the answer is not the coordinator's to this statement."""
         async with self._calling() as stub:
-            signed = await stub.Submit(envelope, timeout=CALL_SECONDS)
+            signed = await self._unless_moved(stub.Submit(envelope, timeout=CALL_SECONDS))
         answer: Statement[pb.Answer] = open_envelope(signed, self._link.run_id, (pb.KIND_ANSWER,))
         body = answer.body
         if answer.peer != self._link.coordinator or body.statement != sha256(envelope.key, envelope.body):

@@ -8,11 +8,13 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit
 
 from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.limits import COORDINATORS
 
-__all__ = ["PEERS_NAMED", "JoinLink", "is_meant", "key_of_peer", "peer_id", "printable", "short", "shortly"]
+__all__ = ["PEERS_NAMED", "JoinLink", "Way", "is_meant", "key_of_peer", "peer_id", "printable", "short", "shortly"]
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _PREFIX = b"\x00\x24\x08\x01\x12\x20"  # identity multihash, 36 bytes: PublicKey{Type=Ed25519, Data=32 bytes}
@@ -74,9 +76,35 @@ def shortly(peers: Sequence[str]) -> str:
     return ", ".join(short(peer) for peer in peers[:PEERS_NAMED]) + more
 
 
+class Way(NamedTuple):
+    """Where somebody may be dialled."""
+
+    at: str
+    """host:port of a gRPC server."""
+    certificate: bytes
+    """SHA-256 of the DER certificate that this server presents."""
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Host and port of `at`."""
+        host, _, port = self.at.rpartition(":")
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+    @classmethod
+    def parse(cls, at: str, digest: str) -> "Way":
+        """As they stand in a link. Raises ValueError."""
+        if re.fullmatch(r"[0-9A-Za-z_-]{43}", digest) is None:
+            raise ValueError("cert= is not a SHA-256 digest in base64url")
+        host, _, port = at.rpartition(":")
+        if host in ("", "[]") or re.fullmatch(r"[0-9]{1,5}", port) is None or not 0 < int(port) < 1 << 16:
+            raise ValueError("at= is not HOST:PORT")
+        return cls(at, urlsafe_b64decode(digest + "="))
+
+
 @dataclass(frozen=True)
 class JoinLink:
-    """All a stranger needs: `dilocox://RUN_ID@COORDINATOR?at=HOST:PORT&cert=DIGEST&dht=MULTIADDR&dht=…`."""
+    """All a stranger needs: `dilocox://RUN_ID@COORDINATOR?at=HOST:PORT&cert=DIGEST&dht=MULTIADDR&dht=…`; `at` and `cert` once for
+    each of several coordinators."""
 
     run_id: bytes
     coordinator: str
@@ -87,18 +115,21 @@ class JoinLink:
     """SHA-256 of the DER certificate that this server presents: a digest keeps the link short."""
     dht_addresses: tuple[str, ...] = ()
     """Where to look for it should it have moved."""
-
-    def __str__(self) -> str:
-        digest = urlsafe_b64encode(self.certificate).decode().rstrip("=")
-        query = [f"at={quote(self.at, safe=':[]')}", f"cert={digest}"]
-        query += ["dht=" + quote(address, safe="/") for address in self.dht_addresses]
-        return f"dilocox://{self.run_id.hex()}@{self.coordinator}?{'&'.join(query)}"
+    others: tuple[Way, ...] = ()
+    """Where those are that stand by with its key."""
 
     @property
-    def endpoint(self) -> tuple[str, int]:
-        """Host and port of `at`."""
-        host, _, port = self.at.rpartition(":")
-        return host.removeprefix("[").removesuffix("]"), int(port)
+    def ways(self) -> tuple[Way, ...]:
+        """To the coordinator, whichever leads."""
+        return (Way(self.at, self.certificate), *self.others)
+
+    def __str__(self) -> str:
+        query = []
+        for at, certificate in self.ways:
+            digest = urlsafe_b64encode(certificate).decode().rstrip("=")
+            query += [f"at={quote(at, safe=':[]')}", f"cert={digest}"]
+        query += ["dht=" + quote(address, safe="/") for address in self.dht_addresses]
+        return f"dilocox://{self.run_id.hex()}@{self.coordinator}?{'&'.join(query)}"
 
     @classmethod
     def parse(cls, text: str) -> "JoinLink":
@@ -113,15 +144,12 @@ class JoinLink:
                 raise ValueError("the run id is not 64 hexadecimal digits")
             key_of_peer(coordinator)
             values = parse_qs(urlsplit("?" + query).query)
-            digest = values.get("cert", [""])[0]
-            if re.fullmatch(r"[0-9A-Za-z_-]{43}", digest) is None:
-                raise ValueError("cert= is not a SHA-256 digest in base64url")
-            at, dht = values.get("at", [""])[0], tuple(values.get("dht", ()))
-            host, _, port = at.rpartition(":")
-            if host in ("", "[]") or re.fullmatch(r"[0-9]{1,5}", port) is None or not 0 < int(port) < 1 << 16:
-                raise ValueError("at= is not HOST:PORT")
-            link = cls(bytes.fromhex(run), coordinator, at, urlsafe_b64decode(digest + "="), dht)
-            if not all(map(str.isprintable, (link.at, *link.dht_addresses))):
+            places, digests, dht = values.get("at", [""]), values.get("cert", [""]), tuple(values.get("dht", ()))
+            if len(places) != len(digests) or len(places) > COORDINATORS:
+                raise ValueError(f"not one cert= for each at=, or more than {COORDINATORS}")
+            first, *others = map(Way.parse, places, digests)
+            link = cls(bytes.fromhex(run), coordinator, *first, dht, tuple(others))
+            if not all(map(str.isprintable, (*places, *link.dht_addresses))):
                 raise ValueError("an address has characters that cannot be written")
             return link
         except ValueError as error:

@@ -93,6 +93,9 @@ RECORD_BYTES = 8 << 10
 DHT_ADDRESSES = 16
 """Multiaddrs in a peer record: a host has a handful of interfaces."""
 
+COORDINATORS = 8
+"""Of one run, that stand by for each other: a store of five members outlives two of them, and so few must be tried."""
+
 DHT_RECORD_SECONDS = 600
 """Longest life of a record in the DHT: twice what ours ask for, whatever its writer asks for."""
 

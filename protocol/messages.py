@@ -153,6 +153,10 @@ def _check_peer_record(body: pb.PeerRecord) -> None:
     _require(len(body.dht_addresses) <= limits.DHT_ADDRESSES, "too many DHT addresses", pb.REASON_OVERSIZE)
     for address in body.dht_addresses:
         _check_text(address, "DHT address")
+    _require(len(body.elsewhere) <= limits.COORDINATORS, "too many coordinators", pb.REASON_OVERSIZE)
+    for other in body.elsewhere:
+        _check_text(other.address, "address")
+        _check_digest(other.certificate, "certificate")
 
 
 def _check_claim(body: pb.Claim) -> None:

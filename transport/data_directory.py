@@ -74,11 +74,11 @@ class DataDirectory:
             with suppress(OSError):
                 self._write(**kept | {"pid": 0})
 
-    def start_number(self) -> int:
-        """Larger at every start of a daemon on this folder, whatever its wall clock says; counted on disk. A folder that forgot its
-        count begins at the time of day, above what it may have counted."""
+    def start_number(self, above: int = 0) -> int:
+        """Larger at every start of a daemon on this folder, whatever its wall clock says, and than `above`; counted on disk. A
+        folder that forgot its count begins at the time of day, above what it may have counted."""
         path = self.folder / "starts"
-        number = (read_checked(path, _count) or int(time.time())) + 1
+        number = max(read_checked(path, _count) or int(time.time()), above) + 1
         write_atomically(path, str(number).encode())
         return number
 

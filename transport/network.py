@@ -67,6 +67,8 @@ class Network:
     directory: Directory
     callers: Callers
     reach: Reach
+    publish: Callable[[], None]
+    """Make our record known, from now on; called already but where `open_network` was told not to."""
 
     async def watch_reach(self, channels: ChannelPool) -> None:
         """Find out whether others dial us, and have our record say it; for ever."""
@@ -109,8 +111,9 @@ async def open_network(
     on_record: Callable[[Statement], None] = lambda record: None,
     heads: Heads | None = None,
     traffic: Traffic | None = None,
+    publish: bool = True,
 ) -> Network:
-    """Serve, and keep our record in the run's DHT, beginning with the peers known before and `bootstrap`."""
+    """Serve, and keep our record in the run's DHT, beginning with the peers known before and `bootstrap`. `publish`: at once."""
     certificate = tls.load_or_create(home.folder)
     kept = home.remembered()
     server, port = await create_server(f"0.0.0.0:{listen.port or kept.get('port', 0)}", certificate, traffic)
@@ -134,11 +137,16 @@ async def open_network(
         on_record(sealed)
         return sealed
 
-    directory.own = record()
     closing.push_async_callback(tasks.close)
-    if dht is not None:
-        tasks.start(dht.run(), "dht")
-    tasks.start(directory.publish_forever(record), "publish")
-    tasks.start(directory.cache_forever(known), "cache")
+
+    def begin() -> None:
+        directory.own = record()
+        if dht is not None:
+            tasks.start(dht.run(), "dht")
+        tasks.start(directory.publish_forever(record), "publish")
+        tasks.start(directory.cache_forever(known), "cache")
+
+    if publish:
+        begin()
     ports = {"port": port, "dht_port": dht_port} if listen.dht else {"port": port}
-    return Network(server, address, certificate, addresses, ports, directory, callers, reach)
+    return Network(server, address, certificate, addresses, ports, directory, callers, reach, begin)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import DilocoxError, RemoteError
+from dilocox.protocol.ids import Way
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.dht import Dht
@@ -72,6 +73,8 @@ class Directory:
         self._looked_up_at: dict[str, float] = {}
         self.changed = asyncio.Event()
         """Set when our own record says something else now."""
+        self.elsewhere: tuple[Way, ...] = ()
+        """Where others are that stand by with our key."""
 
     def seal_record(self, address: str, certificate: bytes, name: str, dht_addresses: Sequence[str]) -> Statement:
         body = pb.PeerRecord(
@@ -81,8 +84,13 @@ class Directory:
             sequence=next(self._sequence),
             name=name,
             version=version("dilocox"),
+            elsewhere=[pb.Elsewhere(address=way.at, certificate=way.certificate) for way in self.elsewhere],
         )
         return seal(self._identity, pb.KIND_PEER_RECORD, self._run_id, body)
+
+    def number_from(self, start_number: int) -> None:
+        """As at the start: our records are newer than those of all lives with a smaller number, wherever they were."""
+        self._sequence = itertools.count(start_number << SEQUENCE_BITS)
 
     async def publish_forever(self, make: Callable[[], Statement]) -> None:
         """Publish now and again; a DHT that is not there yet is tried again soon."""

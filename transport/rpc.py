@@ -10,8 +10,9 @@ import grpc
 import grpc.aio
 
 from dilocox.protocol import limits
-from dilocox.protocol.crypto import Identity
+from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import PortError, RemoteError
+from dilocox.protocol.ids import Way
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -19,10 +20,10 @@ from dilocox.transport.blobs import BlobStore, PartialBlob
 from dilocox.transport.callers import Credentials
 from dilocox.transport.heads import Heads
 from dilocox.transport.requests import WellFormed
-from dilocox.transport.tls import SERVER_NAME, Certificate, pem_of
+from dilocox.transport.tls import SERVER_NAME, Certificate, fetch_certificate, pem_of
 from dilocox.transport.traffic import CountedChannel, Traffic
 
-__all__ = ["ChannelPool", "create_server", "fetch_blob", "in_thread", "push_blob"]
+__all__ = ["ChannelPool", "create_server", "fetch_blob", "in_thread", "push_blob", "record_of"]
 
 T = TypeVar("T")
 Metadata = Iterable[tuple[str, str | bytes]] | None
@@ -111,6 +112,14 @@ class ChannelPool:
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.close()
+
+
+async def record_of(way: Way) -> pb.PeerRecord:
+    """How to dial whom a link names, at an address in it. Raises RemoteError when nobody, or somebody else, is there."""
+    certificate = await asyncio.to_thread(fetch_certificate, *way.endpoint, CONNECT_SECONDS)
+    if sha256(certificate) != way.certificate:
+        raise RemoteError(pb.REASON_BAD_SIGNATURE, f"at {way.at} is another server than the link names")
+    return pb.PeerRecord(address=way.at, certificate=certificate)
 
 
 async def _free(size: int) -> float:

@@ -11,7 +11,16 @@
 
 from typing import Any
 
-__all__ = ["ON_ITS_WAY", "answers", "answers_of_coordinator", "answers_of_holder", "answers_of_waiting", "health", "uncounted"]
+__all__ = [
+    "ON_ITS_WAY",
+    "answers",
+    "answers_of_coordinator",
+    "answers_of_holder",
+    "answers_of_standby",
+    "answers_of_waiting",
+    "health",
+    "uncounted",
+]
 
 View = dict[str, Any]
 
@@ -76,6 +85,11 @@ def answers_of_holder(reachable: bool | None, reach: str, connected: bool, lacki
 def answers_of_coordinator(phase: str, paused: bool, why: str) -> list[View]:
     """The one of who closes rounds. `paused`: too few clusters are heard, so that the clocks stand still."""
     return [_enough(False if paused else None if phase in ("gathering", "starting") else True, why)]
+
+
+def answers_of_standby(says: str) -> list[View]:
+    """The one of a coordinator that does not lead, and is ready to."""
+    return [_answer("Standing by?", True, says)]
 
 
 def answers_of_waiting(room: bool, says: str, do: str) -> list[View]:

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from dilocox.protocol.errors import PortError
 from dilocox.transport.data_directory import DataDirectory
-from dilocox.views.answers import answers_of_waiting
+from dilocox.views.answers import answers_of_standby, answers_of_waiting
 from dilocox.views.http import Problem, create_app, own_address
 from dilocox.views.page import page
 
@@ -41,6 +41,7 @@ class Door:
         """What the daemon waits for, as long as it has no API."""
         self.advice = ""
         self._room = True
+        self._stands_by = False
         self._runner: web.AppRunner | None = None
 
     async def show(self, app: web.Application) -> None:
@@ -67,9 +68,9 @@ class Door:
         self.tell(says, advice)
         await self.show(self._waiting())
 
-    def tell(self, says: str, advice: str = "") -> None:
-        """It waits for something else now."""
-        self.says, self.advice = says, advice
+    def tell(self, says: str, advice: str = "", stands_by: bool = False) -> None:
+        """It waits for something else now. `stands_by`: and does what it should."""
+        self.says, self.advice, self._stands_by = says, advice, stands_by
 
     @asynccontextmanager
     async def no_room(self, says: str) -> AsyncIterator[None]:
@@ -91,8 +92,9 @@ class Door:
 
     def _waiting(self) -> web.Application:
         async def status() -> dict[str, Any]:
-            state = "starting" if self._room else "no-room"
-            answers = answers_of_waiting(self._room, self.says, self.advice)
+            state = "standby" if self._stands_by else "starting" if self._room else "no-room"
+            waiting = answers_of_waiting(self._room, self.says, self.advice)
+            answers = answers_of_standby(self.says) if self._stands_by else waiting
             return {"role": "waiting", "state": state, "why": self.says, "advice": self.advice, "answers": answers}
 
         async def not_yet(request: web.Request) -> web.StreamResponse:

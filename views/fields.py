@@ -59,7 +59,7 @@ _NETWORK: Fields = {
     "network.download.until": "until when that holds, seconds since 1970; null: it stays",
 }
 _PLACE: Fields = {
-    "role": "node, coordinator, holder, archive; waiting: of a daemon that has not joined yet, or waits for room",
+    "role": "node, coordinator, holder, archive; waiting: of a daemon that has not joined yet, waits for room, or stands by",
     "peer": "this daemon's peer id",
     "name": "of this daemon, for people",
     "finished": "whether the run is",
@@ -141,6 +141,9 @@ COORDINATOR: Fields = {
     "refused[].reason": "by name",
     "refused[].detail": "in a sentence",
     "seconds_left": "of the run, as rounds took so far; null: nobody knows",
+    "coordinators[].name": "of a coordinator that shares a store with this one; none: there is one coordinator",
+    "coordinators[].address": "host:port of its gRPC server",
+    "coordinators[].leads": "whether it does; the others stand by",
 }
 HOLDER: Fields = {
     **_PLACE,
@@ -163,7 +166,7 @@ HOLDER: Fields = {
 WAITING: Fields = {
     **_HEALTH,
     "role": "waiting",
-    "state": "starting, or no-room",
+    "state": "starting, no-room, or standby: of a coordinator that does not lead",
     "why": "what it waits for",
     "advice": "what its operator can do about that",
 }

@@ -12,7 +12,7 @@ import grpc.aio
 
 from dilocox.node.boxes.link import ClusterLink, proof
 from dilocox.node.boxes.stream import ALIVE_SECONDS, Silence, pump
-from dilocox.node.coordinator_link import Backoff, record_of
+from dilocox.node.coordinator_link import Backoff
 from dilocox.node.crew import Crew
 from dilocox.node.exchange import Exchange
 from dilocox.node.holding import Holding
@@ -34,7 +34,7 @@ from dilocox.protocol.status import Status
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.room import probe
-from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.rpc import ChannelPool, record_of
 from dilocox.transport.tasks import Tasks
 
 __all__ = ["Follower"]
@@ -129,7 +129,7 @@ class Follower:
         while True:
             why, status = "it says nothing", self._away
             try:
-                stub: Any = rpc.LeadStub(self._channels.channel(await record_of(self._link.lead)))
+                stub: Any = rpc.LeadStub(self._channels.channel(await record_of(self._link.lead.ways[0])))
                 await self._follow(stub, backoff)
             except grpc.aio.AioRpcError as error:
                 why = error.details() or error.code().name.lower()

@@ -160,20 +160,30 @@ class Envelope(_message.Message):
     def __init__(self, kind: _Optional[_Union[Kind, str]] = ..., key: _Optional[bytes] = ..., body: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class PeerRecord(_message.Message):
-    __slots__ = ("address", "certificate", "dht_addresses", "sequence", "name", "version")
+    __slots__ = ("address", "certificate", "dht_addresses", "sequence", "name", "version", "elsewhere")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     DHT_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     address: str
     certificate: bytes
     dht_addresses: _containers.RepeatedScalarFieldContainer[str]
     sequence: int
     name: str
     version: str
-    def __init__(self, address: _Optional[str] = ..., certificate: _Optional[bytes] = ..., dht_addresses: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+    elsewhere: _containers.RepeatedCompositeFieldContainer[Elsewhere]
+    def __init__(self, address: _Optional[str] = ..., certificate: _Optional[bytes] = ..., dht_addresses: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., elsewhere: _Optional[_Iterable[_Union[Elsewhere, _Mapping]]] = ...) -> None: ...
+
+class Elsewhere(_message.Message):
+    __slots__ = ("address", "certificate")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    certificate: bytes
+    def __init__(self, address: _Optional[str] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class Evidence(_message.Message):
     __slots__ = ("kind", "blob", "certificates", "collateral", "gpus")

@@ -26,6 +26,82 @@ if _version_not_supported:
     )
 
 
+class ElectionStub:
+    """Which of several coordinators leads.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Await = channel.unary_unary(
+                '/dilocox.v1.Election/Await',
+                request_serializer=dilocox_dot_v1_dot_services__pb2.LeadRequest.SerializeToString,
+                response_deserializer=dilocox_dot_v1_dot_services__pb2.LeadReply.FromString,
+                _registered_method=True)
+
+
+class ElectionServicer:
+    """Which of several coordinators leads.
+    """
+
+    def Await(self, request, context):
+        """Answers once this one does; until then the call is held.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ElectionServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Await': grpc.unary_unary_rpc_method_handler(
+                    servicer.Await,
+                    request_deserializer=dilocox_dot_v1_dot_services__pb2.LeadRequest.FromString,
+                    response_serializer=dilocox_dot_v1_dot_services__pb2.LeadReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'dilocox.v1.Election', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('dilocox.v1.Election', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Election:
+    """Which of several coordinators leads.
+    """
+
+    @staticmethod
+    def Await(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dilocox.v1.Election/Await',
+            dilocox_dot_v1_dot_services__pb2.LeadRequest.SerializeToString,
+            dilocox_dot_v1_dot_services__pb2.LeadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class CoordinatorStub:
     """Serves one run's round machine.
     """

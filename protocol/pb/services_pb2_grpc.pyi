@@ -13,6 +13,26 @@ import abc as _abc_1
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
+class ElectionStub:
+    """Which of several coordinators leads."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Await: _aio.UnaryUnaryMultiCallable[_services_pb2.LeadRequest, _services_pb2.LeadReply]
+    """Answers once this one does; until then the call is held."""
+
+class ElectionServicer(metaclass=_abc_1.ABCMeta):
+    """Which of several coordinators leads."""
+
+    @_abc_1.abstractmethod
+    def Await(
+        self,
+        request: _services_pb2.LeadRequest,
+        context: _aio.ServicerContext[_services_pb2.LeadRequest, _abc.Awaitable[_services_pb2.LeadReply]],
+    ) -> _abc.Awaitable[_services_pb2.LeadReply]:
+        """Answers once this one does; until then the call is held."""
+
+def add_ElectionServicer_to_server(servicer: ElectionServicer, server: _aio.Server) -> None: ...
+
 class CoordinatorStub:
     """Serves one run's round machine."""
 

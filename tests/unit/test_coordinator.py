@@ -220,13 +220,37 @@ async def test_what_closes_a_round_is_written_with_its_commit(desk: Desk):
         await desk.say(desk.contribution(number))
     receipts = [desk.receipt(number) for number in range(3)]
     async with driver.writing:
+        driver.feed(round.Received(receipts[0]))
         waiting = asyncio.create_task(driver.flush())
         await asyncio.sleep(0)  # now it waits
-        for receipt in receipts:
+        for receipt in receipts[1:]:
             driver.feed(round.Received(receipt))
     await waiting
     desk.open()
     assert desk.state.head.round == desk.service.chain.length == 2
+
+
+async def test_who_waits_for_a_write_takes_along_all_who_came_and_no_others(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    """Fifty callers at a time cost a write for each fifty, not one for each."""
+    await desk.begin()
+    driver, writes, slots = desk.service.driver, list[int](), asyncio.Semaphore(50)
+    write = InputLog.write
+
+    async def counted(self: InputLog, batch: Any) -> None:
+        writes.append(len(batch))
+        await write(self, batch)
+
+    monkeypatch.setattr(InputLog, "write", counted)
+
+    async def one(number: int) -> None:
+        async with slots:
+            driver.feed(round.Absent(identity(0).peer) if number % 2 else round.Present(identity(0).peer))
+            await driver.flush()
+
+    await asyncio.gather(*(one(number) for number in range(1, 501)))
+    assert sum(writes) == 500
+    assert len(writes) < 50
+    assert list(InputLog(desk.service.chain).replay())[-1].event == round.Present(identity(0).peer)
 
 
 async def test_what_was_not_written_yet_is_forgotten_and_said_again(desk: Desk):

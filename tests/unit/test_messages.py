@@ -5,7 +5,7 @@ import pytest
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import verify
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.ids import JoinLink, key_of_peer, peer_id
+from dilocox.protocol.ids import JoinLink, Way, key_of_peer, peer_id
 from dilocox.protocol.messages import open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from tests.helpers import digest, identity
@@ -108,7 +108,10 @@ def test_join_links_round_trip_and_explain_themselves():
     for at, endpoint in (("10.0.0.1:7000", ("10.0.0.1", 7000)), ("[::1]:7000", ("::1", 7000))):
         link = JoinLink(RUN, identity(1).peer, at, b"\xfb" * 32, (dht,))
         assert JoinLink.parse(f"  {link}\n") == link
-        assert link.endpoint == endpoint
+        assert link.ways[0].endpoint == endpoint
+        more = JoinLink(RUN, identity(1).peer, at, b"\xfb" * 32, (dht,), (Way("h:1", b"1" * 32), Way("h:2", b"2" * 32)))
+        assert JoinLink.parse(str(more)) == more
+        assert more.ways == (Way(at, b"\xfb" * 32), *more.others)
     start, cert = f"dilocox://{RUN.hex()}@{identity(1).peer}", "cert=" + "A" * 43
     nobody = [f"dilocox://{RUN.hex()}@nobody?at=h:1&{cert}", f"dilocox://ab@{identity(1).peer}?at=h:1&{cert}"]
     nowhere = [
@@ -120,9 +123,12 @@ def test_join_links_round_trip_and_explain_themselves():
         f"{start}?at=h&{cert}",
         f"{start}?at=h:65536&{cert}",
         f"{start}?at=h:1",
+        f"{start}?at=h:1&at=h:2&{cert}",
+        f"{start}?at=h:1&at=h:x&{cert}&{cert}",
+        start + "?" + "&".join([f"at=h:1&{cert}"] * (limits.COORDINATORS + 1)),
     ]
     for bad in ("http://x", "dilocox://zz@x", *nobody, *nowhere, f"{start}?at=h:1&cert=AAAA", f"{start}?at=h:1&cert=é"):
-        why = r"not a join link: (it does|the run id is|cert= is|at= is|not the peer id|too long)"
+        why = r"not a join link: (it does|the run id is|cert= is|at= is|not the peer id|too long|not one cert=)"
         with pytest.raises(ConfigError, match=why):
             JoinLink.parse(bad)
 

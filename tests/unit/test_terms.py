@@ -194,7 +194,7 @@ def test_what_is_given_up_is_given_up_at_once_or_not_at_all(tmp_path: Path):
     table = Table(RUN).genesis().train(2)
     word = appointment(table.head)
     file = filed(tmp_path / "chain.db", table.train(2).commits)
-    InputLog(file).write([Entry(round.Tick(), round.Moment(1.0, 1))])
+    InputLog(file).write_now([Entry(round.Tick(), round.Moment(1.0, 1))])
     file.database.execute("CREATE TRIGGER power BEFORE DELETE ON commits BEGIN SELECT RAISE(ABORT, 'power is gone'); END")
     with pytest.raises(sqlite3.IntegrityError):
         file.appoint(word)

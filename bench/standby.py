@@ -1,0 +1,114 @@
+"""`python -m bench.standby`: what a log in a store that coordinators share costs. `--check` fails where 1,000 inputs cost a second.
+
+One member of a real etcd on this machine's disk (Debian: etcd-server); inputs come singly, each waited for, 50 at a time, as
+callers of a coordinator do; then how long another coordinator takes to lead after the lease that nobody keeps.
+"""
+
+import argparse
+import asyncio
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from dilocox.coordinator.driver import RoundDriver
+from dilocox.coordinator.etcd import Etcd, parse_store
+from dilocox.coordinator.log import RoundLog
+from dilocox.coordinator.shared_log import Holder, SharedLog
+from dilocox.coordinator.store import StoreError
+from dilocox.protocol import round
+from dilocox.protocol.round import Moment
+from dilocox.transport.chain_file import ChainFile
+from tests.helpers import COORDINATOR, Table, identity, manifest
+
+RUN = manifest(rounds={"count": 3})
+AT_ONCE = 50
+MOST_SECONDS = 1.0
+
+
+async def measure(chain: ChainFile, log: RoundLog | None, count: int) -> float:
+    """Seconds for so many inputs of a coordinator's driver, each waited for by its caller; None: beside the chain."""
+    clock = lambda: Moment(time.monotonic(), int(1000 * time.time()))  # noqa: E731
+    driver, slots = RoundDriver(COORDINATOR, chain, lambda sent: None, clock, log), asyncio.Semaphore(AT_ONCE)
+    table = Table(RUN)
+    for number in range(2):  # too few to begin
+        driver.feed(round.Received(table.claim(number)))
+    name = identity(0).peer
+
+    async def one(number: int) -> None:
+        async with slots:
+            driver.feed(round.Present(name) if number % 2 else round.Absent(name))
+            await driver.flush()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one(number) for number in range(count)))
+    return time.perf_counter() - began
+
+
+def office(folder: Path, number: int, at: str) -> tuple[Etcd, SharedLog, ChainFile]:
+    store, chain = Etcd(parse_store(f"etcd://{at}/bench")), ChainFile(folder / f"{number}.db", RUN)
+    me = Holder(f"office {number}", f"127.0.0.1:{number + 1}", bytes([number] * 32).hex())
+    return store, SharedLog(store, "bench", chain, me, lambda: Moment(time.monotonic(), int(1000 * time.time()))), chain
+
+
+async def bench(folder: Path, at: str, count: int) -> float:
+    beside = await measure(ChainFile(folder / "beside.db", RUN), None, count)
+    (first, one, chain), (second, two, _) = office(folder, 0, at), office(folder, 1, at)
+    for log in (one, two):
+        await log.enter()
+    while not await stood(one):
+        await asyncio.sleep(0.1)
+    keeping = asyncio.create_task(one.keep_office())
+    shared = await measure(chain, one, count)
+    keeping.cancel()
+    began = time.perf_counter()
+    while not await stood(two):
+        await asyncio.sleep(0.1)
+    took = time.perf_counter() - began
+    print(f"{'log':<10} {'inputs':>7} {'seconds':>8} {'seconds for 1,000':>18}")
+    for name, seconds in (("beside", beside), ("etcd", shared)):
+        print(f"{name:<10} {count:>7,} {seconds:>8.3f} {1000 * seconds / count:>18.3f}")
+    print(f"another leads {took:.1f} s after the last that the lease's holder said")
+    for store in (first, second):
+        await store.close()
+    return shared * 1000 / count
+
+
+async def stood(log: SharedLog) -> bool:
+    try:
+        return await log.stand()
+    except StoreError:
+        return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="500 inputs")
+    arguments = parser.parse_args()
+    if (binary := shutil.which("etcd")) is None:
+        sys.exit("no etcd on this machine (Debian: apt-get install etcd-server)")
+    with tempfile.TemporaryDirectory(prefix="bench-standby-") as folder, socket.socket() as one, socket.socket() as two:
+        for probe in (one, two):
+            probe.bind(("127.0.0.1", 0))
+        ports = [probe.getsockname()[1] for probe in (one, two)]
+        one.close()
+        two.close()
+        client, peer = (f"http://127.0.0.1:{port}" for port in ports)
+        command = [binary, "--data-dir", f"{folder}/etcd", "--listen-client-urls", client, "--advertise-client-urls", client]
+        command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
+        member = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            seconds = asyncio.run(bench(Path(folder), f"127.0.0.1:{ports[0]}", 500 if arguments.quick else 2000))
+        finally:
+            member.kill()
+            member.wait()
+    if arguments.check and seconds > MOST_SECONDS:
+        sys.exit(f"1,000 inputs cost {seconds:.2f} s, more than {MOST_SECONDS} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""etcd as a store of several coordinators, through the JSON gateway that every member serves beside gRPC (3.4 and later).
+
+Members are asked one after the other: whoever does not answer in time is passed over, and what we sent it may have been applied.
+Secrets come by file: a user and its password, a client's certificate and key.
+"""
+
+import asyncio
+import json
+import logging
+import ssl
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from dilocox.coordinator.store import Change, Found, Guard, Item, Put, StoreError, StoreRefusedError
+from dilocox.protocol.errors import ConfigError
+
+__all__ = ["Etcd", "EtcdPlace", "parse_store"]
+
+log = logging.getLogger(__name__)
+
+REQUEST_SECONDS = 1.0
+"""An answer takes milliseconds, and while etcd elects a leader none comes for about a second. A third of a lease: who keeps one
+asks three members in that time."""
+BYTES_PER_SECOND = 1 << 20
+"""A slower line to a store would not carry the commits of a large run in time anyway."""
+ENDPOINTS = 16
+"""Members that may be named: clusters of etcd have three to seven."""
+
+INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, EXHAUSTED, FAILED, UNIMPLEMENTED, UNAUTHENTICATED = 3, 5, 7, 8, 9, 12, 16
+"""gRPC's codes, which the gateway passes on: these are final, others may be otherwise at another member, or later."""
+_FINAL = {
+    INVALID_ARGUMENT: "etcd does not take it",
+    PERMISSION_DENIED: "its user may not do that",
+    FAILED: "etcd is not set up for that",
+    UNIMPLEMENTED: "this etcd has no such call: 3.4 or later is needed",
+    UNAUTHENTICATED: "it does not let us in: look at --store-auth",
+}
+
+
+@dataclass(frozen=True)
+class EtcdPlace:
+    """Where a store is, and how one gets in."""
+
+    endpoints: tuple[str, ...]
+    """http(s)://HOST:PORT of its members."""
+    prefix: str
+    """Of all our keys, `/` at neither end."""
+    auth: Path | None = None
+    """A file of two lines: user, password."""
+    ca: Path | None = None
+    """Of etcd's certificate; None: the system's."""
+    certificate: Path | None = None
+    """Ours, as a client, with its key in `key`."""
+    key: Path | None = None
+
+
+def parse_store(
+    text: str, auth: Path | None = None, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
+) -> EtcdPlace:
+    """`etcd://HOST:PORT[,HOST:PORT…]/PREFIX`; `etcds://…` over TLS. Raises ConfigError."""
+    scheme, _, rest = text.partition("://")
+    members, _, prefix = rest.partition("/")
+    prefix = prefix.strip("/")
+    form = "etcd://HOST:PORT[,HOST:PORT…]/PREFIX, or etcds:// over TLS"
+    if scheme not in ("etcd", "etcds") or not prefix or not prefix.isprintable() or "@" in members:
+        raise ConfigError(f"--store {text}: not {form}; a user and its password come by --store-auth FILE")
+    endpoints = []
+    for member in members.split(","):
+        try:
+            parts = urlsplit(f"//{member}")
+            if not parts.hostname or parts.port is None:
+                raise ValueError("no host or no port")
+        except ValueError as error:
+            raise ConfigError(f"--store {text}: {member!r} is not HOST:PORT ({error}). Say {form}") from error
+        endpoints.append(f"{'https' if scheme == 'etcds' else 'http'}://{member}")
+    if len(endpoints) > ENDPOINTS:
+        raise ConfigError(f"--store names {len(endpoints)} members; at most {ENDPOINTS}")
+    if (certificate is None) != (key is None):
+        raise ConfigError("a client's certificate needs its key: say both --store-cert and --store-key")
+    if scheme == "etcd" and (ca or certificate):
+        raise ConfigError("--store-ca, --store-cert and --store-key are for etcds://")
+    return EtcdPlace(tuple(endpoints), prefix, auth, ca, certificate, key)
+
+
+def _read_auth(path: Path) -> tuple[str, str]:
+    try:
+        if path.stat().st_mode & 0o077:
+            raise ConfigError(f"{path} can be read by others. Run: chmod 600 {path}")
+        user, password = path.read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--store-auth {path}: not a file of two lines, user and password: {error}") from error
+    return user, password
+
+
+def _tls(place: EtcdPlace) -> ssl.SSLContext | None:
+    if not place.endpoints[0].startswith("https"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=place.ca)
+        if place.certificate is not None:
+            context.load_cert_chain(place.certificate, place.key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the files of --store-ca, --store-cert or --store-key cannot be used: {error}") from error
+    return context
+
+
+class Etcd:
+    """Within a running loop. See store.Store."""
+
+    def __init__(self, place: EtcdPlace) -> None:
+        """Raises ConfigError for files that cannot be used."""
+        self._endpoints, self._turn = place.endpoints, 0
+        self._auth = _read_auth(place.auth) if place.auth is not None else None
+        self._token = ""
+        connector = aiohttp.TCPConnector(ssl=_tls(place) or True)
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+
+    async def read(self, first: str, until: str, most: int) -> list[Item]:
+        while True:
+            try:
+                answer = await self.call("kv/range", {"key": _b64(first), "range_end": _b64(until), "limit": str(most)})
+                return [_item(each) for each in answer.get("kvs", ())]
+            except _TooMuchError:
+                if most <= 1:
+                    raise
+                most = most // 4 or 1  # the gateway carries 4 MiB at once
+
+    async def apply(self, guards: Sequence[Guard], changes: Sequence[Change], otherwise: Sequence[str] = ()) -> Found:
+        request = {
+            "compare": [each for guard in guards for each in _comparisons(guard)],
+            "success": [_operation(change) for change in changes],
+            "failure": [{"request_range": {"key": _b64(key)}} for key in otherwise],
+        }
+        answer = await self.call("kv/txn", request)
+        if answer.get("succeeded"):
+            return Found(True)
+        ranges = [each.get("response_range", {}).get("kvs", ()) for each in answer.get("responses", ())]
+        items = [_item(each) for found in ranges for each in found]
+        return Found(False, {item.key: item for item in items})
+
+    async def grant(self, seconds: int) -> int:
+        return int((await self.call("lease/grant", {"TTL": str(seconds)}))["ID"])
+
+    async def keep(self, lease: int) -> bool:
+        answer = await self.call("lease/keepalive", {"ID": str(lease)})
+        return int(answer.get("result", {}).get("TTL", 0)) > 0
+
+    async def revoke(self, lease: int) -> None:
+        try:
+            await self.call("lease/revoke", {"ID": str(lease)})
+        except _GoneError:
+            pass
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def call(self, call: str, request: dict[str, Any]) -> Any:
+        """A call of the gateway, as its documents name it. Raises StoreError, StoreRefusedError."""
+        if self._auth is not None and not self._token:
+            self._token = await self._log_in(self._auth)
+        try:
+            return await self._post(call, request)
+        except _TokenError:
+            assert self._auth is not None, "or nobody gave us a token"
+            self._token = await self._log_in(self._auth)
+            return await self._post(call, request)
+
+    async def _log_in(self, auth: tuple[str, str]) -> str:
+        self._token = ""
+        return str((await self._post("auth/authenticate", {"name": auth[0], "password": auth[1]}))["token"])
+
+    async def _post(self, call: str, request: dict[str, Any]) -> Any:
+        """One request to one member; the next one is asked after a failure. Raises StoreError, StoreRefusedError."""
+        endpoint, body = self._endpoints[self._turn % len(self._endpoints)], json.dumps(request).encode()
+        headers = {"Content-Type": "application/json"} | ({"Authorization": self._token} if self._token else {})
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS + len(body) / BYTES_PER_SECOND):
+                async with self._session.post(f"{endpoint}/v3/{call}", data=BytesIO(body), headers=headers) as response:
+                    answer = json.loads(await response.read())
+                    if not isinstance(answer, dict):
+                        raise ValueError("what it says is no answer of etcd's")
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
+            self._turn += 1
+            raise StoreError(f"etcd at {endpoint} does not answer: {str(error) or type(error).__name__}") from error
+        if "error" in answer:
+            self._turn += 1
+            raise _failure(endpoint, answer, bool(self._token))
+        return answer
+
+
+class _GoneError(StoreRefusedError):
+    """The lease is not there."""
+
+
+class _TooMuchError(StoreError):
+    """More than the gateway carries at once."""
+
+
+class _TokenError(StoreError):
+    """It ran out, or its member started again."""
+
+
+def _failure(endpoint: str, answer: dict[str, Any], logged_in: bool) -> StoreError | StoreRefusedError:
+    error = answer["error"]
+    body = error if isinstance(error, dict) else answer  # a stream's error is an object of its own
+    says = str(body.get("message") or error)
+    code = int(body.get("code") or body.get("grpc_code") or 0)
+    if code == UNAUTHENTICATED and logged_in:
+        return _TokenError(says)
+    if code == NOT_FOUND:
+        return _GoneError(f"etcd at {endpoint}: {says}")
+    if code == EXHAUSTED and "larger than max" in says:
+        return _TooMuchError(says)
+    if code == EXHAUSTED and "space" in says:
+        return StoreRefusedError(
+            f"etcd is full ({says}): compact and defragment it, disarm its alarm, and have it compact by itself"
+            " (--auto-compaction-retention)"
+        )
+    if code == INVALID_ARGUMENT and "too large" in says:
+        return StoreRefusedError(f"etcd takes no request of this size ({says}): raise its --max-request-bytes to 1.5 MiB again")
+    if code in _FINAL:
+        return StoreRefusedError(f"etcd at {endpoint} refuses: {_FINAL[code]} ({says})")
+    return StoreError(f"etcd at {endpoint}: {says}")
+
+
+def _b64(text: str | bytes) -> str:
+    return b64encode(text.encode() if isinstance(text, str) else text).decode()
+
+
+def _item(found: dict[str, Any]) -> Item:
+    return Item(b64decode(found["key"]).decode(), b64decode(found.get("value", "")), int(found["create_revision"]))
+
+
+def _comparisons(guard: Guard) -> list[dict[str, Any]]:
+    key = {"key": _b64(guard.key), "result": "EQUAL"}
+    created = {**key, "target": "CREATE", "create_revision": str(guard.created)}
+    value = {**key, "target": "VALUE", "value": _b64(guard.value or b"")}
+    return [created] * (guard.created is not None) + [value] * (guard.value is not None)
+
+
+def _operation(change: Change) -> dict[str, Any]:
+    if isinstance(change, Put):
+        lease = {"lease": str(change.lease)} if change.lease else {}
+        return {"request_put": {"key": _b64(change.key), "value": _b64(change.value), **lease}}
+    return {"request_delete_range": {"key": _b64(change.first), "range_end": _b64(change.until)}}

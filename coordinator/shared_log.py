@@ -1,0 +1,351 @@
+"""The open round in a store that several coordinators of one run share: one leads and writes, the others follow and stand by.
+
+Everything stands under PREFIX/RUN_ID/:
+
+    format      what made these keys: nothing is written beside keys of others
+    leader      who leads, as long as its lease is kept. The revision at which this key was made is the leader's *fence*
+    next        the number of the part that is written next
+    log/N       the parts, in order (parts.py): the inputs of the open round, and the last commits
+    starts      a number above that of every life of a leader: its signed record is newer than theirs
+    places/ID   where coordinators are: each writes its own key
+
+**The fence is in the store.** A part is written by a transaction that holds only while `leader` was made at the writer's revision
+and `next` is its part's number, and that moves `next` on. So who was paused, cut off or slow and no longer leads is refused by the
+store, whatever its clock says; a request that arrives twice, or late, is applied once; and a commit is in the log of everybody
+before its first byte leaves. An answer that does not come is no answer: the same transaction is sent again until there is one.
+
+**Nothing is lost.** Who is elected reads on to the end, which nobody else moves from then on, and stands where the last leader's
+last batch ended. Commits are also in each coordinator's own chain, verified; the log keeps the last `COMMITS_KEPT`.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from dilocox.coordinator.log import Committed, Entry, InputLog, LogItem
+from dilocox.coordinator.parts import COMMIT, KEPT, Batch, entry_of, in_parts, on_our_clock, rows_of
+from dilocox.coordinator.store import Change, Delete, Found, Guard, Put, Store, StoreError
+from dilocox.protocol import limits
+from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.messages import open_envelope
+from dilocox.protocol.pb import log_pb2
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.round import Moment
+from dilocox.transport.chain_file import ChainFile
+
+__all__ = ["BehindError", "DeposedError", "Holder", "SharedLog"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LEASE_SECONDS = 3
+"""Who leads and is not heard by the store for so long may be followed by another. etcd's shortest is 2 s."""
+KEEP_SECONDS = 0.5
+FOLLOW_SECONDS = 0.4
+"""Between two looks of who stands by."""
+AGAIN_SECONDS = 0.1
+"""After no answer."""
+PAGE = 64
+"""Parts read at once."""
+COMMITS_KEPT = 16
+"""In the log, with the inputs of their rounds: who was away for less reads on from there; else the leader is asked for commits."""
+FORMAT = b"dilocox coordinator log 1"
+
+
+class DeposedError(LocalError):
+    """We do not lead any more: the store says so."""
+
+
+class BehindError(LocalError):
+    """The log begins after our chain ends."""
+
+    def __init__(self, round: int) -> None:
+        super().__init__(f"the log in the store begins with round {round}")
+        self.round = round
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A coordinator, as it says in the store where it is."""
+
+    name: str
+    address: str
+    """host:port of its gRPC server."""
+    certificate: str
+    """SHA-256 of what that server presents, hexadecimal."""
+    dht: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, raw: bytes) -> "Holder":
+        """Raises ValueError."""
+        try:
+            said = json.loads(raw)
+            holder = cls(str(said["name"]), str(said["address"]), str(said["certificate"]), tuple(map(str, said["dht"])))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not where a coordinator is: {error}") from error
+        if len(bytes.fromhex(holder.certificate)) != 32:
+            raise ValueError("its certificate is no SHA-256 digest")
+        return holder
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.address}"
+
+
+class SharedLog:
+    def __init__(self, store: Store, prefix: str, chain: ChainFile, me: Holder, clock: Callable[[], Moment]) -> None:
+        """Nothing is read or written yet. `clock`: of the driver."""
+        self._store, self._chain, self._me, self._clock = store, chain, me, clock
+        self._run_id, self._local = chain.manifest.run_id, InputLog(chain)
+        self._root = f"{prefix}/{self._run_id.hex()}"
+        self._fence = 0
+        """The revision at which our `leader` key was made; 0: we do not lead."""
+        self._lease = 0
+        self._next = 0
+        """The part that we read, or write, next."""
+        self._batch = Batch()
+        self._entries: list[Entry] = []
+        self._round = 0
+        """The round after the last commit in the log."""
+        self._starts: deque[int] = deque()
+        """Of the log's batches with a commit: their first parts."""
+        self.leader: Holder | None = None
+        """As of the last look."""
+        self.places: tuple[Holder, ...] = ()
+        """Where all coordinators of the run are, ourselves among them."""
+        self.healed = False
+        self.tell_places: Callable[[Sequence[Holder]], None] = lambda places: None
+        """Told where they are, when that changed."""
+
+    @property
+    def fence(self) -> int:
+        """With which we lead; 0: we do not."""
+        return self._fence
+
+    def _key(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _part(self, number: int) -> str:
+        return self._key(f"log/{number:016d}")
+
+    # Who stands by
+
+    async def enter(self) -> None:
+        """Say where we are. Raises ConfigError where the prefix is not ours."""
+        found = await self._ask(lambda: self._store.read(f"{self._root}/", f"{self._root}0", 1))
+        if found and (found[0].key, found[0].value) != (self._key("format"), FORMAT):  # the first by name
+            raise ConfigError(f"under {self._root} in the store are keys that no coordinator made. Name another prefix.")
+        place = json.dumps(asdict(self._me)).encode()
+        await self._ask(lambda: self._store.apply((), [Put(self._key("format"), FORMAT), Put(self._my_place, place)]))
+
+    @property
+    def _my_place(self) -> str:
+        return self._key(f"places/{self._me.certificate[:16]}")
+
+    async def look(self) -> None:
+        """Who leads, and where all are. Raises StoreError."""
+        leaders = await self._store.read(self._key("leader"), self._key("leader0"), 1)
+        self.leader = Holder.parse(leaders[0].value) if leaders else None
+        places = await self._store.read(self._key("places/"), self._key("places0"), limits.COORDINATORS)
+        found = tuple(Holder.parse(each.value) for each in places)
+        if found != self.places:
+            self.places = found
+            self.tell_places([place for place in found if place != self._me])
+
+    async def follow(self) -> None:
+        """Read what was written since the last time. Raises StoreError, and BehindError: `begin_again` once the chain is longer."""
+        while True:
+            parts = await self._store.read(self._part(self._next), self._key("log0"), PAGE)
+            if not parts:
+                return
+            for part in parts:
+                number = int(part.key.rpartition("/")[2])
+                if number != self._next and self._next:
+                    self._entries.clear()  # what we had not read yet is not kept any more
+                self._next = number + 1
+                if (rows := self._batch.take(number, part.value)) is not None:
+                    await self._take(rows)
+
+    async def _take(self, rows: Sequence[log_pb2.LogRow]) -> None:
+        for row in rows:
+            if row.kind == COMMIT:
+                await self._learn(row.envelope)
+            elif row.kind == KEPT:
+                del self._entries[row.reason :]
+            else:
+                self._entries.append(entry_of(row, self._run_id))
+
+    async def _learn(self, raw: bytes) -> None:
+        """A commit: ours already, or the next one. Raises ConfigError where our chain is another."""
+        number = open_envelope(raw, self._run_id, (pb.KIND_COMMIT,)).body.round
+        if number > self._chain.length:
+            raise BehindError(number)
+        if number == self._chain.length:
+            await asyncio.to_thread(self._chain.append, pb.Envelope.FromString(raw))
+        elif self._chain.raw(number) != raw:
+            raise ConfigError(
+                f"commit {number} in the store is not the one in {self._chain.path}: the coordinators signed two chains. The run's"
+                " owner names the one that stands: `dilocox appoint`."
+            )
+        self._round = number + 1
+        self._entries.clear()
+        if not self._starts or self._starts[-1] != self._batch.began:
+            self._starts.append(self._batch.began)
+
+    def begin_again(self) -> None:
+        """Read from the log's first part on."""
+        self._next, self._round, self._batch = 0, 0, Batch()
+        self._entries.clear()
+        self._starts.clear()
+
+    # Who leads
+
+    async def stand(self) -> bool:
+        """Follow, and try to lead where nobody does: whether we lead now, having read all that was written before. Raises what
+        `follow` raises."""
+        await self.look()
+        await self.follow()
+        if self.leader is not None or not await self._elected():
+            return False
+        try:
+            await self._open()
+        except BaseException:
+            await self.resign()
+            raise
+        return True
+
+    async def _elected(self) -> bool:
+        lease, leader = await self._store.grant(LEASE_SECONDS), self._key("leader")
+        mine = json.dumps(asdict(self._me) | {"life": os.urandom(8).hex()}).encode()
+        try:
+            found = await self._ask(
+                lambda: self._store.apply([Guard(leader, created=0)], [Put(leader, mine, lease)], [leader]), LEASE_SECONDS
+            )
+            items = await self._ask(lambda: self._store.read(leader, f"{leader}0", 1), LEASE_SECONDS)
+        except (StoreError, LocalError):
+            return False  # the lease ends by itself, and the key with it
+        if not items or items[0].value != mine:  # also where our first try was applied and its answer lost
+            await self._store.revoke(lease)
+            return False
+        log.info("elected%s", "" if found.applied else ", as another look shows")
+        self._fence, self._lease, self.leader = items[0].created, lease, self._me
+        return True
+
+    async def _open(self) -> None:
+        """Read on to the end, and bring what the log lacks: all of it, where it is new; commits, where the store was restored."""
+        missing: list[LogItem] = []
+        if not await self._ask(lambda: self._store.read(self._key("next"), self._key("next0"), 1)):
+            await self._apply([Guard(self._key("next"), created=0)], [Put(self._key("next"), b"0")], lambda found: True)
+            if self._chain.length:
+                self._round = self._chain.length
+                self._entries = await asyncio.to_thread(lambda: list(self._local.replay()))
+                missing = [*self._commits(self._chain.length - 1), *self._entries]
+                log.info("the log in the store begins with round %d", self._chain.length)
+        await self._ask(self.follow)
+        if self._round < self._chain.length:
+            log.warning("the store holds %d commits, we signed %d: the others go there again", self._round, self._chain.length)
+            self.healed, self._entries = True, []
+            missing = self._commits(max(self._round, self._chain.length - COMMITS_KEPT))
+        if missing:
+            await self._append(missing)
+
+    def _commits(self, first: int) -> list[LogItem]:
+        """From this one on, as they are written to a log."""
+        head = self._chain.head
+        return [Committed(head, commit, head) for commit in self._chain.commits(first)]
+
+    async def number_of_life(self, at_least: int) -> int:
+        """Of us who lead: above those of all who led before."""
+        found = await self._ask(lambda: self._store.read(self._key("starts"), self._key("starts0"), 1))
+        number = max(at_least, *(int(item.value) + 1 for item in found)) if found else at_least
+        await self._apply([], [Put(self._key("starts"), str(number).encode())], lambda found: False)
+        return number
+
+    async def keep_office(self) -> None:
+        """Keep the lease, for ever. Raises DeposedError once the store says that it is gone."""
+        silent = False
+        while True:
+            await asyncio.sleep(KEEP_SECONDS)
+            try:
+                if not await self._store.keep(self._lease):
+                    raise DeposedError("the lease with which we led is gone: the store did not hear us in time")
+                await self.look()
+                silent = False
+            except StoreError as error:
+                if not silent:
+                    log.warning("the store does not answer, and nothing can be signed until it does: %s", error)
+                silent = True
+
+    async def resign(self) -> None:
+        """Let another lead at once."""
+        lease, self._lease, self._fence = self._lease, 0, 0
+        if lease:
+            try:
+                await self._store.revoke(lease)
+            except (StoreError, LocalError) as error:
+                log.warning("the lease was not given back, and ends by itself: %s", error)
+
+    # RoundLog
+
+    def replay(self) -> Iterable[Entry]:
+        return on_our_clock(self._entries, self._clock())
+
+    async def write(self, batch: Sequence[LogItem]) -> None:
+        """Raises DeposedError."""
+        await self._append(batch)
+        commits = [item for item in batch if isinstance(item, Committed)]
+        if commits:
+            await asyncio.to_thread(self._local.write_now, commits)
+
+    async def _append(self, batch: Sequence[LogItem]) -> None:
+        began, parts = self._next, in_parts(rows_of(batch))
+        if any(isinstance(item, Committed) for item in batch):
+            self._starts.append(began)
+        old = []
+        while len(self._starts) > COMMITS_KEPT:
+            self._starts.popleft()
+            old = [Delete(self._part(0), self._part(self._starts[0]))]
+        for number, part in enumerate(parts, began):
+            position, after = Guard(self._key("next"), value=b"%d" % number), b"%d" % (number + 1)
+            changes: list[Change] = [Put(self._part(number), part), Put(position.key, after)]
+            last = number == began + len(parts) - 1
+
+            def was_ours(found: Found, key: str = position.key, after: bytes = after) -> bool:
+                """An earlier try, whose answer was lost: nobody but us moves it on while we lead."""
+                return key in found.items and found.items[key].value == after
+
+            await self._apply([position], [*changes, *(old if last else [])], was_ours)
+            self._next = number + 1
+
+    async def _apply(self, guards: Sequence[Guard], changes: Sequence[Change], applied: Callable[[Found], bool]) -> None:
+        """A transaction while we lead; sent until there is an answer. `applied`: whether what was found instead shows that an
+        earlier try was. Raises DeposedError where the store says that we do not lead."""
+        leader = self._key("leader")
+        fence = Guard(leader, created=self._fence or -1)
+        keys = [leader, *(guard.key for guard in guards)]
+        found = await self._ask(lambda: self._store.apply([fence, *guards], changes, keys))
+        if found.applied:
+            return
+        holder = found.items.get(leader)
+        if holder is None or holder.created != self._fence:
+            raise DeposedError("another coordinator leads" if holder else "the lease with which we led is gone")
+        if not applied(found):
+            raise LocalError(f"the log under {self._root} was changed by somebody who does not lead. Whose keys are these?")
+
+    async def _ask(self, call: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
+        """The answer, however often one has to ask; at most so long. Raises StoreError where that was too short."""
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    try:
+                        return await call()
+                    except StoreError as error:
+                        log.debug("asking again: %s", error)
+                    await asyncio.sleep(AGAIN_SECONDS)
+        except TimeoutError as error:
+            raise StoreError("no answer in time") from error

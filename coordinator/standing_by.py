@@ -1,0 +1,75 @@
+"""A coordinator that does not lead: it follows who does, and is ready to."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from dilocox.coordinator.shared_log import FOLLOW_SECONDS, BehindError, Holder, SharedLog
+from dilocox.coordinator.store import StoreError
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.ids import Way
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.rpc import ChannelPool, record_of
+
+__all__ = ["stand_by"]
+
+log = logging.getLogger(__name__)
+
+STALL_SECONDS = 10.0
+"""A leader from which no commit comes for so long is asked again."""
+
+
+async def stand_by(shared: SharedLog, chain: ChainFile, channels: ChannelPool, tell: Callable[[str], None]) -> None:
+    """Until this coordinator leads. `tell` hears what it does meanwhile. Raises ConfigError where it never can."""
+    await shared.enter()
+    said = ""
+    while True:
+        try:
+            if await shared.stand():
+                return
+            says = (
+                f"it stands by: {shared.leader} leads" if shared.leader is not None else "nobody leads: it stands for election"
+            )
+        except BehindError as error:
+            says = await _catch_up(shared, chain, channels, error.round)
+        except StoreError as error:
+            says = f"it stands by, and follows nobody: {error}"
+        if says != said:
+            log.info("%s", says)
+            tell(says)
+            said = says
+        await asyncio.sleep(FOLLOW_SECONDS)
+
+
+async def _catch_up(shared: SharedLog, chain: ChainFile, channels: ChannelPool, until: int) -> str:
+    """The commits that the log does not keep any more, from who leads; a sentence."""
+    lacks = f"it lacks commits {chain.length} to {until - 1}, which the store keeps no more"
+    if shared.leader is None:
+        return f"{lacks}, and nobody leads: start a coordinator that has them, or copy its chain.db"
+    try:
+        await _fetch(shared.leader, chain, channels, until)
+    except (RemoteError, grpc.aio.AioRpcError, TimeoutError) as error:
+        return f"{lacks}, and {shared.leader} does not give them: {error}"
+    shared.begin_again()
+    return f"it stands by: {shared.leader} leads"
+
+
+async def _fetch(leader: Holder, chain: ChainFile, channels: ChannelPool, until: int) -> None:
+    record = await record_of(Way(leader.address, bytes.fromhex(leader.certificate)))
+    stream = rpc.CoordinatorStub(channels.channel(record)).Watch(services.WatchRequest(from_round=chain.length))
+    try:
+        while chain.length < until:
+            async with asyncio.timeout(STALL_SECONDS):
+                event = await stream.read()
+            if not isinstance(event, services.WatchEvent):
+                raise RemoteError(pb.REASON_UNAVAILABLE, "it says no more")
+            if event.HasField("statement") and event.statement.kind == pb.KIND_COMMIT:
+                await asyncio.to_thread(chain.append, event.statement)
+    finally:
+        stream.cancel()
