@@ -22,7 +22,7 @@ from dilocox.protocol.tensors import parameter_count, stage_tensors
 __all__ = ["ADVISED", "Outcome", "main", "missed"]
 
 STEPS, QUICK_STEPS = 300, 40
-SEEDS, QUICK_SEEDS = 3, 1
+SEEDS, QUICK_SEEDS = 2, 1
 BOUNDS = {"min_keep": 4, "max_keep": 48}
 LOW_RANK = {"codec": "lowrank-int4", "rank": 16}
 SPARSE = {"codec": "topk-int2", "k": 256, "entropy_coding": True}

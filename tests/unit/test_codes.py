@@ -33,7 +33,17 @@ from tests.helpers import no_status
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "transport", "coordinator", "node", "views", "cli")
-OTHERS = {"--net", "--query-gpu", "--format", "--help", "--version", "--install-completion", "--show-completion"}
+OTHERS = {
+    "--net",
+    "--query-gpu",
+    "--format",
+    "--help",
+    "--version",
+    "--install-completion",
+    "--show-completion",
+    "--auto-compaction-retention",
+    "--max-request-bytes",
+}
 """Of other programs, and of every verb."""
 
 

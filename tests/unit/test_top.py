@@ -36,6 +36,7 @@ def test_one_frame(monkeypatch: pytest.MonkeyPatch):
         "receipts": 0,
         "roster": [identity(n).peer for n in range(3)],
         "absent": [],
+        "coordinators": [{"leads": True, "name": "hall", "address": "192.0.2.1:7400"}],
         "refused": [],
         "network": views.network(Traffic(upload=parse_rates(["8mbit@00-24"], "--upload"))),
         "seconds_left": 93784.0,
@@ -52,6 +53,7 @@ def test_one_frame(monkeypatch: pytest.MonkeyPatch):
     assert f'coordinator {short(COORDINATOR.peer)} "hall"' in shown
     assert "collecting: waiting for [bold]somebody" in shown
     assert "[red]attic" in shown
+    assert 'leads    "hall" at 192.0.2.1:7400' in shown
     assert "well     no: Enough heard? no" in shown
     assert "about 1 d 2 h to round 5" in shown
     assert "sent 0 B (at most 8 Mbit/s), received 0 B" in shown
