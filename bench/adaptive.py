@@ -21,7 +21,7 @@ from dilocox.protocol.tensors import parameter_count, stage_tensors
 
 __all__ = ["ADVISED", "Outcome", "main", "missed"]
 
-STEPS, QUICK_STEPS = 300, 40
+STEPS, QUICK_STEPS = 200, 40
 SEEDS, QUICK_SEEDS = 2, 1
 BOUNDS = {"min_keep": 4, "max_keep": 48}
 LOW_RANK = {"codec": "lowrank-int4", "rank": 16}

@@ -135,8 +135,8 @@ def _advised(advice: model.Advice) -> list[str]:
         f"take {found.method.name}, H = {found.method.inner_steps:,}, overlap {advice.overlap}: {advice.bits:.4f} bit for each"
         f" parameter and inner step, {found.tokens_per_second:,.1f} tokens/s at {found.utilisation:.1%}",
         f"its rounds are this long because of {advice.binds}",
-        f"what that may cost: {advice.gap:+.1%} of loss over AllReduce with the same inner optimizer, as a small model paid it"
-        " (docs/results.md): it ranks codecs, and is no forecast",
+        f"what that may cost: up to {advice.gap:.1%} of loss over AllReduce with the same inner optimizer, as a small model paid at"
+        f" {', '.join(f'{bits:g}' for bits in model.GAPS[advice.codec])} bit (docs/results.md): it ranks codecs, and is no forecast",
     ]
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -127,6 +128,16 @@ def test_between_what_was_measured_a_gap_goes_evenly_in_the_logarithm(monkeypatc
     monkeypatch.setattr(plan, "GAPS", {"int2": {0.01: 0.2, 0.04: 0.1}})
     found = [plan.gap_at("int2", bits) for bits in (0.001, 0.01, 0.02, 0.04, 1.0)]
     assert found == pytest.approx([0.2, 0.2, 0.15, 0.1, 0.1])
+
+
+def test_gaps_are_those_of_the_published_study():
+    study = json.loads((Path(__file__).parents[2] / "docs/results/study.json").read_text())["results"]
+    cells = {cell["name"]: {row["arm"]: row["gap"] for row in cell["rows"]} for cell in study["cells"]}
+    arms = {"int2": "muon | int2 | rebase", "topk-int2": "muon | top 540 | rebase"}
+    assert plan.GAPS.keys() == arms.keys()
+    for codec, by_bits in plan.GAPS.items():
+        for bits, gap in by_bits.items():
+            assert gap == pytest.approx(cells[f"small, 4 clusters, 1,200 steps, {bits:g} bit"][arms[codec]], abs=0.001)
 
 
 def test_what_does_not_fit_its_devices_is_refused():
