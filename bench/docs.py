@@ -211,8 +211,11 @@ def main() -> None:
             (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     keep_trials()
     parts.append(f"## The cost model against the published rows\n\n{plan()}")
-    pictures = [RESULTS / f"convergence-{axis}.png" for axis in ("tokens", "wire-bytes")]
-    for picture in (*pictures, *RESULTS.glob("reproduce.png")):
+    for picture in (
+        *RESULTS.glob("convergence-tokens.png"),
+        *RESULTS.glob("convergence-wire-bytes.png"),
+        *RESULTS.glob("reproduce.png"),
+    ):
         shutil.copy(picture, FOLDER / picture.name)
     (DOCS / "results.md").write_text("\n".join(parts))
     print(f"wrote {DOCS / 'results.md'} ({len(ARMS)} arms are defined; reference rank {RANK}, H {HORIZON})")

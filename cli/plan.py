@@ -130,13 +130,13 @@ def _check_memory(cluster: Inside, device: str) -> None:
 
 
 def _advised(advice: model.Advice) -> list[str]:
-    found = advice.estimate
+    found, measured = advice.estimate, " to ".join(f"{bits:g}" for bits in sorted(model.GAPS[advice.codec]))
     return [
         f"take {found.method.name}, H = {found.method.inner_steps:,}, overlap {advice.overlap}: {advice.bits:.4f} bit for each"
         f" parameter and inner step, {found.tokens_per_second:,.1f} tokens/s at {found.utilisation:.1%}",
         f"its rounds are this long because of {advice.binds}",
-        f"what that may cost: up to {advice.gap:.1%} of loss over AllReduce with the same inner optimizer, as a small model paid at"
-        f" {', '.join(f'{bits:g}' for bits in model.GAPS[advice.codec])} bit (docs/results.md): it ranks codecs, and is no forecast",
+        f"what that cost a small model: {advice.gap:.1%} of loss over AllReduce with the same inner optimizer, at {measured} bit"
+        " for each parameter and inner step and 1,200 steps (docs/results.md): it ranks codecs, and is no forecast",
     ]
 
 

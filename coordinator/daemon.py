@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from dilocox.coordinator.desk import Desk
 from dilocox.coordinator.etcd import EtcdPlace
-from dilocox.coordinator.office import win_office
+from dilocox.coordinator.office import win_office, write_down_store
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
 from dilocox.protocol import round
@@ -87,6 +87,7 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
     if owner is not None and owner.peer != manifest.owner:
         raise ConfigError("the owner key beside the run file is not the one that run.owner names")
     home = DataDirectory(settings.home, owner if owner is not None and settings.signer == owner.peer else None)
+    write_down_store(home.run_folder(manifest.run_id), settings.store)
     async with open_door(settings.api, home, manifest.run_id, settings.name) as door:
 
         async def live(stopped: asyncio.Event) -> None:

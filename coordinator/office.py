@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from dilocox.coordinator.desk import Desk, ElectionService
 from dilocox.coordinator.driver import clock
@@ -11,14 +12,33 @@ from dilocox.coordinator.service import CoordinatorService
 from dilocox.coordinator.shared_log import Holder, SharedLog
 from dilocox.coordinator.standing_by import stand_by
 from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.files import write_atomically
 from dilocox.transport.network import Network
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
 
-__all__ = ["Office", "win_office"]
+__all__ = ["Office", "win_office", "write_down_store"]
+
+MARKER = "shared-store"
+"""In the run's folder of who was started with a store."""
+
+
+def write_down_store(folder: Path, place: EtcdPlace | None) -> None:
+    """That the coordinator of this folder shares its open round with others: without the store it would sign beside them what none
+    of them knows. Raises ConfigError where it is started so."""
+    marker = folder / MARKER
+    if place is not None:
+        write_atomically(marker, f"{','.join(place.endpoints)}/{place.prefix}\n".encode())
+    elif marker.exists():
+        shared = marker.read_text(errors="replace").strip()
+        raise ConfigError(
+            f"the coordinator of {folder} shares its rounds with others at {shared}: say --store."
+            f" Where none of them is left, remove {marker}, and it goes on alone"
+        )
 
 
 @dataclass(frozen=True)

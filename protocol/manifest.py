@@ -145,7 +145,8 @@ class Compression(Section):
     feedback_decay: Fraction = 1.0
     """What is left in the feedback after encoding is multiplied by this."""
     adapt: Literal["fixed", "effective-rank", "error-budget"] = "fixed"
-    """How rank or k follow what the contributions measure (protocol/adaptive.py), decided once a round in the commit."""
+    """How rank or k follow what the contributions measure (protocol/adaptive.py), decided once a round in the commit. At equal bytes
+    none has beaten `fixed` by more than seeds differ, and error-budget loses with topk-int2 (docs/results.md)."""
     min_keep: Annotated[int, Field(gt=0, le=limits.TOPK)] = 1
     max_keep: Annotated[int, Field(gt=0, le=limits.TOPK)] | None = None
     """Bounds of rank or k when it adapts; default max: the limit of the codec."""

@@ -86,19 +86,19 @@ def took_over(swarm: Offices, before: str) -> float:
     return time.monotonic() - began
 
 
-def test_a_leader_that_is_killed_is_followed_by_the_other(swarm: Offices, record_property: Any):
+def test_a_leader_that_is_killed_is_followed_by_the_other(swarm: Offices):
     leader = swarm.led()
     swarm.testnet.kill(swarm.testnet.member(leader), signal.SIGKILL)
-    record_property("seconds", took_over(swarm, leader))
+    took_over(swarm, leader)
     swarm.goes_on()
     swarm.testnet.start(swarm.testnet.member(leader))
     wait_for(lambda: swarm.stands_by(leader), "who comes back stands by")
 
 
-def test_a_leader_that_stood_still_and_wakes_signs_nothing(swarm: Offices, record_property: Any):
+def test_a_leader_that_stood_still_and_wakes_signs_nothing(swarm: Offices):
     leader = swarm.led()
     swarm.testnet.kill(swarm.testnet.member(leader), signal.SIGSTOP)
-    record_property("seconds", took_over(swarm, leader))
+    took_over(swarm, leader)
     swarm.goes_on()
     swarm.testnet.kill(swarm.testnet.member(leader), signal.SIGCONT)
     wait_for(lambda: swarm.stands_by(leader), "it hears that it leads no more")

@@ -19,6 +19,7 @@ from cryptography.x509.oid import NameOID
 from dilocox.coordinator import etcd, parts
 from dilocox.coordinator.etcd import Etcd, EtcdPlace, parse_store
 from dilocox.coordinator.log import Entry
+from dilocox.coordinator.office import write_down_store
 from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
 from dilocox.coordinator.store import Delete, Guard, Item, Put, Store, StoreError, StoreRefusedError
 from dilocox.protocol import round
@@ -30,6 +31,16 @@ from tests.fake_store import FakeStore
 from tests.helpers import identity, manifest, until
 
 RUN = manifest()
+
+
+def test_who_shared_a_store_does_not_go_on_alone_beside_the_others(tmp_path: Path):
+    write_down_store(tmp_path, None)
+    write_down_store(tmp_path, EtcdPlace(("http://192.0.2.1:2379", "http://192.0.2.2:2379"), "runs"))
+    write_down_store(tmp_path, EtcdPlace(("http://192.0.2.1:2379",), "runs"))
+    with pytest.raises(ConfigError, match=r"others at http://192\.0\.2\.1:2379/runs: say --store"):
+        write_down_store(tmp_path, None)
+    (tmp_path / "shared-store").unlink()
+    write_down_store(tmp_path, None)
 
 
 @pytest.fixture(scope="module")
