@@ -330,6 +330,15 @@ class Attestation(Section):
         return self
 
 
+class Settlement(Section):
+    """Where the run's work is settled (around/settlement). Without it nothing is: commits carry no merit."""
+
+    chain_id: Annotated[int, Field(gt=0, lt=1 << 63)]
+    """Of the EVM chain (EIP-155)."""
+    contract: Annotated[str, Field(pattern=r"^0x[0-9a-f]{40}$")]
+    """Its address, in lower case."""
+
+
 LOOPED_STAGES, LOOPED_MICROBATCHES = 4, 2
 """Fewest with which a pipeline can be looped: two workers with two chunks each, and a microbatch for either."""
 
@@ -357,6 +366,7 @@ class Manifest(Section):
     standing: Standing = Standing()
     admission: Admission = Admission()
     attestation: Attestation = Attestation()
+    settlement: Settlement | None = None
 
     @model_validator(mode="after")
     def _can_be_looped(self) -> "Manifest":
