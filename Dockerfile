@@ -31,6 +31,7 @@ COPY coordinator coordinator
 COPY node node
 COPY transport transport
 COPY views views
+COPY around around
 COPY cli cli
 RUN pip install --no-cache-dir --no-deps --no-build-isolation . && rm -rf /src/*
 

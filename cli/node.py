@@ -13,6 +13,7 @@ from dilocox.cli.common import (
     archive_place,
     read_link,
 )
+from dilocox.cli.config import validated
 from dilocox.cli.loop import live
 from dilocox.cli.options import ClusterOptions, MachineOptions, PeerOptions, PrivateOptions, TraceOptions, grouped
 from dilocox.node.boxes.link import ClusterLink, address_on
@@ -20,6 +21,7 @@ from dilocox.node.daemon import run_node
 from dilocox.node.settings import NodeSettings
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.merit import parse_account
 from dilocox.transport.corpora import parse_folders
 
 __all__ = ["node"]
@@ -75,6 +77,14 @@ def node(
     collateral: Annotated[
         Path | None, typer.Option(help="File with this machine's TDX collateral, kept fresh by the operator.")
     ] = None,
+    account: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0x…",
+            callback=validated(parse_account),
+            help="EVM account to which what this cluster earns is paid, in a run that settles (docs/around.md).",
+        ),
+    ] = None,
     data: DataOption = None,
     archive: ArchiveOption = None,
     archive_key: ArchiveKeyOption = None,
@@ -92,6 +102,8 @@ def node(
     link = read_cluster_link(boxes.cluster) if boxes.cluster is not None else None
     if (join is None) == (link is None):
         raise ConfigError("say either --join LINK, or --cluster FILE for a box of somebody's cluster")
+    if account is not None and link is not None:
+        raise ConfigError("--account is said on the cluster's lead alone: what a cluster earns is paid there")
     _check_cluster(link, boxes, upload_copies, machine.hours)
     settings = NodeSettings(
         **peer.settings("node", announced=upload_copies is None),
@@ -101,6 +113,7 @@ def node(
         simulated_measurement=simulated_measurement,
         collateral=collateral,
         upload_copies=upload_copies,
+        account=parse_account(account) if account is not None else b"",
         data=parse_folders(data or ()),
         archive=archive_place(archive, archive_key),
         begin=begin,

@@ -31,7 +31,7 @@ from dilocox.node.settings import NodeSettings
 from dilocox.node.starts import Starts
 from dilocox.protocol import phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
-from dilocox.protocol.errors import LocalError
+from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Level
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.archive.source import ArchiveSource
@@ -68,6 +68,8 @@ async def _take_part(
         log.warning("%s", warning)
     coordinator = CoordinatorLink(link, network.directory, place.channels)
     manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
+    if settings.account and manifest.settlement is None:
+        raise ConfigError("--account names who is paid, and this run settles nothing: leave it away")
     if settings.boxes == 1 and settings.cluster is None:
         await asyncio.to_thread(_warn_of_room, manifest, home.folder, devices)
     own_text = await asyncio.to_thread(open_own_text, settings, home.folder, manifest)
@@ -116,7 +118,19 @@ async def _take_part(
         settings, machine, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks, own_text
     )
     participant = Participant(
-        me, manifest, chain, own, coordinator, network.directory, exchange, tasks, events, prover, crew.workers, lead
+        me,
+        manifest,
+        chain,
+        own,
+        coordinator,
+        network.directory,
+        exchange,
+        tasks,
+        events,
+        prover,
+        crew.workers,
+        lead,
+        settings.account,
     )
     supply = Supply(manifest, data, supplies, lambda: chain.parties, participant.tell, bool(settings.data))
     challenger = Challenger(manifest, network.directory, place.channels)

@@ -93,8 +93,10 @@ class Participant:
         prover: Prover | None,
         workers: Callable[["Participant"], Workers],
         lead: str = "",
+        account: bytes = b"",
     ) -> None:
-        """`prover`: where the run asks for evidence. `workers`: made for us. `lead`: where we are a box of its cluster."""
+        """`prover`: where the run asks for evidence. `workers`: made for us. `lead`: where we are a box of its cluster. `account`:
+        to which what we earn is paid."""
         self.identity, self.manifest, self.chain = identity, manifest, chain
         self.cluster = lead or identity.peer
         self._own, self._coordinator, self.exchange, self._tasks = own, coordinator, exchange, tasks
@@ -122,7 +124,7 @@ class Participant:
         """Until when this node takes no part, or soon will not."""
         self.stepped: Callable[[MemberState], None] = lambda state: None
         """Told where the machine stands after each input."""
-        self.state: MemberState = member.start(manifest, identity.peer, chain.head, lead=lead)
+        self.state: MemberState = member.start(manifest, identity.peer, chain.head, lead=lead, account=account)
         self.workers = workers(self)
         for statement in own.all():
             self.feed(member.Signed(statement))

@@ -42,6 +42,8 @@ class NodeSettings(PeerSettings):
     """Of the cluster whose box we are; None: our own."""
     interface: str | None = None
     """On which the boxes of a cluster exchange tensors."""
+    account: bytes = b""
+    """EVM account to which what our cluster earns is paid; empty: to nobody."""
     private: Path | None = None
     """Where our own corpus lies; None: the run's data are what we train on."""
     budget: Budget | None = None

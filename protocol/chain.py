@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dilocox.protocol import adaptive, auditing, limits, norms, rules, standing
+from dilocox.protocol import adaptive, auditing, limits, merit, norms, rules, standing
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.gathered import Gathered, Slot, single
@@ -115,12 +115,22 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
             if name not in roster
         ],
         audits=auditing.packed(_audits(manifest, head, gathered, result)),
+        **_merits(manifest, head, result),
     )
     losses = {s.peer: s.body.evaluation_loss for slot in gathered.reports.values() if (s := single(slot)) and s.body.evaluated}
     if losses:
         says = standing.by_standing(manifest, head.standings, losses)
         commit.evaluated, commit.evaluation_loss = True, norms.lower_median(list(losses.values()), list(says.values()))
     return commit
+
+
+def _merits(manifest: Manifest, head: Head, result: Tally) -> dict[str, Any]:
+    """The commit's fields of what accounts have earned; none where the run settles nothing."""
+    if manifest.settlement is None:
+        return {}
+    merits = merit.earned(head.merits, [(head.roster[name].account, result.weights[name]) for name in result.counted])
+    packed = [pb.Merit(account=account, merit=each) for account, each in merits.items()]
+    return {"merits": packed, "merit_root": merit.root(merits)}
 
 
 def _audits(manifest: Manifest, head: Head, gathered: Gathered, result: Tally) -> list[auditing.Audit]:

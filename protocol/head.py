@@ -110,6 +110,8 @@ class Head:
 
     audits: tuple[Audit, ...] = ()
     """That are not decided yet, by round and cluster."""
+    merits: Mapping[bytes, int] = field(default_factory=dict)
+    """By account, of all rounds so far (merit.py); of a run that settles nothing, none."""
 
     @cached_property
     def cluster_by_peer(self) -> Mapping[str, Cluster]:
@@ -175,6 +177,7 @@ def advance(manifest: Manifest, commit: Statement[pb.Commit]) -> Head:
             **{peer_id(item.key): _record(item.standing) for item in body.away},
         },
         audits=unpacked(body),
+        merits={item.account: item.merit for item in body.merits},
     )
 
 

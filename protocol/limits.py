@@ -138,6 +138,10 @@ STANDING = 1 << 16
 AWAY = 256
 """Clusters that left and whose standing a commit remembers: those with the most."""
 
+ACCOUNTS = 4096
+"""With merit in one run, four for each place on a roster: a commit names them all, in 32 bytes each. One more costs a counted
+round, and later ones earn nothing."""
+
 HOLDERS = 8
 """Most peers that keep a contribution's payloads for a cluster that cannot be dialled."""
 

@@ -145,8 +145,8 @@ class Compression(Section):
     feedback_decay: Fraction = 1.0
     """What is left in the feedback after encoding is multiplied by this."""
     adapt: Literal["fixed", "effective-rank", "error-budget"] = "fixed"
-    """How rank or k follow what the contributions measure (protocol/adaptive.py), decided once a round in the commit. At equal bytes
-    none has beaten `fixed` by more than seeds differ, and error-budget loses with topk-int2 (docs/results.md)."""
+    """How rank or k follow what the contributions measure (protocol/adaptive.py), decided once a round in the commit. At equal
+    bytes none has beaten `fixed` by more than seeds differ, and error-budget loses with topk-int2 (docs/results.md)."""
     min_keep: Annotated[int, Field(gt=0, le=limits.TOPK)] = 1
     max_keep: Annotated[int, Field(gt=0, le=limits.TOPK)] | None = None
     """Bounds of rank or k when it adapts; default max: the limit of the codec."""
@@ -331,6 +331,15 @@ class Attestation(Section):
         return self
 
 
+class Settlement(Section):
+    """Where the run's work is settled (around/settlement). Without it nothing is: commits carry no merit."""
+
+    chain_id: Annotated[int, Field(gt=0, lt=1 << 63)]
+    """Of the EVM chain (EIP-155)."""
+    contract: Annotated[str, Field(pattern=r"^0x[0-9a-f]{40}$")]
+    """Its address, in lower case."""
+
+
 LOOPED_STAGES, LOOPED_MICROBATCHES = 4, 2
 """Fewest with which a pipeline can be looped: two workers with two chunks each, and a microbatch for either."""
 
@@ -358,6 +367,7 @@ class Manifest(Section):
     standing: Standing = Standing()
     admission: Admission = Admission()
     attestation: Attestation = Attestation()
+    settlement: Settlement | None = None
 
     @model_validator(mode="after")
     def _can_be_looped(self) -> "Manifest":

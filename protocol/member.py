@@ -125,6 +125,8 @@ class MemberState:
     """The boxes of our own cluster; empty: this one."""
     whole: bool = True
     """All of them are here."""
+    account: bytes = b""
+    """To which what our own cluster's work earns is paid; empty: to nobody."""
     serial: int = 0
     """Of the newest claim, layout or leave that we signed."""
     roots: Mapping[int, bytes] = field(default_factory=dict)
@@ -179,9 +181,9 @@ class MemberState:
 
     @property
     def seated(self) -> bool:
-        """Whether our cluster is on the roster as it is laid out."""
-        wanted = self.hosts or alone(self.me, self.manifest.model.stages)
-        return self.on_roster and self.head.roster[self.me].hosts == wanted
+        """Whether our cluster is on the roster as it is laid out, for the account that we name."""
+        wanted = self.hosts or alone(self.me, self.manifest.model.stages), self.account
+        return self.on_roster and (self.head.roster[self.me].hosts, self.head.roster[self.me].account) == wanted
 
     @property
     def root(self) -> bytes | None:
@@ -189,10 +191,10 @@ class MemberState:
         return self.roots.get(self.head.round)
 
 
-def start(manifest: Manifest, me: str, head: Head, serial: int = 0, lead: str = "") -> MemberState:
+def start(manifest: Manifest, me: str, head: Head, serial: int = 0, lead: str = "", account: bytes = b"") -> MemberState:
     """`serial`: of the newest claim, layout or leave that any life of this node signed. `lead`: whose cluster we are a box of."""
     attestation = Attestation(False, "no evidence was given yet") if manifest.attestation.kinds else None
-    return MemberState(manifest, me, head, serial=serial, lead=lead, attestation=attestation)
+    return MemberState(manifest, me, head, serial=serial, lead=lead, account=account, attestation=attestation)
 
 
 def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, list[Effect]]:
@@ -490,6 +492,7 @@ def _claim(state: MemberState) -> pb.Claim:
         head=head.digest,
         state=state.root or b"",
         cluster=layout.digest if layout else b"",
+        account=state.account,
     )
 
 
@@ -500,6 +503,7 @@ def consent(state: MemberState) -> pb.Claim | None:
         return None
     claim = _claim(state)
     claim.ClearField("serial")
+    claim.ClearField("account")  # what a cluster earns is its lead's
     return claim
 
 

@@ -241,6 +241,9 @@ def _check_commit(body: pb.Commit) -> None:
     _require(len(body.attested) <= limits.ATTESTATIONS, "too many attestations", pb.REASON_OVERSIZE)
     most = limits.REFUSALS_PER_ROUND + 2 * limits.CLUSTERS + limits.CLAIMS
     _require(len(body.refusals) <= most, "too many refusals", pb.REASON_OVERSIZE)
+    _check_digest(body.merit_root, "merit root", optional=True)
+    _require(len(body.merits) <= limits.ACCOUNTS, "too many accounts", pb.REASON_OVERSIZE)
+    _require(all(len(item.account) == 20 for item in body.merits), "an account is not 20 bytes")
 
 
 def _check_leave(body: pb.Leave) -> None:

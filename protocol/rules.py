@@ -96,6 +96,8 @@ def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
     body = statement.body
     if (refusal := _not_admitted(manifest, head, gathered, statement.peer)) is not None:
         return refusal, gathered
+    if body.account and manifest.settlement is None:
+        return reject(pb.REASON_MALFORMED, "it names an account, and the run settles nothing"), gathered
     if head.closing(manifest):
         return ignore(pb.REASON_RUN_FINISHED, "the run has trained its last round"), gathered
     if not head.names(body):

@@ -17,6 +17,8 @@ from dilocox.protocol.standing import by_standing
 from dilocox.protocol.telling import Telling
 
 COORDINATOR = Identity(b"\xc0" * 32)
+SETTLEMENT: Mapping[str, Any] = {"chain_id": 1, "contract": "0x" + "ab" * 20}
+"""Of a manifest whose run takes accounts."""
 
 
 def identity(number: int) -> Identity:
@@ -27,9 +29,9 @@ def digest(*parts: Any) -> bytes:
     return hashlib.sha256(repr(parts).encode()).digest()
 
 
-def manifest(**sections: dict[str, Any]) -> Manifest:
+def manifest(**sections: Mapping[str, Any]) -> Manifest:
     """A small valid manifest; `rounds={"count": 3}` overrides single values."""
-    base: dict[str, dict[str, Any]] = {
+    base: dict[str, Mapping[str, Any]] = {
         "run": {"name": "test", "owner": "ab" * 32, "coordinator": COORDINATOR.peer},
         "model": {
             "family": "qwen2",

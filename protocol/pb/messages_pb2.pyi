@@ -614,7 +614,7 @@ class Rest(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., until: _Optional[int] = ..., removals: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("round", "previous", "closed_at_ms", "collect_ms", "vote_ms", "open_ms", "ballot", "claims", "clusters", "leaves", "contributions", "receipts", "reports", "refusals", "attested", "closing", "roster", "counted", "excluded", "state", "norm", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans", "rank_or_k", "inner_steps", "trained", "built_by", "resting", "collect_history", "vote_history", "data_root", "merit_root", "signers", "term", "appointment", "away", "audits")
+    __slots__ = ("round", "previous", "closed_at_ms", "collect_ms", "vote_ms", "open_ms", "ballot", "claims", "clusters", "leaves", "contributions", "receipts", "reports", "refusals", "attested", "closing", "roster", "counted", "excluded", "state", "norm", "loss", "evaluated", "evaluation_loss", "data_cursor", "free_spans", "rank_or_k", "inner_steps", "trained", "built_by", "resting", "collect_history", "vote_history", "data_root", "merit_root", "signers", "term", "appointment", "away", "audits", "merits")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_AT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -655,6 +655,7 @@ class Commit(_message.Message):
     APPOINTMENT_FIELD_NUMBER: _ClassVar[int]
     AWAY_FIELD_NUMBER: _ClassVar[int]
     AUDITS_FIELD_NUMBER: _ClassVar[int]
+    MERITS_FIELD_NUMBER: _ClassVar[int]
     round: int
     previous: bytes
     closed_at_ms: int
@@ -695,7 +696,16 @@ class Commit(_message.Message):
     appointment: Envelope
     away: _containers.RepeatedCompositeFieldContainer[Away]
     audits: _containers.RepeatedCompositeFieldContainer[Audit]
-    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closed_at_ms: _Optional[int] = ..., collect_ms: _Optional[int] = ..., vote_ms: _Optional[int] = ..., open_ms: _Optional[int] = ..., ballot: _Optional[_Union[Envelope, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., closing: _Optional[bool] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., state: _Optional[bytes] = ..., norm: _Optional[int] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., rank_or_k: _Optional[int] = ..., inner_steps: _Optional[int] = ..., trained: _Optional[int] = ..., built_by: _Optional[_Iterable[str]] = ..., resting: _Optional[_Iterable[_Union[Rest, _Mapping]]] = ..., collect_history: _Optional[_Iterable[int]] = ..., vote_history: _Optional[_Iterable[int]] = ..., data_root: _Optional[bytes] = ..., merit_root: _Optional[bytes] = ..., signers: _Optional[_Iterable[bytes]] = ..., term: _Optional[int] = ..., appointment: _Optional[_Union[Envelope, _Mapping]] = ..., away: _Optional[_Iterable[_Union[Away, _Mapping]]] = ..., audits: _Optional[_Iterable[_Union[Audit, _Mapping]]] = ...) -> None: ...
+    merits: _containers.RepeatedCompositeFieldContainer[Merit]
+    def __init__(self, round: _Optional[int] = ..., previous: _Optional[bytes] = ..., closed_at_ms: _Optional[int] = ..., collect_ms: _Optional[int] = ..., vote_ms: _Optional[int] = ..., open_ms: _Optional[int] = ..., ballot: _Optional[_Union[Envelope, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., contributions: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., receipts: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., closing: _Optional[bool] = ..., roster: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., counted: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., state: _Optional[bytes] = ..., norm: _Optional[int] = ..., loss: _Optional[float] = ..., evaluated: _Optional[bool] = ..., evaluation_loss: _Optional[float] = ..., data_cursor: _Optional[int] = ..., free_spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., rank_or_k: _Optional[int] = ..., inner_steps: _Optional[int] = ..., trained: _Optional[int] = ..., built_by: _Optional[_Iterable[str]] = ..., resting: _Optional[_Iterable[_Union[Rest, _Mapping]]] = ..., collect_history: _Optional[_Iterable[int]] = ..., vote_history: _Optional[_Iterable[int]] = ..., data_root: _Optional[bytes] = ..., merit_root: _Optional[bytes] = ..., signers: _Optional[_Iterable[bytes]] = ..., term: _Optional[int] = ..., appointment: _Optional[_Union[Envelope, _Mapping]] = ..., away: _Optional[_Iterable[_Union[Away, _Mapping]]] = ..., audits: _Optional[_Iterable[_Union[Audit, _Mapping]]] = ..., merits: _Optional[_Iterable[_Union[Merit, _Mapping]]] = ...) -> None: ...
+
+class Merit(_message.Message):
+    __slots__ = ("account", "merit")
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    MERIT_FIELD_NUMBER: _ClassVar[int]
+    account: bytes
+    merit: int
+    def __init__(self, account: _Optional[bytes] = ..., merit: _Optional[int] = ...) -> None: ...
 
 class Appointment(_message.Message):
     __slots__ = ("term", "coordinator", "round", "head", "state")

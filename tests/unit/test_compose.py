@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dilocox.protocol import chain, limits
+from dilocox.protocol import chain, limits, merit
 from dilocox.protocol.chain import Closing
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
@@ -15,7 +15,7 @@ from dilocox.protocol.head import Cluster, Head, HostRange, Rest
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from tests.helpers import COORDINATOR, Table, digest, identity, manifest
+from tests.helpers import COORDINATOR, SETTLEMENT, Table, digest, identity, manifest
 
 AT = Closing(1_700_001_000_000, open_ms=40, collect_ms=30, vote_ms=20)
 AHEAD = 4 * 12 * 4
@@ -59,8 +59,8 @@ def seated(commit: pb.Commit) -> set[str]:
 
 
 def test_the_first_commit_holds_this_and_nothing_else():
-    table = Table(manifest())
-    claims = [table.claim(number, account=b"account" if number == 1 else b"") for number in range(3)]
+    table = Table(manifest(settlement=SETTLEMENT))
+    claims = [table.claim(number, account=b"a" * 20 if number == 1 else b"") for number in range(3)]
     for claim in claims:
         table.submit(claim)
     ordered = sorted(claims, key=lambda claim: claim.digest)
@@ -77,11 +77,12 @@ def test_the_first_commit_holds_this_and_nothing_else():
                 cluster=name,
                 joined=1,
                 lease=[pb.Span(start=AHEAD * place, end=AHEAD * (place + 1))],
-                account=b"account" if name == peer(1) else b"",
+                account=b"a" * 20 if name == peer(1) else b"",
                 standing=pb.Standing(earned=64),
             )
             for place, name in enumerate(peers(0, 1, 2))
         ],
+        merit_root=merit.root({}),
         state=claims[0].body.state,
         data_cursor=3 * AHEAD,
         rank_or_k=8,

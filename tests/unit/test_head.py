@@ -68,6 +68,7 @@ COMMIT = pb.Commit(
     collect_history=[1, 2, 3],
     vote_history=[4, 5],
     signers=[identity(1).key, identity(2).key],
+    merits=[pb.Merit(account=b"a" * 20, merit=7), pb.Merit(account=b"b" * 20, merit=8)],
 )
 
 
@@ -102,6 +103,7 @@ def test_a_head_is_read_off_its_commit():
         collect_history=(1, 2, 3),
         vote_history=(4, 5),
         standings={name(1): Record(60, 50, 2, 7), name(4): Record(4), name(9): Record(5, 6)},
+        merits={b"a" * 20: 7, b"b" * 20: 8},
     )
 
 

@@ -7,7 +7,7 @@ from dilocox.protocol.head import advance
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
-from tests.helpers import Table, digest, identity, manifest
+from tests.helpers import SETTLEMENT, Table, digest, identity, manifest
 
 
 def test_a_receipt_that_says_nothing_of_a_contribution_does_not_accept_it():
@@ -143,7 +143,7 @@ def test_an_allow_list_seats_everybody():
 
 
 def test_hosts_are_named_in_commits_and_lose_their_seat_with_their_lead():
-    table = Table(manifest(rounds={"start_clusters": 2, "count": 20})).genesis(range(2))
+    table = Table(manifest(settlement=SETTLEMENT, rounds={"start_clusters": 2, "count": 20})).genesis(range(2))
     layout = table.layout(5, [(5, 0, 1, 0), (6, 1, 1, 0)])
     table.submit(layout)
     table.submit(table.claim(5, cluster=layout.digest, account=b"a" * 20))
@@ -207,7 +207,7 @@ TWICE = (Outcome.REJECT, pb.REASON_EQUIVOCATION)
 
 
 def test_claims_by_serial():
-    table = Table(manifest()).genesis()
+    table = Table(manifest(settlement=SETTLEMENT)).genesis()
     old, claim = table.claim(5), table.claim(5)
     assert ask(table, table.claim(5, round=3)) == STALE
     table.submit(claim)

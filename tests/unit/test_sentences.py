@@ -17,7 +17,7 @@ from dilocox.protocol.ids import short
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Judgement, Outcome
-from tests.helpers import COORDINATOR, Table, digest, identity, manifest
+from tests.helpers import COORDINATOR, SETTLEMENT, Table, digest, identity, manifest
 
 ACCEPTED = Judgement(Outcome.ACCEPT, pb.REASON_UNSPECIFIED, "")
 ignored = partial(Judgement, Outcome.IGNORE)
@@ -122,7 +122,7 @@ def test_claims(make: Callable[[], Table], say: Say, expected: Judgement):
 
 
 def test_a_claim_s_serial_says_which_is_newer():
-    table = Table(manifest()).genesis()
+    table = Table(manifest(settlement=SETTLEMENT)).genesis()
     older, claim = table.claim(7), table.claim(7)
     table.submit(claim)
     assert answer(table, claim) == REPEATED
@@ -285,7 +285,7 @@ def whole(table: Table) -> dict[str, tuple[Cluster, bytes]]:
 
 
 def test_a_box_alone_is_a_cluster_of_its_own_name():
-    table = Table(manifest()).genesis()
+    table = Table(manifest(settlement=SETTLEMENT)).genesis()
     table.submit(table.claim(7, account=b"a" * 20))
     assert whole(table) == {
         name(7): (Cluster(name(7), (HostRange(name(7), 0, 2, 0),), joined=2, missed=0, account=b"a" * 20), table.state_root())

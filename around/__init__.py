@@ -1,0 +1,1 @@
+"""What stands around a run: nothing here is imported by anything but the command line."""

@@ -1,0 +1,26 @@
+"""`python -m dilocox.around.settlement.compile`: settlement.json from settlement.vy, by the compiler that it names."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ARTIFACT", "SOURCE", "compiled"]
+
+SOURCE = Path(__file__).with_name("settlement.vy")
+ARTIFACT = Path(__file__).with_name("settlement.json")
+
+
+def compiled() -> dict[str, Any]:
+    """ABI and bytecode. Raises ImportError where no compiler is installed."""
+    from vyper import compile_code
+
+    found = compile_code(SOURCE.read_text(), output_formats=["abi", "bytecode"])
+    return {"abi": found["abi"], "bytecode": found["bytecode"]}
+
+
+def main() -> None:
+    ARTIFACT.write_text(json.dumps(compiled(), indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

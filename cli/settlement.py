@@ -1,0 +1,185 @@
+"""`dilocox account | stake | settle | claim`: what a run's work came to, on its chain. Nothing is sent without --send."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dilocox.cli.common import HomeOption, ReadOption, console
+from dilocox.cli.progress import Working, working
+from dilocox.cli.reading import reading
+from dilocox.node.forks import check_forks
+from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.merit import parse_account
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.chain_file import ChainFile
+
+if TYPE_CHECKING:
+    from dilocox.around.settlement.contract import Contract
+
+__all__ = ["account", "claim", "settle", "stake"]
+
+RECEIPT_SECONDS = 600
+"""After which a transaction is left to the chain: it may still be taken."""
+LOOK_SECONDS = 1.0
+ETHER = 10**18
+
+KeyOption = Annotated[Path, typer.Option("--key", metavar="FILE", help="The account's key, readable by this user only.")]
+RpcOption = Annotated[str, typer.Option("--rpc", metavar="URL", help="A node of the chain: its JSON-RPC.")]
+SendOption = Annotated[bool, typer.Option("--send", help="Send it; without this it is only shown, with what it would cost.")]
+
+
+def _extra() -> None:
+    """Raises ConfigError where what talks to chains is not installed."""
+    if any(find_spec(name) is None for name in ("eth_account", "eth_abi")):
+        raise ConfigError("settlement is not installed here: pip install 'dilocox[settlement]'")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that settles, read and verified."""
+
+    manifest: Manifest
+    commits: list[Statement[pb.Commit]]
+
+    def contract(self, url: str) -> "Contract":
+        """Raises LocalError where it is bound to another run."""
+        from dilocox.around.settlement.contract import Contract
+        from dilocox.around.settlement.rpc import HttpRpc
+
+        assert self.manifest.settlement is not None
+        found = Contract(HttpRpc(url), self.manifest.settlement.contract, self.manifest.settlement.chain_id)
+        if (bound := found.read("run")) != self.manifest.run_id:
+            which = f"the run {bound.hex()}" if any(bound) else "no run yet: its sponsor calls bind(run id)"
+            raise LocalError(f"the contract {found.address} settles {which}")
+        return found
+
+
+def _read(home: Path | None, join: str | None) -> Ran:
+    """Raises ConfigError where there is not one run that settles; RemoteError where its chain does not hold."""
+
+    async def nothing(_: Any) -> int:
+        return 0
+
+    with reading(join, home, None, nothing) as (chains, _), working("checking the chain") as bar:
+        found = [ran for path in chains if (ran := _settling(path, bar)) is not None]
+    if len(found) != 1:
+        raise ConfigError(f"{len(found)} runs that settle are here: name one by --join LINK, or the --home of its daemon")
+    return found[0]
+
+
+def _settling(path: Path, bar: Working) -> Ran | None:
+    with ChainFile.for_reading(path) as chain:
+        if chain.manifest.settlement is None:
+            return None
+        check_forks(chain)
+        return Ran(chain.manifest, list(bar.each("checking the commits", chain.verify(), chain.length)))
+
+
+def _act(contract: "Contract", key: Path, send: bool, says: str, name: str, *arguments: Any, value: int = 0) -> None:
+    from dilocox.around.settlement.keys import read_key
+
+    signer = read_key(key)
+    prepared = contract.prepare(signer.address, name, *arguments, value=value)
+    gas, cost = prepared.transaction["gas"], prepared.largest_cost / ETHER
+    console.print(f"{says}\nby {signer.address}: at most {gas:,} gas, {cost:.6g} of the chain's coin", highlight=False)
+    if not send:
+        console.print("nothing was sent; --send sends it", highlight=False)
+        return
+    digest = contract.send(signer, prepared)
+    console.print(f"sent {digest}", highlight=False, soft_wrap=True)
+    receipt = contract.receipt(digest, _patience(digest))
+    console.print(f"in block {int(receipt['blockNumber'], 16)}: {int(receipt['gasUsed'], 16):,} gas", highlight=False)
+
+
+def _patience(digest: str) -> Callable[[], None]:
+    until = time.monotonic() + RECEIPT_SECONDS
+
+    def wait() -> None:
+        if time.monotonic() > until:
+            raise LocalError(f"{digest} is in no block after {RECEIPT_SECONDS} s: look for it before you send another")
+        time.sleep(LOOK_SECONDS)
+
+    return wait
+
+
+def account(key: KeyOption) -> None:
+    """Print the account of a key; the key is made where there is no such file."""
+    _extra()
+    from dilocox.around.settlement.keys import make_key, read_key
+
+    made = read_key(key) if key.exists() else make_key(key)
+    console.print(made.address, highlight=False)
+
+
+def settle(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
+    """Post the newest commit's merit to the run's contract: the coordinator's account does."""
+    _extra()
+    from dilocox.around.settlement.due import posted
+
+    ran = _read(home, join)
+    if not ran.commits:
+        raise ConfigError("the run has no commit yet: there is nothing to settle")
+    said = posted(ran.commits[-1])
+    says = f"settle round {said.round}, {said.total:,} merit, root {said.root.hex()}" + ", the run's last" * said.last
+    _act(ran.contract(rpc), key, send, says, "settle", *said)
+
+
+def claim(
+    rpc: RpcOption,
+    key: KeyOption,
+    whose: Annotated[str | None, typer.Argument(metavar="[ACCOUNT]", help="Who is paid (default: the key's account).")] = None,
+    home: HomeOption = None,
+    join: ReadOption = None,
+    send: SendOption = False,
+) -> None:
+    """Have an account paid what its merit is worth, less what it was paid before. Any key may ask, and pays the gas."""
+    _extra()
+    from dilocox.around.settlement.due import claim_of
+    from dilocox.around.settlement.keys import read_key
+
+    paid = parse_account(whose or read_key(key).address)
+    ran = _read(home, join)
+    contract = ran.contract(rpc)
+    root = contract.current()
+    if not root.posted:
+        raise LocalError("nothing is settled yet: the coordinator posts a root, which holds after its window")
+    commit = next((each for each in ran.commits if each.digest == root.digest), None)
+    if commit is None or commit.body.merit_root != root.root:
+        raise LocalError(f"the root of round {root.round} that the contract holds is not this chain's: tell the arbiter")
+    try:
+        due = claim_of(commit.body, paid)
+    except KeyError:
+        raise LocalError(f"0x{paid.hex()} earned nothing up to round {root.round}") from None
+    _act(contract, key, send, f"claim for {due.account}: {due.merit:,} merit up to round {root.round}", "claim", *due)
+
+
+def stake(
+    rpc: RpcOption,
+    key: KeyOption,
+    amount: Annotated[int, typer.Argument(min=0, help="In the chain's smallest unit (wei).")] = 0,
+    leave: Annotated[
+        bool, typer.Option("--leave", help="Begin to take it back: it leaves after the contract's delay.")
+    ] = False,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Take it back, once the delay is over.")] = False,
+    home: HomeOption = None,
+    join: ReadOption = None,
+    send: SendOption = False,
+) -> None:
+    """Stake on the run's contract: without the least stake nothing is paid, and who signs two things for one slot loses it."""
+    _extra()
+    if (amount > 0) + leave + withdraw != 1:
+        raise ConfigError("say one of: AMOUNT, --leave, --withdraw")
+    contract = _read(home, join).contract(rpc)
+    if amount:
+        _act(contract, key, send, f"stake {amount / ETHER:.6g} of the chain's coin", "stake", value=amount)
+    elif leave:
+        _act(contract, key, send, "begin to take the stake back", "unstake")
+    else:
+        _act(contract, key, send, "take the stake back", "withdraw")
