@@ -43,7 +43,7 @@ class Arm:
 
     def manifest(self, choice: Settings, steps: int, seed: int, text: Text | None = None) -> Manifest:
         """The toy: byte-level, 0.87M parameters, one stage, sequences of 64."""
-        merged = {name: dict(section) for name, section in load_preset("tiny").model_dump().items()}
+        merged = {name: dict(section) for name, section in load_preset("tiny").model_dump(exclude_none=True).items()}
         merged["compression"] = {"codec": "fp32"}  # an arm's codec is its own, whatever the preset's
         toy: Settings = {
             "model": {"family": "llama", "sequence_length": 64, "stages": 1, "seed": seed},

@@ -267,7 +267,9 @@ def _names() -> list[Target]:
         host, _, origin = _text(raw).partition("\n")
         wrong_address(host, origin or None, "dilocox.example")
 
-    bare = {name: value for name, value in RUN.model_dump().items() if name not in ("attestation", "admission")}
+    bare = {
+        name: value for name, value in RUN.model_dump(exclude_none=True).items() if name not in ("attestation", "admission")
+    }
     toml = "".join(
         f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items() if value is not None)
         for name, section in bare.items()

@@ -108,7 +108,7 @@ class Cell:
 
 def settings(steps: int, seed: int, shared: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Of the toy: byte-level, in one stage, sequences of 64."""
-    merged = {name: dict(section) for name, section in load_preset("tiny").model_dump().items()}
+    merged = {name: dict(section) for name, section in load_preset("tiny").model_dump(exclude_none=True).items()}
     toy: Mapping[str, Mapping[str, Any]] = {
         "model": {
             "family": "llama",

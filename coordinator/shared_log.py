@@ -29,9 +29,10 @@ from typing import TypeVar
 
 from dilocox.coordinator.log import Committed, Entry, InputLog, LogItem
 from dilocox.coordinator.parts import COMMIT, KEPT, Batch, entry_of, in_parts, on_our_clock, rows_of
-from dilocox.coordinator.store import Change, Delete, Found, Guard, Put, Store, StoreError
+from dilocox.coordinator.store import Change, Delete, Found, Guard, Item, Put, Store, StoreError
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.ids import Way
 from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import log_pb2
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -91,10 +92,22 @@ class Holder:
             raise ValueError(f"not where a coordinator is: {error}") from error
         if len(bytes.fromhex(holder.certificate)) != 32:
             raise ValueError("its certificate is no SHA-256 digest")
+        host, port = Way(holder.address, bytes.fromhex(holder.certificate)).endpoint
+        if not host or not 0 < port < 1 << 16:
+            raise ValueError(f"{holder.address!r} is no HOST:PORT")
         return holder
 
     def __str__(self) -> str:
         return f"{self.name} at {self.address}"
+
+
+def _place(item: Item) -> Holder | None:
+    """Where a coordinator is; None where the store says what none wrote."""
+    try:
+        return Holder.parse(item.value)
+    except ValueError as error:
+        log.warning("%s in the store is passed over: %s", item.key, error)
+        return None
 
 
 class SharedLog:
@@ -136,10 +149,16 @@ class SharedLog:
     # Who stands by
 
     async def enter(self) -> None:
-        """Say where we are. Raises ConfigError where the prefix is not ours."""
+        """Say where we are. Raises ConfigError where the prefix is not ours, and where too many are there already."""
         found = await self._ask(lambda: self._store.read(f"{self._root}/", f"{self._root}0", 1))
         if found and (found[0].key, found[0].value) != (self._key("format"), FORMAT):  # the first by name
             raise ConfigError(f"under {self._root} in the store are keys that no coordinator made. Name another prefix.")
+        others = await self._ask(lambda: self._store.read(self._key("places/"), self._key("places0"), limits.COORDINATORS + 1))
+        if sum(each.key != self._my_place for each in others) >= limits.COORDINATORS:
+            raise ConfigError(
+                f"the store names {len(others)} coordinators of this run already, and a link has room for {limits.COORDINATORS}."
+                f" Delete the keys under {self._key('places/')} of those that are gone."
+            )
         place = json.dumps(asdict(self._me)).encode()
         await self._ask(lambda: self._store.apply((), [Put(self._key("format"), FORMAT), Put(self._my_place, place)]))
 
@@ -150,15 +169,19 @@ class SharedLog:
     async def look(self) -> None:
         """Who leads, and where all are. Raises StoreError."""
         leaders = await self._store.read(self._key("leader"), self._key("leader0"), 1)
-        self.leader = Holder.parse(leaders[0].value) if leaders else None
+        try:
+            self.leader = Holder.parse(leaders[0].value) if leaders else None
+        except ValueError as error:
+            raise StoreError(f"its key {self._key('leader')} says nothing that a coordinator wrote: {error}") from error
         places = await self._store.read(self._key("places/"), self._key("places0"), limits.COORDINATORS)
-        found = tuple(Holder.parse(each.value) for each in places)
+        found = tuple(holder for each in places if (holder := _place(each)) is not None)
         if found != self.places:
             self.places = found
             self.tell_places([place for place in found if place != self._me])
 
     async def follow(self) -> None:
-        """Read what was written since the last time. Raises StoreError, and BehindError: `begin_again` once the chain is longer."""
+        """Read what was written since the last time. Raises StoreError, and BehindError until the chain has what the log
+        keeps no more: it is read from its first part on again."""
         while True:
             parts = await self._store.read(self._part(self._next), self._key("log0"), PAGE)
             if not parts:
@@ -184,6 +207,7 @@ class SharedLog:
         """A commit: ours already, or the next one. Raises ConfigError where our chain is another."""
         number = open_envelope(raw, self._run_id, (pb.KIND_COMMIT,)).body.round
         if number > self._chain.length:
+            self.begin_again()  # until the chain has it nothing behind it may be read, nor anybody elected here
             raise BehindError(number)
         if number == self._chain.length:
             await asyncio.to_thread(self._chain.append, pb.Envelope.FromString(raw))

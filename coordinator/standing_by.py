@@ -56,7 +56,6 @@ async def _catch_up(shared: SharedLog, chain: ChainFile, channels: ChannelPool, 
         await _fetch(shared.leader, chain, channels, until)
     except (RemoteError, grpc.aio.AioRpcError, TimeoutError) as error:
         return f"{lacks}, and {shared.leader} does not give them: {error}"
-    shared.begin_again()
     return f"it stands by: {shared.leader} leads"
 
 

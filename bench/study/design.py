@@ -211,7 +211,7 @@ class Trial:
     @cached_property
     def base(self) -> Manifest:
         """The cell's model, as whatever arm trains it."""
-        merged = {name: dict(section) for name, section in load_preset("tiny").model_dump().items()}
+        merged = {name: dict(section) for name, section in load_preset("tiny").model_dump(exclude_none=True).items()}
         merged["model"] |= {"family": "llama", "sequence_length": SEQUENCE, "stages": 1, "seed": self.seed}
         merged["model"] |= SIZES[self.cell.size]
         merged["data"] |= {**self.text.settings, "seed": self.seed, "evaluation_sequences": 2 * HALF}

@@ -63,6 +63,8 @@ SAID = (
     "attest self --simulated --simulated-measurement text.txt",
     "attest verify --kind tdx --blob text.txt",
 )
+EXTRA = {"account", "claim", "settle", "stake"}
+"""Verbs that without the extra `settlement` read nothing, and say so."""
 
 
 def full(kind: int) -> sqlite3.OperationalError:
@@ -168,7 +170,7 @@ class Broken:
 
 
 def test_every_verb_is_said():
-    assert sorted({name for name, _ in verbs(get_command(cli.app))}) == sorted(
+    assert sorted({name for name, _ in verbs(get_command(cli.app))} - EXTRA) == sorted(
         max((name for name, _ in verbs(get_command(cli.app)) if words.startswith(f"{name} ")), key=len) for words in SAID
     )
 

@@ -12,7 +12,7 @@ from dilocox.coordinator import parts, shared_log
 from dilocox.coordinator.log import Committed, Entry, InputLog, KeptFirst, LogItem
 from dilocox.coordinator.shared_log import BehindError, DeposedError, Holder, SharedLog
 from dilocox.coordinator.store import Found, Put, StoreError
-from dilocox.protocol import round
+from dilocox.protocol import limits, round
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.round import Moment
@@ -291,6 +291,39 @@ async def test_a_store_that_was_restored_from_an_old_copy_is_told_what_it_lacks(
     follower = await world.office(3, 1)
     await follower.log.follow()
     assert follower.chain.length == 4
+
+
+async def test_who_lacks_what_the_log_keeps_no_more_is_never_elected(world: World):
+    one = await world.leader(1)
+    await world.write_commits(one, 0, 20)
+    two = await world.office(2)
+    for later in (False, True):  # also where nobody leads, whom it could ask
+        if later:
+            world.later()
+        for _ in range(20):
+            with pytest.raises(BehindError):
+                await two.log.stand()
+    for commit in world.table.commits[two.chain.length : 20]:
+        two.chain.append(commit.envelope)
+    assert await two.log.stand()
+    assert two.chain.length == 20
+
+
+async def test_a_link_has_room_for_all_that_enter(world: World):
+    offices = [await world.office(number) for number in range(1, limits.COORDINATORS + 1)]
+    await offices[0].log.enter()  # once more
+    with pytest.raises(ConfigError, match="names 8 coordinators of this run already"):
+        await world.office(limits.COORDINATORS + 1)
+
+
+async def test_a_place_that_no_coordinator_wrote_is_passed_over(world: World):
+    one = await world.leader(1)
+    [mine] = world.keys("places/")
+    said = world.store.items[mine].value
+    for number, bad in enumerate((b"x", b"{}", said.replace(b"192.0.2.1:1", b"nowhere"))):
+        await world.store.apply((), [Put(f"{mine[:-16]}{number:016x}", bad)])
+    await one.log.look()
+    assert [place.address for place in one.log.places] == ["192.0.2.1:1"]
 
 
 async def test_another_chain_is_never_followed(world: World):
