@@ -26,7 +26,8 @@ SITES = {"SITE-A": "ABCDEFGH", "SITE-B": "IJKLMNOP", "SITE-C": "QRSTUVWX"}
 """Each writes of other things than the others, which the text that all share has of all."""
 
 
-SMALLER = {r"^count = .*$": "count = 8", r"^synchronous_rounds = .*$": "synchronous_rounds = 2"}
+SMALLER = {r"^count = .*$": "count = 8", r"^synchronous_rounds = .*$": "synchronous_rounds = 8"}
+"""Nobody trains on beside an exchange: how many steps a round has is the run file's to say, not the machine's."""
 
 
 def write(folder: Path, letters: str, number: int) -> None:
