@@ -4,14 +4,17 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dilocox.node.testnet import Member, Testnet
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.transport.archive.archive import open_archive
 from dilocox.transport.archive.index import ArchiveHead
 from dilocox.transport.data_directory import load_identity
+from tests.ceph import ceph_bucket
 from tests.e2e.conftest import build, running, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
@@ -27,18 +30,33 @@ def dilocox(*arguments: str) -> str:
     return done.stdout
 
 
-def archive_with(place: Path, round: int) -> ArchiveHead | None:
+def archive_with(place: str, round: int) -> ArchiveHead | None:
     """The archive's head, once it has the data, a state after `round`, and the payloads of `round`."""
-    head = open_archive(str(place), None).head() if (place / "archive.json").exists() else None
+    try:
+        head = open_archive(place, None).head()
+    except (ConfigError, LocalError, RemoteError):  # not begun
+        head = None
     whole = head is not None and head.data and any(item.round > round for item in head.snapshots)
     return head if head is not None and whole and head.payloads and head.payloads[-1][1] >= round else None
 
 
-def test_a_run_goes_on_when_all_peers_and_the_coordinator_are_gone(tmp_path: Path):
-    place = tmp_path / "archive"
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where an archive is to be: in a folder, and in a bucket of a real S3 server."""
+    if request.param == "folder":
+        yield str(tmp_path / "archive")
+        return
+    (tmp_path / "ceph").mkdir()
+    with ceph_bucket(tmp_path / "ceph") as (bucket, environment):
+        for name, text in environment.items():
+            monkeypatch.setenv(name, text)
+        yield f"{bucket}/run"
+
+
+def test_a_run_goes_on_when_all_peers_and_the_coordinator_are_gone(place: str, tmp_path: Path):
     testnet = build(tmp_path, count=100_000, nodes=2, changes={**SOON, "start_clusters = 3": "start_clusters = 2"})
     link = str(testnet.folder / "link")
-    arguments = ["archive", "--join", f"@{link}", "--archive", str(place), "--every", "2", "--payloads", "--no-dht"]
+    arguments = ["archive", "--join", f"@{link}", "--archive", place, "--every", "2", "--payloads", "--no-dht"]
     keeper = Member("keeper", testnet.folder / "keeper", [*arguments, "--home", str(testnet.folder / "keeper")])
     last = testnet.members.pop()
     testnet.members += [keeper, last, last]  # `running` starts all but the last
@@ -50,7 +68,7 @@ def test_a_run_goes_on_when_all_peers_and_the_coordinator_are_gone(tmp_path: Pat
     head = archive_with(place, 3)
     assert head is not None
     shutil.rmtree(testnet.folder)
-    assert "commits hold" in dilocox("verify", "--archive", str(place), head.run)
+    assert "commits hold" in dilocox("verify", "--archive", place, head.run)
 
     after = tmp_path / "after"
     after.mkdir()
@@ -58,7 +76,7 @@ def test_a_run_goes_on_when_all_peers_and_the_coordinator_are_gone(tmp_path: Pat
     round, root = next(iter(head.states.items()))
     home = after / "coordinator"
     new = load_identity(home / "identity.key").peer
-    said = dilocox("appoint", new, str(after / "run.toml"), "--archive", str(place))
+    said = dilocox("appoint", new, str(after / "run.toml"), "--archive", place)
     assert f"round {round} starts from the archived state {root.hex()}" in said
 
     link = str(after / "link")
@@ -66,10 +84,10 @@ def test_a_run_goes_on_when_all_peers_and_the_coordinator_are_gone(tmp_path: Pat
     members = [Member("coordinator", home, arguments)]
     for number in (1, 2):
         home = after / f"node-{number}"
-        arguments = ["node", "--join", f"@{link}", "--home", str(home), "--archive", str(place), "--no-dht", "--threads", "1"]
+        arguments = ["node", "--join", f"@{link}", "--home", str(home), "--archive", place, "--no-dht", "--threads", "1"]
         members.append(Member(f"node-{number}", home, [*arguments, "--step-seconds", "0.03"]))
     home = after / "keeper"
-    arguments = ["archive", "--join", f"@{link}", "--archive", str(place), "--every", "2", "--payloads", "--no-dht"]
+    arguments = ["archive", "--join", f"@{link}", "--archive", place, "--every", "2", "--payloads", "--no-dht"]
     members.append(Member("keeper", home, [*arguments, "--home", str(home)]))
     again = Testnet(after, [*members, members[-1]])
     with running(again, rounds=round + 2) as swarm:
@@ -81,4 +99,4 @@ def test_a_run_goes_on_when_all_peers_and_the_coordinator_are_gone(tmp_path: Pat
         wait_for(lambda: archive_with(place, round + 1), "the archive goes on with the new chain")
         kept = next(item for item in swarm.status("keeper")["archive"]["payloads"] if item[1] > round)
         assert kept[0] <= round, "what stands of the old chain's payloads stays"
-    assert "commits hold" in dilocox("verify", "--archive", str(place), head.run)
+    assert "commits hold" in dilocox("verify", "--archive", place, head.run)

@@ -20,6 +20,7 @@ from dilocox.transport.archive.index import ArchiveHead, Segment, Snapshot, cove
 from dilocox.transport.archive.sealing import make_key
 from dilocox.transport.archive.storage import BucketStorage, FolderStorage, Storage, open_storage
 from dilocox.transport.blobs import BlobStore
+from tests.ceph import ceph_bucket
 from tests.helpers import digest
 from tests.s3_double import s3_double
 
@@ -50,7 +51,16 @@ def moto_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.stop()
 
 
-@pytest.fixture(params=["folder", "sealed folder", "S3 double", "sealed S3 double", "moto", "bucket", "sealed bucket"])
+@pytest.fixture(scope="module")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
+    with ceph_bucket(tmp_path_factory.mktemp("ceph")) as bucket:
+        yield bucket
+
+
+PLACES = ("folder", "sealed folder", "S3 double", "sealed S3 double", "moto", "bucket", "sealed bucket")
+
+
+@pytest.fixture(params=[*PLACES, *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ceph", "sealed ceph"))])
 def fresh(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Archive]]:
     """Opens the archive anew each time."""
     key = None
@@ -65,6 +75,12 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         storage = open_storage(url)
         for name in storage.sizes(""):
             storage.delete(name)
+    elif "ceph" in request.param:
+        bucket, environment = request.getfixturevalue("ceph")
+        for name, text in environment.items():
+            monkeypatch.setenv(name, text)
+        url = f"{bucket}/{os.urandom(8).hex()}"
+        yield lambda: create_archive(url, RUN, key)
     elif request.param == "moto":
         with moto_double(monkeypatch) as bucket:
             yield lambda: create_archive(f"s3://{bucket}/some/prefix", RUN, key)
