@@ -7,7 +7,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ __all__ = ["ceph_bucket"]
 
 BINARIES = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 PATIENCE_SECONDS = 120.0
+TRIES = 40
 BUCKET = "archives"
 CONFIG = """[global]
 fsid = {fsid}
@@ -64,10 +65,12 @@ class Ceph:
         facts = {"fsid": self.fsid, "monitor": self.monitor, "gateway": self.gateway, "folder": folder}
         (folder / "ceph.conf").write_text(CONFIG.format(**facts))
 
-    def run(self, program: str, *arguments: str) -> None:
+    def run(self, program: str, *arguments: str, fails: bool = False) -> str:
+        """What it says; `fails`: also where it ends with an error."""
         command = [program, "-c", str(self.folder / "ceph.conf"), *arguments]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_SECONDS)
-        assert done.returncode == 0, (command, done.stdout)
+        assert fails or done.returncode == 0, (command, done.stdout)
+        return done.stdout
 
     def start(self, program: str, *arguments: str) -> None:
         command = [program, "-f", "-c", str(self.folder / "ceph.conf"), *arguments]
@@ -85,24 +88,44 @@ class Ceph:
         self.run("monmaptool", "--create", "--fsid", self.fsid, "--addv", "a", place, places)
         self.run("ceph-mon", "-i", "a", "--mkfs", "--monmap", places, "--keyring", keyring)
         self.start("ceph-mon", "-i", "a")
+        self._until(lambda: "quorum" in self.run("ceph", "-s", fails=True), "the monitor does not answer")
         self.run("ceph", "osd", "create")
         self.run("ceph-osd", "-i", "0", "--mkfs")
-        self.start("ceph-osd", "-i", "0")
+        self._until(self._has_an_object_store, "the object store does not come up")
         keys = ["--access-key", "tests", "--secret-key", "tests"]
         self.run("radosgw-admin", "-n", "client.admin", "user", "create", "--uid", "tests", "--display-name", "tests", *keys)
         self.start("radosgw", "-n", "client.admin")
         self._make_bucket()
 
+    def _has_an_object_store(self) -> bool:
+        """Starts it: one that came before the monitor was ready for it waits for ever, now and then."""
+        self.start("ceph-osd", "-i", "0")
+        for _ in range(TRIES):
+            if "1 up" in self.run("ceph", "osd", "stat", fails=True):
+                return True
+        started = self.processes.pop()
+        started.kill()
+        started.wait()
+        return False
+
     def _make_bucket(self) -> None:
         store = S3Store(BUCKET, client_options={"allow_http": True}, **self.settings)  # type: ignore[arg-type]
         request = urllib.request.Request(obstore.sign(store, "PUT", "", timedelta(hours=1)), method="PUT")
+
+        def made() -> bool:
+            with suppress(urllib.error.URLError), urllib.request.urlopen(request, timeout=PATIENCE_SECONDS):
+                return True
+            return False
+
+        self._until(made, "the gateway does not answer")
+
+    def _until(self, holds: Callable[[], bool], otherwise: str) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            with suppress(urllib.error.URLError), urllib.request.urlopen(request, timeout=PATIENCE_SECONDS):
+            if holds():
                 return
             time.sleep(0.2)
-        logs = [path.read_text(errors="replace")[-1000:] for path in self.folder.glob("*.log")]
-        pytest.fail(f"the gateway does not answer: {logs}")
+        pytest.fail(f"{otherwise}: {[path.read_text(errors='replace')[-1000:] for path in self.folder.glob('*.log')]}")
 
     @property
     def settings(self) -> dict[str, str]:
