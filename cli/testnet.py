@@ -33,6 +33,7 @@ from dilocox.node.data.check import check_corpus, check_own
 from dilocox.node.data.sources import STDLIB
 from dilocox.node.namespaces import Traffic, lacking
 from dilocox.node.testnet import POLL_SECONDS, WAN, Lines, Member, Testnet, member_names
+from dilocox.node.tiling import several
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
@@ -113,7 +114,10 @@ def up(
         return
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        errors.print(f"starting a coordinator and {nodes} nodes of {devices} stage workers in {folder} …", highlight=False)
+        errors.print(
+            f"starting a coordinator and {several(nodes, 'node')} of {several(devices, 'stage worker')} in {folder} …",
+            highlight=False,
+        )
         with working("starting the coordinator") as bar:
             testnet.start_all()
             watched = Watcher(testnet, kills, bar).follow()

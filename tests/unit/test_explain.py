@@ -1,6 +1,7 @@
 """Why a round was slow, short or without somebody: from chain and events, with numbers, and with what to do."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -29,9 +30,9 @@ def test_every_reason_has_a_meaning_and_advice():
 class Run:
     """Rounds on a fake clock: the chain file, and a coordinator's event log."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rounds: dict[str, Any] | None = None) -> None:
         folder.mkdir(parents=True)
-        self.table, self.wall = Told(manifest(rounds={"count": 9})), 0.0
+        self.table, self.wall = Told(manifest(rounds={"count": 9, **(rounds or {})})), 0.0
         self.chain = ChainFile(folder / "chain.db", self.table.run, views.describe)
         self.log = EventLog(folder / "events.db", lambda: self.table.now)
 
