@@ -1,6 +1,7 @@
 """Where the command begins and ends. Ctrl-C has no traceback before everything is loaded, which takes seconds; a daemon that is
 told to end before it lives has nothing to put down; and once all is done neither signal changes how the command ended."""
 
+import atexit
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ DAEMONS = ("archive", "coordinator", "hold", "node")
 
 
 def main() -> None:
+    atexit.register(_is_over)  # the first, so that it is called last
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background job ignores it
     daemon = next((word for word in sys.argv[1:] if not word.startswith("-")), "") in DAEMONS
     if ours:
@@ -38,6 +40,12 @@ def _stays(status: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             _ends_with(number, status)
+
+
+def _is_over() -> None:
+    """An interpreter that goes gives back every signal that it handles, and then takes a while: what is ignored stays so."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _ends_with(number: signal.Signals, status: int) -> None:

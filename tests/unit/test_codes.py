@@ -264,6 +264,33 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (status, "all of it", "")
 
 
+@pytest.mark.parametrize("status", [0, 5])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_an_interpreter_that_goes_does_not_change_how(number: int, status: int):
+    """It has given its signals back by then, and takes apart all that was loaded: a tenth of a second in which Ctrl-C after a
+    finished `init` was a failure of it."""
+    program = f"""
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import dilocox.cli.main
+from dilocox.cli.start import main
+
+class Last:
+    def __del__(self, kill=os.kill, me=os.getpid()):
+        kill(me, {number})
+
+def run():
+    print("all of it")
+    dilocox.cli.main.last = Last()
+    {f"sys.exit({status})" if status else ""}
+
+dilocox.cli.main.main = run
+main()
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "all of it\n", "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_a_daemon_whose_loop_is_gone_does_not_end_it_otherwise(number: int):
     """Between the loop that heard it and the command's last line."""
