@@ -108,11 +108,11 @@ def up(
     devices = devices or (2 if private_epsilon is None else 1)
     options = ["--threads", "1", *_said(devices=devices, upload=upload, **budget)]
     testnet = Testnet.create(folder, run, key, nodes, options, place, boxes, _lines(lan, wan, boxes), private)
+    signal.signal(signal.SIGTERM, _interrupt)
     if detach:
-        testnet.start_all(attached=False)
+        _leave_running(testnet)
         errors.print(f"{nodes} nodes and a coordinator run in {folder}; stop them: dilocox testnet down", highlight=False)
         return
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         errors.print(
             f"starting a coordinator and {several(nodes, 'node')} of {several(devices, 'stage worker')} in {folder} …",
@@ -124,6 +124,16 @@ def up(
     finally:
         testnet.stop()
     _final(testnet, manifest, watched, place if baseline else None, private)
+
+
+def _leave_running(testnet: Testnet) -> None:
+    """All of it, or nothing: whoever is started without us outlives us."""
+    try:
+        with working("starting the coordinator"):
+            testnet.start_all(attached=False)
+    except BaseException:
+        testnet.stop()
+        raise
 
 
 def _said(**options: Any) -> list[str]:
