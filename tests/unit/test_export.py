@@ -60,6 +60,7 @@ def exported(tmp_path: Path, run: Manifest, tokenizer: str, end: int) -> tuple[P
 def test_transformers_loads_and_computes_what_was_committed(family: str, tmp_path: Path):
     run = manifest(model={"family": family, "stages": 3, **MODELS[family]})
     folder, _, _ = exported(tmp_path, run, byte_tokenizer(), 0)
+    assert {path.stat().st_mode for path in folder.iterdir()} == {(folder / "config.json").stat().st_mode}, "one reads all"
     theirs = AutoModelForCausalLM.from_pretrained(folder)
     assert type(theirs).__name__ == FAMILIES[family].prefix + "ForCausalLM"
     assert theirs.dtype == torch.float32
