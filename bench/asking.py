@@ -45,11 +45,11 @@ def paths(rounds: int) -> list[str]:
     return [*asked, f"/v1/explain/{last}", "/v1/events?last=200&follow=no", "/metrics"]
 
 
-async def measure(rounds: int, clusters: int) -> list[dict[str, Any]]:
+async def measure(rounds: int, clusters: int, stages: int = STAGES) -> list[dict[str, Any]]:
     """Of each path: seconds, bytes, and how long the event loop was kept."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        async with Desk.open(folder, clusters, STAGES) as desk:
+        async with Desk.open(folder, clusters, stages) as desk:
             await desk.round()
             run = desk.crowd.run
             last = desk.service.chain.commit(1)

@@ -59,6 +59,7 @@ def run_of(clusters: int, stages: int) -> Manifest:
         model={"layers": stages, "stages": stages},
         training={"batch_size": 16},
         settlement={"chain_id": 1, "contract": "0x" + "ab" * 20},
+        audit={"segments": 4},
         rounds={
             "count": 1_000_000,
             "inner_steps": RUNNING_STEPS,

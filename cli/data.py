@@ -116,6 +116,7 @@ def train(
                 for text, size in documents(path, field):
                     bar.more(size)
                     yield text
+            bar.begin("finding pairs of tokens")  # no less work than reading
 
         tokenizer = train_tokenizer(texts(), vocabulary_size)
     write_new(out, tokenizer.encode())

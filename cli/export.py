@@ -1,5 +1,8 @@
 """`dilocox export DIR`: the committed model as a Hugging Face folder, from this machine's disk or from the run's peers."""
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -86,14 +89,28 @@ def export(
     if adapter and evaluate:
         fail("--adapter and --evaluate", Exit.USAGE, "it is the merged model that transformers evaluates: export that, too")
     place = archive_place(archive, archive_key)
-    with working("looking for the state") as bar:
-        exported = write_model(target, home, join, place, round, parse_folders(data or ()), bar, evaluate, adapter)
+    with working("looking for the state") as bar, _whole(target) as scratch:
+        exported = write_model(scratch, home, join, place, round, parse_folders(data or ()), bar, evaluate, adapter)
     if as_json:
         print_json({"folder": str(folder), "round": exported.round, "evaluation_loss": exported.evaluation_loss})
         return
     console.print(f"wrote {folder}: the state before round {exported.round}", highlight=False)
     if evaluate:
         console.print(f"held-out loss with transformers: {exported.evaluation_loss:.4f}", highlight=False)
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """Where to write, so that the folder is there once all of it is; one that is there already, and empty, is filled as it is (it
+    may be a volume)."""
+    if target.exists():
+        yield target
+        return
+    there = next(each for each in target.absolute().parents if each.is_dir())
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=there) as name:
+        yield (scratch := Path(name) / target.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch.rename(target)
 
 
 def write_model(

@@ -13,6 +13,7 @@ from dilocox.cli.init import preset_names, render_preset
 from dilocox.node import plan as model
 from dilocox.node.clock import HEADERS, SEVERAL_FILL, Estimate, Line, Method, Site, estimate, layouts_of, payload_bytes, ring
 from dilocox.node.plan import Inside
+from dilocox.node.tiling import several
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import stage_tensors, trained_count
 from dilocox.transport.rates import bits_per_second
@@ -211,9 +212,10 @@ def _assumptions(site: Site, cluster: Inside, device: str) -> list[str]:
     limit = "activations" if step.activations > step.working else "computing"
     found = f"by {model.EFFICIENCY:.0%} of the peak of {tiling.workers} x {device}, and its bubble" if device else "as measured"
     return [
-        f"a cluster: {tiling.workers} workers on {site.boxes} boxes, as {tiling.copies} copies of a pipeline of {tiling.length},"
-        f" {tiling.schedule} with {cluster.turns} chunks each; each waits {cluster.bubble:.0%} of a step for the pipeline to fill"
-        " and drain: in --step-seconds, if it was measured so",
+        f"a cluster: {several(tiling.workers, 'worker')} on {several(site.boxes, 'box', 'boxes')}, as"
+        f" {several(tiling.copies, 'copy', 'copies')} of a pipeline of {tiling.length},"
+        f" {tiling.schedule} with {several(cluster.turns, 'chunk')} each; each waits {cluster.bubble:.0%} of a step for the"
+        " pipeline to fill and drain: in --step-seconds, if it was measured so",
         f"a step: {step.seconds:,.3g} s, for its {limit}; computing {step.working:,.3g} s, {found}",
         f"activations: the box with the most to pass on sends {cluster.activation_bytes:,} B in a step, and receives as many:"
         f" {step.activations:,.3g} s on its line, beside computing",

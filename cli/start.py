@@ -1,6 +1,7 @@
-"""Where the command begins and ends: Ctrl-C has no traceback before everything is loaded, which takes seconds, and once all is done
-neither that nor SIGTERM changes how it ended."""
+"""Where the command begins and ends. Ctrl-C has no traceback before everything is loaded, which takes seconds; a daemon that is
+told to end before it lives has nothing to put down; and once all is done neither signal changes how the command ended."""
 
+import atexit
 import os
 import signal
 import sys
@@ -8,17 +9,23 @@ from types import FrameType
 
 __all__ = ["main"]
 
-INTERRUPTED = 130
-"""As exits.py has it, which is not loaded yet."""
+FINE, INTERRUPTED = 0, 130
+"""As exits.py has them, which is not loaded yet."""
+DAEMONS = ("archive", "coordinator", "hold", "node")
+"""Verbs that live in loop.py, which hears both signals. Until it does, nothing was begun that has to end well."""
 
 
 def main() -> None:
+    atexit.register(_is_over)  # the first, so that it is called last
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background job ignores it
+    daemon = next((word for word in sys.argv[1:] if not word.startswith("-")), "") in DAEMONS
     if ours:
-        signal.signal(signal.SIGINT, _leave)  # nothing has begun that would have to end well
+        _ends_with(signal.SIGINT, FINE if daemon else INTERRUPTED)  # nothing has begun that would have to end well
+    if daemon and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        _ends_with(signal.SIGTERM, FINE)
     from dilocox.cli.main import main as run
 
-    if ours:
+    if ours and not daemon:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         run()
@@ -30,6 +37,19 @@ def main() -> None:
 
 def _stays(status: int) -> None:
     """What the interpreter still does takes a while, and nobody needs it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            _ends_with(number, status)
+
+
+def _is_over() -> None:
+    """An interpreter that goes gives back every signal that it handles, and then takes a while: what is ignored stays so."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _ends_with(number: signal.Signals, status: int) -> None:
+    """From now on that signal ends the process at once, so."""
 
     def end(number: int, frame: FrameType | None) -> None:
         try:
@@ -37,10 +57,4 @@ def _stays(status: int) -> None:
         finally:
             os._exit(status)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, end)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    os._exit(INTERRUPTED)
+    signal.signal(number, end)

@@ -33,6 +33,7 @@ from dilocox.node.data.check import check_corpus, check_own
 from dilocox.node.data.sources import STDLIB
 from dilocox.node.namespaces import Traffic, lacking
 from dilocox.node.testnet import POLL_SECONDS, WAN, Lines, Member, Testnet, member_names
+from dilocox.node.tiling import several
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
@@ -107,19 +108,32 @@ def up(
     devices = devices or (2 if private_epsilon is None else 1)
     options = ["--threads", "1", *_said(devices=devices, upload=upload, **budget)]
     testnet = Testnet.create(folder, run, key, nodes, options, place, boxes, _lines(lan, wan, boxes), private)
+    signal.signal(signal.SIGTERM, _interrupt)
     if detach:
-        testnet.start_all(attached=False)
+        _leave_running(testnet)
         errors.print(f"{nodes} nodes and a coordinator run in {folder}; stop them: dilocox testnet down", highlight=False)
         return
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        errors.print(f"starting a coordinator and {nodes} nodes of {devices} stage workers in {folder} …", highlight=False)
+        errors.print(
+            f"starting a coordinator and {several(nodes, 'node')} of {several(devices, 'stage worker')} in {folder} …",
+            highlight=False,
+        )
         with working("starting the coordinator") as bar:
             testnet.start_all()
             watched = Watcher(testnet, kills, bar).follow()
     finally:
         testnet.stop()
     _final(testnet, manifest, watched, place if baseline else None, private)
+
+
+def _leave_running(testnet: Testnet) -> None:
+    """All of it, or nothing: whoever is started without us outlives us."""
+    try:
+        with working("starting the coordinator"):
+            testnet.start_all(attached=False)
+    except BaseException:
+        testnet.stop()
+        raise
 
 
 def _said(**options: Any) -> list[str]:

@@ -1,6 +1,7 @@
 """What this machine lacks to take part in a run, as a node, a holder or an archive: looked at before minutes are lost. Blocking.
 What the network says of it is asked in check_link.py."""
 
+import os
 import shutil
 import socket
 from collections.abc import Iterator
@@ -188,6 +189,10 @@ def held_bytes(manifest: Manifest, clusters: int) -> int:
 def _disk(home: Path, wanted: int, what: str) -> Finding:
     """`what` takes so many bytes."""
     there = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.is_dir())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Finding(
+            Level.WRONG, "disk", f"nothing can be written at {there}", "name another folder with --home, or make it yours"
+        )
     free = shutil.disk_usage(there).free
     says = f"{free / 1e9:,.1f} GB free at {home}; {what} {wanted / 1e9:,.1f}"
     if free < wanted:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.ids import is_meant, short
+from dilocox.protocol.status import Status
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import Happened
 from dilocox.views.reasons import advice
@@ -36,8 +37,11 @@ class NotThere(LocalError):
         self.code = code
 
 
-def explain(chain: ChainFile, events: ReadEvents, number: int, peer: str = "", me: str = "") -> View:
-    """`peer`: the beginning of the id of a cluster that is asked about; `me`: the one called this node. Blocking: reads the file.
+def explain(
+    chain: ChainFile, events: ReadEvents, number: int, peer: str = "", me: str = "", stands: Status | None = None
+) -> View:
+    """`peer`: the beginning of the id of a cluster that is asked about; `me`: the one called this node, `stands`: where it
+    stands now, if that is known. Blocking: reads the file.
 
     Raises NotThere where there is no such round, or no such cluster.
     """
@@ -46,7 +50,7 @@ def explain(chain: ChainFile, events: ReadEvents, number: int, peer: str = "", m
         raise NotThere(f"no round {number}: the run stands at round {chain.length}", code="no-such-round")
     name = _one(chain, number, told, peer) if peer else me
     if told is None:
-        says = [*_waited(happened, 0.0), *([_mine(chain, number, name, me, None, happened)] if name else [])]
+        says = [*_waited(happened, 0.0), *([_mine_now(chain, name, me, stands)] if name else [])]
         open_rows = says or [_row("open", "no commit closed it yet, and nothing is kept of why")]
         return {"round": number, "verdict": "open", "seconds": None, "usual_seconds": None, "findings": open_rows}
     detail: View = json.loads(told)
@@ -187,12 +191,23 @@ def _one(chain: ChainFile, number: int, told: str | None, peer: str) -> str:
 _NOBODY: View = {"clusters": [], "excluded": []}
 
 
-def _mine(chain: ChainFile, number: int, name: str, me: str, detail: View | None, happened: Sequence[Happened]) -> View:
-    """What became of one cluster's work."""
-    who = "this node" if name == me else short(name)
-    about = "this node" if name == me else "cluster"
-    if detail is None:
-        return _row(about, f"{who} is {'' if name in chain.head.roster else 'not '}on the roster")
+def _called(name: str, me: str) -> tuple[str, str]:
+    """One cluster, and what a row about it is about."""
+    return ("this node", "this node") if name == me else (short(name), "cluster")
+
+
+def _mine_now(chain: ChainFile, name: str, me: str, stands: Status | None) -> View:
+    """What becomes of one cluster's work in the open round. A roster alone would tell who has paused nothing."""
+    who, about = _called(name, me)
+    says = f"{who} is {'' if name in chain.head.roster else 'not '}on the roster"
+    if stands is None or name != me:
+        return _row(about, says)
+    return _row(about, f"{says}; it is {stands.name}: {stands.why}", stands.advice)
+
+
+def _mine(chain: ChainFile, number: int, name: str, me: str, detail: View, happened: Sequence[Happened]) -> View:
+    """What became of one cluster's work in a round that is closed."""
+    who, about = _called(name, me)
     for item in detail["clusters"]:
         if item["cluster"] == name:
             return _row(

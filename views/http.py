@@ -14,6 +14,7 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry, generate_latest
 
 from dilocox.protocol import limits
+from dilocox.protocol.status import Status
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
@@ -149,9 +150,10 @@ def add_run_routes(
     peers: Callable[[], Awaitable[list[View]]],
     events: EventLog,
     me: str = "",
+    stands: Callable[[], Status] | None = None,
 ) -> None:
     """What a run looks like from any member: /v1/peers, /v1/stages, /v1/rounds, /v1/events, /v1/explain, and the page of all that.
-    `me`: the cluster that explanations call this node."""
+    `me`: the cluster that explanations call this node; `stands`: where it stands."""
 
     async def get_peers(request: web.Request) -> web.Response:
         return json_response(await peers())
@@ -178,7 +180,7 @@ def add_run_routes(
     app.router.add_get("/v1/rounds/{number}", get_round)
     app.router.add_get("/", page())
     app.router.add_get("/v1/events", _stream(events))
-    app.router.add_get("/v1/explain/{number}", _explainer(chain, events, me))
+    app.router.add_get("/v1/explain/{number}", _explainer(chain, events, me, stands))
 
 
 def _round_of(request: web.Request) -> int:
@@ -189,12 +191,13 @@ def _round_of(request: web.Request) -> int:
     return int(text)
 
 
-def _explainer(chain: ChainFile, events: EventLog, me: str) -> Handler:
+def _explainer(chain: ChainFile, events: EventLog, me: str, stands: Callable[[], Status] | None) -> Handler:
     @takes(PEER)
     async def get_explanation(request: web.Request) -> web.Response:
         number, peer = _round_of(request), PEER.read(request)
         try:
-            said = await asyncio.to_thread(explain, chain, lambda round: events.read(0, round), number, peer, me)
+            now = stands() if stands is not None else None
+            said = await asyncio.to_thread(explain, chain, lambda round: events.read(0, round), number, peer, me, now)
         except NotThere as error:
             raise Problem(error.code, str(error)) from error
         return json_response(said)

@@ -151,7 +151,7 @@ def create_node_app(
         return json_response(await challenger.report(peer))
 
     app = create_app(registry, status, metrics.refresh)
-    add_run_routes(app, participant.chain, peers, participant.events, participant.cluster)
+    add_run_routes(app, participant.chain, peers, participant.events, participant.cluster, lambda: participant.status)
     add_operator_routes(app, attendance, key)
     app.router.add_post("/v1/attest/{peer}", attest)
     return app

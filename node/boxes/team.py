@@ -16,7 +16,7 @@ from dilocox.node.holding import Holding
 from dilocox.node.machine import Machine
 from dilocox.node.memory import Lack, lacks
 from dilocox.node.starts import Starts, without_commits
-from dilocox.node.tiling import Tiling, listed, stretches, tilings
+from dilocox.node.tiling import Tiling, listed, several, stretches, tilings
 from dilocox.node.workers import LOOPBACK, STOP_SECONDS, Launch, WorkerPool
 from dilocox.protocol import limits, member
 from dilocox.protocol.errors import LocalError, RemoteError
@@ -243,10 +243,10 @@ class Team:
         model, microbatches = self._manifest.model, self._manifest.training.microbatches
         tiling, peers = layout.tiling, layout.peers
         log.info(
-            "%d workers on %d devices: %d copies of a pipeline of %d",
-            tiling.workers,
-            sum(devices),
-            tiling.copies,
+            "%s on %s: %s of a pipeline of %d",
+            several(tiling.workers, "worker"),
+            several(sum(devices), "device"),
+            several(tiling.copies, "copy", "copies"),
             tiling.length,
         )
         for box, (peer, count) in enumerate(zip(peers, devices, strict=True)):

@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from dilocox.node.outer.state import StageState
+from dilocox.node.outer.tensor_file import save_tensors
 from dilocox.protocol.crypto import sha256
 from dilocox.transport.files import fsync_directory, read_checked, write_atomically
 
@@ -104,14 +105,14 @@ def _described(meta: BoundaryMeta) -> bytes:
 
 def save_inner(root: Path, stage: int, round: int, tensors: Mapping[str, Tensor]) -> None:
     """Write without waiting for the disk: `seal_boundary` does. Of a boundary's files the first, where there are both."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, _begun(root, stage, round) / INNER)
+    save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, _begun(root, stage, round) / INNER)
 
 
 def save_outer(root: Path, state: StageState, round: int, complete: bool = True) -> None:
     """The same; `complete`: after `save_inner`, and with the anchor."""
     tensors = {"feedback": state.feedback, **{f"warm.{name}": q.contiguous() for name, q in state.warm.items()}}
     folder = _folder(root, state.stage, round) if complete else _begun(root, state.stage, round)
-    save_file(tensors | ({"anchor": state.anchor} if complete else {}), folder / OUTER)
+    save_tensors(tensors | ({"anchor": state.anchor} if complete else {}), folder / OUTER)
 
 
 def _begun(root: Path, stage: int, round: int) -> Path:

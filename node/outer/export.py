@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import GenerationConfig
 
 from dilocox.node.outer.frozen import frozen_views
 from dilocox.node.outer.state import StageState
+from dilocox.node.outer.tensor_file import save_tensors
 from dilocox.protocol.corpus import Chat
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count, stage_weights
@@ -57,7 +57,7 @@ def export_model(
     for stage, tensors in _stages(manifest, digests, store):
         tensors = dict(_merged(manifest, stage, tensors, store))
         shard = f"model-{stage + 1:05d}-of-{len(digests):05d}.safetensors"
-        save_file(tensors, folder / shard, metadata={"format": "pt"})
+        _save(tensors, folder / shard)
         names.update(dict.fromkeys(tensors, shard))
         progress(stage)
     index = {"metadata": {"total_size": 4 * parameter_count(manifest.model)}, "weight_map": names}
@@ -74,7 +74,7 @@ def export_adapter(
     assert lora is not None, "the run trains adapters"
     folder.mkdir(parents=True, exist_ok=True)
     adapters = {f"{PEFT}{name}": tensor for _, part in _stages(manifest, digests, store) for name, tensor in part.items()}
-    save_file(adapters, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    _save(adapters, folder / "adapter_model.safetensors")
     says = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -88,6 +88,12 @@ def export_adapter(
     }
     write_atomically(folder / "adapter_config.json", json.dumps(says, indent=2).encode())
     _write_words(manifest, folder, vocabulary, card)
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """For whoever may read the folder: safetensors writes for its owner alone."""
+    save_tensors(tensors, path, {"format": "pt"})
+    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def _stages(manifest: Manifest, digests: list[bytes], store: BlobStore) -> Iterator[tuple[int, dict[str, Tensor]]]:

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from bench.texts import stdlib
+from dilocox.cli.main import app
+from dilocox.node.testnet import Testnet
 from dilocox.protocol.events import NOTABLE
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -130,6 +133,30 @@ def test_ctrl_c_at_any_point_leaves_no_process(tmp_path: Path, after: str):
     process.communicate(timeout=PATIENCE_SECONDS)
     wait_until_gone(children)
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_detached_testnet_that_is_interrupted_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+):
+    """It would outlive who started it: a coordinator without nodes."""
+    started: list[psutil.Process] = []
+
+    def interrupted(testnet: Testnet, link: Path) -> None:
+        started.extend(psutil.Process(process.pid) for process in testnet.processes.values())
+        os.kill(os.getpid(), number)
+        pytest.fail("it goes on")
+
+    monkeypatch.setattr(Testnet, "_wait_for", interrupted)
+    before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        told = CliRunner().invoke(app, ["testnet", "up", "--detach", "--folder", str(tmp_path / "t")])
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert told.exit_code == 130
+    assert len(started) == 1
+    wait_until_gone(started)
 
 
 def test_killing_the_testnet_itself_leaves_no_process(tmp_path: Path):

@@ -227,7 +227,7 @@ async def test_devices_that_have_nothing_to_do_are_named(two: list[Peer], caplog
     team = Team(run, identity(0).peer, Machine(3), pool, peer.exchange, starts, peer.holding, peer.lead)  # type: ignore[arg-type]
     generation = peer.tasks.start(team.run_generation(), "generation")
     await until(lambda: pool.launches)
-    assert "2 workers on 3 devices: 1 copies of a pipeline of 2" in caplog.text
+    assert "2 workers on 3 devices: 1 copy of a pipeline of 2" in caplog.text
     assert "3 stages and 2 microbatches use 2 of its 3 devices" in caplog.text
     team.end_generation()
     await generation

@@ -1,6 +1,7 @@
 """`dilocox check`: run files that are wrong, runs that are odd, and machines that do not fit."""
 
 import json
+import os
 import re
 import socket
 from collections.abc import Iterable
@@ -280,6 +281,20 @@ def test_a_machine_that_does_not_fit_is_said_so(tmp_path: Path, monkeypatch: pyt
     assert abouts(checks.of_machine(run, here(tmp_path, data={"other": tmp_path})), Level.ODD) == {"--data other"}
     large = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
     assert abouts(checks.of_machine(large, here(tmp_path)), Level.WRONG) >= {"memory", "disk"}
+
+
+def test_a_folder_that_cannot_be_written_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A read-only disk, or another user's folder: the one that is there and in which the home is to be made."""
+    asked: list[tuple[Path, int]] = []
+
+    def access(path: Path, mode: int) -> bool:
+        asked.append((path, mode))
+        return False
+
+    monkeypatch.setattr(os, "access", access)
+    (found,) = [each for each in checks.of_room(manifest(**SENSIBLE), tmp_path / "none" / "home", None) if each.about == "disk"]
+    assert (found.level, found.says) == (Level.WRONG, f"nothing can be written at {tmp_path}")
+    assert asked == [(tmp_path, os.W_OK | os.X_OK)]
 
 
 def test_disk_is_what_states_boundaries_and_payloads_take():

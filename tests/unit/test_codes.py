@@ -17,19 +17,21 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from dilocox.cli import main as cli
 from dilocox.cli.environment import verbs
 from dilocox.cli.exits import Exit
-from dilocox.cli.start import INTERRUPTED
+from dilocox.cli.start import DAEMONS, FINE, INTERRUPTED
 from dilocox.protocol.attestation import Code
 from dilocox.protocol.errors import ConfigError, LocalError, PortError, RemoteError
+from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.views.door import Door
 from dilocox.views.faults import FAULTS, code_of
 from dilocox.views.http import create_app
 from dilocox.views.reasons import REASONS
-from tests.helpers import no_status
+from tests.helpers import COORDINATOR, no_status
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "transport", "coordinator", "node", "views", "cli")
@@ -212,6 +214,33 @@ def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(tmp_path: Path):
     assert not [line for line in told if line.endswith("dilocox.cli.main\n")], "it was still loading"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("loaded", ["dilocox.cli.start", "dilocox.cli.main", "dilocox.cli.loop"])
+@pytest.mark.parametrize(
+    "said",
+    ["node --join {link} --home {home}", "coordinator {home}/run.toml --home {home}/c", "hold --join {link} --home {home}"],
+)
+def test_a_daemon_that_is_told_to_end_before_it_lives_ends_well(tmp_path: Path, said: str, loaded: str, number: signal.Signals):
+    """It was 143, which a supervisor takes for a failure. The coordinator would go on for ever, and node and holder soon say that
+    nobody answers there."""
+    link = JoinLink(bytes(32), COORDINATOR.peer, "127.0.0.1:1", bytes(32), ())
+    assert CliRunner().invoke(cli.app, ["init", str(tmp_path / "run.toml")]).exit_code == 0
+    words = said.format(link=link, home=tmp_path).split()
+    told: list[str] = []
+    command = [sys.executable, "-X", "importtime", "-P", "-m", "dilocox.cli", *words]
+    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            told.append(line)
+            if any(each.endswith(f"{loaded}\n") for each in told[:-3]):
+                process.send_signal(number)
+                break
+        told += process.stderr.readlines()
+    assert process.returncode == Exit.FINE == FINE, "".join(line for line in told if not line.startswith("import time"))
+    assert not [line for line in told if "Traceback" in line]
+
+
 @pytest.mark.parametrize("status", [0, 5])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_what_has_ended_does_not_change_how(number: int, status: int):
@@ -233,6 +262,33 @@ main()
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, env=buffered)
     assert (done.returncode, done.stdout, done.stderr) == (status, "all of it", "")
+
+
+@pytest.mark.parametrize("status", [0, 5])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_an_interpreter_that_goes_does_not_change_how(number: int, status: int):
+    """It has given its signals back by then, and takes apart all that was loaded: a tenth of a second in which Ctrl-C after a
+    finished `init` was a failure of it."""
+    program = f"""
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import dilocox.cli.main
+from dilocox.cli.start import main
+
+class Last:
+    def __del__(self, kill=os.kill, me=os.getpid()):
+        kill(me, {number})
+
+def run():
+    print("all of it")
+    dilocox.cli.main.last = Last()
+    {f"sys.exit({status})" if status else ""}
+
+dilocox.cli.main.main = run
+main()
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "all of it\n", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -259,7 +315,7 @@ print("all of it", end="")
 def test_every_daemon_lives_in_that_loop():
     calls = ((path.name, node) for path, tree in trees("cli") for node in ast.walk(tree) if isinstance(node, ast.Call))
     runs = {name for name, call in calls if ast.unparse(call.func) == "live"}
-    assert runs == {"archive.py", "coordinator.py", "hold.py", "node.py"}
+    assert runs == {f"{name}.py" for name in DAEMONS}
 
 
 def test_the_installed_command_begins_there():

@@ -1,6 +1,7 @@
 """Why a round was slow, short or without somebody: from chain and events, with numbers, and with what to do."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +10,7 @@ from dilocox.cli.main import app
 from dilocox.protocol import events, round
 from dilocox.protocol.errors import LocalError, reason_name
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.status import Status
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
@@ -28,9 +30,9 @@ def test_every_reason_has_a_meaning_and_advice():
 class Run:
     """Rounds on a fake clock: the chain file, and a coordinator's event log."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rounds: dict[str, Any] | None = None) -> None:
         folder.mkdir(parents=True)
-        self.table, self.wall = Told(manifest(rounds={"count": 9})), 0.0
+        self.table, self.wall = Told(manifest(rounds={"count": 9, **(rounds or {})})), 0.0
         self.chain = ChainFile(folder / "chain.db", self.table.run, views.describe)
         self.log = EventLog(folder / "events.db", lambda: self.table.now)
 
@@ -128,6 +130,21 @@ def test_the_open_round(run: Run):
     value = explain(run.chain, run.read, 5, me=PEERS[0])
     assert (value["verdict"], said(value, "open")) == ("open", ["waiting for somebody"])
     assert said(value, "this node") == ["this node is on the roster"]
+
+
+def test_who_paused_hears_so_of_the_open_round(run: Run):
+    """Not that it is off the roster, and nothing more."""
+    run.usual()
+    run.say(run.table.leave(2))
+    for _ in range(2):
+        run.wait(1.0)
+        run.say(run.table.contribution(0), run.table.contribution(1))
+        run.say(*[run.table.receipt(number) for number in range(2)])
+    stands = Status("paused", "until `dilocox resume`")
+    value = explain(run.chain, run.read, run.chain.length, me=PEERS[2], stands=stands)
+    assert said(value, "this node") == ["this node is not on the roster; it is paused: until `dilocox resume`"]
+    others = explain(run.chain, run.read, run.chain.length, PEERS[0], me=PEERS[2], stands=stands)
+    assert said(others, "cluster")[0].endswith("is on the roster"), "of them it knows nothing more"
 
 
 def test_who_was_not_there(run: Run):

@@ -1,19 +1,26 @@
 """What is exported is what was committed, and transformers loads all of it: weights, special tokens, tokenizer, generation."""
 
+import errno
 import json
+import os
 import random
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
 from bench.texts import Text
+from dilocox.cli import export
+from dilocox.cli.export import Exported
 from dilocox.cli.main import app
 from dilocox.node.data.tokens import byte_tokenizer, open_encoder, train_tokenizer
 from dilocox.node.outer.export import Vocabulary, export_model
+from dilocox.node.outer.tensor_file import save_tensors
 from dilocox.node.training.generate import generate_text
 from dilocox.node.training.model import FAMILIES, build_chain
 from dilocox.node.training.trainer import initial_state
@@ -53,6 +60,7 @@ def exported(tmp_path: Path, run: Manifest, tokenizer: str, end: int) -> tuple[P
 def test_transformers_loads_and_computes_what_was_committed(family: str, tmp_path: Path):
     run = manifest(model={"family": family, "stages": 3, **MODELS[family]})
     folder, _, _ = exported(tmp_path, run, byte_tokenizer(), 0)
+    assert {path.stat().st_mode for path in folder.iterdir()} == {(folder / "config.json").stat().st_mode}, "one reads all"
     theirs = AutoModelForCausalLM.from_pretrained(folder)
     assert type(theirs).__name__ == FAMILIES[family].prefix + "ForCausalLM"
     assert theirs.dtype == torch.float32
@@ -192,6 +200,56 @@ def test_an_export_goes_into_no_folder_that_holds_something(tmp_path: Path):
     result = CliRunner().invoke(app, ["export", str(tmp_path / "out"), "--home", str(tmp_path)])
     assert result.exit_code == 2
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What a full disk, or Ctrl-C, leaves half is in nobody's way: the same words work again."""
+
+    def half(folder: Path, *rest: object) -> Exported:
+        folder.mkdir(parents=True)
+        (folder / "model-00001-of-00002.safetensors").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def whole(folder: Path, *rest: object) -> Exported:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text("{}")
+        return Exported(3, None)
+
+    target = tmp_path / "models" / "mine"
+    command = ["export", str(target), "--home", str(tmp_path)]
+    monkeypatch.setattr(export, "write_model", half)
+    assert isinstance(CliRunner().invoke(app, command).exception, OSError)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(export, "write_model", whole)
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert [path.name for path in target.iterdir()] == ["config.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+    (volume := tmp_path / "volume").mkdir()
+    assert CliRunner().invoke(app, ["export", str(volume), "--home", str(tmp_path)]).exit_code == 0
+    assert (volume / "config.json").exists()
+
+
+def test_what_the_system_refuses_is_its_own_word(tmp_path: Path):
+    """Of safetensors it is a sentence with a number, which would be a traceback."""
+    tensors, limits = {"x": torch.zeros(1 << 18)}, resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(FileNotFoundError):
+        save_tensors(tensors, tmp_path / "none" / "x")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(OSError, match="x") as told:
+            save_tensors(tensors, tmp_path / "x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (told.value.errno, told.value.filename) == (errno.EFBIG, str(tmp_path / "x"))
+    save_tensors(tensors, tmp_path / "x", {"format": "pt"})
+    assert torch.equal(load_file(tmp_path / "x")["x"], tensors["x"])
+
+
+def test_nobody_else_writes_tensors():
+    """Every file of them is written where the system's word is kept."""
+    rooms = (Path(export.__file__).parents[1] / room for room in ("node", "transport", "views", "cli", "around"))
+    found = {path.name for room in rooms for path in room.rglob("*.py") if "save_file" in path.read_text()}
+    assert found == {"tensor_file.py"}
 
 
 def test_an_export_without_its_tokenizer_says_where_to_look(tmp_path: Path):

@@ -49,6 +49,20 @@ def test_a_status_says_how_far_it_came(tmp_path: Path):
     assert said("status", "--check", "--home", home).exit_code == 3
 
 
+def test_stages_warn_of_one_replica(tmp_path: Path):
+    home = str(made(tmp_path, 2))
+    rows = json.loads(said("stages", "--json", "--home", home).stdout)
+    assert [row["replicas"] for row in rows] == [3, 3]
+    assert "only one replica" not in said("stages", "--home", home).stdout
+    (alone := Run(tmp_path / "alone" / "runs" / "ab", rounds={"min_clusters": 1, "start_clusters": 1})).say(
+        alone.table.claim(0)
+    )
+    alone.log.close()
+    alone.chain.close()
+    told = said("stages", "--home", str(tmp_path / "alone"))
+    assert told.stdout.count("only one replica: its loss stops the run") == 2, told.output
+
+
 def test_peers_and_top_tell_who_was_there(tmp_path: Path):
     home = str(made(tmp_path, 2))
     rows = json.loads(said("peers", "--json", "--home", home).stdout)

@@ -1,18 +1,22 @@
 """Who waits on a terminal sees what for; off a terminal nothing but the result is printed."""
 
 import io
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from dilocox.cli import common, data, init, progress, verify
+from dilocox.cli.main import app
 from dilocox.cli.progress import working
 from dilocox.cli.testnet import waits_for
+from dilocox.protocol.ids import JoinLink
 from dilocox.transport.chain_file import ChainFile
 from dilocox.views import rows as views
-from tests.helpers import Table, manifest
+from tests.helpers import COORDINATOR, Table, manifest
 
 
 @pytest.fixture
@@ -65,6 +69,37 @@ def test_who_makes_a_run_or_looks_at_data_sees_that_they_are_read(
     assert "reading and checking the data" in screen.getvalue()
     data.show("stdlib")
     assert "reading and checking every file" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("check run.toml", "looking at the run, this machine and its data"),
+        ("data build mine text.txt --to built", "mine"),
+        ("data train-tokenizer tokenizer.json text.txt --vocabulary 300", "finding pairs of tokens"),
+        ("verify --replay 2 --home home/node", "checking the commits"),
+        ("export out --home home/node", "looking for the state"),
+        ("generate --prompt x --home home/node", "loading the model"),
+        ("check dilocox://RUN", "asking the coordinator"),
+    ],
+)
+def test_what_may_take_long_says_what_it_does(
+    tmp_path: Path, screen: io.StringIO, monkeypatch: pytest.MonkeyPatch, words: str, says: str
+):
+    """Also where it comes to nothing: what it is about is said before it begins."""
+    monkeypatch.chdir(tmp_path)
+    environment = {"DILOCOX_HOME": str(tmp_path / "home")}
+    assert CliRunner().invoke(app, ["init", "run.toml"], env=environment).exit_code == 0
+    (tmp_path / "text.txt").write_text("words and words\n" * 2000)
+    table = Table(manifest()).genesis().train(3)
+    (tmp_path / "home/node/runs/x").mkdir(parents=True)
+    with closing(ChainFile(tmp_path / "home/node/runs/x/chain.db", table.run, views.describe)) as chain:
+        for commit in table.commits:
+            chain.append(commit.envelope)
+    link = JoinLink(bytes(32), COORDINATOR.peer, "127.0.0.1:1", bytes(32), ())
+    screen.truncate(0)
+    CliRunner().invoke(app, [str(link) if word.startswith("dilocox:") else word for word in words.split()], env=environment)
+    assert says in screen.getvalue()
 
 
 def test_why_a_testnet_shows_no_row_yet():

@@ -1,0 +1,28 @@
+"""The benches of large runs say what the rules take: whatever a rule asks of a statement since, they say too."""
+
+import pytest
+
+from bench import asking, scale
+
+
+async def test_whoever_asks_a_run_is_answered_on_every_path():
+    found = await asking.measure(rounds=12, clusters=8, stages=4)
+    assert [one["path"] for one in found] == asking.paths(12)
+    assert all(one["bytes"] for one in found)
+
+
+@pytest.mark.parametrize("slow", [{"seconds": 0.3}, {"callback_seconds": 0.1}])
+def test_who_waits_or_keeps_the_loop_for_long_misses_a_bar(slow: dict[str, float]):
+    fine = {"path": "/", "seconds": 0.1, "callback_seconds": 0.01}
+    assert not asking.missed([fine])
+    (said,) = asking.missed([fine, {**fine, "path": "/metrics", **slow}])
+    assert said.startswith("/metrics ")
+
+
+async def test_a_commit_of_full_statements_is_made_and_verified():
+    made = scale.commit_and_verify(50, 4)
+    assert {"claims", "contributions", "receipts", "reports"} <= made["bytes_of"].keys()
+    told = await scale.coordinate(50, 4)
+    assert told["roster"] >= 50
+    again = await scale.restart(12, 8)
+    assert not scale.missed([{**made, **told, "longest_callback_seconds": 0.0}], again)
