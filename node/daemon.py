@@ -44,7 +44,7 @@ from dilocox.transport.room import lack_of_room
 from dilocox.transport.tasks import Tasks
 from dilocox.views import rows as views
 
-__all__ = ["run_node"]
+__all__ = ["run_node", "warn_of_room"]
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ async def _take_part(
     if settings.account and manifest.settlement is None:
         raise ConfigError("--account names who is paid, and this run settles nothing: leave it away")
     if settings.boxes == 1 and settings.cluster is None:
-        await asyncio.to_thread(_warn_of_room, manifest, home.folder, devices)
+        await asyncio.to_thread(warn_of_room, manifest, home.folder, devices)
     own_text = await asyncio.to_thread(open_own_text, settings, home.folder, manifest)
     place.door.tell(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
@@ -171,7 +171,7 @@ async def _take_part(
         tasks.start(loop, name)
 
 
-def _warn_of_room(manifest: Manifest, home: Path, devices: int | None) -> None:
+def warn_of_room(manifest: Manifest, home: Path, devices: int | None) -> None:
     """Of memory and disk. Blocking."""
     for finding in of_room(manifest, home, devices):
         if finding.level is not Level.FINE:

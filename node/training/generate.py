@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 from transformers.utils import logging
 
@@ -12,6 +13,9 @@ from dilocox.node.data.rendering import renderer
 from dilocox.protocol.errors import ConfigError
 
 __all__ = ["Generated", "generate_text"]
+
+DAMAGE = (SafetensorError, LookupError, TypeError, AttributeError, RuntimeError)
+"""What transformers ends with over a file that is not what its name says."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,16 @@ def generate_text(folder: Path, prompt: str, tokens: int, temperature: float, se
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
+        for path in folder.glob("*.safetensors"):
+            path.open("rb").close()  # of one that may not be read safetensors says that it is not there
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be loaded by transformers: {error}") from error
+    except DAMAGE as error:
+        raise ConfigError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     given = _asked(tokenizer, prompt, plain).to(model.device)
     if not given["input_ids"].numel():

@@ -18,6 +18,7 @@ from dilocox.node import check as checks
 from dilocox.node import memory
 from dilocox.node.check import Here, Role
 from dilocox.node.check_link import Seen
+from dilocox.node.daemon import warn_of_room
 from dilocox.node.privacy import Budget, open_account, steps_left
 from dilocox.protocol.findings import Finding, Level, of_run
 from dilocox.protocol.ids import JoinLink
@@ -281,6 +282,14 @@ def test_a_machine_that_does_not_fit_is_said_so(tmp_path: Path, monkeypatch: pyt
     assert abouts(checks.of_machine(run, here(tmp_path, data={"other": tmp_path})), Level.ODD) == {"--data other"}
     large = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
     assert abouts(checks.of_machine(large, here(tmp_path)), Level.WRONG) >= {"memory", "disk"}
+
+
+def test_a_node_says_what_check_says_of_its_machine(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    large = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
+    warn_of_room(large, tmp_path, 1)
+    said = [f"{each.about}: {each.says}" for each in checks.of_room(large, tmp_path, 1) if each.level is not Level.FINE]
+    assert [line.partition(":")[0] for line in said] == [line.partition(":")[0] for line in caplog.messages]
+    assert {line.partition(":")[0] for line in said} >= {"memory", "disk"}
 
 
 def test_a_folder_that_cannot_be_written_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

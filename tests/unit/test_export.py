@@ -187,6 +187,33 @@ def test_generate_runs_nothing_that_a_folder_brings_along(tmp_path: Path):
         generate_text(folder, "def ", 1, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model-00001-of-00002.safetensors", b"short"),
+        ("model-00002-of-00002.safetensors", b"\xff" * 5000),
+        ("model.safetensors.index.json", b"{}"),
+        ("model.safetensors.index.json", b"[1]"),
+        ("config.json", b"nope"),
+        ("tokenizer.json", b"nope"),
+    ],
+)
+def test_a_damaged_folder_is_a_sentence(tmp_path: Path, name: str, content: bytes):
+    folder, _, _ = exported(tmp_path, manifest(model={"stages": 2}), byte_tokenizer(), 0)
+    (folder / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"cannot be loaded by transformers|is damaged"):
+        generate_text(folder, "x", 1, 0.0, 0)
+
+
+def test_a_folder_that_may_not_be_read_is_said_to_be_one(tmp_path: Path):
+    folder, _, _ = exported(tmp_path, manifest(model={"stages": 2}), byte_tokenizer(), 0)
+    weights = folder / "model-00001-of-00002.safetensors"
+    weights.unlink()
+    weights.symlink_to(weights.name)  # so that also root may not
+    with pytest.raises(ConfigError, match="symbolic links"):
+        generate_text(folder, "x", 1, 0.0, 0)
+
+
 def test_generate_says_what_it_needs(tmp_path: Path):
     result = CliRunner().invoke(app, ["generate", str(tmp_path), "--prompt", "x"])
     assert result.exit_code == 2
