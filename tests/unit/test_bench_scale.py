@@ -21,8 +21,13 @@ def test_who_waits_or_keeps_the_loop_for_long_misses_a_bar(slow: dict[str, float
 
 async def test_a_commit_of_full_statements_is_made_and_verified():
     made = scale.commit_and_verify(50, 4)
+    bare = scale.commit_and_verify(50, 4, options=False)["commit_bytes"]
+    assert bare < made["commit_bytes"]
     assert {"claims", "contributions", "receipts", "reports"} <= made["bytes_of"].keys()
     told = await scale.coordinate(50, 4)
     assert told["roster"] >= 50
     again = await scale.restart(12, 8)
-    assert not scale.missed([{**made, **told, "longest_callback_seconds": 0.0}], again)
+    said = {**made, **told, "longest_callback_seconds": 0.0}
+    assert not scale.missed([{**said, "bare_commit_bytes": bare}], again)
+    (missed,) = scale.missed([{**said, "bare_commit_bytes": scale.LARGEST_COMMIT_BYTES + 1}], again)
+    assert "a commit of" in missed
