@@ -8,4 +8,4 @@ if __name__ == "__main__":
     quick = {bench: partial(bench.main, ["--quick"]) for bench in (fuzz, strangers, restart)}
     for bench in (wire, attestation, codec, overlap, fuzz, strangers, restart):
         print(f"\n== {bench.__name__}: {(bench.__doc__ or '').splitlines()[0]}", flush=True)
-        quick.get(bench, bench.main)()
+        quick.get(bench, partial(bench.main, []))()

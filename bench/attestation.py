@@ -4,22 +4,21 @@ Evidence comes from the synthetic vendors of the tests, so it is there on every 
 one bit of what is signed, of its signature or of its key, or cuts the blob short.
 """
 
-import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.report import table, write
+from bench.report import bench_parser, judge, table, write
 from dilocox.node.attest import nvidia, simulated, snp, tdx
 from dilocox.protocol.attestation import AttestationError, Evidence
 from tests.vendors import NOW, Amd, Gpu, Intel
 
 __all__ = ["main"]
 
-MUTATIONS = 100_000
+MUTATIONS, QUICK_MUTATIONS = 100_000, 2_000
 TIMED = 30
 CUT_SHARE = 0.05
 """Of the mutations: the blob is cut instead."""
@@ -79,7 +78,24 @@ def attack(kind: Kind, count: int, seed: int) -> tuple[int, int]:
     return accepted, escaped
 
 
-def main(count: int = MUTATIONS) -> None:
+def missed(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sentences, one for each bar."""
+    return [
+        *(f"{r['kind']}: {r['accepted']} mutations were accepted" for r in results if r["accepted"]),
+        *(f"{r['kind']}: {r['untyped_errors']} mutations ended in another error" for r in results if r["untyped_errors"]),
+        *(
+            f"{r['kind']}: {r['milliseconds']:.2f} ms to verify; at most {r['limit']:g}"
+            for r in results
+            if r["limit"] and r["milliseconds"] > r["limit"]
+        ),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = bench_parser("bench.attestation", __doc__, f"{QUICK_MUTATIONS:,} mutations")
+    parser.add_argument("--mutations", type=int, default=MUTATIONS)
+    options = parser.parse_args(arguments)
+    count = QUICK_MUTATIONS if options.quick else options.mutations
     results: list[dict[str, Any]] = []
     found = kinds()
     for name, kind in found.items():
@@ -108,9 +124,8 @@ def main(count: int = MUTATIONS) -> None:
     ]
     table(columns, rows)
     write("attestation", results)
+    judge(missed(results), options.check)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m bench.attestation", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--mutations", type=int, default=MUTATIONS)
-    main(parser.parse_args().mutations)
+    main()

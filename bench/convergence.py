@@ -6,7 +6,6 @@ the exchange of DiLoCoX's payload over the computing of its round; the default i
 that exchange about half is what every round costs whatever its bytes, as in the published run; rounds of late commits grow longer.
 """
 
-import argparse
 import itertools
 import json
 import math
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.arms import ARMS, CLUSTERS, HORIZON, RANK, Arm, Lengths, Settings
-from bench.report import RESULTS, table, write
+from bench.report import RESULTS, bench_parser, judge, table, write
 from bench.texts import Text, text_of
 from dilocox.node.clock import Estimate, Line, Method, Site, Step, estimate, layouts_of, payload_bytes
 from dilocox.node.plan import PAPER_RATIO, like_the_paper
@@ -284,9 +283,8 @@ def plot(summaries: Sequence[dict[str, Any]], folder: Path, name: str) -> list[P
     return paths
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.convergence", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two arms, one seed, few steps: minutes")
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = bench_parser("bench.convergence", __doc__, "two arms, one seed, few steps: minutes")
     parser.add_argument("--arms", help="names separated by commas; default all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=Lengths().steps, help="inner steps of a run")
@@ -295,7 +293,7 @@ def main() -> None:
         "--ratio", type=float, default=PAPER_RATIO, help="exchange of DiLoCoX's payload / computing of its round"
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at a time")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     text = text_of(options.data)
     names = options.arms.split(",") if options.arms else QUICK if options.quick else [arm.name for arm in ARMS]
     unknown = set(names) - {arm.name for arm in ARMS}
@@ -321,6 +319,7 @@ def main() -> None:
     write(name, {**facts, "arms": summaries})
     for path in plot(summaries, RESULTS, name):
         print(f"wrote {path}")
+    judge([], options.check)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ One cluster trains, its work of one round is encoded once, without error feedbac
 rank plus a sparse residual is not a codec of the product: it is encoded here one after the other, to see whether it should be.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from bench.arms import ARMS, Settings
 from bench.lab import process_group_of_one
-from bench.report import table, write
+from bench.report import bench_parser, judge, table, write
 from bench.texts import stdlib
 from dilocox.node.outer.state import StageState
 from dilocox.node.training.data import load_dataset
@@ -66,11 +67,12 @@ def lose(run: Manifest, work: Tensor, compressions: tuple[dict[str, Any], ...]) 
     return 8 * size / len(work), float(left.norm() / work.norm())
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = bench_parser("bench.distortion", __doc__, "two codecs").parse_args(arguments)
     process_group_of_one()
     results: list[dict[str, Any]] = []
     work = {optimizer: pseudo_gradient(optimizer) for optimizer in ("adamw", "muon")}
-    for name, compressions in CODECS.items():
+    for name, compressions in [*CODECS.items()][: 2 if options.quick else None]:
         row: dict[str, Any] = {"codec": name}
         for optimizer, (run, gradient) in work.items():
             row["bits"], row[optimizer] = lose(run, gradient, compressions)
@@ -78,7 +80,9 @@ def main() -> None:
     columns = ["codec", "bits/parameter", "error, AdamW", "error, Muon"]
     rows = [[r["codec"], f"{r['bits']:.2f}", f"{r['adamw']:.3f}", f"{r['muon']:.3f}"] for r in results]
     table(columns, rows)
-    write("distortion", results)
+    if not options.quick:
+        write("distortion", results)
+    judge([], options.check)
 
 
 if __name__ == "__main__":

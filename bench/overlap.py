@@ -15,14 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bench.report import table, write
+from bench.report import bench_parser, judge, table, write
 from bench.texts import stdlib
 from bench.wire import payload_bytes
 from dilocox.cli.init import render_preset
@@ -206,7 +206,7 @@ def run_file(folder: Path, phase: float = 1e5) -> Path:
         "max_inner_steps = 40": f"max_inner_steps = {20 * INNER_STEPS}\nround_seconds = {phase}",
         "synchronous_rounds = 4": "synchronous_rounds = 0\nevaluate_every = 0",
         "start_clusters = 3": "start_clusters = 2",
-        "deadline_seconds = 300": "deadline_seconds = 100000",
+        "deadline_seconds = 300": "deadline_seconds = 200000",
         "vote_seconds = 60": "vote_seconds = 80000",
         "liveness_seconds = 10": "liveness_seconds = 3600",
     }
@@ -217,7 +217,9 @@ def run_file(folder: Path, phase: float = 1e5) -> Path:
     return path
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = bench_parser("bench.overlap", __doc__, "one link, one pair of windows").parse_args(arguments)
+    shares, pairs = (SHARES[:1], 1) if options.quick else (SHARES, PAIRS)
     if len(os.sched_getaffinity(0)) < 2:
         raise SystemExit("this bench needs two cores")
     results = []
@@ -228,11 +230,11 @@ def main() -> None:
         alone = Alone(path)
         phase = INNER_STEPS * alone.window(INNER_STEPS)
         path = run_file(folder, phase)
-        for share in SHARES:
+        for share in shares:
             pair = Pair(folder, path, 8e-6 * payload_bytes(run)[0] / (share * phase))
             ratios, windows = [], []
             try:
-                for _ in range(PAIRS):
+                for _ in range(pairs):
                     windows.append(pair.window())
                     pair.pause()
                     ratios.append(windows[-1].per_step / alone.window(windows[-1].steps))
@@ -242,7 +244,7 @@ def main() -> None:
             results.append(
                 {
                     "link_share": share,
-                    "pairs": PAIRS,
+                    "pairs": pairs,
                     "phase_seconds": phase,
                     "applied_share": statistics.median(w.applied_share for w in windows),
                     "ratio_median": statistics.median(ratios),
@@ -270,6 +272,7 @@ def main() -> None:
     ]
     table(columns, rows)
     write("overlap", results)
+    judge([], options.check)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Tables on stdout, JSON in bench/results/."""
 
+import argparse
 import json
 import os
 import platform
@@ -13,7 +14,7 @@ import torch
 from dilocox.cli.init import render_preset
 from dilocox.protocol.manifest import Manifest
 
-__all__ = ["judge", "load_preset", "machine", "table", "write"]
+__all__ = ["bench_parser", "judge", "load_preset", "machine", "table", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -32,6 +33,14 @@ def machine() -> dict[str, Any]:
 def write(name: str, results: Any) -> None:
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+
+
+def bench_parser(name: str, doc: str | None, quick: str) -> argparse.ArgumentParser:
+    """With what every bench takes. `doc`: the module's, `quick`: what of it is left then."""
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=(doc or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
 
 
 def judge(missed: Sequence[str], check: bool) -> None:

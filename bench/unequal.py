@@ -8,11 +8,12 @@ The mean is weighted by tokens, up to their median. Time is counted in steps of 
 """
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from bench.arms import ARMS, CLUSTERS
 from bench.lab import Lab, process_group_of_one
-from bench.report import table, write
+from bench.report import bench_parser, judge, table, write
 
 __all__ = ["main"]
 
@@ -50,11 +51,13 @@ def run(rule: str, seed: int) -> tuple[float, int]:
     return lab.losses[-1], lab.points[-1].tokens
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = bench_parser("bench.unequal", __doc__, "one seed").parse_args(arguments)
+    seeds = 1 if options.quick else SEEDS
     process_group_of_one()
     results: list[dict[str, Any]] = []
     for rule in ("waiting", "fixed H", "time-boxed"):
-        found = [run(rule, seed) for seed in range(SEEDS)]
+        found = [run(rule, seed) for seed in range(seeds)]
         losses = [loss for loss, _ in found]
         results.append(
             {
@@ -72,7 +75,8 @@ def main() -> None:
         [r["rule"], f"{r['loss']:.4f}", f"{r['spread']:.4f}", f"{r['tokens']:,}", f"{r['tokens'] / base:.2f}"] for r in results
     ]
     table(columns, rows)
-    write("unequal", {"steps": STEPS, "seeds": SEEDS, "slowdown": SLOWDOWN, "rows": results})
+    write("unequal" + "-quick" * options.quick, {"steps": STEPS, "seeds": seeds, "slowdown": SLOWDOWN, "rows": results})
+    judge([], options.check)
 
 
 if __name__ == "__main__":

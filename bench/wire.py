@@ -1,10 +1,11 @@
 """Bytes per round and peer, against fp32 pseudo-gradients and against per-step AllReduce; scales and headers included."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from bench.report import load_preset, table, write
+from bench.report import bench_parser, judge, load_preset, table, write
 from dilocox.node.outer.state import StageState
 from dilocox.protocol import payload
 from dilocox.protocol.manifest import Manifest
@@ -31,9 +32,10 @@ def payload_bytes(run: Manifest) -> tuple[int, str]:
     return total, "encoded" if encode else "layout"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = bench_parser("bench.wire", __doc__, "the small preset").parse_args(arguments)
     results: list[dict[str, Any]] = []
-    for name in ("tiny", "qwen1.5-107b"):
+    for name in ("tiny",) if options.quick else ("tiny", "qwen1.5-107b"):
         run = load_preset(name)
         parameters, steps = parameter_count(run.model), run.rounds.inner_steps
         size, how = payload_bytes(run)
@@ -77,6 +79,7 @@ def main() -> None:
     print("a peer sends its payload once per round (others spread it) and receives one per other cluster;")
     print("AllReduce: the gradient once per inner step, H steps, as each method's bytes before topology factors")
     write("wire", results)
+    judge([], options.check)
 
 
 if __name__ == "__main__":
