@@ -198,7 +198,7 @@ def run_file(folder: Path, phase: float = 1e5) -> Path:
     """`phase`: seconds of a time-boxed round."""
     path = folder / "run.toml"
     owner = load_identity(path.with_suffix(".key"))
-    text = render_preset("tiny", "overlap", owner.key.hex())
+    text = render_preset("tiny", "overlap", owner.key.hex(), digest=bytes.fromhex(stdlib().digest))
     changes = {
         "count = 20": "count = 100000",
         "total_steps = 200": "total_steps = 1000000",
