@@ -20,6 +20,7 @@ from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink, Way
+from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -27,7 +28,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.presence import Directory, is_overtaken, life_of
-from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.rpc import ChannelPool, record_of
 from dilocox.transport.tasks import Tasks
 from tests.fake_store import FakeStore
 from tests.helpers import COORDINATOR, Table, identity, manifest, until
@@ -245,17 +246,17 @@ async def test_a_leader_that_was_overtaken_is_refused_by_who_knows_it(world: Wor
                 assert one.life == before
 
 
-async def test_a_stranger_s_record_raises_nobody_s_number(world: World):
+async def test_only_a_record_of_the_coordinator_s_own_raises_its_number(world: World):
     async with started(world, "one", life=100) as one:
         await until(lambda: one.service)
-        strange = Directory(None, identity(1), RUN.run_id, 5000).seal_record("192.0.2.1:1", b"c", "", ())
-        directory = Directory(None, identity(1), RUN.run_id, 1)
-        directory.records[COORDINATOR.peer] = strange
-        before = one.life
-        async with following(one.way, directory=directory) as node:
-            await until(one.watched)
-            await until(lambda: node.link._several)
-            assert one.life == before
+        before, channels = one.life, ChannelPool(identity(1), RUN.run_id)
+        stub = rpc.ElectionStub(channels.channel(await record_of(one.way)))
+        for signer, life in ((identity(1), before), (COORDINATOR, 5001)):
+            shown = Directory(None, signer, RUN.run_id, 5000).seal_record("192.0.2.1:1", b"c", "", ())
+            reply: services.LeadReply = await stub.Await(services.LeadRequest(newest=shown.envelope))
+            record = open_envelope(reply.record, RUN.run_id, (pb.KIND_PEER_RECORD,))
+            assert (record.peer, life_of(record.body)) == (COORDINATOR.peer, life)
+        await channels.close()
 
 
 async def test_who_was_away_for_long_asks_the_leader_for_commits(world: World):
