@@ -195,6 +195,9 @@ class SharedLog:
             raise StoreError(f"its key {self._key('leader')} says nothing that a coordinator wrote: {error}") from error
         places = await self._store.read(self._key("places/"), self._key("places0"), limits.COORDINATORS)
         found = tuple(holder for each in places if (holder := _place(each)) is not None)
+        if self._me not in found:  # the store lost it, and what says whose keys these are
+            await self.enter()
+            found = (*found, self._me)
         if found != self.places:
             self.places = found
             self.tell_places([place for place in found if place != self._me])

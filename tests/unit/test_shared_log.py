@@ -352,9 +352,13 @@ async def test_who_shared_its_rounds_before_does_not_trust_its_own_chain_in_an_e
     assert not one.log.healed, "it was alone until now: its chain is all there is"
     assert not await two.log.stand()
     restore(world, {})
-    await two.log.enter()
     assert await two.log.stand()
     assert two.log.healed, "another may have signed what it lacks"
+    assert [place.name for place in two.log.places] == ["office 2"]
+    three = await world.office(3, 2)
+    assert not await three.log.stand(), "whose keys these are is there again"
+    await one.log.look()
+    assert len(world.keys("places/")) == 3
 
 
 async def test_who_lacks_what_the_log_keeps_no_more_is_never_elected(world: World):
