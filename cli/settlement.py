@@ -21,9 +21,25 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
 
 if TYPE_CHECKING:
-    from dilocox.around.settlement.contract import Contract
+    from eth_account.signers.local import LocalAccount
 
-__all__ = ["account", "claim", "settle", "stake"]
+    from dilocox.around.settlement.contract import Contract, Prepared
+    from dilocox.around.settlement.rpc import Rpc
+
+__all__ = [
+    "KeyOption",
+    "Ran",
+    "RpcOption",
+    "SendOption",
+    "account",
+    "act",
+    "act_on",
+    "claim",
+    "need_extra",
+    "read_run",
+    "settle",
+    "stake",
+]
 
 RECEIPT_SECONDS = 600
 """After which a transaction is left to the chain: it may still be taken."""
@@ -35,7 +51,7 @@ RpcOption = Annotated[str, typer.Option("--rpc", metavar="URL", help="A node of 
 SendOption = Annotated[bool, typer.Option("--send", help="Send it; without this it is only shown, with what it would cost.")]
 
 
-def _extra() -> None:
+def need_extra() -> None:
     """Raises ConfigError where what talks to chains is not installed."""
     if any(find_spec(name) is None for name in ("eth_account", "eth_abi")):
         raise ConfigError("settlement is not installed here: pip install 'dilocox[settlement]'")
@@ -48,20 +64,20 @@ class Ran:
     manifest: Manifest
     commits: list[Statement[pb.Commit]]
 
-    def contract(self, url: str) -> "Contract":
-        """Raises LocalError where it is bound to another run."""
+    def contract(self, url: str, bound: bool = True) -> "Contract":
+        """Raises LocalError where it is bound to another run, or to one while it should not be yet."""
         from dilocox.around.settlement.contract import Contract
         from dilocox.around.settlement.rpc import HttpRpc
 
         assert self.manifest.settlement is not None
         found = Contract(HttpRpc(url), self.manifest.settlement.contract, self.manifest.settlement.chain_id)
-        if (bound := found.read("run")) != self.manifest.run_id:
-            which = f"the run {bound.hex()}" if any(bound) else "no run yet: its sponsor calls bind(run id)"
+        if (run := found.read("run")) != (self.manifest.run_id if bound else bytes(32)):
+            which = f"the run {run.hex()}" if any(run) else "no run yet: its sponsor says `dilocox contract bind`"
             raise LocalError(f"the contract {found.address} settles {which}")
         return found
 
 
-def _read(home: Path | None, join: str | None) -> Ran:
+def read_run(home: Path | None, join: str | None) -> Ran:
     """Raises ConfigError where there is not one run that settles; RemoteError where its chain does not hold."""
 
     async def nothing(_: Any) -> int:
@@ -82,20 +98,27 @@ def _settling(path: Path, bar: Working) -> Ran | None:
         return Ran(chain.manifest, list(bar.each("checking the commits", chain.verify(), chain.length)))
 
 
-def _act(contract: "Contract", key: Path, send: bool, says: str, name: str, *arguments: Any, value: int = 0) -> None:
+def act_on(contract: "Contract", key: Path, send: bool, says: str, name: str, *arguments: Any, value: int = 0) -> None:
     from dilocox.around.settlement.keys import read_key
 
     signer = read_key(key)
-    prepared = contract.prepare(signer.address, name, *arguments, value=value)
+    act(contract.rpc, signer, send, says, contract.prepare(signer.address, name, *arguments, value=value))
+
+
+def act(rpc: "Rpc", signer: "LocalAccount", send: bool, says: str, prepared: "Prepared") -> dict[str, Any] | None:
+    """Say it, and with `send` do it: its receipt."""
+    from dilocox.around.settlement import contract as contracts
+
     gas, cost = prepared.transaction["gas"], prepared.largest_cost / ETHER
     console.print(f"{says}\nby {signer.address}: at most {gas:,} gas, {cost:.6g} of the chain's coin", highlight=False)
     if not send:
         console.print("nothing was sent; --send sends it", highlight=False)
-        return
-    digest = contract.send(signer, prepared)
+        return None
+    digest = contracts.send(rpc, signer, prepared)
     console.print(f"sent {digest}", highlight=False, soft_wrap=True)
-    receipt = contract.receipt(digest, _patience(digest))
+    receipt = contracts.receipt(rpc, digest, _patience(digest))
     console.print(f"in block {int(receipt['blockNumber'], 16)}: {int(receipt['gasUsed'], 16):,} gas", highlight=False)
+    return receipt
 
 
 def _patience(digest: str) -> Callable[[], None]:
@@ -111,7 +134,7 @@ def _patience(digest: str) -> Callable[[], None]:
 
 def account(key: KeyOption) -> None:
     """Print the account of a key; the key is made where there is no such file."""
-    _extra()
+    need_extra()
     from dilocox.around.settlement.keys import make_key, read_key
 
     made = read_key(key) if key.exists() else make_key(key)
@@ -120,15 +143,15 @@ def account(key: KeyOption) -> None:
 
 def settle(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
     """Post the newest commit's merit to the run's contract: the coordinator's account does."""
-    _extra()
+    need_extra()
     from dilocox.around.settlement.due import posted
 
-    ran = _read(home, join)
+    ran = read_run(home, join)
     if not ran.commits:
         raise ConfigError("the run has no commit yet: there is nothing to settle")
     said = posted(ran.commits[-1])
     says = f"settle round {said.round}, {said.total:,} merit, root {said.root.hex()}" + ", the run's last" * said.last
-    _act(ran.contract(rpc), key, send, says, "settle", *said)
+    act_on(ran.contract(rpc), key, send, says, "settle", *said)
 
 
 def claim(
@@ -140,12 +163,12 @@ def claim(
     send: SendOption = False,
 ) -> None:
     """Have an account paid what its merit is worth, less what it was paid before. Any key may ask, and pays the gas."""
-    _extra()
+    need_extra()
     from dilocox.around.settlement.due import claim_of
     from dilocox.around.settlement.keys import read_key
 
     paid = parse_account(whose or read_key(key).address)
-    ran = _read(home, join)
+    ran = read_run(home, join)
     contract = ran.contract(rpc)
     root = contract.current()
     if not root.posted:
@@ -157,7 +180,7 @@ def claim(
         due = claim_of(commit.body, paid)
     except KeyError:
         raise LocalError(f"0x{paid.hex()} earned nothing up to round {root.round}") from None
-    _act(contract, key, send, f"claim for {due.account}: {due.merit:,} merit up to round {root.round}", "claim", *due)
+    act_on(contract, key, send, f"claim for {due.account}: {due.merit:,} merit up to round {root.round}", "claim", *due)
 
 
 def stake(
@@ -173,13 +196,16 @@ def stake(
     send: SendOption = False,
 ) -> None:
     """Stake on the run's contract: without the least stake nothing is paid, and who signs two things for one slot loses it."""
-    _extra()
+    need_extra()
     if (amount > 0) + leave + withdraw != 1:
         raise ConfigError("say one of: AMOUNT, --leave, --withdraw")
-    contract = _read(home, join).contract(rpc)
+    contract = read_run(home, join).contract(rpc)
     if amount:
-        _act(contract, key, send, f"stake {amount / ETHER:.6g} of the chain's coin", "stake", value=amount)
+        says = (
+            f"stake {amount / ETHER:.6g} of the chain's coin, which can be had back {contract.read('DELAY'):,} s after --leave"
+        )
+        act_on(contract, key, send, says, "stake", value=amount)
     elif leave:
-        _act(contract, key, send, "begin to take the stake back", "unstake")
+        act_on(contract, key, send, "begin to take the stake back", "unstake")
     else:
-        _act(contract, key, send, "take the stake back", "withdraw")
+        act_on(contract, key, send, "take the stake back", "withdraw")

@@ -34,6 +34,7 @@ VERBS = {
     "stake": "settlement.stake",
     "settle": "settlement.settle",
     "claim": "settlement.claim",
+    "contract": "contract.app",
     "export": "export.export",
     "generate": "generate.generate",
     "data": "data.app",

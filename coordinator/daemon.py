@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from dilocox.coordinator.desk import Desk
 from dilocox.coordinator.etcd import EtcdPlace
-from dilocox.coordinator.office import win_office, write_down_store
+from dilocox.coordinator.office import take_office, win_office, write_down_store
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
 from dilocox.protocol import round
@@ -87,18 +87,20 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
     if owner is not None and owner.peer != manifest.owner:
         raise ConfigError("the owner key beside the run file is not the one that run.owner names")
     home = DataDirectory(settings.home, owner if owner is not None and settings.signer == owner.peer else None)
-    write_down_store(home.run_folder(manifest.run_id), settings.store)
+    shared_before = write_down_store(home.run_folder(manifest.run_id), settings.store)
     async with open_door(settings.api, home, manifest.run_id, settings.name) as door:
 
         async def live(stopped: asyncio.Event) -> None:
+            nonlocal shared_before
             while not stopped.is_set():
                 try:
-                    await _live(settings, home, announce, appraise, stopped, door)
+                    await _live(settings, home, announce, appraise, stopped, door, shared_before)
                     return
                 except Stopped:
                     return
                 except DeposedError as error:
                     log.warning("this coordinator leads no more, and stands by: %s", error)
+                    shared_before = True
 
         await while_there_is_room(home.folder, live, door.no_room)
 
@@ -110,6 +112,7 @@ async def _live(
     appraise: Appraiser,
     stopped: asyncio.Event,
     door: Door,
+    shared_before: bool,
 ) -> None:
     """`run_coordinator`, until a write fails."""
     manifest, folder = settings.manifest, home.run_folder(settings.manifest.run_id)
@@ -141,30 +144,27 @@ async def _live(
             home.announce(role="coordinator", api=door.url, link=str(link), **facts, **network.ports)
             announce(link)
 
-        office = None
-        if settings.store is not None:
+        if settings.store is None:
+            office = await take_office(home, chain, network, desk)
+        else:
             await door.wait("it asks the store")
             tell = partial(door.tell, stands_by=True)
             office = await win_office(
-                settings.store, settings.name, home, chain, network, desk, tasks, closing, tell, tell_link
+                settings.store, settings.name, home, chain, network, desk, tasks, closing, tell, tell_link, shared_before
             )
-        service = CoordinatorService(home.identity, chain, signed, appraise, rounds=office.log if office else None)
+        service = CoordinatorService(home.identity, chain, signed, appraise, rounds=office.log)
         about = {**facts, "run": manifest.run.name, "peer": home.identity.peer, "role": "coordinator"}
         service.events = events = await open_diary(
             folder, home.folder, settings.notice, about, tasks, closing, traces=settings.traces
         )
         service.callers, service.know = network.callers, network.directory.know
-        if office is not None:
-            office.open(desk, service)
-        else:
-            desk.serve(service)
-            await network.server.start()
+        office.open(service)
         tasks.start(service.driver.run(), "rounds")
         tasks.start(service.run(), "liveness")
-        await door.show(create_coordinator_app(service, events, traffic, settings.name, office.log if office else None))
+        await door.show(create_coordinator_app(service, events, traffic, settings.name, office.log))
         closing.push_async_callback(door.wait, "it ends")
         log.info("%s is serving on %s, page and API %s", settings.name, network.address, door.url)
-        if office is None:
+        if office.log is None:
             tell_link()
         await tasks.wait()
 

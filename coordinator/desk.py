@@ -1,21 +1,27 @@
-"""The coordinator's door for gRPC: who leads serves behind it; who stands by says so, and tells who waits when that changes."""
+"""The coordinator's door for gRPC: who leads serves behind it; who stands by says so, and tells who waits when that changes.
+
+Who was elected last is who has the highest number of a life, as its signed record says. The store counts lives, and may be
+restored, replaced or given up; so callers show the newest record that they know, and who leads numbers its life above it. Only who
+leads can, and only a record that this run's coordinator signed makes it."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import grpc
 import grpc.aio
 
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.coordinator.streams import Streams
-from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.messages import Statement
+from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.callers import Callers, Context, address_of
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.presence import is_overtaken, life_of
 
-__all__ = ["Desk", "ElectionService"]
+__all__ = ["Desk", "ElectionService", "Rise"]
 
 
 class Desk(rpc.CoordinatorServicer):
@@ -24,18 +30,26 @@ class Desk(rpc.CoordinatorServicer):
         """Of who leads; None: we do not."""
         self.says = "this coordinator starts"
         """Why we do not, and who does."""
-        self._record: Statement[pb.PeerRecord] | None = None
+        self.record: Statement[pb.PeerRecord] | None = None
+        """Our newest."""
+        self.changed = asyncio.Event()
+        """Set, and another in its place, when our record did or we lead."""
 
     def learn_own_record(self, record: Statement[pb.PeerRecord]) -> None:
         """Our newest."""
-        self._record = record
+        self.record = record
         if self.service is not None:
             self.service.learn_own_record(record)
+        self.tell()
+
+    def tell(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def serve(self, service: CoordinatorService) -> None:
         """We lead, from now on."""
-        if self._record is not None:
-            service.learn_own_record(self._record)
+        if self.record is not None:
+            service.learn_own_record(self.record)
         self.service = service
 
     async def _served(self, context: Context) -> CoordinatorService:
@@ -60,23 +74,46 @@ class Desk(rpc.CoordinatorServicer):
         await (await self._served(context)).Watch(request, context)
 
 
-class ElectionService(rpc.ElectionServicer):
-    def __init__(self, chain: ChainFile, callers: Callers) -> None:
-        self._callers = callers
-        self._streams = Streams(lambda peer: peer in chain.head.cluster_by_peer, chain.manifest.may_read)
-        self._fence, self._elected = 0, asyncio.Event()
+Rise = Callable[[int], Awaitable[None]]
+"""Gives our life a number above another, which our record says when it returns. Raises LocalError where we do not lead any more."""
 
-    def lead(self, fence: int) -> None:
+
+class ElectionService(rpc.ElectionServicer):
+    def __init__(self, desk: Desk, chain: ChainFile, callers: Callers) -> None:
+        self._desk, self._callers, self._run_id = desk, callers, chain.manifest.run_id
+        self._streams = Streams(lambda peer: peer in chain.head.cluster_by_peer, chain.manifest.may_read)
+        self._rise: Rise | None = None
+        """None: we do not lead."""
+        self._rising = asyncio.Lock()
+
+    def lead(self, rise: Rise) -> None:
         """We do, from now on."""
-        self._fence = fence
-        self._elected.set()
+        self._rise = rise
+        self._desk.tell()
 
     async def Await(self, request: services.LeadRequest, context: Context) -> services.LeadReply:
         try:
             with self._streams.joined(self._callers.peer(context), address_of(context)):
-                await self._elected.wait()
-                while self._fence <= request.above:  # who asks knows it already, and waits for the end of this server
-                    await asyncio.Event().wait()
+                return services.LeadReply(record=(await self._leading(request)).envelope)
         except RemoteError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.detail)
-        return services.LeadReply(fence=self._fence)
+            raise
+        except LocalError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise
+
+    async def _leading(self, request: services.LeadRequest) -> Statement[pb.PeerRecord]:
+        """Our record, once we lead and it says what the caller did not hear. Raises RemoteError where what it shows is none."""
+        shown = open_envelope(request.newest, self._run_id, (pb.KIND_PEER_RECORD,)) if request.HasField("newest") else None
+        while self._rise is None or self._desk.record is None:
+            await self._desk.changed.wait()
+        if shown is not None and shown.peer == self._desk.record.peer:
+            await self._rise_above(shown.body, self._rise)
+        while life_of(self._desk.record.body) <= request.above:  # else who asks knows it, and waits for the end of this server
+            await self._desk.changed.wait()
+        return self._desk.record
+
+    async def _rise_above(self, shown: pb.PeerRecord, rise: Rise) -> None:
+        async with self._rising:  # who rose above what one caller showed has risen for all
+            if self._desk.record is not None and is_overtaken(self._desk.record.body, shown):
+                await rise(life_of(shown))

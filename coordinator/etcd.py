@@ -134,7 +134,7 @@ class Etcd:
 
     async def apply(self, guards: Sequence[Guard], changes: Sequence[Change], otherwise: Sequence[str] = ()) -> Found:
         request = {
-            "compare": [each for guard in guards for each in _comparisons(guard)],
+            "compare": [_comparison(guard) for guard in guards],
             "success": [_operation(change) for change in changes],
             "failure": [{"request_range": {"key": _b64(key)}} for key in otherwise],
         }
@@ -235,14 +235,14 @@ def _b64(text: str | bytes) -> str:
 
 
 def _item(found: dict[str, Any]) -> Item:
-    return Item(b64decode(found["key"]).decode(), b64decode(found.get("value", "")), int(found["create_revision"]))
+    return Item(b64decode(found["key"]).decode(), b64decode(found.get("value", "")))
 
 
-def _comparisons(guard: Guard) -> list[dict[str, Any]]:
+def _comparison(guard: Guard) -> dict[str, Any]:
     key = {"key": _b64(guard.key), "result": "EQUAL"}
-    created = {**key, "target": "CREATE", "create_revision": str(guard.created)}
-    value = {**key, "target": "VALUE", "value": _b64(guard.value or b"")}
-    return [created] * (guard.created is not None) + [value] * (guard.value is not None)
+    if guard.value is None:
+        return {**key, "target": "CREATE", "create_revision": "0"}
+    return {**key, "target": "VALUE", "value": _b64(guard.value)}
 
 
 def _operation(change: Change) -> dict[str, Any]:

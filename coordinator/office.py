@@ -1,5 +1,6 @@
 """One of several coordinators over a store: its way from the start to the lead, and what it does to keep it."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -21,38 +22,60 @@ from dilocox.transport.network import Network
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
 
-__all__ = ["Office", "win_office", "write_down_store"]
+__all__ = ["Office", "take_office", "win_office", "write_down_store"]
 
 MARKER = "shared-store"
 """In the run's folder of who was started with a store."""
 
 
-def write_down_store(folder: Path, place: EtcdPlace | None) -> None:
+def write_down_store(folder: Path, place: EtcdPlace | None) -> bool:
     """That the coordinator of this folder shares its open round with others: without the store it would sign beside them what none
-    of them knows. Raises ConfigError where it is started so."""
+    of them knows. Raises ConfigError where it is started so. Returns whether it did before: others may have signed more than it
+    holds."""
     marker = folder / MARKER
+    before = marker.exists()
     if place is not None:
         write_atomically(marker, f"{','.join(place.endpoints)}/{place.prefix}\n".encode())
-    elif marker.exists():
+    elif before:
         shared = marker.read_text(errors="replace").strip()
         raise ConfigError(
             f"the coordinator of {folder} shares its rounds with others at {shared}: say --store."
             f" Where none of them is left, remove {marker}, and it goes on alone"
         )
+    return before
 
 
 @dataclass(frozen=True)
 class Office:
     """What who leads has."""
 
-    log: SharedLog
+    home: DataDirectory
+    network: Network
+    desk: Desk
     election: ElectionService
+    log: SharedLog | None
+    """None: it is the only coordinator, and leads from its start on."""
 
-    def open(self, desk: Desk, service: CoordinatorService) -> None:
+    def open(self, service: CoordinatorService) -> None:
         """Serve, and tell who waited for it."""
-        service.fence = self.log.fence
-        desk.serve(service)
-        self.election.lead(self.log.fence)
+        service.shared = self.log is not None
+        self.desk.serve(service)
+        self.election.lead(self._rise)
+
+    async def _rise(self, above: int) -> None:
+        """See desk.Rise."""
+        number = await self.log.number_of_life(above + 1) if self.log is not None else above + 1
+        number = await asyncio.to_thread(self.home.start_number, number - 1)
+        self.network.directory.number_from(number)
+        self.network.renew()
+
+
+async def take_office(home: DataDirectory, chain: ChainFile, network: Network, desk: Desk) -> Office:
+    """Of the only coordinator. Nodes may have heard of others that there were before."""
+    election = ElectionService(desk, chain, network.callers)
+    rpc.add_ElectionServicer_to_server(election, network.server)
+    await network.server.start()
+    return Office(home, network, desk, election, None)
 
 
 async def win_office(
@@ -66,18 +89,20 @@ async def win_office(
     closing: AsyncExitStack,
     tell: Callable[[str], None],
     tell_places: Callable[[Sequence[Holder]], None],
+    shared_before: bool,
 ) -> Office:
     """Stand by until we lead; from then on `tasks` keep the lease, and fail with DeposedError once it is gone. `tell` hears what we
-    do meanwhile, `tell_places` where the coordinators are. Raises Stopped, ConfigError."""
+    do meanwhile, `tell_places` where the coordinators are. `shared_before`: see `SharedLog`. Raises Stopped, ConfigError."""
     digest = sha256(network.certificate.certificate_der)
     store, channels = Etcd(place), ChannelPool(home.identity, chain.manifest.run_id)
     closing.push_async_callback(store.close)
-    log = SharedLog(store, place.prefix, chain, Holder(name, network.address, digest.hex(), network.dht_addresses), clock)
+    me = Holder(name, network.address, digest.hex(), network.dht_addresses)
+    log = SharedLog(store, place.prefix, chain, me, clock, shared_before)
     log.tell_places = tell_places
     closing.push_async_callback(log.resign)
     closing.push_async_callback(channels.close)
     closing.push_async_callback(tasks.close)  # first of all: what is written after we resigned is refused
-    election = ElectionService(chain, network.callers)
+    election = ElectionService(desk, chain, network.callers)
     rpc.add_ElectionServicer_to_server(election, network.server)
     await network.server.start()
 
@@ -93,4 +118,4 @@ async def win_office(
         home.start_number(above=number - 1)
     network.directory.number_from(number)
     network.publish()
-    return Office(log, election)
+    return Office(home, network, desk, election, log)

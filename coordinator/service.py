@@ -33,7 +33,7 @@ from dilocox.protocol.rules import ACCEPT, JUDGES, Judgement, Outcome, ignore, r
 from dilocox.transport.callers import Callers, Context, address_of
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
-from dilocox.transport.presence import same_place
+from dilocox.transport.presence import life_of, same_place
 from dilocox.transport.serve import send
 
 __all__ = ["CoordinatorService"]
@@ -52,6 +52,10 @@ _OUTCOMES = {
     Outcome.REJECT: pb.OUTCOME_REJECT,
 }
 _KINDS = (*JUDGES, pb.KIND_HEARTBEAT, pb.KIND_EVIDENCE, pb.KIND_COMMIT, pb.KIND_PEER_RECORD)
+
+
+def _says_more(record: pb.PeerRecord, before: pb.PeerRecord) -> bool:
+    return life_of(record) > life_of(before) or not same_place(record, before)
 
 
 @dataclass
@@ -110,8 +114,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """Who calls our server; set before it starts."""
         self.watchers: set[asyncio.Queue[services.WatchEvent | None]] = set()
         self._streams = Streams(self._known, chain.manifest.may_read)
-        self.fence = 0
-        """With which we lead, where there are several coordinators; set before the server starts."""
+        self.shared = False
+        """Whether there are several coordinators; set before the server starts."""
         self._buckets = Buckets(lambda: clock().seconds)
         self.liveness = Liveness(chain.manifest.rounds.liveness_seconds, lambda: clock().seconds)
         self.ballot: Statement[object] | None = None
@@ -220,7 +224,6 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 why=why,
                 appointment=self.chain.newest_word,
                 stands_still=still,
-                fence=self.fence,
             )
         )
 
@@ -229,7 +232,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     def learn_own_record(self, record: Statement[pb.PeerRecord]) -> None:
         """Our newest record, for those who ask for the run; where several coordinators are, everybody hears of it."""
         before, self.record = self.record, record
-        if self.fence and (before is None or not same_place(before.body, record.body)):
+        if self.shared and (before is None or _says_more(record.body, before.body)):
             self._tell(services.WatchEvent(statement=record.envelope))
 
     async def GetRun(self, request: services.GetRunRequest, context: Context) -> services.Run:
@@ -417,6 +420,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         watcher = self.greet(request, caller)
         queue: asyncio.Queue[services.WatchEvent | None] = asyncio.Queue()
         try:
+            if self.shared and self.record is not None:  # who leads, and who else may
+                yield services.WatchEvent(statement=self.record.envelope)
             yield self._tip()
             number = request.from_round
             while number < self.chain.length:  # no await between the last test and joining the watchers
@@ -428,8 +433,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             self.look_around()
             contributions = [s for slot in self.state.gathered.contributions.values() for s in slot]
             members = [self.records[peer] for peer in self._told if peer in self.records]
-            own = [self.record] if self.record is not None and self.fence else []  # it says who else may lead
-            for statement in [*own, *members, *contributions, *([self.ballot] if self.ballot else [])]:
+            for statement in [*members, *contributions, *([self.ballot] if self.ballot else [])]:
                 yield services.WatchEvent(statement=statement.envelope)
             while (event := await queue.get()) is not None:
                 if not event.HasField("disagreement") or watcher in event.disagreement.clusters:

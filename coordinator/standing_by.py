@@ -7,7 +7,7 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
-from dilocox.coordinator.shared_log import FOLLOW_SECONDS, BehindError, Holder, SharedLog
+from dilocox.coordinator.shared_log import FOLLOW_SECONDS, BehindError, Holder, SharedLog, UnreadableError
 from dilocox.coordinator.store import StoreError
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import Way
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 STALL_SECONDS = 10.0
 """A leader from which no commit comes for so long is asked again."""
+UNREADABLE_SECONDS = 5.0
+"""A log that cannot be read is read whole again after so long: somebody has to mend it."""
 
 
 async def stand_by(shared: SharedLog, chain: ChainFile, channels: ChannelPool, tell: Callable[[str], None]) -> None:
@@ -30,6 +32,7 @@ async def stand_by(shared: SharedLog, chain: ChainFile, channels: ChannelPool, t
     await shared.enter()
     said = ""
     while True:
+        pause = FOLLOW_SECONDS
         try:
             if await shared.stand():
                 return
@@ -38,13 +41,14 @@ async def stand_by(shared: SharedLog, chain: ChainFile, channels: ChannelPool, t
             )
         except BehindError as error:
             says = await _catch_up(shared, chain, channels, error.round)
-        except StoreError as error:
+        except (StoreError, UnreadableError) as error:
             says = f"it stands by, and follows nobody: {error}"
+            pause = FOLLOW_SECONDS if isinstance(error, StoreError) else UNREADABLE_SECONDS
         if says != said:
             log.info("%s", says)
             tell(says)
             said = says
-        await asyncio.sleep(FOLLOW_SECONDS)
+        await asyncio.sleep(pause)
 
 
 async def _catch_up(shared: SharedLog, chain: ChainFile, channels: ChannelPool, until: int) -> str:

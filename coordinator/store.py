@@ -25,8 +25,6 @@ class StoreRefusedError(LocalError):
 class Item:
     key: str
     value: bytes
-    created: int
-    """The store's revision when the key was made: larger than that of every key made before."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,8 @@ class Guard:
     """What must hold for a transaction to be applied."""
 
     key: str
-    created: int | None = None
-    """The key was made at this revision; 0: it is not there."""
     value: bytes | None = None
+    """What the key says; None: it is not there."""
 
 
 @dataclass(frozen=True)

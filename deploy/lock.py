@@ -16,6 +16,8 @@ __all__ = ["main"]
 DEPLOY = Path(__file__).parent
 ROOT = DEPLOY.parent
 ONLY_CUDA = re.compile(r"(nvidia-|cuda-|triton)")
+FOR_TESTS = ("dev", "settlement", "settlement-test")
+"""Extras in the locks for CI: an EVM and a compiler too, so that the contract is tested by the gate."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
@@ -41,7 +43,7 @@ def cpu_wheel_hashes(torch: str) -> list[str]:
 
 
 def main() -> None:
-    everything, image = compiled("--extra", "dev"), compiled()
+    everything, image = compiled(*(f"--extra={extra}" for extra in FOR_TESTS)), compiled()
     torch = next(entry for entry in image if entry.startswith("torch=="))
     hashes = [f"--hash=sha256:{digest}" for digest in cpu_wheel_hashes(torch)]
     with_cpu = " \\\n    ".join([torch.split()[0], *hashes])

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,22 +103,24 @@ async def _ask(link: JoinLink, way: Way, home: DataDirectory, channels: ChannelP
 async def rounds_trained(coordinator: rpc.CoordinatorStub, run_id: bytes) -> int:
     """Rounds that counted somebody so far, by its newest commit; 0 where it does not tell us. Raises RemoteError."""
     try:
-        where = await _event(coordinator, LAST_ROUND, "tip")
+        where = await _event(coordinator, LAST_ROUND, lambda event: event.HasField("tip"))
         if where is None or not where.tip.round:
             return 0
-        told = await _event(coordinator, where.tip.round - 1, "statement")
+        told = await _event(coordinator, where.tip.round - 1, lambda event: event.statement.kind == pb.KIND_COMMIT)
     except grpc.aio.AioRpcError:  # that we may not follow the run is found where it is asked who may take part
         return 0
     return open_envelope(told.statement, run_id, (pb.KIND_COMMIT,)).body.trained if told is not None else 0
 
 
-async def _event(coordinator: rpc.CoordinatorStub, from_round: int, kind: str) -> services.WatchEvent | None:
-    """The first of this kind that it tells a spectator who follows it from a round on."""
+async def _event(
+    coordinator: rpc.CoordinatorStub, from_round: int, wanted: Callable[[services.WatchEvent], bool]
+) -> services.WatchEvent | None:
+    """The first of these that it tells a spectator who follows it from a round on."""
     call = coordinator.Watch(services.WatchRequest(from_round=from_round), timeout=CALL_SECONDS)
     try:
         event: services.WatchEvent
         async for event in call:
-            if event.WhichOneof("event") == kind:
+            if wanted(event):
                 return event
     finally:
         call.cancel()

@@ -19,14 +19,14 @@ import grpc.aio
 from dilocox.protocol import terms
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.ids import JoinLink, Way, short
+from dilocox.protocol.ids import JoinLink, Way, peer_id, short
 from dilocox.protocol.manifest import Manifest, open_manifest
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.rules import Outcome
-from dilocox.transport.presence import Directory
+from dilocox.transport.presence import Directory, is_overtaken, life_of
 from dilocox.transport.rpc import ChannelPool, record_of
 
 __all__ = ["Backoff", "CoordinatorLink"]
@@ -93,8 +93,10 @@ class CoordinatorLink:
         """Ways that are not tried again before all others were."""
         self._pinned: dict[Way, pb.PeerRecord] = {}
         """How to dial where a certificate was seen to be the one that was named."""
-        self._fence = 0
-        """The largest with which somebody said that it leads."""
+        self._led: pb.PeerRecord | None = None
+        """Of who said last that it leads."""
+        self._several = False
+        """Somebody said so who shares the lead."""
         self._followed: Way | None = None
         """Whose events we watch."""
         self._moved = asyncio.Event()
@@ -150,7 +152,7 @@ class CoordinatorLink:
         try:
             while True:
                 ways = await self._ways()
-                for way in ways if len(ways) > 1 else ():
+                for way in ways if self._several or len(ways) > 1 else ():
                     if way not in asked:
                         asked[way] = asyncio.create_task(self._until_it_leads(way), name=f"until {way.at} leads")
                 for way in asked.keys() - set(ways):
@@ -165,8 +167,8 @@ class CoordinatorLink:
         while True:
             try:
                 stub = rpc.ElectionStub(self._channels.channel(await self._record(way)))
-                reply: services.LeadReply = await stub.Await(services.LeadRequest(above=self._fence))
-                if self._hears(reply.fence) and way != self._followed:
+                reply: services.LeadReply = await stub.Await(self._question())
+                if self._hears(reply.record) and way != self._followed:
                     log.info("the coordinator at %s leads now", way.at)
                     self._failed = set(await self._ways()) - {way}
                     self._moved.set()
@@ -175,20 +177,31 @@ class CoordinatorLink:
                 pass
             await backoff.wait()
 
-    def _hears(self, fence: int) -> bool:
-        """Whether who leads with this fence was elected after all that we heard of."""
-        newer = fence > self._fence
-        self._fence = max(self._fence, fence)
-        return newer
+    def _question(self) -> services.LeadRequest:
+        newest = self._directory.records.get(self._link.coordinator)
+        above = life_of(self._led) if self._led is not None else 0
+        return services.LeadRequest(above=above, newest=None if newest is None else newest.envelope)
+
+    def _hears(self, envelope: pb.Envelope) -> bool:
+        """Whether who leads, with this record, was elected after all that said so. Raises RemoteError where it gave way to
+        another: who does lead is shown what we know, and numbers its life above it."""
+        self._several = True
+        record, known, before = self._own(envelope), self._directory.records.get(self._link.coordinator), self._led
+        if known is not None and is_overtaken(record.body, known.body):
+            raise RemoteError(pb.REASON_UNAVAILABLE, "another coordinator was elected after this one")
+        self._directory.learn(record)
+        self._led = record.body
+        return before is None or life_of(before) < life_of(record.body)
 
     async def _events(self, stub: rpc.CoordinatorStub, request: services.WatchRequest) -> AsyncGenerator[services.WatchEvent]:
         """Of a coordinator, until another was elected. Raises RemoteError, AioRpcError."""
         stream = stub.Watch(request)
         try:
             while isinstance(event := await self._unless_moved(stream.read()), services.WatchEvent):
-                if event.HasField("tip") and not self._hears(event.tip.fence) and event.tip.fence < self._fence:
-                    raise RemoteError(pb.REASON_UNAVAILABLE, "another coordinator was elected after this one")
-                yield event
+                if event.statement.kind == pb.KIND_PEER_RECORD and peer_id(event.statement.key) == self._link.coordinator:
+                    self._hears(event.statement)
+                else:
+                    yield event
         finally:
             stream.cancel()
 
@@ -240,10 +253,13 @@ class CoordinatorLink:
 
     def _learn(self, envelope: pb.Envelope) -> None:
         """The coordinator's own record says where it is better than the link does. Raises RemoteError when it is not its own."""
+        self._directory.learn(self._own(envelope))
+
+    def _own(self, envelope: pb.Envelope) -> Statement[pb.PeerRecord]:
         record = open_envelope(envelope, self._link.run_id, (pb.KIND_PEER_RECORD,))
         if record.peer != self._link.coordinator:
             raise RemoteError(pb.REASON_BAD_SIGNATURE, f"{record.peer} answers instead of the coordinator")
-        self._directory.learn(record)
+        return record
 
     async def watch(
         self,

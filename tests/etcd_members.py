@@ -1,5 +1,6 @@
 """Members of a real etcd on free loopback ports, each a process and a folder of its own. Skips where the binary is absent."""
 
+import json
 import os
 import shutil
 import signal
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import time
 import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -68,6 +70,13 @@ class EtcdMembers:
         process.send_signal(what)
         if what == signal.SIGKILL:
             process.wait()
+
+    def empty(self, prefix: str) -> None:
+        """All keys under it are gone, as in a store that was made anew."""
+        ends = {"key": f"{prefix}/", "range_end": f"{prefix}0"}
+        raw = json.dumps({name: b64encode(key.encode()).decode() for name, key in ends.items()}).encode()
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.clients[-1]}/v3/kv/deleterange", raw, timeout=30) as answer:
+            assert int(json.load(answer)["deleted"])
 
     def stop(self) -> None:
         for process in self.processes:

@@ -1,6 +1,11 @@
 """An EVM in this process, asked as a node of a chain is: the contract's own code runs."""
 
-from collections.abc import Sequence
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer
 from typing import Any
 
 from eth_account import Account
@@ -8,7 +13,7 @@ from eth_account.signers.local import LocalAccount
 from eth_tester import EthereumTester, PyEVMBackend
 from eth_tester.exceptions import TransactionFailed, TransactionNotFound
 
-from dilocox.around.settlement.contract import Contract, deployment, prepare
+from dilocox.around.settlement.contract import Contract, deployment, prepare, receipt, send
 from dilocox.protocol.errors import LocalError
 
 GAS_PRICE = 10**10
@@ -26,6 +31,7 @@ class EvmRpc:
 
     def travel(self, seconds: int) -> None:
         self.tester.time_travel(self.now + seconds)
+        self.tester.mine_block()  # what is read is read at the newest block
 
     def account(self, number: int) -> LocalAccount:
         """With a hundred ether."""
@@ -67,7 +73,44 @@ class EvmRpc:
             found = self.tester.get_transaction_receipt(digest)
         except TransactionNotFound:
             return None
-        return {"status": hex(found["status"]), "gasUsed": hex(found["gas_used"]), "contractAddress": found["contract_address"]}
+        return {
+            "status": hex(found["status"]),
+            "gasUsed": hex(found["gas_used"]),
+            "blockNumber": hex(found["block_number"]),
+            "contractAddress": found["contract_address"],
+        }
+
+
+@contextmanager
+def served(rpc: EvmRpc) -> Iterator[str]:
+    """The URL at which this EVM answers as a node of a chain does: JSON-RPC over HTTP, one request at a time."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answer: dict[str, Any] = {"jsonrpc": "2.0", "id": asked["id"]}
+            try:
+                answer["result"] = rpc(asked["method"], asked["params"])
+            except LocalError as error:
+                answer["error"] = {"code": 3, "message": str(error.__cause__ or error)}
+            raw = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    server = TCPServer(("127.0.0.1", 0), Handler)  # http.server's would look up its own name first
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    serving.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
 
 
 def at_once() -> None:
@@ -82,5 +125,5 @@ def deploy(rpc: EvmRpc, sponsor: LocalAccount, *arguments: Any, value: int) -> C
 
 def act(contract: Contract, key: LocalAccount, name: str, *arguments: Any, value: int = 0) -> int:
     """Gas that it took. Raises LocalError where the contract refuses."""
-    digest = contract.send(key, contract.prepare(key.address, name, *arguments, value=value))
-    return int(contract.receipt(digest, at_once)["gasUsed"], 16)
+    digest = send(contract.rpc, key, contract.prepare(key.address, name, *arguments, value=value))
+    return int(receipt(contract.rpc, digest, at_once)["gasUsed"], 16)

@@ -1,4 +1,4 @@
-"""A fake of the store that coordinators share (coordinator/store.py): in memory, with etcd's transactions, revisions and leases."""
+"""A fake of the store that coordinators share (coordinator/store.py): in memory, with etcd's transactions and leases."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class FakeStore:
     clock: Callable[[], float]
     """Its own."""
     items: dict[str, Item] = field(default_factory=dict)
-    revision: int = 1
+    granted: int = 0
     held: dict[str, int] = field(default_factory=dict)
     """By key: the lease that it goes with."""
     leases: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -40,11 +40,9 @@ class FakeStore:
             return Found(False, {key: self.items[key] for key in otherwise if key in self.items})
         if any(isinstance(change, Put) and change.lease and change.lease not in self.leases for change in changes):
             raise StoreRefusedError("etcdserver: requested lease not found")
-        self.revision += bool(changes)
         for change in changes:
             if isinstance(change, Put):
-                known = self.items.get(change.key)
-                self.items[change.key] = Item(change.key, change.value, known.created if known else self.revision)
+                self.items[change.key] = Item(change.key, change.value)
                 self.held.pop(change.key, None)
                 if change.lease:
                     self.held[change.key] = change.lease
@@ -53,7 +51,8 @@ class FakeStore:
         return Found(True)
 
     async def grant(self, seconds: int) -> int:
-        lease = max(self.leases, default=0) + self.revision * 1000 + 1
+        self.granted += 1
+        lease = self.granted
         self.leases[lease] = seconds, self.clock() + seconds
         return lease
 
@@ -73,8 +72,7 @@ class FakeStore:
 
     def _holds(self, guard: Guard) -> bool:
         item = self.items.get(guard.key)
-        created = guard.created is None or guard.created == (item.created if item else 0)
-        return created and (guard.value is None or (item is not None and item.value == guard.value))
+        return guard.value == (None if item is None else item.value)
 
     def _expire(self) -> None:
         for lease in [lease for lease, (_, ends) in self.leases.items() if ends <= self.clock()]:
@@ -85,7 +83,6 @@ class FakeStore:
             self._remove([key for key, held in self.held.items() if held == lease])
 
     def _remove(self, keys: Sequence[str]) -> None:
-        self.revision += bool(keys)
         for key in keys:
             del self.items[key]
             self.held.pop(key, None)

@@ -69,6 +69,8 @@ class Network:
     reach: Reach
     publish: Callable[[], None]
     """Make our record known, from now on; called already but where `open_network` was told not to."""
+    renew: Callable[[], None]
+    """Sign our record again, at once."""
 
     async def watch_reach(self, channels: ChannelPool) -> None:
         """Find out whether others dial us, and have our record say it; for ever."""
@@ -139,8 +141,12 @@ async def open_network(
 
     closing.push_async_callback(tasks.close)
 
-    def begin() -> None:
+    def renew() -> None:
         directory.own = record()
+        directory.changed.set()
+
+    def begin() -> None:
+        renew()
         if dht is not None:
             tasks.start(dht.run(), "dht")
         tasks.start(directory.publish_forever(record), "publish")
@@ -149,4 +155,4 @@ async def open_network(
     if publish:
         begin()
     ports = {"port": port, "dht_port": dht_port} if listen.dht else {"port": port}
-    return Network(server, address, certificate, addresses, ports, directory, callers, reach, begin)
+    return Network(server, address, certificate, addresses, ports, directory, callers, reach, begin, renew)

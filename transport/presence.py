@@ -20,7 +20,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.dht import Dht
 from dilocox.transport.files import read_checked, write_atomically
 
-__all__ = ["Directory", "cached_records", "same_place"]
+__all__ = ["Directory", "cached_records", "is_overtaken", "life_of", "same_place"]
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,18 @@ def same_place(one: pb.PeerRecord, other: pb.PeerRecord) -> bool:
     for record in bare:
         record.ClearField("sequence")
     return bare[0] == bare[1]
+
+
+def life_of(record: pb.PeerRecord) -> int:
+    """The number of the life in which a daemon signed it."""
+    return record.sequence >> SEQUENCE_BITS
+
+
+def is_overtaken(record: pb.PeerRecord, known: pb.PeerRecord) -> bool:
+    """Of two records signed with one key: whether whose life it is gave way to another, or cannot be told from it. What a store
+    says cannot come into this: stores are restored, replaced and given up."""
+    life, other = life_of(record), life_of(known)
+    return life < other or (life == other and record.certificate != known.certificate)
 
 
 class Directory:

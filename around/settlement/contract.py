@@ -15,7 +15,7 @@ from eth_utils import keccak, to_checksum_address
 from dilocox.around.settlement.rpc import Rpc
 from dilocox.protocol.errors import LocalError
 
-__all__ = ["Contract", "Prepared", "Root", "artifact", "deployment"]
+__all__ = ["Contract", "Prepared", "Root", "artifact", "deployment", "prepare", "receipt", "send"]
 
 SPARE_GAS = 5
 """A transaction may use a fifth more than it was estimated at: the chain moves between the two."""
@@ -75,17 +75,23 @@ class Contract:
         """Raises LocalError: with the contract's reason where it would refuse, and where this is another chain."""
         return prepare(self.rpc, self.chain_id, sender, call_data(name, *arguments), value, to=self.address)
 
-    def send(self, key: LocalAccount, prepared: Prepared) -> str:
-        """Its hash, once the node took it."""
-        return self.rpc("eth_sendRawTransaction", ["0x" + key.sign_transaction(prepared.transaction).raw_transaction.hex()])
+    def pending(self) -> Root:
+        """The root that was posted last, until it is vetoed or somebody's call finds its window over."""
+        return Root(*self.read("pending"))
 
-    def receipt(self, digest: str, wait: Callable[[], None]) -> dict[str, Any]:
-        """Once it is in a block; `wait`: called between two looks; ends them by raising. Raises LocalError where it failed."""
-        while (found := self.rpc("eth_getTransactionReceipt", [digest])) is None:
-            wait()
-        if not int(found["status"], 16):
-            raise LocalError(f"the contract refused {digest}: somebody was there first; look at it again without --send")
-        return found
+
+def send(rpc: Rpc, key: LocalAccount, prepared: Prepared) -> str:
+    """Its hash, once the node took it."""
+    return rpc("eth_sendRawTransaction", ["0x" + key.sign_transaction(prepared.transaction).raw_transaction.hex()])
+
+
+def receipt(rpc: Rpc, digest: str, wait: Callable[[], None]) -> dict[str, Any]:
+    """Once it is in a block; `wait`: called between two looks; ends them by raising. Raises LocalError where it failed."""
+    while (found := rpc("eth_getTransactionReceipt", [digest])) is None:
+        wait()
+    if not int(found["status"], 16):
+        raise LocalError(f"the contract refused {digest}: somebody was there first; look at it again without --send")
+    return found
 
 
 def prepare(rpc: Rpc, chain_id: int, sender: str, data: str, value: int, to: str | None) -> Prepared:
@@ -108,7 +114,7 @@ def prepare(rpc: Rpc, chain_id: int, sender: str, data: str, value: int, to: str
 
 
 def deployment(*arguments: Any) -> str:
-    """The data of the transaction that makes a contract; arguments as the source has them."""
+    """The data of the transaction that makes a contract, whose address its receipt says; arguments as the source has them."""
     makes = next(entry for entry in artifact()["abi"] if entry["type"] == "constructor")
     return artifact()["bytecode"] + encode([_type(each) for each in makes["inputs"]], arguments).hex()
 

@@ -5,7 +5,8 @@
 @notice Pays accounts what their work came to, by the run's chain of commits (docs/around.md says who is trusted for what).
 
 Merit is cumulative: a claim pays what an account's merit is worth, less what it was paid before. Invariants:
-  paid_total <= worth(total of the accepted root) <= funded - refunded
+  paid_total <= worth(total of the accepted root), and paid_total <= funded - refunded
+  worth(total of the accepted root) <= funded - refunded, until the sponsor takes what is left after CLOSES
   self.balance >= (funded - refunded - paid_total) + staked
 """
 
@@ -72,7 +73,8 @@ def __init__(
     coordinator: address, arbiter: address, price: uint256, window: uint256, delay: uint256, min_stake: uint256, closes: uint256
 ):
     assert coordinator != empty(address) and arbiter != empty(address), "nobody"
-    assert delay >= window and closes > block.timestamp + 2 * window, "too short"
+    # A root that holds at once cannot be vetoed; who leaves is within reach for as long as what it is paid by can be.
+    assert window > 0 and delay >= window and closes > block.timestamp + 2 * window, "too short"
     SPONSOR = msg.sender
     COORDINATOR = coordinator
     ARBITER = arbiter
@@ -166,6 +168,8 @@ def claim(account: address, merit: uint256, proof: DynArray[bytes32, LONGEST_PRO
     self._promote()
     assert self.accepted.posted != 0, "nothing is settled"
     assert self.stakes[account] >= MIN_STAKE, "no stake"
+    # Else a stake that could leave in the same block would do, and whoever is about to be slashed would be faster.
+    assert self.unlocks[account] == 0, "the stake is leaving"
     digest: bytes32 = sha256(concat(0x00, convert(account, bytes20), convert(merit, bytes32)))
     for sibling: bytes32 in proof:
         if convert(digest, uint256) < convert(sibling, uint256):

@@ -32,32 +32,32 @@ class WatchRequest(_message.Message):
     def __init__(self, from_round: _Optional[int] = ..., hello: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class Tip(_message.Message):
-    __slots__ = ("round", "head", "why", "appointment", "stands_still", "fence")
+    __slots__ = ("round", "head", "why", "appointment", "stands_still")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     APPOINTMENT_FIELD_NUMBER: _ClassVar[int]
     STANDS_STILL_FIELD_NUMBER: _ClassVar[int]
-    FENCE_FIELD_NUMBER: _ClassVar[int]
     round: int
     head: bytes
     why: str
     appointment: _messages_pb2.Envelope
     stands_still: bool
-    fence: int
-    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., why: _Optional[str] = ..., appointment: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., stands_still: _Optional[bool] = ..., fence: _Optional[int] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., why: _Optional[str] = ..., appointment: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ..., stands_still: _Optional[bool] = ...) -> None: ...
 
 class LeadRequest(_message.Message):
-    __slots__ = ("above",)
+    __slots__ = ("above", "newest")
     ABOVE_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     above: int
-    def __init__(self, above: _Optional[int] = ...) -> None: ...
+    newest: _messages_pb2.Envelope
+    def __init__(self, above: _Optional[int] = ..., newest: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class LeadReply(_message.Message):
-    __slots__ = ("fence",)
-    FENCE_FIELD_NUMBER: _ClassVar[int]
-    fence: int
-    def __init__(self, fence: _Optional[int] = ...) -> None: ...
+    __slots__ = ("record",)
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    record: _messages_pb2.Envelope
+    def __init__(self, record: _Optional[_Union[_messages_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class Presence(_message.Message):
     __slots__ = ("peer", "present", "round", "step", "loss", "tokens_per_second")

@@ -1,15 +1,20 @@
 """A swarm in which nobody can be dialled: friends at home, and a holder on a rented box."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from dilocox.node.testnet import Member
+from dilocox.protocol import merit
+from dilocox.transport.chain_file import ChainFile, find_chains
 from dilocox.transport.data_directory import load_identity
 from tests.e2e.conftest import Swarm, build, late_member, running, wait_for
 
 pytestmark = pytest.mark.e2e
+
+ACCOUNTS = {f"node-{number}": bytes([number]) * 20 for number in (1, 2, 3)}
+"""Whom each node has paid. The fourth names none."""
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +23,11 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     folder = tmp_path_factory.mktemp("hidden")
     home = folder / "holder"
     holder = load_identity(home / "identity.key").peer
-    testnet = build(folder, count=100_000, nodes=4, holders=[holder], options=["--host", "192.0.2.1", "--no-dht"])
+    changes = {"snapshot_every = 4": f'snapshot_every = 4\n[settlement]\nchain_id = 1\ncontract = "0x{"ab" * 20}"'}
+    options = ["--host", "192.0.2.1", "--no-dht"]
+    testnet = build(folder, count=100_000, nodes=4, holders=[holder], options=options, changes=changes)
+    for name, account in ACCOUNTS.items():
+        testnet.member(name).arguments.extend(["--account", "0x" + account.hex()])
     link = str(testnet.folder / "link")
     hold = Member("holder", home, ["hold", "--join", f"@{link}", "--home", str(home), "--name", "holder", "--no-dht"])
     testnet.members.insert(1, hold)
@@ -37,6 +46,24 @@ def test_everybody_is_counted_by_what_the_holder_keeps(swarm: Swarm):
         mine = next(item for item in swarm.round(number)["clusters"] if item["cluster"] == swarm.peer(name))
         assert mine["kept_by"] == [holder]
     wait_for(lambda: swarm.same_states(swarm.open_round()), "all hold one state")
+
+
+def test_what_was_earned_is_in_the_commits_that_everybody_keeps(swarm: Swarm):
+    """By the accounts that nodes name; the root over it is what a contract would be told."""
+    wait_for(lambda: len(earned(swarm, "node-2")) == len(ACCOUNTS), "all have earned")
+    assert set(earned(swarm, "node-2")) == set(ACCOUNTS.values())
+
+
+def earned(swarm: Swarm, name: str) -> Mapping[bytes, int]:
+    """By its chain, whose every commit is verified."""
+    with ChainFile.for_reading(find_chains(swarm.testnet.member(name).home)[-1]) as chain:
+        *_, newest = chain.verify()
+    found = {item.account: item.merit for item in newest.body.merits}
+    assert newest.body.merit_root == merit.root(found)
+    for account, each in found.items():
+        assert each > 0
+        assert merit.holds(newest.body.merit_root, account, each, merit.proof(found, account))
+    return found
 
 
 def test_a_joiner_starts_from_the_state_that_the_holder_keeps(swarm: Swarm):

@@ -83,7 +83,9 @@ def took_over(swarm: Offices, before: str) -> float:
     """Seconds until the other one leads."""
     began = time.monotonic()
     wait_for(lambda: swarm.status(swarm.other(before)).get("role") == "coordinator", "the other took over")
-    return time.monotonic() - began
+    seconds = time.monotonic() - began
+    print(f"{seconds:.1f} s until {swarm.other(before)} led")
+    return seconds
 
 
 def test_a_leader_that_is_killed_is_followed_by_the_other(swarm: Offices):
@@ -117,6 +119,18 @@ def test_a_member_of_etcd_that_is_gone_costs_nobody_a_round(swarm: Offices, what
     else:
         swarm.etcd.start(number)
     swarm.goes_on()
+
+
+def test_a_store_that_lost_everything_costs_nobody_a_round(swarm: Offices):
+    """Also the count by which nodes tell who was elected last."""
+    leader = swarm.led()
+    swarm.testnet.kill(swarm.testnet.member(leader), signal.SIGKILL)
+    swarm.etcd.empty("runs")
+    took_over(swarm, leader)
+    swarm.goes_on()
+    swarm.testnet.start(swarm.testnet.member(leader))
+    wait_for(lambda: swarm.stands_by(leader), "who comes back stands by")
+    assert swarm.leader() == swarm.other(leader)
 
 
 def test_a_leader_that_is_told_to_stop_hands_over_at_once(swarm: Offices):

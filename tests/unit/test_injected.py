@@ -63,7 +63,7 @@ SAID = (
     "attest self --simulated --simulated-measurement text.txt",
     "attest verify --kind tdx --blob text.txt",
 )
-EXTRA = {"account", "claim", "settle", "stake"}
+EXTRA = {"account", "claim", "settle", "stake"} | {f"contract {each}" for each in ("deploy", "bind", "veto", "slash", "refund")}
 """Verbs that without the extra `settlement` read nothing, and say so."""
 
 

@@ -1,7 +1,7 @@
 """The log that several coordinators share, over the fake store: who leads writes, who follows has it all, who fell is refused."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,11 @@ import pytest
 
 from dilocox.coordinator import parts, shared_log
 from dilocox.coordinator.log import Committed, Entry, InputLog, KeptFirst, LogItem
-from dilocox.coordinator.shared_log import BehindError, DeposedError, Holder, SharedLog
-from dilocox.coordinator.store import Found, Put, StoreError
+from dilocox.coordinator.shared_log import BehindError, DeposedError, Holder, SharedLog, UnreadableError
+from dilocox.coordinator.store import Found, Item, Put, StoreError
 from dilocox.protocol import limits, round
-from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.pb import log_pb2
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.round import Moment
 from dilocox.transport.chain_file import ChainFile
@@ -130,7 +131,7 @@ async def test_a_leader_whose_lease_ended_is_refused_though_nobody_took_over(wor
     world.later()
     with pytest.raises(DeposedError, match="lease"):
         await one.log.write([world.entry(0)])
-    assert not world.keys("log/")
+    assert len(world.keys("log/")) == 1, "what it began with"
     assert await one.log.stand(), "it may lead again"
     await one.log.write([world.entry(0)])
 
@@ -175,7 +176,7 @@ async def test_what_is_sent_again_is_applied_once(world: World, lost: str, monke
     two = await world.office(2)
     assert not await two.log.stand()
     assert two.entries == [world.entry(0).event, world.entry(1).event]
-    assert len(world.keys("log/")) == 3
+    assert len(world.keys("log/")) == 4, "the first is what the log began with"
 
 
 async def test_an_election_whose_answer_was_lost_is_won_all_the_same(world: World, monkeypatch: pytest.MonkeyPatch):
@@ -219,14 +220,14 @@ async def test_a_large_batch_goes_in_parts_and_counts_whole_or_not_at_all(world:
     one.line.loses = loses
     with pytest.raises(DeposedError):
         await one.log.write(whole)
-    assert len(world.keys("log/")) == 3, "two of its parts"
+    assert len(world.keys("log/")) == 4, "two of its parts"
     two = await world.leader(2)
     assert two.entries == [world.entry(9).event]
     await two.log.write(whole)
     three = await world.office(3)
     await three.log.follow()
     assert three.entries == [world.entry(number).event for number in (9, *range(20))]
-    assert all(len(item.value) <= 201 for key, item in world.store.items.items() if "/log/" in key)
+    assert all(len(item.value) <= 209 for key, item in world.store.items.items() if "/log/" in key)
 
 
 def test_the_largest_commit_fits_what_etcd_takes():
@@ -291,6 +292,73 @@ async def test_a_store_that_was_restored_from_an_old_copy_is_told_what_it_lacks(
     follower = await world.office(3, 1)
     await follower.log.follow()
     assert follower.chain.length == 4
+
+
+def restore(world: World, copy: dict[str, Item]) -> None:
+    """The store as it was once; leases end with it."""
+    world.store.items = {key: item for key, item in copy.items() if not key.endswith("/leader")}
+    world.store.leases.clear()
+    world.store.held.clear()
+
+
+async def test_a_leader_of_a_restored_store_stands_by_and_tells_it_what_it_lacks(world: World):
+    """Though its lease and its key are in the copy."""
+    one = await world.leader(1)
+    await world.write_commits(one, 0, 1)
+    copy = dict(world.store.items)
+    await world.write_commits(one, 1, 3)
+    world.store.items = copy
+    with pytest.raises(DeposedError, match="restored from a copy"):
+        await one.log.write([world.entry(0)])
+    await one.log.resign()
+    again = await world.office(1, 3)
+    assert await again.log.stand()
+    assert again.log.healed
+    follower = await world.office(3)
+    await follower.log.follow()
+    assert follower.chain.length == 3
+
+
+async def test_who_followed_what_a_restored_store_forgot_reads_it_again(world: World):
+    """Its log went on with other inputs under the same numbers."""
+    one, two = await world.leader(1), await world.office(2)
+    await world.write_commits(one, 0, 1)
+    copy = dict(world.store.items)
+    await one.log.write([world.entry(0)])
+    assert not await two.log.stand()
+    restore(world, copy)
+    three = await world.leader(3, 1)
+    await three.log.write([world.entry(1)])
+    await three.log.write([world.entry(2)])
+    await three.log.resign()
+    assert await two.log.stand()
+    assert two.entries == [world.entry(1).event, world.entry(2).event]
+
+
+async def test_a_leader_of_the_lost_future_is_refused_at_the_same_revision(world: World):
+    """What one who leads is named by, no other life repeats: not even where the store counts its revisions again."""
+    one = await world.leader(1)
+    copy = dict(world.store.items)
+    restore(world, {key: item for key, item in copy.items() if "/log/" not in key and not key.endswith("/next")})
+    await world.leader(2)
+    (end,) = world.keys("next")
+    assert world.store.items[end] == copy[end], "as far as its part's number goes, it could write"
+    with pytest.raises(DeposedError, match="another coordinator leads"):
+        await one.log.write([world.entry(0)])
+
+
+async def test_who_shared_its_rounds_before_does_not_trust_its_own_chain_in_an_empty_store(world: World):
+    one, two = await world.leader(1, 2), await world.office(2, 2)
+    assert not one.log.healed, "it was alone until now: its chain is all there is"
+    assert not await two.log.stand()
+    restore(world, {})
+    assert await two.log.stand()
+    assert two.log.healed, "another may have signed what it lacks"
+    assert [place.name for place in two.log.places] == ["office 2"]
+    three = await world.office(3, 2)
+    assert not await three.log.stand(), "whose keys these are is there again"
+    await one.log.look()
+    assert len(world.keys("places/")) == 3
 
 
 async def test_who_lacks_what_the_log_keeps_no_more_is_never_elected(world: World):
@@ -366,11 +434,71 @@ async def test_every_coordinator_knows_where_all_are(world: World):
 async def test_a_damaged_log_is_nobodys_round(world: World):
     one = await world.leader(1)
     await one.log.write([world.entry(0)])
-    (key,) = world.keys("log/")
+    _, key = world.keys("log/")
     for value in (b"", b"\x00", b"\x02abc", b"\x03\xff\xff"):
-        await world.store.apply((), [Put(key, value)])
-        with pytest.raises(LocalError, match=r"not what a coordinator wrote|damaged"):
+        await world.store.apply((), [Put(key, world.store.items[key].value[:8] + value)])
+        with pytest.raises(UnreadableError, match=r"not what a coordinator wrote|damaged"):
             await (await world.office(2)).log.follow()
+
+
+async def test_a_log_that_is_mended_is_followed_from_its_beginning(world: World):
+    """Also where what it holds is a statement that does not hold."""
+    one, two = await world.leader(1), await world.office(2)
+    await world.write_commits(one, 0, 1)
+    await one.log.write([world.entry(0)])
+    *_, key = world.keys("log/")
+    good = world.store.items[key].value
+    forged = pb.Envelope.FromString(world.table.commits[1].envelope.SerializeToString())
+    forged.signature = bytes(64)
+    (bad,) = parts.in_parts(iter([log_pb2.LogRow(kind="received", envelope=forged.SerializeToString())]))
+    await world.store.apply((), [Put(key, good[:8] + bad)])
+    for _ in range(2):
+        with pytest.raises(UnreadableError, match="cannot be followed"):
+            await two.log.stand()
+    await world.store.apply((), [Put(key, good)])
+    assert not await two.log.stand()
+    assert (two.chain.length, two.entries) == (1, [world.entry(0).event])
+
+
+class KilledError(Exception):
+    """As `kill -9`, between two requests."""
+
+
+async def test_a_chain_moves_in_whole_or_not_at_all(world: World, monkeypatch: pytest.MonkeyPatch):
+    """Wherever its coordinator is killed, and whoever is elected then: the run goes on from its chain, or waits for it."""
+    monkeypatch.setattr(parts, "PART_BYTES", 400)
+    for last in range(1, 30):
+        world.store = FakeStore(lambda: world.now)
+        one = await world.office(1, 3)
+        InputLog(one.chain).write_now([world.entry(0)])
+        sent = iter(range(last))
+
+        def loses(call: str, arguments: tuple[Any, ...], sent: Iterator[int] = sent) -> str:
+            if call == "apply" and next(sent, None) is None:
+                raise KilledError
+            return ""
+
+        one.line.loses = loses
+        try:
+            await one.log.stand()
+            break
+        except KilledError:
+            world.later()
+        began = bool(world.keys("log/"))
+        stranger = await world.office(2)
+        if began:  # else nobody can know that there is a chain
+            with pytest.raises((UnreadableError, BehindError)):
+                await stranger.log.stand()
+            assert not world.keys("leader"), "it keeps nobody from the lead"
+            again = await world.office(3, 3)
+            assert await again.log.stand()
+            assert again.chain.length == 3
+            two = await world.office(4, 2)
+            await two.log.follow()
+            assert two.chain.length == 3
+    else:
+        pytest.fail("it never came to an end")
+    assert last > 4, "in several parts"
 
 
 def test_inputs_of_another_machine_are_moved_to_our_clock():

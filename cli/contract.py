@@ -1,0 +1,114 @@
+"""`dilocox contract deploy | bind | veto | slash | refund`: what sponsor and arbiter do. Nothing is sent without --send."""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dilocox.cli.common import HomeOption, ReadOption, console
+from dilocox.cli.settlement import KeyOption, RpcOption, SendOption, act, act_on, need_extra, read_run
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.merit import parse_account
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+
+if TYPE_CHECKING:
+    from dilocox.around.settlement.contract import Root
+
+__all__ = ["app"]
+
+app = typer.Typer(help="What the sponsor and the arbiter of a run that settles on a chain do.", no_args_is_help=True)
+
+DAY_SECONDS = 86_400
+
+
+def _account(said: str) -> str:
+    return "0x" + parse_account(said).hex()
+
+
+@app.command()
+def deploy(
+    rpc: RpcOption,
+    key: KeyOption,
+    chain_id: Annotated[int, typer.Option("--chain-id", help="Of the chain that --rpc is a node of.")],
+    coordinator: Annotated[str, typer.Option("--coordinator", metavar="ACCOUNT", help="Who posts roots.")],
+    arbiter: Annotated[str, typer.Option("--arbiter", metavar="ACCOUNT", help="Who vetoes roots and slashes stakes.")],
+    price: Annotated[int, typer.Option("--price", min=0, help="For a million merit, in the chain's smallest unit (wei).")],
+    least_stake: Annotated[int, typer.Option("--least-stake", min=0, help="Without which nothing is paid, in wei.")],
+    pool: Annotated[int, typer.Option("--pool", min=0, help="What is paid from, in wei.")] = 0,
+    window: Annotated[int, typer.Option("--window", min=1, help="Seconds in which a root may be vetoed.")] = DAY_SECONDS,
+    delay: Annotated[int, typer.Option("--delay", min=1, help="Seconds that a stake takes to leave.")] = 7 * DAY_SECONDS,
+    days: Annotated[int, typer.Option("--days", min=1, help="After which the sponsor may take what is left.")] = 180,
+    send: SendOption = False,
+) -> None:
+    """Make the contract of a run: the key's account is its sponsor. Its address goes into the run file; then `bind`."""
+    need_extra()
+    from dilocox.around.settlement.contract import deployment, prepare
+    from dilocox.around.settlement.keys import read_key
+    from dilocox.around.settlement.rpc import HttpRpc
+
+    line, signer, closes = HttpRpc(rpc), read_key(key), int(time.time()) + days * DAY_SECONDS
+    data = deployment(_account(coordinator), _account(arbiter), price, window, delay, least_stake, closes)
+    says = f"make a contract with a pool of {pool:,} wei, {price:,} wei for a million merit, that closes after {days} days"
+    receipt = act(line, signer, send, says, prepare(line, chain_id, signer.address, data, pool, to=None))
+    if receipt is not None:
+        lines = ("[settlement]", f"chain_id = {chain_id}", f'contract = "{str(receipt["contractAddress"]).lower()}"')
+        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def bind(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
+    """Say to the contract, once, which run it settles: its sponsor does."""
+    need_extra()
+    ran = read_run(home, join)
+    says = f"bind it to the run {ran.manifest.run_id.hex()}"
+    act_on(ran.contract(rpc, bound=False), key, send, says, "bind", ran.manifest.run_id)
+
+
+@app.command()
+def veto(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
+    """Strike the root that was posted last, where it is not this chain's: the arbiter does, within the window."""
+    need_extra()
+    ran = read_run(home, join)
+    contract = ran.contract(rpc)
+    root = contract.pending()
+    if not root.posted:
+        raise LocalError("no root waits for its window to end: there is nothing to veto")
+    if _of_chain(root, ran.commits):
+        raise LocalError(f"the root of round {root.round} is what this chain says: there is nothing to veto")
+    says = f"strike the root of round {root.round}, {root.total:,} merit: it is not this chain's"
+    act_on(contract, key, send, says, "veto")
+
+
+def _of_chain(root: "Root", commits: list[Statement[pb.Commit]]) -> bool:
+    from dilocox.around.settlement.due import posted
+
+    said = (root.root, root.total, root.round, root.digest, root.last)
+    return any(posted(commit) == said for commit in commits if commit.body.round == root.round)
+
+
+@app.command()
+def slash(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
+    """Burn the stakes of those who, as the chain proves, signed two things for one slot: the arbiter does."""
+    need_extra()
+    from dilocox.around.settlement.due import equivocations
+
+    ran = read_run(home, join)
+    contract, done = ran.contract(rpc), set[bytes]()
+    for proof in equivocations(ran.commits):
+        account = "0x" + proof.account.hex()
+        if not proof.account or proof.account in done or contract.read("used", proof.digest):
+            continue
+        if contract.read("stakes", account):
+            done.add(proof.account)
+            says = f"burn the stake of {account}: it signed two for round {proof.round}"
+            act_on(contract, key, send, says, "slash", account, proof.digest)
+    if not done:
+        raise LocalError("the chain proves nothing, that was not punished already, against anybody who has a stake")
+
+
+@app.command()
+def refund(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
+    """Take back what nobody can claim any more: after the run's last root held, or when the contract has closed."""
+    need_extra()
+    act_on(read_run(home, join).contract(rpc), key, send, "take back what is left", "refund")

@@ -1,0 +1,301 @@
+"""Several coordinators behind real gRPC, over the fake store: who waits hears who leads, also after the store lost what it knew."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dilocox.coordinator import office as offices
+from dilocox.coordinator.desk import Desk
+from dilocox.coordinator.etcd import EtcdPlace
+from dilocox.coordinator.office import Office, take_office, win_office, write_down_store
+from dilocox.coordinator.service import CoordinatorService
+from dilocox.coordinator.shared_log import COMMITS_KEPT, LEASE_SECONDS, DeposedError
+from dilocox.coordinator.store import StoreError
+from dilocox.node.attest.verify import appraise
+from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.ids import JoinLink, Way
+from dilocox.protocol.messages import open_envelope
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.network import Listen, Network, open_network
+from dilocox.transport.presence import Directory, is_overtaken, life_of
+from dilocox.transport.rpc import ChannelPool, record_of
+from dilocox.transport.tasks import Tasks
+from tests.fake_store import FakeStore
+from tests.helpers import COORDINATOR, Table, identity, manifest, until
+
+RUN = manifest(rounds={"count": 40})
+PLACE = EtcdPlace(("http://127.0.0.1:1",), "test")
+
+
+class Line:
+    """To the store; `cut`: it hears nothing of us."""
+
+    def __init__(self, world: "World") -> None:
+        self._world, self.cut = world, False
+
+    def __getattr__(self, call: str) -> Callable[..., Any]:
+        async def ask(*arguments: Any) -> Any:
+            if self.cut and call != "close":
+                raise StoreError("cut")
+            return await getattr(self._world.store, call)(*arguments)
+
+        return ask
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now = folder, 0.0
+        self.store = FakeStore(lambda: self.now)
+        self.lines: list[Line] = []
+
+    def connect(self, place: EtcdPlace) -> Line:
+        self.lines.append(Line(self))
+        return self.lines[-1]
+
+
+class Coordinator:
+    """As daemon.py composes one, without a DHT and an API."""
+
+    def __init__(self, world: World, name: str, life: int, alone: bool = False) -> None:
+        self.world, self.name, self.alone = world, name, alone
+        self.folder = world.folder / name
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "starts").write_text(str(life - 1))
+        self.desk, self.says = Desk(), list[str]()
+        self.service: CoordinatorService | None = None
+        self.network: Network | None = None
+        self.line: Line | None = None
+        self.chain = ChainFile(self.folder / "chain.db", RUN)
+
+    @property
+    def way(self) -> Way:
+        assert self.network is not None
+        return Way(self.network.address, sha256(self.network.certificate.certificate_der))
+
+    @property
+    def life(self) -> int:
+        assert self.desk.record is not None
+        return life_of(self.desk.record.body)
+
+    def watched(self) -> bool:
+        return self.service is not None and bool(self.service.watchers)
+
+    async def start(self) -> None:
+        self.running = asyncio.create_task(self._live())
+        await until(lambda: self.network is not None or self.running.done())
+
+    async def stop(self) -> None:
+        self.running.cancel()
+        await asyncio.wait([self.running])
+        self.chain.close()
+
+    async def _live(self) -> None:
+        tasks = Tasks()
+        async with AsyncExitStack() as closing:
+            home = DataDirectory(self.folder, COORDINATOR)
+            closing.callback(home.close)
+            listen = Listen("127.0.0.1", 0, 0, dht=False)
+            self.network = network = await open_network(
+                home, RUN.run_id, listen, self.name, tasks, closing, on_record=self.desk.learn_own_record, publish=self.alone
+            )
+            rpc.add_CoordinatorServicer_to_server(self.desk, network.server)
+            office = await self._office(home, network, tasks, closing)
+            self.service = CoordinatorService(COORDINATOR, self.chain, pb.Envelope(), appraise, rounds=office.log)
+            self.service.callers = network.callers
+            office.open(self.service)
+            await tasks.wait()
+
+    async def _office(self, home: DataDirectory, network: Network, tasks: Tasks, closing: AsyncExitStack) -> Office:
+        if self.alone:
+            return await take_office(home, self.chain, network, self.desk)
+        says, told = self.says.append, lambda others: None
+        return await win_office(PLACE, self.name, home, self.chain, network, self.desk, tasks, closing, says, told, False)
+
+
+class Node:
+    """Follows the run."""
+
+    def __init__(self, *ways: Way, directory: Directory | None = None) -> None:
+        self.directory = directory or Directory(None, identity(1), RUN.run_id, 1)
+        self.channels = ChannelPool(identity(1), RUN.run_id)
+        first, *others = ways
+        link = JoinLink(RUN.run_id, COORDINATOR.peer, first.at, first.certificate, (), tuple(others))
+        self.link = CoordinatorLink(link, self.directory, self.channels)
+        self.events: list[services.WatchEvent] = []
+        self.following = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        async for event in self.link.watch(lambda: 0):
+            self.events.append(event)
+
+    async def stop(self) -> None:
+        self.following.cancel()
+        await asyncio.wait([self.following])
+        await self.channels.close()
+
+
+@pytest.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World(tmp_path)
+    monkeypatch.setattr(offices, "Etcd", world.connect)
+    return world
+
+
+@asynccontextmanager
+async def started(world: World, name: str, life: int = 100, alone: bool = False) -> AsyncIterator[Coordinator]:
+    coordinator = Coordinator(world, name, life, alone)
+    await coordinator.start()
+    coordinator.line = world.lines[-1] if world.lines else None
+    try:
+        yield coordinator
+    finally:
+        await coordinator.stop()
+
+
+@asynccontextmanager
+async def following(*ways: Way, directory: Directory | None = None) -> AsyncIterator[Node]:
+    node = Node(*ways, directory=directory)
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+async def test_who_was_elected_last_is_followed_though_the_one_before_hangs(world: World):
+    async with started(world, "one") as one:
+        await until(lambda: one.service)
+        async with started(world, "two") as two, following(one.way, two.way) as node:
+            await until(one.watched)
+            assert one.line is not None
+            one.line.cut = True  # it does not know that it leads no more, and its server answers
+            await until(lambda: two.says)
+            world.now += LEASE_SECONDS + 1
+            await until(two.watched)
+            assert two.life > one.life
+            await until(lambda: not one.watched())
+            await until(lambda: node.link.connected)
+
+
+@pytest.mark.parametrize("life", [3, 100], ids=["lower", "the same"])
+async def test_the_only_leader_is_followed_after_the_store_forgot_all(world: World, life: int):
+    """Its life has a number that another's had, and nodes know a record of that."""
+    async with started(world, "one", life=100) as one, started(world, "two", life=life) as two:
+        await until(lambda: one.service)
+        async with following(one.way, two.way) as node:
+            await until(one.watched)
+            await one.stop()
+            world.store.items.clear()
+            await until(two.watched)
+            assert two.life > 100
+            await until(lambda: sha256(node.directory.records[COORDINATOR.peer].body.certificate) == two.way.certificate)
+
+
+async def test_a_coordinator_that_goes_on_alone_is_followed_and_heard_of(world: World):
+    async with started(world, "one", life=100) as one, started(world, "two", life=3, alone=True) as two:
+        await until(lambda: one.service)
+        async with following(one.way, two.way) as node:
+            await until(one.watched)
+            await one.stop()
+            await until(two.watched)
+            await until(lambda: life_of(node.directory.records[COORDINATOR.peer].body) == two.life)
+            assert two.life > 100
+
+
+async def test_a_leader_that_was_overtaken_is_refused_by_who_knows_it(world: World):
+    """Also where nobody else answers; it cannot raise its number, for the store says that it leads no more."""
+    async with started(world, "one") as one:
+        await until(lambda: one.service)
+        async with started(world, "two") as two:
+            assert one.line is not None
+            one.line.cut = True
+            await until(lambda: two.says)
+            world.now += LEASE_SECONDS + 1
+            await until(lambda: two.service)
+            async with following(two.way, one.way) as node:
+                await until(two.watched)
+                await two.stop()
+                await until(lambda: not node.link.connected)
+                events = len(node.events)
+                opened: list[str] = []
+                service = one.service
+                assert service is not None
+                follow = service.follow
+
+                def follows(request: services.WatchRequest, caller: str, address: str) -> Any:
+                    opened.append(caller)
+                    return follow(request, caller, address)
+
+                service.follow = follows  # type: ignore[method-assign]
+                await until(lambda: len(opened) > 2 or len(node.events) > events)
+                assert len(node.events) == events
+                assert not node.link.connected
+                before = one.life
+                one.line.cut = False
+                await until(lambda: one.running.done())
+                assert isinstance(one.running.exception(), DeposedError)
+                assert one.life == before
+
+
+async def test_only_a_record_of_the_coordinator_s_own_raises_its_number(world: World):
+    async with started(world, "one", life=100) as one:
+        await until(lambda: one.service)
+        before, channels = one.life, ChannelPool(identity(1), RUN.run_id)
+        stub = rpc.ElectionStub(channels.channel(await record_of(one.way)))
+        for signer, life in ((identity(1), before), (COORDINATOR, 5001)):
+            shown = Directory(None, signer, RUN.run_id, 5000).seal_record("192.0.2.1:1", b"c", "", ())
+            reply: services.LeadReply = await stub.Await(services.LeadRequest(newest=shown.envelope))
+            record = open_envelope(reply.record, RUN.run_id, (pb.KIND_PEER_RECORD,))
+            assert (record.peer, life_of(record.body)) == (COORDINATOR.peer, life)
+        await channels.close()
+
+
+async def test_who_was_away_for_long_asks_the_leader_for_commits(world: World):
+    table = Table(RUN).genesis().train(COMMITS_KEPT + 4)
+    one = Coordinator(world, "one", 100)
+    for commit in table.commits:
+        one.chain.append(commit.envelope)
+    await one.start()
+    try:
+        await until(lambda: one.service)
+        async with started(world, "two") as two:
+            await until(lambda: two.chain.length == len(table.commits))
+            await until(lambda: any("one at" in says for says in two.says))
+    finally:
+        await one.stop()
+
+
+async def test_who_stands_by_says_who_leads(world: World):
+    async with started(world, "one") as one, started(world, "two") as two:
+        await until(lambda: one.service)
+        await until(lambda: "one at" in two.desk.says)
+        assert two.service is None
+
+
+def test_a_folder_that_shared_its_rounds_does_not_start_alone(tmp_path: Path):
+    assert not write_down_store(tmp_path, None)
+    assert not write_down_store(tmp_path, PLACE)
+    assert write_down_store(tmp_path, PLACE)
+    with pytest.raises(ConfigError, match="say --store"):
+        write_down_store(tmp_path, None)
+
+
+def test_a_life_gives_way_to_one_with_a_higher_number():
+    def record(sequence: int, certificate: bytes) -> pb.PeerRecord:
+        return pb.PeerRecord(sequence=sequence, certificate=certificate)
+
+    one, later = record(7 << 24, b"1"), record((7 << 24) + 5, b"1")
+    assert not is_overtaken(one, later)
+    assert not is_overtaken(later, one)
+    assert is_overtaken(one, record(8 << 24, b"2"))
+    assert not is_overtaken(record(8 << 24, b"2"), one)
+    assert is_overtaken(one, record(7 << 24, b"2")), "who cannot be told apart gives way"
