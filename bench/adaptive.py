@@ -8,7 +8,7 @@ loses by more than the seeds differ.
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from dilocox.node.clock import layouts_of, payload_bytes
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors
 
-__all__ = ["ADVISED", "Outcome", "main", "missed"]
+__all__ = ["ADVISED", "COLUMNS", "Outcome", "cells", "main", "missed"]
 
 STEPS, QUICK_STEPS = 200, 40
 SEEDS, QUICK_SEEDS = 2, 1
@@ -109,6 +109,20 @@ def missed(found: dict[str, tuple[Outcome, Outcome]]) -> list[str]:
     ]
 
 
+COLUMNS = [
+    "rule",
+    "loss",
+    "spread",
+    "bits/parameter and step",
+    "rank or k",
+    "H",
+    "fixed",
+    "its bits",
+    "its rank or k",
+    "difference",
+]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.adaptive", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="exit 1 where an advised rule loses")
@@ -121,35 +135,24 @@ def main() -> None:
         rule = outcome(settings, steps, seeds)
         found[name] = rule, outcome(fixed_like(settings, rule.bits, steps), steps, seeds)
         print(f"{name}: {rule.loss:.4f}, fixed {found[name][1].loss:.4f}", flush=True)
-    columns = [
-        "rule",
-        "loss",
-        "spread",
-        "bits/parameter and step",
-        "rank or k",
-        "H",
-        "fixed",
-        "its bits",
-        "its rank or k",
-        "rule",
-    ]
-    table(columns, [row(name, *pair) for name, pair in found.items()])
+    table(COLUMNS, [cells(row) for row in facts(found)])
     write("adaptive" + ("-quick" if options.quick else ""), {"steps": steps, "seeds": seeds, "rows": facts(found)})
     judge(missed(found), options.check)
 
 
-def row(name: str, rule: Outcome, fixed: Outcome) -> list[str]:
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """A row as it is printed and as the page has it."""
     return [
-        name,
-        f"{rule.loss:.4f}",
-        f"{rule.spread:.4f}",
-        f"{rule.bits:.4f}",
-        str(rule.keep),
-        f"{rule.inner_steps:.1f}",
-        f"{fixed.loss:.4f}",
-        f"{fixed.bits:.4f}",
-        str(fixed.keep),
-        f"{rule.loss - fixed.loss:+.4f}",
+        row["rule"],
+        f"{row['rule_loss']:.4f}",
+        f"{row['rule_spread']:.4f}",
+        f"{row['rule_bits']:.4f}",
+        str(row["rule_keep"]),
+        f"{row['rule_inner_steps']:.1f}",
+        f"{row['fixed_loss']:.4f}",
+        f"{row['fixed_bits']:.4f}",
+        str(row["fixed_keep"]),
+        f"{row['rule_loss'] - row['fixed_loss']:+.4f}",
     ]
 
 

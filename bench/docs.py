@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench import adaptive as bench_adaptive
 from bench.arms import ARMS, HORIZON, RANK
 from bench.convergence import choice_text
 from bench.report import RESULTS
+from bench.study import report as of_study
 from bench.study.trial import KEPT, RUNS, kept
 from dilocox.node.plan import PUBLISHED, paper_rows
 
@@ -31,7 +33,7 @@ def load(name: str) -> dict[str, Any] | None:
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    lines += ["| " + " | ".join(cell.replace("|", "·") for cell in row) + " |" for row in rows]
     return "\n".join(lines)
 
 
@@ -81,21 +83,9 @@ def convergence(result: dict[str, Any], command: str, pictures: bool) -> str:
 
 def adaptive(result: dict[str, Any]) -> str:
     values = result["results"]
-    columns = [
-        "rule",
-        "loss",
-        "spread",
-        "bits/parameter and step",
-        "rank or k",
-        "H",
-        "fixed",
-        "its bits",
-        "its rank or k",
-        "rule",
-    ]
     facts = f"{values['steps']} inner steps, {values['seeds']} seeds, synchronous, AdamW"
-    rows = [adaptive_row(row) for row in values["rows"]]
-    return f"`python -m bench.adaptive` ({machine(result)}; {facts})\n\n{markdown(columns, rows)}\n"
+    shown = markdown(bench_adaptive.COLUMNS, [bench_adaptive.cells(row) for row in values["rows"]])
+    return f"`python -m bench.adaptive` ({machine(result)}; {facts})\n\n{shown}\n"
 
 
 def distortion(result: dict[str, Any]) -> str:
@@ -120,44 +110,12 @@ def study(result: dict[str, Any]) -> str:
     values = result["results"]
     sets = ", ".join(f"{name} {digest[:16]}…" for name, digest in values["sets"].items())
     budget = f"{values['budget']['trials']} draws for each arm, {values['budget']['seeds']} seeds"
-    text = f"`python -m bench.study` ({machine(result)}; text {values['text']['name']}; {budget}; {sets})\n"
-    columns = ["arm", "known as", "test loss", "± 95%", "gap", "H", "arrives at", "steps", "bit", "tuned"]
+    text = f"`python -m bench.study` ({machine(result)}; text {values['text']['name']}; {budget}; {sets}; clock: in steps of AllReduce; edge: the best choice"
+    text += " is at the edge of what was tried)\n"
     for cell in values["cells"]:
         if cell["rows"]:
-            text += f"\n**{cell['name']}**\n\n{markdown(columns, [study_row(row) for row in cell['rows']])}\n"
+            text += f"\n**{cell['name']}**\n\n{markdown(of_study.COLUMNS, [of_study.cells(row) for row in cell['rows']])}\n"
     return text
-
-
-def study_row(row: dict[str, Any]) -> list[str]:
-    one, choice = row["runs"][0], row["tuned"]["choice"]
-    outer = f", outer {choice['steady_rate']:.2f} at momentum {choice['momentum']:g}" if one["inner_steps"] else ""
-    return [
-        row["arm"].replace("|", "·"),
-        row["published"] or "–",
-        f"{row['loss']:.4f}",
-        f"{row['half_width']:.4f}",
-        "–" if row["gap"] is None else f"{row['gap']:+.1%}",
-        str(one["inner_steps"] or "–"),
-        str(one["arrival_step"]) if one["inner_steps"] else "–",
-        f"{one['steps']:,}",
-        f"{one['bits']:.4f}",
-        f"{choice['learning_rate']:.4f} / {choice['muon_learning_rate']:.3f}{outer}",
-    ]
-
-
-def adaptive_row(row: dict[str, Any]) -> list[str]:
-    return [
-        row["rule"],
-        f"{row['rule_loss']:.4f}",
-        f"{row['rule_spread']:.4f}",
-        f"{row['rule_bits']:.4f}",
-        str(row["rule_keep"]),
-        f"{row['rule_inner_steps']:.1f}",
-        f"{row['fixed_loss']:.4f}",
-        f"{row['fixed_bits']:.4f}",
-        str(row["fixed_keep"]),
-        f"{row['rule_loss'] - row['fixed_loss']:+.4f}",
-    ]
 
 
 def tabled(result: dict[str, Any], command: str) -> str:

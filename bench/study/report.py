@@ -8,7 +8,7 @@ from bench.report import table
 from bench.study.analysis import Row, winner
 from bench.study.design import ARMS, CENTRE, Cell
 
-__all__ = ["DEFAULT", "missed", "row_facts", "show"]
+__all__ = ["COLUMNS", "DEFAULT", "cells", "missed", "row_facts", "show"]
 
 GAP_BAR = 0.03
 """Of the default to its reference, in the centre."""
@@ -16,31 +16,35 @@ DEFAULT = "muon | top 230 | rebase"
 """What presets take."""
 
 
+COLUMNS = ["arm", "known as", "test loss", "± 95%", "gap", "H", "arrives at", "steps", "bit", "clock", "tuned"]
+
+
 def show(found: Sequence[Row]) -> None:
-    columns = ["arm", "known as", "test loss", "±", "gap", "H", "arrives", "steps", "bit", "clock", "tuned"]
-    table(columns, [cells(row) for row in found])
+    table(COLUMNS, [cells(row_facts(row)) for row in found])
 
 
-def cells(row: Row) -> list[str]:
-    one, choice = row.runs[0], row.tuned.choice
-    rates = f"{choice.learning_rate:.4f}/{choice.muon_learning_rate:.4f}"
-    outer = f" {choice.steady_rate:.2f}@{choice.momentum:g}" if one.inner_steps else ""
+def cells(facts: Mapping[str, Any]) -> list[str]:
+    """A row as it is printed and as the page has it."""
+    one, tuned = facts["runs"][0], facts["tuned"]
+    choice = tuned["choice"]
+    outer = f", outer {choice['steady_rate']:.2f} at momentum {choice['momentum']:g}" if one["inner_steps"] else ""
     return [
-        row.arm,
-        ARMS[row.arm].published or "–",
-        f"{row.loss:.4f}",
-        f"{row.half_width:.4f}",
-        "–" if row.gap is None else f"{row.gap:+.2%}",
-        str(one.inner_steps or "–"),
-        str(one.arrival_step) if one.inner_steps else "–",
-        f"{one.steps:,}",
-        f"{one.bits:.4f}",
-        f"{one.seconds:,.0f}",
-        rates + outer + (" (edge)" if row.tuned.at_edge else ""),
+        facts["arm"],
+        facts["published"] or "–",
+        f"{facts['loss']:.4f}",
+        f"{facts['half_width']:.4f}",
+        "–" if facts["gap"] is None else f"{facts['gap']:+.1%}",
+        str(one["inner_steps"] or "–"),
+        str(one["arrival_step"]) if one["inner_steps"] else "–",
+        f"{one['steps']:,}",
+        f"{one['bits']:.4f}",
+        f"{one['seconds']:,.0f}",
+        f"{choice['learning_rate']:.4f} / {choice['muon_learning_rate']:.3f}{outer}{' (edge)' * tuned['at_edge']}",
     ]
 
 
 def row_facts(row: Row) -> dict[str, Any]:
+    """What is kept of a row."""
     return {
         "arm": row.arm,
         "published": ARMS[row.arm].published,
