@@ -110,8 +110,8 @@ def study(result: dict[str, Any]) -> str:
     values = result["results"]
     sets = ", ".join(f"{name} {digest[:16]}…" for name, digest in values["sets"].items())
     budget = f"{values['budget']['trials']} draws for each arm, {values['budget']['seeds']} seeds"
-    text = f"`python -m bench.study` ({machine(result)}; text {values['text']['name']}; {budget}; {sets}; clock: in steps of AllReduce; edge: the best choice"
-    text += " is at the edge of what was tried)\n"
+    words = "clock: in steps of AllReduce; edge: the best choice is at the edge of what was tried"
+    text = f"`python -m bench.study` ({machine(result)}; text {values['text']['name']}; {budget}; {sets}; {words})\n"
     for cell in values["cells"]:
         if cell["rows"]:
             text += f"\n**{cell['name']}**\n\n{markdown(of_study.COLUMNS, [of_study.cells(row) for row in cell['rows']])}\n"
