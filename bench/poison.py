@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench.arms import ARMS, Settings
-from bench.report import RESULTS, judge, table, write
+from bench.report import RESULTS, judge, load_preset, table, write
 from bench.texts import Text, stdlib
+from dilocox.cli.init import preset_names
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.manifest import Manifest, Scoring
 from dilocox.transport.files import write_atomically
 
 __all__ = ["DEFENCES", "Cell", "main", "train"]
@@ -250,6 +251,10 @@ class Setting:
         """Of all clusters, over the runs of all seeds."""
         return self.clusters * self.steps * self.seeds
 
+    def steps_a_score(self, each: Judged) -> float:
+        """In inner steps of one cluster."""
+        return each.losses / each.voices / (each.training / self.inner_steps)
+
     @property
     def title(self) -> str:
         parts = f"{self.hostile} of {self.clusters} hostile, {self.codec} payloads"
@@ -270,7 +275,16 @@ defence, and what the defaults may cost where nobody is hostile."""
 
 CLOSE, UNJUST, UNSCORED, SHARE = 1.01, 0.02, 1.003, 0.03
 """Where the run scores and fewer than a third are hostile: times the loss without hostile clusters, share of honest contributions
-refused; and with nobody hostile: times the loss without scores, and of the time that training takes."""
+refused; and with nobody hostile: times the loss without scores, and of the time that training takes in a preset that scores."""
+
+
+def preset_share(preset: str, steps_a_score: float, sequences: int, clusters: int) -> float:
+    """Of the time that a round of a preset trains: what a cluster takes that scores all others, or as many as it may. 0: it does
+    not score. `steps_a_score`: what one took, in inner steps of so many `sequences`; both go with the sequences that they read."""
+    run = load_preset(preset)
+    scores = min(run.scoring.voters, clusters - 1)
+    read = run.scoring.sequences / Scoring().sequences
+    return scores * steps_a_score * read * sequences / run.training.batch_size / run.rounds.inner_steps
 
 
 def losses(setting: Setting, attacks: Sequence[str], defences: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -314,9 +328,17 @@ def missed_by_scores(
                 sentences.append(f"{attack}: {defence} refuses {each.refused} of {each.honest} honest contributions")
         if clean > UNSCORED * plain:
             sentences.append(f"{defence} costs {clean / plain - 1:.1%} where nobody is hostile")
-        if quiet.losses > SHARE * quiet.training:
-            sentences.append(f"{defence} takes {quiet.losses / quiet.training:.0%} of the time of training")
+        for preset, share in shares(setting, quiet).items():
+            if share > SHARE:
+                sentences.append(f"{defence} would take {share:.1%} of the time that a round of {preset} trains")
     return [f"{setting.title}: {sentence}" for sentence in sentences]
+
+
+def shares(setting: Setting, each: Judged) -> dict[str, float]:
+    """What scoring takes, by preset that scores."""
+    batch = setting.cells("nobody", SCORES.name)[0].manifest().training.batch_size
+    found = {name: preset_share(name, setting.steps_a_score(each), batch, setting.clusters) for name in preset_names()}
+    return {name: share for name, share in found.items() if share}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -380,12 +402,15 @@ def say(setting: Setting, found: Mapping[str, Mapping[str, float]], votes: Mappi
             f"{each.cosine:.3f}",
             f"{each.losses / each.training:.1%}",
             f"{each.candidates / each.training:.1%}",
-            f"{each.losses / each.voices / (each.training / setting.inner_steps):.2f}",
+            f"{setting.steps_a_score(each):.2f}",
         ]
         for defence, each in votes["nobody"].items()
     ]
     found_harm = ["scores that find harm", "that find a larger loss", "smallest cosine"]
     table(["defence", *found_harm, "losses / training", "candidates / training", "inner steps a score"], rows)
+    for defence, each in votes["nobody"].items():
+        of_presets = ", ".join(f"{share:.1%} in {preset}" for preset, share in shares(setting, each).items())
+        print(f"{defence}: of the time that a round trains, with as many clusters: {of_presets}")
 
 
 def own_data(settings: Sequence[Setting]) -> None:

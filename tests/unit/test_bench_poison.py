@@ -10,7 +10,19 @@ from bench.attacks import ATTACKS, Adversary, Seen, decoded
 from bench.committee import Votes
 from bench.lab import Lab
 from bench.own_data import differences, samples_read, summary
-from bench.poison import ARRIVAL, BY_NAME, DEFENCES, SCORED, Cell, Judged, Setting, missed, missed_by_scores, train
+from bench.poison import (
+    ARRIVAL,
+    BY_NAME,
+    DEFENCES,
+    SCORED,
+    Cell,
+    Judged,
+    Setting,
+    missed,
+    missed_by_scores,
+    preset_share,
+    train,
+)
 from bench.texts import Text, stdlib
 from dilocox.protocol.ledger import Lease
 
@@ -133,10 +145,18 @@ def test_bars_of_scoring_say_what_does_not_hold():
 
     assert "flip reaches 3.040 with scores" in said(found={**found, "flip": {**found["flip"], "scores": 3.04}})
     assert "refuses 3 of 100 honest" in said(votes={**votes, "flip": {**votes["flip"], "scores": judged(refused=3)}})
-    assert "takes 4% of the time" in said(votes={**votes, "nobody": {**votes["nobody"], "scores": judged(losses=4.0)}})
+    dear = {**votes, "nobody": {**votes["nobody"], "scores": judged(losses=3000.0)}}
+    assert "scores would take 4.3% of the time that a round of llama-125m trains" in said(votes=dear)
     assert "scores costs 0.7%" in said(unscored={**unscored, "scores": 2.98})
     third = Setting(6, 2, "sparse", 1, 10, 1)
     assert missed_by_scores(third, {**found, "flip": dict.fromkeys(SCORED, 9.0)}, votes, unscored) == [], "a third is not held"
+
+
+def test_scoring_takes_of_a_preset_s_round_what_its_samples_and_steps_say():
+    """llama-125m: rounds of 30 steps of 32 sequences, and 8 for a score."""
+    assert preset_share("llama-125m", 0.3, 8, 9) == pytest.approx(8 * 0.3 * 8 / 32 / 30)
+    assert preset_share("llama-125m", 0.3, 8, 100) == pytest.approx(32 * 0.3 * 8 / 32 / 30), "no more than the committee"
+    assert preset_share("tiny", 0.3, 8, 9) == 0, "it does not score"
 
 
 def test_what_was_read_is_what_a_commit_counted():
