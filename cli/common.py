@@ -29,7 +29,7 @@ from dilocox.transport.archive.storage import open_storage
 from dilocox.transport.chain_file import find_chains
 from dilocox.transport.data_directory import API_KEY
 from dilocox.transport.event_log import find_events
-from dilocox.transport.files import in_order_of_use
+from dilocox.transport.files import in_order_of_use, read_named
 from dilocox.transport.health import base_folder, running_daemon, runs
 from dilocox.views.faults import do_about
 
@@ -158,7 +158,7 @@ def fail(message: str, exit: Exit = Exit.UNEXPECTED, help: str | None = None, co
 def read_link(text: str) -> JoinLink:
     """A join link, or @FILE that holds it. Raises ConfigError."""
     try:
-        return JoinLink.parse(Path(text[1:]).read_text() if text.startswith("@") else text)
+        return JoinLink.parse(read_named(Path(text[1:])) if text.startswith("@") else text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the join link cannot be read: {error}") from error
 
@@ -166,7 +166,7 @@ def read_link(text: str) -> JoinLink:
 def read_run_text(run_file: Path) -> str:
     """Exits where it cannot be read."""
     try:
-        return run_file.read_text(encoding="utf-8")
+        return read_named(run_file)
     except FileNotFoundError:
         fail(f"no run file {run_file}", Exit.USAGE, f"make one: dilocox init {run_file}")
     except (OSError, UnicodeDecodeError) as error:
