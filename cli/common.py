@@ -61,6 +61,7 @@ __all__ = [
     "read_run",
     "read_run_text",
     "set_up_logging",
+    "silent",
 ]
 
 API_SECONDS = 10.0
@@ -287,9 +288,16 @@ def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
         refused(url, error)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         why = getattr(error, "reason", error)
-        fail(f"the daemon does not answer at {url}: {why}", Exit.NOT_RUNNING, do_about("not-running"))
+        silent(url, why)
     except (ValueError, HTTPException):
         stranger(url, "or no API")
+
+
+def silent(url: str, why: object) -> NoReturn:
+    """Say that nothing answers where a daemon's API was named, and exit. Who takes a call and says nothing is there."""
+    there = "it is there, and stands still or has too much to do: look at its log, and at what `ps` says of it"
+    do = there if isinstance(why, TimeoutError) else do_about("not-running")
+    fail(f"the daemon does not answer at {url}: {why}", Exit.NOT_RUNNING, do)
 
 
 def refused(url: str, error: urllib.error.HTTPError) -> NoReturn:
