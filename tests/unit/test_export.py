@@ -206,6 +206,20 @@ def test_a_damaged_folder_is_a_sentence(tmp_path: Path, name: str, content: byte
         generate_text(folder, "x", 1, 0.0, 0)
 
 
+def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path):
+    folder, _, _ = exported(tmp_path, manifest(model={"stages": 2}), byte_tokenizer(), 0)
+    part = folder / "model-00002-of-00002.safetensors"
+    tensors, said = load_file(part), json.loads((folder / "config.json").read_text())
+    save_tensors({name: each for name, each in tensors.items() if name != "model.norm.weight"}, part, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"its weights lack model\.norm\.weight"):
+        generate_text(folder, "x", 1, 0.0, 0)
+    save_tensors(tensors, part, {"format": "pt"})
+    generate_text(folder, "x", 1, 0.0, 0)
+    (folder / "config.json").write_text(json.dumps({**said, "hidden_size": 4096, "head_dim": 4096}))
+    with pytest.raises(ConfigError, match=r"config\.json says [\d,]+ parameters"):
+        generate_text(folder, "x", 1, 0.0, 0)
+
+
 def test_a_folder_that_may_not_be_read_is_said_to_be_one(tmp_path: Path):
     folder, _, _ = exported(tmp_path, manifest(model={"stages": 2}), byte_tokenizer(), 0)
     weights = folder / "model-00001-of-00002.safetensors"
