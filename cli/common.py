@@ -29,7 +29,7 @@ from dilocox.transport.archive.storage import open_storage
 from dilocox.transport.chain_file import find_chains
 from dilocox.transport.data_directory import API_KEY
 from dilocox.transport.event_log import find_events
-from dilocox.transport.files import in_order_of_use
+from dilocox.transport.files import in_order_of_use, read_named
 from dilocox.transport.health import base_folder, running_daemon, runs
 from dilocox.views.faults import do_about
 
@@ -61,6 +61,7 @@ __all__ = [
     "read_run",
     "read_run_text",
     "set_up_logging",
+    "silent",
 ]
 
 API_SECONDS = 10.0
@@ -158,7 +159,7 @@ def fail(message: str, exit: Exit = Exit.UNEXPECTED, help: str | None = None, co
 def read_link(text: str) -> JoinLink:
     """A join link, or @FILE that holds it. Raises ConfigError."""
     try:
-        return JoinLink.parse(Path(text[1:]).read_text() if text.startswith("@") else text)
+        return JoinLink.parse(read_named(Path(text[1:])) if text.startswith("@") else text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the join link cannot be read: {error}") from error
 
@@ -166,7 +167,7 @@ def read_link(text: str) -> JoinLink:
 def read_run_text(run_file: Path) -> str:
     """Exits where it cannot be read."""
     try:
-        return run_file.read_text(encoding="utf-8")
+        return read_named(run_file)
     except FileNotFoundError:
         fail(f"no run file {run_file}", Exit.USAGE, f"make one: dilocox init {run_file}")
     except (OSError, UnicodeDecodeError) as error:
@@ -287,9 +288,16 @@ def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
         refused(url, error)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         why = getattr(error, "reason", error)
-        fail(f"the daemon does not answer at {url}: {why}", Exit.NOT_RUNNING, do_about("not-running"))
+        silent(url, why)
     except (ValueError, HTTPException):
         stranger(url, "or no API")
+
+
+def silent(url: str, why: object) -> NoReturn:
+    """Say that nothing answers where a daemon's API was named, and exit. Who takes a call and says nothing is there."""
+    there = "it is there, and stands still or has too much to do: look at its log, and at what `ps` says of it"
+    do = there if isinstance(why, TimeoutError) else do_about("not-running")
+    fail(f"the daemon does not answer at {url}: {why}", Exit.NOT_RUNNING, do)
 
 
 def refused(url: str, error: urllib.error.HTTPError) -> NoReturn:

@@ -15,6 +15,7 @@ from dilocox.cli.common import JsonOption, fail, print_json, print_table
 from dilocox.cli.environment import said_in
 from dilocox.cli.exits import Exit
 from dilocox.protocol.errors import ConfigError
+from dilocox.transport.files import read_named
 from dilocox.transport.notify import parse_notice
 from dilocox.transport.traces import parse_collector
 
@@ -33,8 +34,8 @@ def _read(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        values = tomllib.loads(read_named(path))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"--config {path} cannot be read: {error}") from error
     options = {name.lstrip("-"): each for each in context.command.params for name in each.opts}
     found: dict[str, Any] = {}

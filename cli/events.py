@@ -20,12 +20,12 @@ from dilocox.cli.common import (
     find_daemon,
     find_event_log,
     refused,
+    silent,
     stranger,
     telling_daemon,
 )
 from dilocox.cli.exits import Exit
 from dilocox.transport.event_log import QUIET_SECONDS, read_events
-from dilocox.views.faults import do_about
 
 __all__ = ["events"]
 
@@ -82,7 +82,7 @@ def _stream(url: str) -> Iterator[dict[str, Any]]:
     except urllib.error.HTTPError as error:
         refused(url, error)
     except urllib.error.URLError as error:
-        fail(f"the daemon does not answer at {url}: {error.reason}", Exit.NOT_RUNNING, do_about("not-running"))
+        silent(url, error.reason)
     except HTTPException:
         stranger(url, "or no API")
     except (OSError, ValueError) as error:

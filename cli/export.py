@@ -148,7 +148,24 @@ async def fetch_model(reader: Reader, round: int | None, folders: Folders, adapt
 def write_held(
     folder: Path, path: Path, round: int | None, folders: Folders, bar: Working, evaluate: bool = False, adapter: bool = False
 ) -> Exported:
-    """`write_model` of what lies beside the chain at `path`."""
+    """`write_model` of what lies beside the chain at `path`, where a daemon may train on, and give up older states."""
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            return _write_held(folder, path, round, folders, bar, evaluate, adapter)
+        except FileNotFoundError as error:
+            if Path(error.filename or "").parent != path.parent / "blobs":
+                raise
+            if round is not None or not left:
+                raise LocalError(
+                    "the node gave that state up while it was read, for the run has gone on: try again, or name with --round one"
+                    " that is kept, or an archive"
+                ) from error
+    raise AssertionError("unreachable")
+
+
+def _write_held(
+    folder: Path, path: Path, round: int | None, folders: Folders, bar: Working, evaluate: bool, adapter: bool
+) -> Exported:
     with ChainFile.for_reading(path) as chain:
         manifest, store = chain.manifest, BlobStore(path.parent / "blobs")
         corpus = _corpus_folder(manifest, folders, path.parents[2] / "data", path.parent / "blobs")
@@ -164,6 +181,10 @@ def write_held(
 
             loss = evaluate_folder(manifest, folder, corpus)
     return Exported(chosen.round, loss)
+
+
+ATTEMPTS = 5
+"""At a newest state, which lies on a node's disk for two rounds."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dilocox.cli.progress import working
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_whole
 from dilocox.node.data.sources import STDLIB
+from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES, Corpus, check_fits
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError
@@ -24,7 +25,7 @@ from dilocox.protocol.model import Target
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.corpora import last_built, library, parse_folders, weights_library
 from dilocox.transport.data_directory import format_identity, load_identity
-from dilocox.transport.files import write_new
+from dilocox.transport.files import read_at_most, write_new
 
 __all__ = ["init", "preset_names", "render_preset"]
 
@@ -169,7 +170,7 @@ def _imported(
 def _check_tokenizer(folder: Path, corpus: Corpus) -> None:
     """Raises ConfigError where the folder has a tokenizer, and the data were made with another."""
     path = folder / "tokenizer.json"
-    if path.exists() and corpus.tokenizer != digest_of([path.read_bytes()]).hex():
+    if path.exists() and corpus.tokenizer != digest_of([read_at_most(path, limits.TOKENIZER_BYTES)]).hex():
         raise ConfigError(
             f"the data's tokens are {'bytes' if corpus.tokenizer == BYTES else 'of another tokenizer'}, and the model's are of"
             f" {path}: make data with `dilocox data build NAME SOURCE --tokenizer {path}`, and name them with --data NAME"

@@ -23,6 +23,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.merit import parse_account
 from dilocox.transport.corpora import parse_folders
+from dilocox.transport.files import read_named
 
 __all__ = ["node"]
 
@@ -30,7 +31,7 @@ __all__ = ["node"]
 def read_cluster_link(path: Path) -> ClusterLink:
     """Raises ConfigError."""
     try:
-        return ClusterLink.parse(path.read_text())
+        return ClusterLink.parse(read_named(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the cluster link cannot be read: {error}") from error
 

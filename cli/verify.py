@@ -55,6 +55,8 @@ def verify(
         fail("--join is the link of another run than the one named", Exit.USAGE, "leave the name away, or the link")
 
     async def fetch(reader: Reader) -> int:
+        if join is None:
+            await reader.check_archived()
         return 0 if replay is None else await reader.replayable(replay)
 
     with reading(join, home, archive_place(archive, archive_key), fetch) as (chains, _):

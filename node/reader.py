@@ -76,6 +76,15 @@ class Reader:
             return "Nor does the archive hold it: look whether `dilocox archive` runs there"
         return "Ask again when more of the run's nodes are there, or read its archive: --archive URL"
 
+    async def check_archived(self) -> None:
+        """Read the whole chain from the archive: what a call before left of it here proves nothing of what lies there. Raises
+        LocalError."""
+        assert self.source is not None, "an archive is read"
+        try:
+            await self.source.check_commits(self.chain)
+        except RemoteError as error:
+            raise LocalError(f"the chain in the archive does not hold: {error}") from error
+
     async def frozen(self) -> None:
         """Have the weights that adapters are added to, where the run trains such. Raises LocalError where nobody serves them."""
         try:

@@ -555,7 +555,8 @@ def why_open(state: RoundState) -> str:
         group = chain.genesis_group(_complete(state))
         return f"waiting for {state.manifest.start_clusters} clusters with one initial state; {len(group)} are here"
     if phase == "starting":
-        return f"started again: waiting to hear more than half of the roster; {heard} of {roster} are heard"
+        least = f", and {rounds.min_clusters} clusters" if roster < rounds.min_clusters else ""
+        return f"started again: waiting to hear more than half of the roster{least}; {heard} of {roster} are heard"
     if state.stands_still:
         waiting = f", {len(_complete(state))} ask for a seat" if state.gathered.claims else ""
         there = len(_staying(state))

@@ -5,18 +5,37 @@ as if it had never been there. `identity.key` is not such a file: without it a n
 """
 
 import contextlib
+import io
 import itertools
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-__all__ = ["fsync_directory", "in_order_of_use", "quarantine", "read_checked", "write_atomically", "write_new"]
+from dilocox.protocol.errors import ConfigError
+
+__all__ = [
+    "fsync_directory",
+    "in_order_of_use",
+    "quarantine",
+    "read_at_most",
+    "read_checked",
+    "read_json",
+    "read_named",
+    "write_atomically",
+    "write_new",
+]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+NAMED_BYTES = 1 << 20
+"""Of a file that a person names and that holds a line or a page: a run, a link, a template."""
+JSON_BYTES = 64 << 20
+"""Of a JSON file in somebody else's folder: a model's config, the index of its shards."""
 
 
 def fsync_directory(directory: Path) -> None:
@@ -95,3 +114,26 @@ def read_checked(path: Path, parse: Callable[[bytes], T]) -> T | None:
     except (ValueError, RecursionError) as error:
         quarantine(path, str(error))
         return None
+
+
+def read_at_most(path: Path, most: int) -> bytes:
+    """A file that a person names or somebody else made: it may be anything, `/dev/zero` too. Raises ConfigError where it is longer
+    than `most` bytes, OSError."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ConfigError(f"{path} is longer than the {most >> 20} MiB that such a file may have")
+    return data
+
+
+def read_named(path: Path) -> str:
+    """The text of a file that a person names. Raises ConfigError, OSError, UnicodeDecodeError."""
+    return io.TextIOWrapper(io.BytesIO(read_at_most(path, NAMED_BYTES)), encoding="utf-8").read()
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file of somebody else's folder says. Raises ConfigError."""
+    try:
+        return json.loads(read_at_most(path, JSON_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error

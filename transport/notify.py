@@ -21,7 +21,7 @@ import aiohttp
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.events import NOTABLE
 from dilocox.transport.event_log import EventLog, Happened
-from dilocox.transport.files import read_checked, write_atomically
+from dilocox.transport.files import read_checked, read_named, write_atomically
 
 __all__ = ["NO_HEADERS", "Command", "Notice", "Notifier", "Webhook", "is_url", "parse_notice", "post_json", "read_secret"]
 
@@ -105,7 +105,7 @@ def read_secret(option: str, text: str) -> str:
     """What was said to an option, or the file that it names after an @ holds. Raises ConfigError, which does not show it."""
     if text.startswith("@"):
         try:
-            text = Path(text[1:]).read_text(encoding="utf-8")
+            text = read_named(Path(text[1:]))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{option} cannot be read from its file: {error}") from error
     return text.strip()

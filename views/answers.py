@@ -61,7 +61,7 @@ def answers(status: View, agreed: bool | None) -> list[View]:
         _answer("In sync?", agreed, sync[agreed], "" if agreed is not False else "it resynchronises by itself"),
         _answer("In this round?", in_round, f"{status['state']}: {status['why']}", status["advice"]),
         _answer("Counted?", was_counted, history + why, missed[0]["do"] if missed else ""),
-        *([_enough(False, status["round_why"])] if status["stands_still"] else []),
+        *([_stands_still(status)] if status["stands_still"] else []),
     ]
 
 
@@ -95,6 +95,11 @@ def answers_of_standby(says: str) -> list[View]:
 def answers_of_waiting(room: bool, says: str, do: str) -> list[View]:
     """The one of a daemon that has not joined yet, or not again. `room`: whether its disk has any."""
     return [_answer("Joined?", None if room else False, says, do)]
+
+
+def _stands_still(status: View) -> View:
+    """What the coordinator said last is old where it is away."""
+    return _enough(False, status["round_why"]) if status["coordinator_connected"] else _enough(None, "the coordinator is away")
 
 
 def _enough(heard: bool | None, why: str) -> View:

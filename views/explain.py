@@ -48,9 +48,11 @@ def explain(
     happened, told = events(number), chain.detail(number)
     if told is None and number != chain.length:
         raise NotThere(f"no round {number}: the run stands at round {chain.length}", code="no-such-round")
+    if told is None and chain.head.finished:
+        raise NotThere(f"no round {number}: the run is finished, and its last was round {number - 1}", code="no-such-round")
     name = _one(chain, number, told, peer) if peer else me
     if told is None:
-        says = [*_waited(happened, 0.0), *([_mine_now(chain, name, me, stands)] if name else [])]
+        says = [*_waited(happened, None), *([_mine_now(chain, name, me, stands)] if name else [])]
         open_rows = says or [_row("open", "no commit closed it yet, and nothing is kept of why")]
         return {"round": number, "verdict": "open", "seconds": None, "usual_seconds": None, "findings": open_rows}
     detail: View = json.loads(told)
@@ -66,7 +68,7 @@ def explain(
         *_counting(detail, chain.manifest.rounds.min_clusters),
         *_clips(detail),
         *_audits(detail),
-        *([_mine(chain, number, name, me, detail, happened)] if name else []),
+        *([_mine(chain, number, name, me, detail, happened)] if name and not _counts_nobody(detail) else []),
     ]
     return {
         "round": number,
@@ -111,21 +113,29 @@ def _last(happened: Sequence[Happened]) -> Iterator[View]:
             )
 
 
-def _waited(happened: Sequence[Happened], seconds: float) -> Iterator[View]:
-    """For what it stayed open, the longest first; of the open round also what stands now."""
+def _waited(happened: Sequence[Happened], seconds: float | None) -> Iterator[View]:
+    """For what it stayed open, the longest first; of the open round (`seconds` None) also what stands now."""
     said = [event for event in happened if event.kind in ("round-open", "round-closed")]
     spans = [
         (later.seconds - event.seconds, event.body["why"]) for event, later in pairwise(said) if event.kind == "round-open"
     ]
-    whys = sorted(((span, why) for span, why in spans if span >= max(0.5, 0.1 * seconds)), reverse=True)
+    whys = sorted(((span, why) for span, why in spans if span >= max(0.5, 0.1 * (seconds or 0.0))), reverse=True)
     for span, why in whys[:WAITS_SHOWN]:
         yield _row("waited", f"{span:.1f} s: {why}")
-    if said and said[-1].kind == "round-open" and not seconds:
+    if said and said[-1].kind == "round-open" and seconds is None:
         yield _row("open", said[-1].body["why"])
+
+
+def _counts_nobody(detail: View) -> bool:
+    """Whether it is the first commit, which seats, or the last, which agrees on what the round before made."""
+    return detail["round"] == 0 or detail["closing"]
 
 
 def _counting(detail: View, least: int) -> Iterator[View]:
     """`least`: what the run needs for a round to count anybody."""
+    if detail["round"] == 0:
+        yield _row("began", f"its commit seated {len(detail['next_roster'])} clusters, with which the run began")
+        return
     if detail["closing"]:
         yield _row("counted", "the round's commit only agreed on the run's last state: nobody is counted in it")
         return

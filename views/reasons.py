@@ -52,7 +52,8 @@ REASONS: Mapping[pb.Reason, Advice] = {
     pb.REASON_UNAVAILABLE: Advice("others could not fetch its payload", "open the gRPC port; check `--host`"),
     pb.REASON_ABSENT: Advice("the coordinator did not hear from it", "check the connection, and whether the daemon runs"),
     pb.REASON_LATE: Advice(
-        "its payload was announced after the ballot", "a slower box than the others: set `rounds.round_seconds` in the next run"
+        "what it made had not been announced when the vote began",
+        "look at its log: it is slower than the others, or stood still; `rounds.round_seconds` gives the next run more time",
     ),
     pb.REASON_TOO_FEW_ACCEPTS: Advice(
         "fewer than half of the others accepted it", "look at what they refused it for: `dilocox rounds`, with its number"

@@ -115,7 +115,7 @@ def _conversations(files: Iterable[Path], chat: ChatEncoder, follow: Callable[[i
             try:
                 messages = messages_of(record)
                 encoded = chat.encode(messages)
-            except ConfigError as error:
+            except (ConfigError, RecursionError) as error:  # JSON may nest deeper than we follow
                 raise ConfigError(f"{where}: {error}") from error
             if encoded is not None:
                 yield json.dumps(messages, sort_keys=True), encoded
@@ -156,7 +156,7 @@ def _is_ours(folder: Path) -> bool:
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
     """An empty folder in it, gone afterwards; what a killed build left there is removed."""
-    if not _is_ours(folder) and any(folder.iterdir()):
+    if not _is_ours(folder) and any(path.name != LOCK or path.stat().st_size for path in folder.iterdir()):  # no room for MAGIC
         raise ConfigError(f"{folder} holds files that no build made. Name another folder with --to.")
     with (folder / LOCK).open("a+") as lock:
         try:

@@ -4,7 +4,6 @@ Where the template marks them (`{% generation %}`), those; where it does not, an
 prompt that it writes for what stands before. A text that spells a special token would be read as one: its conversation is left out.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from dilocox.node.data.rendering import renderer
 from dilocox.node.data.shards import Encoded
 from dilocox.node.data.sources import sound
-from dilocox.node.data.tokens import FileEncoder
+from dilocox.node.data.tokens import FileEncoder, panics
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import Chat
 from dilocox.protocol.errors import ConfigError
+from dilocox.transport.files import read_json, read_named
 
 __all__ = ["FATES", "FIELDS", "ChatEncoder", "fitted", "messages_of", "open_chat_encoder"]
 
@@ -79,7 +80,8 @@ class ChatEncoder:
             self._counts["spelling"] += 1
             return None
         text, spans = renderer().render(self._template, messages, self._special_tokens, marked=self._marks)
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        with panics("of the conversations"):
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
         if not self._marks:
             width = self._sequence_length + 1
             spans = self._found(messages, text, encoding.offsets[width][0] if len(encoding.ids) > width else len(text))
@@ -141,18 +143,23 @@ def open_chat_encoder(tokenizer: str, template: Path | None, end_token: str | No
     special = {name: text for name in NAMES if (text := _text(config.get(name)))}
     encoder = FileEncoder(path / "tokenizer.json" if path.is_dir() else path, end_token or special.get("eos_token"))
     said = _template(path, config, template)
-    if said is None:
+    if not said:
         raise ConfigError(f"{tokenizer} has no chat template: name a file with one, in Jinja, with --chat-template")
     if len(said) > limits.TEMPLATE_CHARACTERS:
         raise ConfigError(f"the chat template has {len(said):,} characters; at most {limits.TEMPLATE_CHARACTERS:,} are read")
-    return ChatEncoder(encoder, said, special, sequence_length)
+    chat = ChatEncoder(encoder, said, special, sequence_length)
+    try:
+        chat.layout()
+    except ValidationError as error:
+        raise ConfigError(f"no corpus can say what {tokenizer} says of conversations: {error.errors()[0]['msg']}") from error
+    return chat
 
 
 def _template(path: Path, config: Mapping[str, Any], named: Path | None) -> str | None:
     try:
         for file in (named, path / "chat_template.jinja" if path.is_dir() else None):
             if file is not None and (file == named or file.exists()):
-                return file.read_text()
+                return read_named(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the chat template {named or path} cannot be read: {error}") from error
     said = config.get("chat_template")
@@ -162,10 +169,7 @@ def _template(path: Path, config: Mapping[str, Any], named: Path | None) -> str 
 
 
 def _config(path: Path) -> dict[str, Any]:
-    try:
-        read = json.loads(path.read_text()) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    read = read_json(path) if path.exists() else {}
     return read if isinstance(read, dict) else {}
 
 

@@ -1,6 +1,7 @@
 """Text into tokens: by bytes, or by a `tokenizers` file."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -8,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dilocox.node.data.pieces import PieceEncoder, pattern_of
+from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES
 from dilocox.protocol.errors import ConfigError
+from dilocox.transport.files import read_at_most
 
-__all__ = ["Encoder", "FileEncoder", "Tokens", "byte_tokenizer", "open_encoder", "train_tokenizer"]
+__all__ = ["Encoder", "FileEncoder", "Tokens", "byte_tokenizer", "open_encoder", "panics", "train_tokenizer"]
 
 Tokens = npt.NDArray[np.integer[Any]]
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
@@ -36,14 +39,27 @@ class ByteEncoder:
         return [np.frombuffer(text.replace("\0", "").encode(), dtype=np.uint8) for text in texts]
 
 
+@contextmanager
+def panics(tokenizer: str) -> Iterator[None]:
+    """Raises ConfigError where `tokenizers` panics over what its file says, which is no Exception and has no type to import."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(f"the tokenizer {tokenizer} makes `tokenizers` fail: {error}") from error
+
+
 class FileEncoder:
     def __init__(self, path: Path, end_token: str | None) -> None:
         """Raises ConfigError."""
         from tokenizers import Tokenizer
 
+        self._path = path
         try:
-            self.file: bytes | None = path.read_bytes()
-            self._tokenizer = Tokenizer.from_buffer(self.file)
+            self.file: bytes | None = read_at_most(path, limits.TOKENIZER_BYTES)
+            with panics(str(path)):
+                self._tokenizer = Tokenizer.from_buffer(self.file)
         except Exception as error:  # tokenizers raises nothing narrower
             raise ConfigError(f"the tokenizer {path} cannot be read: {error}") from error
         self._tokenizer.no_truncation()
@@ -64,15 +80,19 @@ class FileEncoder:
         self._pieces = PieceEncoder(self._tokenizer, pattern) if pattern is not None else None
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        if self._pieces is not None:
-            return list(self._pieces.encode(texts))
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        """Raises ConfigError where its file makes `tokenizers` fail."""
+        with panics(str(self._path)):
+            if self._pieces is not None:
+                return list(self._pieces.encode(texts))
+            encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(each.ids, dtype=np.uint32) for each in encoded]
 
 
 def open_encoder(tokenizer: str, end_token: str | None = None) -> Encoder:
     """`bytes`, a tokenizers JSON file, or a folder that holds a tokenizer.json. Raises ConfigError."""
     if tokenizer == BYTES:
+        if end_token is not None:
+            raise ConfigError("--end-token names a token of a tokenizer's file, and bytes have none. Leave it out")
         return ByteEncoder()
     path = Path(tokenizer)
     return FileEncoder(path / "tokenizer.json" if path.is_dir() else path, end_token)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 from transformers.utils import logging
 
 from dilocox.node.data.rendering import renderer
@@ -16,6 +16,8 @@ __all__ = ["Generated", "generate_text"]
 
 DAMAGE = (SafetensorError, LookupError, TypeError, AttributeError, RuntimeError)
 """What transformers ends with over a file that is not what its name says."""
+MOST_PER_BYTE = 2
+"""Parameters: of quantized weights."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,21 @@ def generate_text(folder: Path, prompt: str, tokens: int, temperature: float, se
         for path in folder.glob("*.safetensors"):
             path.open("rb").close()  # of one that may not be read safetensors says that it is not there
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
+        _check_size(folder)
+        model, told = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype="auto",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be loaded by transformers: {error}") from error
     except DAMAGE as error:
         raise ConfigError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
+    if lacking := sorted(told["missing_keys"]):
+        raise ConfigError(f"{folder} is damaged: its weights lack {', '.join(lacking[:3])}")
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     given = _asked(tokenizer, prompt, plain).to(model.device)
     if not given["input_ids"].numel():
@@ -52,6 +62,19 @@ def generate_text(folder: Path, prompt: str, tokens: int, temperature: float, se
     made = model.generate(**given, max_new_tokens=tokens, pad_token_id=tokenizer.eos_token_id, **choice)
     text: str = tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
     return Generated(text, tokenizer.chat_template is not None and not plain)
+
+
+def _check_size(folder: Path) -> None:
+    """Raises ConfigError where config.json says a larger model than the weights can be: what they lack would be made up, in memory
+    that may not be there."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        parameters = sum(each.numel() for each in AutoModelForCausalLM.from_config(config).parameters())
+    held = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if held and parameters > MOST_PER_BYTE * held:
+        raise ConfigError(
+            f"{folder} is damaged: config.json says {parameters:,} parameters, and its weights are {held:,} bytes"
+        )
 
 
 def _asked(tokenizer: Any, prompt: str, plain: bool) -> Any:

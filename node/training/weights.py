@@ -5,6 +5,7 @@ embeddings become two tensors of the same values, for stages share none.
 """
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import EMBEDDING, TensorSpec, stage_weights
 from dilocox.transport.blobs import BlobStore
+from dilocox.transport.files import read_json
 from dilocox.transport.parent_pipe import exit_with_parent
 
 __all__ = ["Weights", "read_model"]
@@ -96,10 +98,11 @@ def read_model(folder: Path) -> tuple[dict[str, Any], bool]:
     tied. Raises ConfigError naming what a manifest does not carry."""
     path = folder / "config.json"
     try:
-        said = json.loads(path.read_text())
+        said = read_json(path)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; --from wants a folder as transformers saves it") from error
+    try:
         family = FAMILIES[said["model_type"]]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; --from wants a folder as transformers saves it") from error
     except (KeyError, TypeError) as error:
         known = ", ".join(FAMILIES)
         kind = said.get("model_type") if isinstance(said, dict) else None
@@ -129,6 +132,9 @@ def _fields(path: Path, said: dict[str, Any], family: Family) -> tuple[dict[str,
         raise ConfigError(f"{path} turns only a part of each head (partial_rotary_factor), which is not supported here")
     if rope["rope_type"] != "default":
         model["rope_scaling"] = rope
+    for key, value in {**model, **rope}.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{path} says {key} = {value}, and that is no number to compute with")
     return model, bool(config.tie_word_embeddings)
 
 
@@ -234,11 +240,11 @@ def _files(folder: Path) -> dict[str, Path]:
         with _open(whole) as file:
             return dict.fromkeys(file.keys(), whole)
     try:
-        names = json.loads(index.read_text())["weight_map"]
+        names = read_json(index)["weight_map"]
         if any(Path(name).name != name for name in names.values()):
             raise ValueError("it names files elsewhere")
         return {tensor: folder / name for tensor, name in names.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ConfigError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder} holds neither {whole.name} nor a good {index.name}: {error}") from error
 
 

@@ -1,5 +1,7 @@
 """Who keeps an archive, who reads from it, and a run that begins again from it."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,20 @@ async def test_a_dead_run_is_read_from_its_archive(tmp_path: Path, monkeypatch: 
         await reader.tokenizer()
         with pytest.raises(LocalError, match="nobody who can be reached serves the state before round 2"):
             await reader.state(2)
+    home.close()
+
+
+async def test_a_chain_that_was_read_before_says_nothing_of_the_archive(tmp_path: Path):
+    _, place = await kept(tmp_path)
+    home = DataDirectory(tmp_path / "reader")
+    async with open_archived(ArchivePlace(str(place), None), home, lambda text: None) as reader:
+        await reader.check_archived()
+    newest = max((place / "heads").iterdir())
+    segment = json.loads(newest.read_text())["segments"][0]
+    shutil.rmtree(place / "blobs" / segment["blob"])
+    async with open_archived(ArchivePlace(str(place), None), home, lambda text: None) as reader:
+        with pytest.raises(LocalError, match="does not hold the blob"):
+            await reader.check_archived()
     home.close()
 
 

@@ -63,6 +63,7 @@ def turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
+DEEP = json.loads("[" * 600 + "]" * 600)
 TALK = [turn("user", "a b c"), turn("assistant", "d e"), turn("user", "f"), turn("assistant", "g h")]
 
 
@@ -194,6 +195,7 @@ def test_records_are_messages_or_prompt_and_completion(record: dict[str, Any], f
         ({"prompt": "x"}, "there are: prompt"),
         ([1], "no names"),
         ({"messages": ["x"]}, "no {role, content}"),
+        ({"messages": [{"role": "user", "content": "x", "more": DEEP}]}, "recursion"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "no {role, content}"),
     ],
 )
@@ -204,6 +206,11 @@ def test_a_record_that_is_none_is_named(hub: Path, tmp_path: Path, record: Any, 
 
 
 def test_wrong_use_is_one_sentence(hub: Path, tmp_path: Path):
+    (tmp_path / "empty.jinja").touch()
+    with pytest.raises(ConfigError, match="has no chat template"):
+        open_chat_encoder(str(hub), tmp_path / "empty.jinja", None, LENGTH)
+    with pytest.raises(ConfigError, match="longer than"):
+        open_chat_encoder(str(hub), Path("/dev/zero"), None, LENGTH)
     (tmp_path / "x.txt").write_text("text")
     with pytest.raises(ConfigError, match="holds no records"):
         build(tmp_path / "c", [tmp_path / "x.txt"], encoder(hub))

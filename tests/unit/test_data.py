@@ -26,6 +26,7 @@ from dilocox.node.data.check import check_corpus, check_whole
 from dilocox.node.data.sources import documents, find_files
 from dilocox.node.data.tokens import open_encoder, train_tokenizer
 from dilocox.node.training.data import SHARDS_MAPPED, load_dataset
+from dilocox.protocol import limits
 from dilocox.protocol.corpus import Corpus, Order, Shard, check_fits, order_of, permute, token_bytes
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.manifest import Data, Manifest
@@ -236,13 +237,29 @@ def test_a_trained_tokenizer_gives_back_the_text_and_ends_documents(tmp_path: Pa
         check_fits(manifest(data=text.settings), corpus)
 
 
-def test_a_tokenizer_that_cannot_be_used_is_named(tmp_path: Path):
+def test_a_build_that_found_no_room_can_be_tried_again(tmp_path: Path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / ".lock").touch()  # as a full disk leaves it
+    assert corpus_of(tmp_path / "c", words(100, 9)).digest
+
+
+def test_a_tokenizer_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot be read"):
         open_encoder(str(tmp_path / "bad.json"))
     (tmp_path / "good.json").write_text(train_tokenizer(words(9, 9), 300))
     with pytest.raises(ConfigError, match="--end-token"):
         open_encoder(str(tmp_path / "good.json"), "<end>")
+    with pytest.raises(ConfigError, match="bytes have none"):
+        open_encoder("bytes", "<end>")
+    monkeypatch.setattr(limits, "TOKENIZER_BYTES", 1 << 20)
+    with pytest.raises(ConfigError, match="longer than the 1 MiB"):
+        open_encoder("/dev/zero")
+    says = json.loads((tmp_path / "good.json").read_text())
+    says["normalizer"] = {"type": "Replace", "pattern": {"String": ""}, "content": "xxxx"}
+    (tmp_path / "bad.json").write_text(json.dumps(says))
+    with pytest.raises(ConfigError, match="makes `tokenizers` fail"):
+        open_encoder(str(tmp_path / "bad.json")).encode(["Once upon a time"])
 
 
 def test_a_tokenizer_of_no_text_is_refused_and_one_of_little_text_says_how_small_it_is(tmp_path: Path):

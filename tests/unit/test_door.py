@@ -39,6 +39,7 @@ NODE: dict[str, Any] = {
     "round": 9,
     "round_why": "waiting for somebody",
     "stands_still": False,
+    "coordinator_connected": True,
     "excluded": [],
 }
 MISSED = [{"reason": "late", "detail": "", "do": "be faster"}]
@@ -61,6 +62,7 @@ def judged(agreed: bool | None = True, **changes: Any) -> dict[str, Any]:
         (None, True, {"state": "warming up", "on_roster": False, "counted": [False, False]}),  # those were before it came
         (None, True, {"state": "synchronising"}),
         (False, True, {"stands_still": True}),
+        (None, True, {"stands_still": True, "coordinator_connected": False}),  # what it said is old
         (False, True, {"stands_still": True, "counted": []}),
         (False, True, {"counted": [True, False], "excluded": MISSED}),
         (False, True, {"counted": [False], "excluded": MISSED}),

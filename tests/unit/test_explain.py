@@ -147,6 +147,24 @@ def test_who_paused_hears_so_of_the_open_round(run: Run):
     assert said(others, "cluster")[0].endswith("is on the roster"), "of them it knows nothing more"
 
 
+def test_a_round_that_counts_nobody_by_its_nature_blames_nobody(tmp_path: Path):
+    run = Run(tmp_path / "runs" / "ab", {"count": 1, "overlap": "none"})
+    run.wait(1.0, "waiting for 3 clusters")
+    run.say(*(run.table.claim(number) for number in range(3)))
+    run.usual()
+    run.say(*(run.table.report(number) for number in range(3)))
+    assert run.chain.head.finished
+    for number, about in ((0, "began"), (2, "counted")):
+        value = explain(run.chain, run.read, number, me=PEERS[0])
+        assert said(value, about)
+        assert not said(value, "this node")
+        assert not said(value, "open")
+    with pytest.raises(LocalError, match="no round 3: the run is finished, and its last was round 2"):
+        explain(run.chain, run.read, 3, me=PEERS[0])
+    run.log.close()
+    run.chain.close()
+
+
 def test_who_was_not_there(run: Run):
     for _ in range(2):
         run.wait(1.0)

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from bench.texts import Text
 from dilocox.cli import export
-from dilocox.cli.export import Exported
+from dilocox.cli.export import Chosen, Exported, write_held
 from dilocox.cli.main import app
+from dilocox.cli.progress import Working, working
 from dilocox.node.data.tokens import byte_tokenizer, open_encoder, train_tokenizer
 from dilocox.node.outer.export import Vocabulary, export_model
 from dilocox.node.outer.tensor_file import save_tensors
@@ -26,10 +27,10 @@ from dilocox.node.training.model import FAMILIES, build_chain
 from dilocox.node.training.trainer import initial_state
 from dilocox.node.training.weights import Weights, read_model
 from dilocox.protocol.corpus import Corpus
-from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.chain_file import ChainFile, find_chains
 from dilocox.views.card import model_card
 from tests.corpora import corpus_of, words
 from tests.helpers import Table, digest, identity, manifest
@@ -205,6 +206,20 @@ def test_a_damaged_folder_is_a_sentence(tmp_path: Path, name: str, content: byte
         generate_text(folder, "x", 1, 0.0, 0)
 
 
+def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path):
+    folder, _, _ = exported(tmp_path, manifest(model={"stages": 2}), byte_tokenizer(), 0)
+    part = folder / "model-00002-of-00002.safetensors"
+    tensors, said = load_file(part), json.loads((folder / "config.json").read_text())
+    save_tensors({name: each for name, each in tensors.items() if name != "model.norm.weight"}, part, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"its weights lack model\.norm\.weight"):
+        generate_text(folder, "x", 1, 0.0, 0)
+    save_tensors(tensors, part, {"format": "pt"})
+    generate_text(folder, "x", 1, 0.0, 0)
+    (folder / "config.json").write_text(json.dumps({**said, "hidden_size": 4096, "head_dim": 4096}))
+    with pytest.raises(ConfigError, match=r"config\.json says [\d,]+ parameters"):
+        generate_text(folder, "x", 1, 0.0, 0)
+
+
 def test_a_folder_that_may_not_be_read_is_said_to_be_one(tmp_path: Path):
     folder, _, _ = exported(tmp_path, manifest(model={"stages": 2}), byte_tokenizer(), 0)
     weights = folder / "model-00001-of-00002.safetensors"
@@ -254,6 +269,25 @@ def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
     (volume := tmp_path / "volume").mkdir()
     assert CliRunner().invoke(app, ["export", str(volume), "--home", str(tmp_path)]).exit_code == 0
     assert (volume / "config.json").exists()
+
+
+def test_a_state_that_is_given_up_while_it_is_read_is_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A node that trains on keeps a state for two rounds: the newest one is asked for again."""
+    node = Run(tmp_path / "home", corpus_of(tmp_path / "text", words(200, 20)))
+    (chain,) = find_chains(node.home)
+    asked: list[int | None] = []
+
+    def gone(chain: ChainFile, store: BlobStore, round: int | None, adapter: bool, bar: Working) -> Chosen:
+        asked.append(round)
+        if len(asked) == 3:
+            raise ConfigError("the third time")
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(store.path(bytes(32))))
+
+    monkeypatch.setattr(export, "choose", gone)
+    for round, sentence in ((None, "the third time"), (5, "the run has gone on: try again, or name with --round")):
+        with pytest.raises(LocalError, match=sentence), working("x") as bar:
+            write_held(tmp_path / "out", chain, round, {"text": node.text.folder}, bar)
+    assert asked == [None, None, None, 5]
 
 
 def test_what_the_system_refuses_is_its_own_word(tmp_path: Path):

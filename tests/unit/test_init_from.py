@@ -1,5 +1,6 @@
 """`dilocox init --from`: a folder, data and a run file that fit each other, or a sentence and nothing written."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ from typer.testing import CliRunner, Result
 from dilocox.cli.main import app
 from dilocox.node.data.tokens import open_encoder, train_tokenizer
 from dilocox.node.training.model import FAMILIES
+from dilocox.node.training.weights import Weights, read_model
+from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import weights_library
 from tests.corpora import corpus_of, words
+from tests.helpers import manifest
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5}
@@ -69,6 +73,33 @@ def test_what_a_config_calls_its_keys_does_not_become_lines_of_the_run_file(tmp_
     refused = init(tmp_path, "--data", tokenized(tmp_path / "text", None), "--from", str(model))
     assert "model.rope_scaling.original_max_position_embeddings = 32 }" in str(refused.exception)
     assert not (tmp_path / "run.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("[" * 100_000, "recursion"),
+        (json.dumps({"model_type": "llama", "rms_norm_eps": float("nan")}), "rms_norm_eps = nan"),
+        ('{"model_type": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 1e999}}', "rope_theta = inf"),
+    ],
+)
+def test_a_config_that_is_none_is_named(content: str, sentence: str, tmp_path: Path):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=f"config.json.*{sentence}"):
+        read_model(tmp_path)
+
+
+def test_an_index_that_is_none_is_named(tmp_path: Path):
+    model = manifest().model
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="recursion"):
+        Weights(tmp_path, model, False)
+
+
+@pytest.mark.parametrize("arguments", [["check", "FILE"], ["coordinator", "FILE"], ["node", "--join", "@FILE"]])
+def test_a_file_without_an_end_is_not_read_to_its_end(arguments: list[str]):
+    done = CliRunner().invoke(app, [each.replace("FILE", "/dev/zero") for each in arguments])
+    assert "longer than the 1 MiB" in str(done.exception)
 
 
 @pytest.mark.parametrize(

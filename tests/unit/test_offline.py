@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 import re
+import socket
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from dilocox.cli import common
 from dilocox.cli.main import app
 from dilocox.transport.data_directory import DataDirectory, format_identity
 from dilocox.views import fields
@@ -47,6 +49,16 @@ def test_a_status_says_how_far_it_came(tmp_path: Path):
     assert fields_of(document) == {*fields.STOPPED}
     assert (document["peer"], document["round"], document["trained"]) == (identity(1).peer, 5, 4)
     assert said("status", "--check", "--home", home).exit_code == 3
+
+
+def test_a_daemon_that_is_there_and_says_nothing_is_not_to_be_started_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(common, "API_SECONDS", 0.1)  # it never answers
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        silent = said("status", "--home", url)
+        assert (silent.exit_code, "it is there, and stands still" in silent.stderr) == (3, True), silent.stderr
+    nobody = said("status", "--home", url)
+    assert (nobody.exit_code, "start one with" in nobody.stderr) == (3, True), nobody.stderr
 
 
 def test_stages_warn_of_one_replica(tmp_path: Path):

@@ -92,6 +92,7 @@ STATUS: dict[str, Any] = {
     "counted": [True, True, False],
     "nobody_counted": False,
     "stands_still": False,
+    "coordinator_connected": True,
     "excluded": [{"reason": "late", "detail": NASTY, "do": "be faster"}],
     "tokens_per_second": 1234.0,
     "loss": 2.0,

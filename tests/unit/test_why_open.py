@@ -90,6 +90,16 @@ def resumed(*present: int) -> Table:
     return table
 
 
+def resumed_with_fewer_than_the_run_needs(*present: int) -> Table:
+    table = Table(manifest(rounds={"count": 2})).genesis().contribute([0, 1, 2])
+    for number in (1, 2):
+        table.submit(table.leave(number))
+    table.vote([0])
+    table.feed(round.Resumed())
+    table.present(*present)
+    return table
+
+
 def resumed_while_voting(*present: int) -> Table:
     table = voting(0, 1)
     table.feed(round.Resumed())
@@ -135,6 +145,11 @@ WAITS = [
     (lambda: absent(voting(0), 0, 1, 2, 3), "voting", "1 of 5 clusters take part, the run needs 2; clocks stand still"),
     (resumed, "starting", "started again: waiting to hear more than half of the roster; 0 of 5 are heard"),
     (lambda: resumed(0, 4), "starting", "started again: waiting to hear more than half of the roster; 2 of 5 are heard"),
+    (
+        lambda: resumed_with_fewer_than_the_run_needs(0),
+        "starting",
+        "started again: waiting to hear more than half of the roster, and 2 clusters; 1 of 1 are heard",
+    ),
     (lambda: resumed(0, 1, 2), "collecting", f"waiting for the contributions of {first_of(1, 2, 3, 4)} and 1 more"),
     (lambda: a_grace_later(resumed(0, 1, 2)), "collecting", f"waiting for the contributions of {names(1, 2)}"),
     (lambda: resumed_while_voting(0, 1, 2), "voting", f"waiting for the votes of {names(2, 3, 4)}"),

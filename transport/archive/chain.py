@@ -16,7 +16,17 @@ from dilocox.transport.archive.archive import Archive
 from dilocox.transport.archive.index import COMMITS, ArchiveHead, Segment
 from dilocox.transport.chain_file import ChainFile
 
-__all__ = ["Common", "archived_manifest", "commits_of", "fill_chain", "in_common", "some_head", "word_of", "write_commits"]
+__all__ = [
+    "Common",
+    "archived_manifest",
+    "check_commits",
+    "commits_of",
+    "fill_chain",
+    "in_common",
+    "some_head",
+    "word_of",
+    "write_commits",
+]
 
 SEGMENT_BYTES = limits.CHUNK_BYTES
 """Most bytes in a segment, but for a single larger commit."""
@@ -69,6 +79,15 @@ def commits_of(archive: Archive, head: ArchiveHead, first: int = 0) -> Iterator[
             if len(raws) != segment.count:
                 raise RemoteError(pb.REASON_MALFORMED, f"a segment of {len(raws)} commits, {segment.count} expected")
             yield from raws[max(0, first - segment.first) :]
+
+
+def check_commits(archive: Archive, chain: ChainFile) -> None:
+    """Read every commit from the archive, also those that were here already. Raises LocalError, RemoteError where one is missing,
+    or another."""
+    for number, raw in enumerate(commits_of(archive, some_head(archive))):
+        ours = chain.raw(number)
+        if ours is not None and _digest(raw) != _digest(ours):
+            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"commit {number} in the archive {archive.url} is not the run's")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 from dilocox.protocol.errors import DilocoxError, LocalError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.archive import Archive, open_archive
+from dilocox.transport.archive.chain import check_commits
 from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import in_thread
 
 __all__ = ["ArchivePlace", "ArchiveSource", "stoppable"]
@@ -94,6 +96,10 @@ class ArchiveSource:
             self._told = True
             log.info("the archive %s serves what no peer does", archive.url)
         return received
+
+    async def check_commits(self, chain: ChainFile) -> None:
+        """Raises LocalError, RemoteError where it does not hold every commit that it names."""
+        await asyncio.to_thread(check_commits, await self._opened(), chain)
 
     async def states(self) -> Mapping[int, bytes]:
         """Roots of the states that it holds, by round, the newest first; none where it cannot be used."""
