@@ -160,6 +160,8 @@ def _lines(path: Path) -> Iterator[tuple[int, Any, int]]:
 
 def _texts(path: Path, field: str) -> Iterator[Document]:
     for number, value, size in _lines(path):
+        if isinstance(value, dict) and field in value and value[field] is None:
+            continue  # tables have rows without a text
         if not isinstance(value, dict) or not isinstance(value.get(field), str):
             known = ", ".join(map(str, value)) if isinstance(value, dict) else "none"
             raise ConfigError(f"{path}, line {number}: no text in {field!r}; say where it is with --field (there are: {known})")
@@ -175,6 +177,8 @@ def _cells(path: Path, field: str) -> Iterator[Document]:
         return [field]
 
     for row, _ in _rows(path, choose):
+        if row[field] is None:
+            continue
         if not isinstance(row[field], str):
             raise ConfigError(f"{path}: the column {field!r} holds no text")
         yield row[field], len(row[field])

@@ -16,6 +16,7 @@ from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive import storage
 from dilocox.transport.archive.archive import Archive, create_archive, open_archive
+from dilocox.transport.archive.chain import some_head
 from dilocox.transport.archive.index import ArchiveHead, Segment, Snapshot, covered, cut, due, joined
 from dilocox.transport.archive.sealing import make_key
 from dilocox.transport.archive.storage import BucketStorage, FolderStorage, Storage, open_storage
@@ -141,6 +142,22 @@ def test_the_newest_head_counts_and_two_are_kept(fresh: Callable[[], Archive]):
         assert fresh().head() == written
         assert (written.sequence, list(written.states)) == (round, [round])
     assert sorted(archive.storage.sizes("heads")) == ["000000000002", "000000000003"]
+
+
+def test_heads_that_are_all_damaged_are_not_taken_for_none(fresh: Callable[[], Archive]):
+    archive = fresh()
+    with pytest.raises(LocalError, match="holds nothing yet"):
+        some_head(archive)
+    archive.publish(head(archive))
+    [name] = archive.storage.sizes("heads")
+    archive.storage.delete(f"heads/{name}")
+    archive.storage.put(f"heads/{name}", b"junk")
+    with pytest.raises(RemoteError, match="they are damaged"):
+        some_head(fresh())
+    again = fresh()
+    again.head()
+    assert again.publish(head(again)).sequence == 1, "who writes goes on"
+    assert some_head(fresh()).sequence == 1
 
 
 def test_two_who_write_find_out(fresh: Callable[[], Archive]):

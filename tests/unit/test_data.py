@@ -96,8 +96,8 @@ def test_every_kind_of_file_gives_its_documents(tmp_path: Path):
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "a.txt").write_bytes(b"plain\r\ntext\n")
     with gzip.open(folder / "b.jsonl.gz", "wt") as file:
-        file.write(json.dumps({"text": "packed", "n": 1}) + "\n\n")
-    table = arrow.table({"n": [1, 2], "text": ["first row", "second row"]})
+        file.write(json.dumps({"text": "packed", "n": 1}) + "\n\n" + json.dumps({"text": None}) + "\n")
+    table = arrow.table({"n": [1, 2, 3], "text": ["first row", "second row", None]})
     parquet.write_table(table, folder / "c.parquet")
     with arrow.OSFile(str(folder / "d.arrow"), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table.slice(0, 1))

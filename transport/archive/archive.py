@@ -223,7 +223,7 @@ class Archive:
     # Heads
 
     def head(self) -> ArchiveHead | None:
-        """The newest that can be read; None where there is none yet. Raises RemoteError."""
+        """The newest that can be read; None where there is none. Raises RemoteError."""
         names = self._heads()
         self._newest = int(names[0]) if names else -1
         for name in names:
@@ -241,6 +241,11 @@ class Archive:
                     "head %s of the archive %s is damaged (%s); looking at the one before", name, self.url, error.detail
                 )
         return None
+
+    @property
+    def begun(self) -> bool:
+        """Whether `head` found any, be it damaged."""
+        return self._newest >= 0
 
     def _heads(self) -> list[str]:
         """The newest first."""

@@ -38,6 +38,11 @@ _LENGTH = struct.Struct(">I")
 def some_head(archive: Archive) -> ArchiveHead:
     """Raises LocalError where the archive holds nothing yet, RemoteError."""
     head = archive.head()
+    if head is None and archive.begun:
+        raise RemoteError(
+            pb.REASON_DIGEST_MISMATCH,
+            f"no head of the archive {archive.url} can be read, they are damaged: `dilocox archive`, beside the run, writes one",
+        )
     if head is None:
         raise LocalError(f"the archive {archive.url} holds nothing yet: `dilocox archive` has not got so far")
     return head
