@@ -22,12 +22,29 @@ from dilocox.protocol.head import Cluster
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 
-__all__ = ["Code", "Named", "by_root", "chance", "check_share", "code_of", "hosts", "leaf", "make_shares", "order", "share_of"]
+__all__ = [
+    "Code",
+    "Held",
+    "Named",
+    "by_root",
+    "chance",
+    "check_share",
+    "code_of",
+    "hosts",
+    "leaf",
+    "make_shares",
+    "order",
+    "share_of",
+    "worth_keeping",
+]
 
 UNIT_BYTES = 64 << 10
 """Of a share in a stripe of the blob: so much of it is in memory, times the shares; it divides a chunk of a blob."""
 GRAIN_BYTES = 16
 """The last stripe is filled up to these: processors code whole words of them."""
+
+SNAPSHOTS_KEPT = 2
+"""As of whole states: the newest may not be agreed on everywhere yet."""
 
 T = TypeVar("T")
 
@@ -138,11 +155,41 @@ def by_root(found: Iterable[tuple[T, services.Share]]) -> list[list[tuple[T, ser
     return sorted(groups.values(), key=lambda group: (-len({share.index for _, share in group}), group[0][1].root))
 
 
-def chance(code: Code, samples: int, unanswered: int) -> float:
-    """The probability that at most so many of the samples go unanswered, although fewer than `needed` of the shares exist.
+def chance(code: Code, samples: int, unanswered: int, part: float = 1.0) -> float:
+    """The probability that at most so many of the samples go unanswered, although of this part of the blobs fewer than `needed`
+    shares exist.
 
-    Samples are drawn with replacement; at least q = (shares − needed + 1) / shares of them go unanswered then, so it is at most
-    Σ C(samples, i) qⁱ (1 − q)^(samples − i) over i ≤ unanswered.
+    Samples are drawn with replacement, blob and share; each goes unanswered with q ≥ part · (shares − needed + 1) / shares then, so
+    it is at most Σ C(samples, i) qⁱ (1 − q)^(samples − i) over i ≤ unanswered.
     """
-    q = (code.shares - code.needed + 1) / code.shares
-    return sum(comb(samples, i) * q**i * (1 - q) ** (samples - i) for i in range(unanswered + 1))
+    q = part * (code.shares - code.needed + 1) / code.shares
+    return min(1.0, sum(comb(samples, i) * q**i * (1 - q) ** (samples - i) for i in range(unanswered + 1)))
+
+
+class Held(NamedTuple):
+    """A share that is kept, or could be."""
+
+    round: int
+    """Of the commit that names the blob."""
+    state: bool
+    size: int
+    """Bytes of the share."""
+    blob: bytes
+
+
+def worth_keeping(shares: Iterable[Held], head: int, rounds: int, most: int) -> set[bytes]:
+    """Of which blobs the shares are kept, so that they take at most so many bytes: the newest first, of one round the states first.
+
+    `head`: the open round; `rounds`: for how many what was counted is kept.
+    """
+    here = sorted(set(shares), key=lambda share: (-share.round, not share.state, share.blob))
+    snapshots = sorted({share.round for share in here if share.state})[-SNAPSHOTS_KEPT:]
+    left, keep = most, set[bytes]()
+    for share in here:
+        fresh = share.round in snapshots if share.state else share.round >= head - rounds
+        if fresh and share.blob not in keep:
+            if share.size > left:
+                break
+            left -= share.size
+            keep.add(share.blob)
+    return keep
