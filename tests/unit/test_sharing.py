@@ -1,15 +1,19 @@
 """Half of the roster goes, with its disks: what commits name is restored from the shares of the others."""
 
+import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import pytest
 
 pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
 
+from dilocox.cli.shares import show, told
+from dilocox.node.sampling import Sample, Sampler
 from dilocox.node.sharing import Restorer, Sharing, named_by
 from dilocox.node.starts import Starts
 from dilocox.protocol import erasure, shares
@@ -23,7 +27,13 @@ from tests.archived import RealTable, real_run
 from tests.helpers import identity
 from tests.peers import Peer, meeting
 
-PEERS, ROUNDS = 6, 5
+PEERS, ROUNDS = 6, 3
+
+
+@pytest.fixture(autouse=True)
+def _disk_that_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred small files a round; that they survive is the matter of test_share_store.py and test_files.py."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @dataclass
@@ -169,12 +179,11 @@ async def test_a_restart_keeps_its_shares_and_makes_what_is_lost_again(tmp_path:
         assert again.get(newest.blob) == newest
 
 
-async def test_a_budget_of_rounds_and_of_bytes_holds(tmp_path: Path):
-    async with sharing(tmp_path, ROUNDS, rounds=2) as (_, sharers):
+async def test_a_budget_of_rounds_holds(tmp_path: Path):
+    async with sharing(tmp_path, 2, rounds=1) as (_, sharers):
         for sharer in sharers:
-            rounds = {share.round for share in sharer.kept.shares() if not share.state}
-            assert rounds == {ROUNDS - 1, ROUNDS}
-            assert {share.round for share in sharer.kept.shares() if share.state} == {ROUNDS - 2, ROUNDS}
+            assert {share.round for share in sharer.kept.shares() if not share.state} == {2}
+            assert {share.round for share in sharer.kept.shares() if share.state} == {1}
 
 
 def test_the_newest_are_kept_where_not_all_fit():
@@ -196,3 +205,63 @@ async def test_who_answers_with_nonsense_is_passed_over(tmp_path: Path):
             share.index for s in (one, *sharers[3:]) if (share := s.kept.get(blob)) is not None
         }
         assert sum(share_bytes(answer.share) for answer in answers if answer.peer) > 0
+
+
+def sampler(sharer: Sharer, seed: int = 0) -> Sampler:
+    peer = sharer.peer
+    assert isinstance(peer.exchange.shares, Restorer)
+    return Sampler(sharer.sharing.manifest, peer.chain, peer.store, peer.exchange, peer.exchange.shares, Random(seed))
+
+
+async def test_samples_find_who_withholds(tmp_path: Path):
+    """One says that it keeps its shares and sends none, one has lost them, one is not there."""
+    async with sharing(tmp_path) as (_, sharers):
+        auditor = sampler(sharers[0])
+        drawn = [await auditor.draw() for _ in range(12)]
+        assert [sample.why for sample in drawn] == [""] * 12
+        assert len({(sample.blob, sample.index) for sample in drawn}) > 6
+        names = [identity(number).peer for number in range(PEERS)]
+        sharers[1].peer.service.shelves = ()
+        sharers[2].peer.service.share = lambda blob: None
+        del sharers[3].peer.everybody.records[names[3]]
+        found: dict[str, set[str]] = {name: set() for name in names}
+        while any(not whys for whys in found.values()):
+            sample = await auditor.draw()
+            found[sample.peer].add(sample.why)
+        assert [len(found[name]) for name in names] == [1] * PEERS
+        assert "does not send it" in found[names[1]].pop()
+        assert found[names[2]] == found[names[3]] == {"it keeps no share of it, or cannot be reached"}
+        assert found[names[4]] == found[names[5]] == {""}
+
+
+async def test_a_share_under_another_root_is_no_answer(tmp_path: Path):
+    """It has a share, of something else, and a proof of that."""
+    async with sharing(tmp_path) as (_, sharers):
+        auditor, liar = sampler(sharers[0]), sharers[1]
+        honest = liar.kept.get
+
+        def lie(blob: bytes) -> services.Share | None:
+            share = honest(blob)
+            if share is None:
+                return None
+            code = Code(share.shares, share.needed)
+            return shares.make_shares(blob, share.size, code, [share.digest] * code.shares)[share.index]
+
+        liar.peer.service.share = lie
+        why: dict[str, str] = {}
+        while identity(1).peer not in why:
+            sample = await auditor.draw()
+            why[sample.peer] = sample.why
+        assert why.pop(identity(1).peer) == "its share is of other shares than most others'"
+        assert set(why.values()) <= {""}
+
+
+def test_what_was_sampled_is_told_with_its_chance(capsys: pytest.CaptureFixture[str]):
+    code = Code(6, 3)
+    drawn = [Sample(1, bytes(32), code, at % 6, identity(at % 6).peer, "it is away" if at == 5 else "") for at in range(16)]
+    said = told(drawn)
+    assert said["samples"] == 16
+    assert [each["peer"] for each in said["unanswered"]] == [identity(5).peer]
+    assert said["chance"] == {"all": shares.chance(code, 16, 1), "half": shares.chance(code, 16, 1, 0.5)}
+    show(drawn)
+    assert "15 of 16 answered" in capsys.readouterr().out
