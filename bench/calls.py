@@ -227,6 +227,7 @@ def methods() -> list[Method]:
         ),
         Method(peer + "Fetch", _raw(services.FetchRequest(digest=content)), services.FetchRequest, 2, True, reads=3),
         Method(peer + "GetCommit", _raw(services.CommitRequest(round=1)), services.CommitRequest, 1, True),
+        Method(peer + "GetShare", _raw(services.ShareRequest(blob=content)), services.ShareRequest, 1, True),
         Method(peer + "Push", _raw(push, services.PushRequest(data=BLOB)), services.PushRequest, 2, True, parts=True),
         Method(lead + "Follow", _raw(*said_by_a_box()), boxes.BoxEvent, 2, True, parts=True, reads=2),
         Method(lead + "Meet", _raw(boxes.Bytes(data=BLOB)), boxes.Bytes, 1, True, parts=True, reads=1),

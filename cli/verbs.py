@@ -30,6 +30,7 @@ VERBS = {
     "top": "top.top",
     "plan": "plan.plan",
     "verify": "verify.verify",
+    "shares": "shares.shares",
     "account": "settlement.account",
     "stake": "settlement.stake",
     "settle": "settlement.settle",

@@ -16,7 +16,7 @@ __all__ = ["main"]
 DEPLOY = Path(__file__).parent
 ROOT = DEPLOY.parent
 ONLY_CUDA = re.compile(r"(nvidia-|cuda-|triton)")
-FOR_TESTS = ("dev", "settlement", "settlement-test")
+FOR_TESTS = ("dev", "availability", "settlement", "settlement-test")
 """Extras in the locks for CI: an EVM and a compiler too, so that the contract is tested by the gate."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 

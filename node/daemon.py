@@ -28,6 +28,7 @@ from dilocox.node.participant import Participant
 from dilocox.node.place import MANIFEST, Place, keep_manifest, make_holding, open_chain, run_peer
 from dilocox.node.privacy import steps_left
 from dilocox.node.settings import NodeSettings
+from dilocox.node.sharing import open_sharing
 from dilocox.node.starts import Starts
 from dilocox.protocol import phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
@@ -110,6 +111,7 @@ async def _take_part(
     )
     starts = Starts(manifest, chain, place.store, exchange)
     lead = settings.cluster.lead.coordinator if settings.cluster else ""
+    sharing = await asyncio.to_thread(open_sharing, place, manifest, chain, me.peer, starts, exchange)
     holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, settings.upload_copies, lead)
     place.blobs.keeper = holding
     prover = prover_for(settings, home, manifest)
@@ -166,6 +168,7 @@ async def _take_part(
         "supply holders": holding.supply(starts.newest_snapshot),
         "audit": Auditor(participant, machine, places, audits, supplies).run(),
         **({"prove": participant.prove()} if prover is not None else {}),
+        **({"share": sharing.run()} if sharing is not None else {}),
     }
     for name, loop in loops.items():
         tasks.start(loop, name)

@@ -59,6 +59,13 @@ class Finder(Protocol):
         """It may be elsewhere by now."""
 
 
+class Restores(Protocol):
+    """Who has a blob that nobody serves any more."""
+
+    async def fetch(self, digest: bytes, store: BlobStore, max_size: int) -> int:
+        """Into the store; the bytes received. Raises RemoteError where it cannot be had."""
+
+
 @dataclass
 class Download:
     """Lives as long as somebody wants it."""
@@ -97,6 +104,8 @@ class Exchange:
         )
         self._heads, self._roster, self._archive = heads or Heads(), roster, archive
         self.traffic = channels.traffic
+        self.shares: Restores | None = None
+        """Asked last of all, where the run keeps shares."""
         self.stages = frozenset(stages)
         """Hosted here: of other stages nothing is fetched."""
         self._downloads: dict[bytes, Download] = {}
@@ -110,17 +119,23 @@ class Exchange:
         return FetchStatistics(self._counts["bytes"], self._counts["fetches"], self._counts["failures"], held, wanted)
 
     async def fetch(
-        self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES, stage: int | None = None
+        self,
+        digest: bytes,
+        providers: Iterable[str],
+        max_size: int = limits.BLOB_BYTES,
+        stage: int | None = None,
+        committed: bool = True,
     ) -> None:
         """Have the blob, and right, from one of these peers, or a box of the cluster that one leads; `stage`: that it is of.
-        Concurrent calls for one digest share a download, which ends with the last of them.
+        `committed`: a commit names it, so there may be shares of it. Concurrent calls for one digest share a download, which ends
+        with the last of them.
 
         Raises RemoteError when nobody served it.
         """
         while not await asyncio.to_thread(self._store.sound, digest):
             download = self._downloads.get(digest)
             if download is None:
-                download = self._begin(digest, list(providers), max_size, stage)
+                download = self._begin(digest, list(providers), max_size, stage, committed)
             elif download.ending:
                 await asyncio.wait({download.task})
                 continue
@@ -131,13 +146,14 @@ class Exchange:
                 download.wanted -= 1
                 asyncio.get_running_loop().call_later(LINGER_SECONDS, download.end_unwanted)
 
-    def _begin(self, digest: bytes, providers: list[str], max_size: int, stage: int | None) -> "Download":
-        task = asyncio.create_task(self._fetch(digest, providers, max_size, stage), name=f"fetch {digest.hex()[:8]}")
+    def _begin(self, digest: bytes, providers: list[str], max_size: int, stage: int | None, committed: bool) -> "Download":
+        work = self._fetch(digest, providers, max_size, stage, committed)
+        task = asyncio.create_task(work, name=f"fetch {digest.hex()[:8]}")
         task.add_done_callback(lambda _: self._downloads.pop(digest))
         self._downloads[digest] = Download(task)
         return self._downloads[digest]
 
-    async def _fetch(self, digest: bytes, providers: list[str], max_size: int, stage: int | None) -> None:
+    async def _fetch(self, digest: bytes, providers: list[str], max_size: int, stage: int | None, committed: bool) -> None:
         def watch(held: int, size: int) -> None:
             self._held[digest] = held, size
 
@@ -173,6 +189,13 @@ class Exchange:
                 return
             except RemoteError as error:  # whatever is wrong with it is nobody else's fault
                 last = RemoteError(pb.REASON_UNAVAILABLE, f"{last.detail}; {error.detail}")
+        if self.shares is not None and committed:
+            try:
+                received = await self.shares.fetch(digest, self._store, max_size)
+                self._counts.update(bytes=received, fetches=1)
+                return
+            except RemoteError as error:  # a lie among them is nobody's whom we asked for the blob
+                last = RemoteError(pb.REASON_UNAVAILABLE, f"{last.detail}; {error.detail}")
         await asyncio.gather(*(self._directory.look_up(peer) for peer in asked))  # for the next attempt
         raise last
 
@@ -183,7 +206,7 @@ class Exchange:
         providers = list(providers)
         while True:
             try:
-                return await self.fetch(digest, providers, max_size, stage)
+                return await self.fetch(digest, providers, max_size, stage, committed=False)
             except RemoteError as error:
                 if error.reason != pb.REASON_UNAVAILABLE:
                     raise

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
+from dilocox.node.sharing import Restorer
 from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES
@@ -50,6 +51,8 @@ class Reader:
     starts: Starts
     source: ArchiveSource | None = None
     """Also asked for older states than peers keep."""
+    restorer: Restorer | None = None
+    """Where the run keeps shares."""
 
     def progress(self) -> tuple[int, int]:
         """Bytes that came, and of what is known to be wanted."""
@@ -224,7 +227,10 @@ async def open_reader(
             source = None if place is None else ArchiveSource(place, link.run_id)
             store, stages, me = BlobStore(path / "blobs"), range(manifest.model.stages), home.identity.peer
             exchange = Exchange(manifest, stages, store, directory, channels, me, heads, lambda: chain.head.roster, source)
-            yield Reader(manifest, chain, store, exchange, Starts(manifest, chain, store, exchange), source)
+            restorer = None
+            if manifest.availability is not None:
+                restorer = exchange.shares = Restorer(path / "restoring", directory, channels, lambda: chain.head.roster)
+            yield Reader(manifest, chain, store, exchange, Starts(manifest, chain, store, exchange), source, restorer)
         finally:
             await tasks.close()
             chain.close()

@@ -239,6 +239,9 @@ SPECTATORS = 64
 SPECTATORS_PER_ADDRESS = 8
 """... and of those to one address."""
 
+SHARES = 32
+"""Of a blob: as many as liberasurecode makes. In larger rosters several peers hold the same."""
+
 EVIDENCE_BLOB_BYTES = 32 << 10
 """Largest quote or report: TDX quotes are about 5 KiB, GPU reports 4 KiB."""
 

@@ -340,6 +340,18 @@ class Settlement(Section):
     """Its address, in lower case."""
 
 
+class Availability(Section):
+    """Peers keep shares of what commits name (shares.py), so that it can be had when whoever held it is gone. Without it they keep
+    whole payloads until two later snapshots are agreed, and no longer."""
+
+    needed: Annotated[float, Field(gt=0, le=0.9)] = 0.5
+    """The part of the shares that restores. Together peers store the inverse of it times what is shared."""
+    rounds: Annotated[int, Field(ge=1, le=1 << 20)] = 256
+    """For so many rounds shares of what was counted are kept; of states those of the two newest snapshots."""
+    megabytes: Annotated[int, Field(ge=1, le=1 << 24)] = 4096
+    """Of each peer's disk for its shares (10⁶ bytes); where it is full the oldest rounds go first."""
+
+
 LOOPED_STAGES, LOOPED_MICROBATCHES = 4, 2
 """Fewest with which a pipeline can be looped: two workers with two chunks each, and a microbatch for either."""
 
@@ -368,6 +380,7 @@ class Manifest(Section):
     admission: Admission = Admission()
     attestation: Attestation = Attestation()
     settlement: Settlement | None = None
+    availability: Availability | None = None
 
     @model_validator(mode="after")
     def _can_be_looped(self) -> "Manifest":

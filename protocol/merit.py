@@ -5,20 +5,18 @@ named it on the roster of that round earned. Merit only grows, so whoever pays o
 a proof of an older root can earn nobody more.
 
     leaf    SHA-256(0 ‖ account, 20 bytes ‖ merit, 32 bytes big-endian)
-    node    SHA-256(1 ‖ the smaller child ‖ the larger child)
 
-Leaves stand in the order of their accounts; where a level is odd its last one goes up as it is. Leaves and nodes hash different
-lengths after different bytes, so none passes for the other; children are in order, so a proof needs no directions.
+Leaves stand in the order of their accounts, in a tree (tree.py) whose proofs need no directions.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from dilocox.protocol import limits
+from dilocox.protocol import limits, tree
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["earned", "holds", "leaf", "node", "parse_account", "proof", "root"]
+__all__ = ["earned", "holds", "leaf", "parse_account", "proof", "root"]
 
 LARGEST = (1 << 64) - 1
 """Of an account: what a field of the commit holds. 2**31 rounds of 2**32 tokens."""
@@ -47,39 +45,22 @@ def leaf(account: bytes, merit: int) -> bytes:
     return sha256(b"\0", account, merit.to_bytes(32, "big"))
 
 
-def node(one: bytes, other: bytes) -> bytes:
-    return sha256(b"\1", min(one, other), max(one, other))
-
-
 def root(merits: Mapping[bytes, int]) -> bytes:
     """32 bytes; of nobody's merit, the hash of nothing."""
-    return _levels(merits)[-1][0] if merits else sha256()
+    return tree.root(_leaves(merits))
 
 
 def proof(merits: Mapping[bytes, int], account: bytes) -> list[bytes]:
     """The siblings on the way from this account's leaf to the root. Raises KeyError for an account that earned nothing."""
-    index, found = sorted(merits).index(account) if account in merits else -1, list[bytes]()
-    if index < 0:
+    if account not in merits:
         raise KeyError(account)
-    for level in _levels(merits)[:-1]:
-        if index ^ 1 < len(level):
-            found.append(level[index ^ 1])
-        index //= 2
-    return found
+    return tree.proof(_leaves(merits), sorted(merits).index(account))
 
 
 def holds(root: bytes, account: bytes, merit: int, proof: Sequence[bytes]) -> bool:
     """Whether this proof shows it: what the contract computes."""
-    digest = leaf(account, merit)
-    for sibling in proof:
-        digest = node(digest, sibling)
-    return digest == root
+    return tree.climb(leaf(account, merit), proof) == root
 
 
-def _levels(merits: Mapping[bytes, int]) -> list[list[bytes]]:
-    """From the leaves to the root."""
-    levels = [[leaf(account, merits[account]) for account in sorted(merits)]]
-    while len(levels[-1]) > 1:
-        below = levels[-1]
-        levels.append([node(*below[at : at + 2]) if at + 1 < len(below) else below[at] for at in range(0, len(below), 2)])
-    return levels
+def _leaves(merits: Mapping[bytes, int]) -> list[bytes]:
+    return [leaf(account, merits[account]) for account in sorted(merits)]

@@ -7,6 +7,7 @@ A blob appears under its name only when it is complete and on disk; what a crash
 resumes and a sweep removes.
 """
 
+import hashlib
 import mmap
 import os
 import re
@@ -20,7 +21,7 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import fsync_directory, quarantine, write_atomically
 
-__all__ = ["BlobStore", "PartialBlob", "blob_digest"]
+__all__ = ["BlobHash", "BlobStore", "PartialBlob", "blob_digest"]
 
 Buffer = bytes | memoryview
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -56,6 +57,34 @@ def _chunks(buffers: Iterable[Buffer]) -> Iterator[memoryview]:
 def digest_of(buffers: Iterable[Buffer]) -> bytes:
     """The digest a blob of these bytes would have."""
     return blob_digest(*_hashed(_chunks(buffers)))
+
+
+class BlobHash:
+    """The digest of a blob that comes in parts, for who makes several at once."""
+
+    def __init__(self) -> None:
+        self._size, self._hashes, self._chunk, self._in_chunk = 0, list[bytes](), hashlib.sha256(), 0
+
+    def update(self, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        self._size += len(view)
+        while len(view):
+            part = view[: limits.CHUNK_BYTES - self._in_chunk]
+            self._chunk.update(part)
+            self._in_chunk += len(part)
+            view = view[len(part) :]
+            if self._in_chunk == limits.CHUNK_BYTES:
+                self._end_chunk()
+
+    def _end_chunk(self) -> None:
+        self._hashes.append(self._chunk.digest())
+        self._chunk, self._in_chunk = hashlib.sha256(), 0
+
+    def digest(self) -> bytes:
+        """Nothing is added after it."""
+        if self._in_chunk:
+            self._end_chunk()
+        return blob_digest(self._size, self._hashes)
 
 
 def _hashed(chunks: Iterable[memoryview]) -> tuple[int, list[bytes]]:

@@ -16,14 +16,14 @@ from dilocox.protocol.ids import Way
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport.blobs import BlobStore, PartialBlob
+from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest, chunk_count
 from dilocox.transport.callers import Credentials
 from dilocox.transport.heads import Heads
 from dilocox.transport.requests import WellFormed
 from dilocox.transport.tls import SERVER_NAME, Certificate, fetch_certificate, pem_of
 from dilocox.transport.traffic import CountedChannel, Traffic
 
-__all__ = ["ChannelPool", "create_server", "fetch_blob", "in_thread", "push_blob", "record_of"]
+__all__ = ["ChannelPool", "create_server", "fetch_blob", "fetch_chunk", "in_thread", "push_blob", "record_of"]
 
 T = TypeVar("T")
 Metadata = Iterable[tuple[str, str | bytes]] | None
@@ -176,6 +176,31 @@ async def fetch_blob(
     finally:
         stream.cancel()
     return received
+
+
+async def fetch_chunk(channel: grpc.aio.Channel, digest: bytes, size: int, chunk: int) -> bytes:
+    """One chunk of a blob of this size. Raises RemoteError where the peer does not hold it, stalls, or sends something else."""
+    stream = rpc.PeerStub(channel).Fetch(services.FetchRequest(digest=digest, first_chunk=chunk), wait_for_ready=False)
+    wanted = min(limits.CHUNK_BYTES, size - chunk * limits.CHUNK_BYTES)
+    data = bytearray()
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS + STALL_SECONDS + wanted / limits.TRANSFER_BYTES_PER_SECOND):
+            index = (await anext(aiter(stream))).index
+            hashes = list(index.chunk_hashes)
+            if index.size != size or len(hashes) != chunk_count(size) or blob_digest(size, hashes) != digest:
+                raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the chunk hashes are not what the digest commits to")
+            while len(data) < wanted:
+                data += (await anext(aiter(stream))).data
+    except grpc.aio.AioRpcError as error:
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"the peer answered {error.code().name.lower()}") from error
+    except (TimeoutError, StopAsyncIteration) as error:
+        raise RemoteError(pb.REASON_UNAVAILABLE, "the peer stopped sending") from error
+    finally:
+        stream.cancel()
+    found = bytes(data[:wanted])
+    if hashes and sha256(found) != hashes[chunk]:
+        raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"chunk {chunk} does not have its hash")
+    return found
 
 
 async def push_blob(

@@ -19,7 +19,6 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import PUSHED, BlobStore, PartialBlob, blob_digest
 from dilocox.transport.callers import Callers, Context, address_of
-from dilocox.transport.corpora import Shelf
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import in_thread
 from dilocox.transport.slots import Slots
@@ -87,6 +86,15 @@ class Keeper(Protocol):
     def acknowledge(self, digest: bytes) -> pb.Envelope: ...
 
 
+class Served(Protocol):
+    """What is served beside the store: the run's data, imported weights, shares."""
+
+    store: BlobStore
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether a blob of that store is for others, here, and right. Blocking."""
+
+
 class Coming:
     """A blob that is being pushed here. Several peers may push it at once: each sends all of it, and who is first with a chunk
     adds it, so that nobody waits for one who is slow."""
@@ -123,8 +131,10 @@ class PeerService(rpc.PeerServicer):
 
     def __init__(self, store: BlobStore, callers: Callers, traffic: Traffic | None = None, heads: Heads | None = None) -> None:
         self._store, self.callers, self._heads = store, callers, heads or Heads()
-        self.shelves: tuple[Shelf, ...] = ()
-        """Served too: the run's data and imported weights, which nobody pushes here."""
+        self.shelves: tuple[Served, ...] = ()
+        """Served too, and nobody pushes them here."""
+        self.share: Callable[[bytes], services.Share | None] = lambda blob: None
+        """What we keep of a blob that is shared. Blocking."""
         self.commit: Callable[[int], bytes | None] = lambda round: None
         """The chain's commits, as soon as the run is known here. Blocking."""
         self.is_member: Callable[[str], bool] = lambda peer: False
@@ -161,6 +171,15 @@ class PeerService(rpc.PeerServicer):
                 raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that commit")
             await self.traffic.upload.spend(len(raw))
             return pb.Envelope.FromString(raw)
+        raise AssertionError  # what `_turn` catches ends the call
+
+    async def GetShare(self, request: services.ShareRequest, context: Context) -> services.Share:
+        async with self._turn(context):
+            found = await asyncio.to_thread(self.share, request.blob) if len(request.blob) == 32 else None
+            if found is None:
+                raise RemoteError(pb.REASON_UNAVAILABLE, "this peer keeps no share of that blob")
+            await self.traffic.upload.spend(found.ByteSize())
+            return found
         raise AssertionError  # what `_turn` catches ends the call
 
     async def Push(self, request_iterator: AsyncIterator[services.PushRequest], context: Context) -> pb.Envelope:

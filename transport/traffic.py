@@ -19,7 +19,15 @@ from dilocox.transport.rates import Rates
 
 __all__ = ["Allowance", "CountedChannel", "Limit", "Moved", "Traffic"]
 
-KINDS = {"Fetch": "blob", "Push": "blob", "GetCommit": "chain", "Lead": "cluster", "Attestor": "attestation", "Reach": "reach"}
+KINDS = {
+    "Fetch": "blob",
+    "Push": "blob",
+    "GetShare": "blob",
+    "GetCommit": "chain",
+    "Lead": "cluster",
+    "Attestor": "attestation",
+    "Reach": "reach",
+}
 """Of a call, by its method or else its service; all others are with the coordinator."""
 SAID = "coordination"
 

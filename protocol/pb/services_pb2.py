@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dilocox.protocol.pb import messages_pb2 as dilocox_dot_v1_dot_messages__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64ilocox/v1/services.proto\x12\ndilocox.v1\x1a\x19\x64ilocox/v1/messages.proto\"\x0f\n\rGetRunRequest\"\x94\x01\n\x03Run\x12&\n\x08manifest\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.Envelope\x12)\n\x0b\x63oordinator\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.Envelope\x12)\n\x0b\x61ppointment\x18\x03 \x01(\x0b\x32\x14.dilocox.v1.Envelope\x12\x0f\n\x07wall_ms\x18\x04 \x01(\x04\"G\n\x0cWatchRequest\x12\x12\n\nfrom_round\x18\x01 \x01(\r\x12#\n\x05hello\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.Envelope\"p\n\x03Tip\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\x0b\n\x03why\x18\x03 \x01(\t\x12)\n\x0b\x61ppointment\x18\x04 \x01(\x0b\x32\x14.dilocox.v1.Envelope\x12\x14\n\x0cstands_still\x18\x05 \x01(\x08\"B\n\x0bLeadRequest\x12\r\n\x05\x61\x62ove\x18\x01 \x01(\x04\x12$\n\x06newest\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.Envelope\"1\n\tLeadReply\x12$\n\x06record\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.Envelope\"o\n\x08Presence\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0f\n\x07present\x18\x02 \x01(\x08\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\r\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x06 \x01(\x01\"\x92\x01\n\nWatchEvent\x12)\n\tstatement\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.EnvelopeH\x00\x12\x1e\n\x03tip\x18\x02 \x01(\x0b\x32\x0f.dilocox.v1.TipH\x00\x12\x30\n\x0c\x64isagreement\x18\x03 \x01(\x0b\x32\x18.dilocox.v1.DisagreementH\x00\x42\x07\n\x05\x65vent\"\x14\n\x12GetPresenceRequest\"3\n\x0cPresenceList\x12#\n\x05peers\x18\x01 \x03(\x0b\x32\x14.dilocox.v1.Presence\"/\n\x0c\x44isagreement\x12\r\n\x05round\x18\x01 \x01(\r\x12\x10\n\x08\x63lusters\x18\x02 \x03(\t\" \n\x10\x43hallengeRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\"\x1a\n\tChallenge\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"3\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x02 \x01(\r\"L\n\nFetchReply\x12&\n\x05index\x18\x01 \x01(\x0b\x32\x15.dilocox.v1.BlobIndexH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"/\n\tBlobIndex\x12\x0c\n\x04size\x18\x01 \x01(\x04\x12\x14\n\x0c\x63hunk_hashes\x18\x02 \x03(\x0c\"\x1e\n\rCommitRequest\x12\r\n\x05round\x18\x01 \x01(\r\"M\n\x0bPushRequest\x12&\n\x05index\x18\x01 \x01(\x0b\x32\x15.dilocox.v1.PushIndexH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"A\n\tPushIndex\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12$\n\x05index\x18\x02 \x01(\x0b\x32\x15.dilocox.v1.BlobIndex\"7\n\x0f\x44ialBackRequest\x12$\n\x06record\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.Envelope\"/\n\rDialBackReply\x12\x11\n\treachable\x18\x01 \x01(\x08\x12\x0b\n\x03why\x18\x02 \x01(\t2C\n\x08\x45lection\x12\x37\n\x05\x41wait\x12\x17.dilocox.v1.LeadRequest\x1a\x15.dilocox.v1.LeadReply2\xc4\x02\n\x0b\x43oordinator\x12\x34\n\x06GetRun\x12\x19.dilocox.v1.GetRunRequest\x1a\x0f.dilocox.v1.Run\x12;\n\x05Watch\x12\x18.dilocox.v1.WatchRequest\x1a\x16.dilocox.v1.WatchEvent0\x01\x12G\n\x0bGetPresence\x12\x1e.dilocox.v1.GetPresenceRequest\x1a\x18.dilocox.v1.PresenceList\x12\x34\n\x06Submit\x12\x14.dilocox.v1.Envelope\x1a\x14.dilocox.v1.Envelope\x12\x43\n\x0cGetChallenge\x12\x1c.dilocox.v1.ChallengeRequest\x1a\x15.dilocox.v1.Challenge2A\n\x08\x41ttestor\x12\x35\n\x06\x41ttest\x12\x15.dilocox.v1.Challenge\x1a\x14.dilocox.v1.Envelope2\xba\x01\n\x04Peer\x12;\n\x05\x46\x65tch\x12\x18.dilocox.v1.FetchRequest\x1a\x16.dilocox.v1.FetchReply0\x01\x12<\n\tGetCommit\x12\x19.dilocox.v1.CommitRequest\x1a\x14.dilocox.v1.Envelope\x12\x37\n\x04Push\x12\x17.dilocox.v1.PushRequest\x1a\x14.dilocox.v1.Envelope(\x01\x32K\n\x05Reach\x12\x42\n\x08\x44ialBack\x12\x1b.dilocox.v1.DialBackRequest\x1a\x19.dilocox.v1.DialBackReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64ilocox/v1/services.proto\x12\ndilocox.v1\x1a\x19\x64ilocox/v1/messages.proto\"\x0f\n\rGetRunRequest\"\x94\x01\n\x03Run\x12&\n\x08manifest\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.Envelope\x12)\n\x0b\x63oordinator\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.Envelope\x12)\n\x0b\x61ppointment\x18\x03 \x01(\x0b\x32\x14.dilocox.v1.Envelope\x12\x0f\n\x07wall_ms\x18\x04 \x01(\x04\"G\n\x0cWatchRequest\x12\x12\n\nfrom_round\x18\x01 \x01(\r\x12#\n\x05hello\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.Envelope\"p\n\x03Tip\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\x0b\n\x03why\x18\x03 \x01(\t\x12)\n\x0b\x61ppointment\x18\x04 \x01(\x0b\x32\x14.dilocox.v1.Envelope\x12\x14\n\x0cstands_still\x18\x05 \x01(\x08\"B\n\x0bLeadRequest\x12\r\n\x05\x61\x62ove\x18\x01 \x01(\x04\x12$\n\x06newest\x18\x02 \x01(\x0b\x32\x14.dilocox.v1.Envelope\"1\n\tLeadReply\x12$\n\x06record\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.Envelope\"o\n\x08Presence\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0f\n\x07present\x18\x02 \x01(\x08\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\r\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x06 \x01(\x01\"\x92\x01\n\nWatchEvent\x12)\n\tstatement\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.EnvelopeH\x00\x12\x1e\n\x03tip\x18\x02 \x01(\x0b\x32\x0f.dilocox.v1.TipH\x00\x12\x30\n\x0c\x64isagreement\x18\x03 \x01(\x0b\x32\x18.dilocox.v1.DisagreementH\x00\x42\x07\n\x05\x65vent\"\x14\n\x12GetPresenceRequest\"3\n\x0cPresenceList\x12#\n\x05peers\x18\x01 \x03(\x0b\x32\x14.dilocox.v1.Presence\"/\n\x0c\x44isagreement\x12\r\n\x05round\x18\x01 \x01(\r\x12\x10\n\x08\x63lusters\x18\x02 \x03(\t\" \n\x10\x43hallengeRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\"\x1a\n\tChallenge\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"3\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x02 \x01(\r\"L\n\nFetchReply\x12&\n\x05index\x18\x01 \x01(\x0b\x32\x15.dilocox.v1.BlobIndexH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"/\n\tBlobIndex\x12\x0c\n\x04size\x18\x01 \x01(\x04\x12\x14\n\x0c\x63hunk_hashes\x18\x02 \x03(\x0c\"\x1e\n\rCommitRequest\x12\r\n\x05round\x18\x01 \x01(\r\"\x1c\n\x0cShareRequest\x12\x0c\n\x04\x62lob\x18\x01 \x01(\x0c\"\x9d\x01\n\x05Share\x12\x0c\n\x04\x62lob\x18\x01 \x01(\x0c\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06shares\x18\x03 \x01(\r\x12\x0e\n\x06needed\x18\x04 \x01(\r\x12\r\n\x05index\x18\x05 \x01(\r\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12\x0c\n\x04root\x18\x07 \x01(\x0c\x12\r\n\x05proof\x18\x08 \x03(\x0c\x12\r\n\x05round\x18\t \x01(\r\x12\r\n\x05state\x18\n \x01(\x08\"M\n\x0bPushRequest\x12&\n\x05index\x18\x01 \x01(\x0b\x32\x15.dilocox.v1.PushIndexH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"A\n\tPushIndex\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12$\n\x05index\x18\x02 \x01(\x0b\x32\x15.dilocox.v1.BlobIndex\"7\n\x0f\x44ialBackRequest\x12$\n\x06record\x18\x01 \x01(\x0b\x32\x14.dilocox.v1.Envelope\"/\n\rDialBackReply\x12\x11\n\treachable\x18\x01 \x01(\x08\x12\x0b\n\x03why\x18\x02 \x01(\t2C\n\x08\x45lection\x12\x37\n\x05\x41wait\x12\x17.dilocox.v1.LeadRequest\x1a\x15.dilocox.v1.LeadReply2\xc4\x02\n\x0b\x43oordinator\x12\x34\n\x06GetRun\x12\x19.dilocox.v1.GetRunRequest\x1a\x0f.dilocox.v1.Run\x12;\n\x05Watch\x12\x18.dilocox.v1.WatchRequest\x1a\x16.dilocox.v1.WatchEvent0\x01\x12G\n\x0bGetPresence\x12\x1e.dilocox.v1.GetPresenceRequest\x1a\x18.dilocox.v1.PresenceList\x12\x34\n\x06Submit\x12\x14.dilocox.v1.Envelope\x1a\x14.dilocox.v1.Envelope\x12\x43\n\x0cGetChallenge\x12\x1c.dilocox.v1.ChallengeRequest\x1a\x15.dilocox.v1.Challenge2A\n\x08\x41ttestor\x12\x35\n\x06\x41ttest\x12\x15.dilocox.v1.Challenge\x1a\x14.dilocox.v1.Envelope2\xf3\x01\n\x04Peer\x12;\n\x05\x46\x65tch\x12\x18.dilocox.v1.FetchRequest\x1a\x16.dilocox.v1.FetchReply0\x01\x12<\n\tGetCommit\x12\x19.dilocox.v1.CommitRequest\x1a\x14.dilocox.v1.Envelope\x12\x37\n\x08GetShare\x12\x18.dilocox.v1.ShareRequest\x1a\x11.dilocox.v1.Share\x12\x37\n\x04Push\x12\x17.dilocox.v1.PushRequest\x1a\x14.dilocox.v1.Envelope(\x01\x32K\n\x05Reach\x12\x42\n\x08\x44ialBack\x12\x1b.dilocox.v1.DialBackRequest\x1a\x19.dilocox.v1.DialBackReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -66,22 +66,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BLOBINDEX']._serialized_end=1168
   _globals['_COMMITREQUEST']._serialized_start=1170
   _globals['_COMMITREQUEST']._serialized_end=1200
-  _globals['_PUSHREQUEST']._serialized_start=1202
-  _globals['_PUSHREQUEST']._serialized_end=1279
-  _globals['_PUSHINDEX']._serialized_start=1281
-  _globals['_PUSHINDEX']._serialized_end=1346
-  _globals['_DIALBACKREQUEST']._serialized_start=1348
-  _globals['_DIALBACKREQUEST']._serialized_end=1403
-  _globals['_DIALBACKREPLY']._serialized_start=1405
-  _globals['_DIALBACKREPLY']._serialized_end=1452
-  _globals['_ELECTION']._serialized_start=1454
-  _globals['_ELECTION']._serialized_end=1521
-  _globals['_COORDINATOR']._serialized_start=1524
-  _globals['_COORDINATOR']._serialized_end=1848
-  _globals['_ATTESTOR']._serialized_start=1850
-  _globals['_ATTESTOR']._serialized_end=1915
-  _globals['_PEER']._serialized_start=1918
-  _globals['_PEER']._serialized_end=2104
-  _globals['_REACH']._serialized_start=2106
-  _globals['_REACH']._serialized_end=2181
+  _globals['_SHAREREQUEST']._serialized_start=1202
+  _globals['_SHAREREQUEST']._serialized_end=1230
+  _globals['_SHARE']._serialized_start=1233
+  _globals['_SHARE']._serialized_end=1390
+  _globals['_PUSHREQUEST']._serialized_start=1392
+  _globals['_PUSHREQUEST']._serialized_end=1469
+  _globals['_PUSHINDEX']._serialized_start=1471
+  _globals['_PUSHINDEX']._serialized_end=1536
+  _globals['_DIALBACKREQUEST']._serialized_start=1538
+  _globals['_DIALBACKREQUEST']._serialized_end=1593
+  _globals['_DIALBACKREPLY']._serialized_start=1595
+  _globals['_DIALBACKREPLY']._serialized_end=1642
+  _globals['_ELECTION']._serialized_start=1644
+  _globals['_ELECTION']._serialized_end=1711
+  _globals['_COORDINATOR']._serialized_start=1714
+  _globals['_COORDINATOR']._serialized_end=2038
+  _globals['_ATTESTOR']._serialized_start=2040
+  _globals['_ATTESTOR']._serialized_end=2105
+  _globals['_PEER']._serialized_start=2108
+  _globals['_PEER']._serialized_end=2351
+  _globals['_REACH']._serialized_start=2353
+  _globals['_REACH']._serialized_end=2428
 # @@protoc_insertion_point(module_scope)

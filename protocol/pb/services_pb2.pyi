@@ -145,6 +145,36 @@ class CommitRequest(_message.Message):
     round: int
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
+class ShareRequest(_message.Message):
+    __slots__ = ("blob",)
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    blob: bytes
+    def __init__(self, blob: _Optional[bytes] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("blob", "size", "shares", "needed", "index", "digest", "root", "proof", "round", "state")
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    blob: bytes
+    size: int
+    shares: int
+    needed: int
+    index: int
+    digest: bytes
+    root: bytes
+    proof: _containers.RepeatedScalarFieldContainer[bytes]
+    round: int
+    state: bool
+    def __init__(self, blob: _Optional[bytes] = ..., size: _Optional[int] = ..., shares: _Optional[int] = ..., needed: _Optional[int] = ..., index: _Optional[int] = ..., digest: _Optional[bytes] = ..., root: _Optional[bytes] = ..., proof: _Optional[_Iterable[bytes]] = ..., round: _Optional[int] = ..., state: _Optional[bool] = ...) -> None: ...
+
 class PushRequest(_message.Message):
     __slots__ = ("index", "data")
     INDEX_FIELD_NUMBER: _ClassVar[int]

@@ -450,6 +450,11 @@ class PeerStub:
                 request_serializer=dilocox_dot_v1_dot_services__pb2.CommitRequest.SerializeToString,
                 response_deserializer=dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
                 _registered_method=True)
+        self.GetShare = channel.unary_unary(
+                '/dilocox.v1.Peer/GetShare',
+                request_serializer=dilocox_dot_v1_dot_services__pb2.ShareRequest.SerializeToString,
+                response_deserializer=dilocox_dot_v1_dot_services__pb2.Share.FromString,
+                _registered_method=True)
         self.Push = channel.stream_unary(
                 '/dilocox.v1.Peer/Push',
                 request_serializer=dilocox_dot_v1_dot_services__pb2.PushRequest.SerializeToString,
@@ -475,6 +480,13 @@ class PeerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetShare(self, request, context):
+        """The share of a blob that this peer keeps; NOT_FOUND when it keeps none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Push(self, request_iterator, context):
         """Keep a blob for a member of the roster that cannot be dialled; an envelope of kind KIND_HELD.
         """
@@ -494,6 +506,11 @@ def add_PeerServicer_to_server(servicer, server):
                     servicer.GetCommit,
                     request_deserializer=dilocox_dot_v1_dot_services__pb2.CommitRequest.FromString,
                     response_serializer=dilocox_dot_v1_dot_messages__pb2.Envelope.SerializeToString,
+            ),
+            'GetShare': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetShare,
+                    request_deserializer=dilocox_dot_v1_dot_services__pb2.ShareRequest.FromString,
+                    response_serializer=dilocox_dot_v1_dot_services__pb2.Share.SerializeToString,
             ),
             'Push': grpc.stream_unary_rpc_method_handler(
                     servicer.Push,
@@ -556,6 +573,33 @@ class Peer:
             '/dilocox.v1.Peer/GetCommit',
             dilocox_dot_v1_dot_services__pb2.CommitRequest.SerializeToString,
             dilocox_dot_v1_dot_messages__pb2.Envelope.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetShare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dilocox.v1.Peer/GetShare',
+            dilocox_dot_v1_dot_services__pb2.ShareRequest.SerializeToString,
+            dilocox_dot_v1_dot_services__pb2.Share.FromString,
             options,
             channel_credentials,
             insecure,

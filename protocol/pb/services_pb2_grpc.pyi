@@ -121,6 +121,8 @@ class PeerStub:
     """One blob; NOT_FOUND when it is not held."""
     GetCommit: _aio.UnaryUnaryMultiCallable[_services_pb2.CommitRequest, _messages_pb2.Envelope]
     """One commit; NOT_FOUND when it is not held."""
+    GetShare: _aio.UnaryUnaryMultiCallable[_services_pb2.ShareRequest, _services_pb2.Share]
+    """The share of a blob that this peer keeps; NOT_FOUND when it keeps none."""
     Push: _aio.StreamUnaryMultiCallable[_services_pb2.PushRequest, _messages_pb2.Envelope]
     """Keep a blob for a member of the roster that cannot be dialled; an envelope of kind KIND_HELD."""
 
@@ -142,6 +144,14 @@ class PeerServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_services_pb2.CommitRequest, _abc.Awaitable[_messages_pb2.Envelope]],
     ) -> _abc.Awaitable[_messages_pb2.Envelope]:
         """One commit; NOT_FOUND when it is not held."""
+
+    @_abc_1.abstractmethod
+    def GetShare(
+        self,
+        request: _services_pb2.ShareRequest,
+        context: _aio.ServicerContext[_services_pb2.ShareRequest, _abc.Awaitable[_services_pb2.Share]],
+    ) -> _abc.Awaitable[_services_pb2.Share]:
+        """The share of a blob that this peer keeps; NOT_FOUND when it keeps none."""
 
     @_abc_1.abstractmethod
     def Push(

@@ -47,6 +47,7 @@ SAID = (
     "top --home home/node",
     "plan run.toml",
     "verify --home home/node",
+    f"shares --join {LINK} --home n",
     "export out --home home/node",
     "generate --prompt x --home home/node",
     "data build x text.txt --to built",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dilocox.protocol import chain, limits, merit
+from dilocox.protocol import chain, limits, merit, tree
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.ids import peer_id
@@ -105,8 +105,8 @@ def test_each_account_has_a_proof_of_its_merit_and_of_nothing_else(count: int):
 def test_a_node_of_the_tree_is_no_leaf():
     """Else who earned nothing could show the hash of two leaves as its own."""
     merits = dict.fromkeys(ACCOUNTS, 7)
-    left = merit.node(*[merit.leaf(account, 7) for account in ACCOUNTS[:2]])
-    assert merit.root(merits) == merit.node(left, merit.leaf(ACCOUNTS[2], 7))
+    left = tree.node(*[merit.leaf(account, 7) for account in ACCOUNTS[:2]])
+    assert merit.root(merits) == tree.node(left, merit.leaf(ACCOUNTS[2], 7))
     assert left not in {merit.leaf(account, 7) for account in ACCOUNTS}
     assert merit.root({}) != bytes(32)
 

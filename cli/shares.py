@@ -1,0 +1,73 @@
+"""`dilocox shares --join LINK --sample N`: whether the shares of what the run's commits name are there."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from random import SystemRandom
+from typing import Annotated, Any
+
+import typer
+
+from dilocox.cli.common import HomeOption, JoinOption, JsonOption, console, print_json, print_table
+from dilocox.cli.reading import fetching, following
+from dilocox.node.sampling import Sample, Sampler
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.ids import short
+from dilocox.protocol.shares import chance
+
+__all__ = ["shares"]
+
+
+def shares(
+    join: JoinOption,
+    sample: Annotated[int, typer.Option("--sample", min=1, max=10_000, metavar="N", help="How many shares to ask for.")] = 16,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask peers for shares that are drawn by chance, and say how likely it is that too few exist (docs/around.md). What nobody
+    serves any more is restored from shares wherever it is wanted: `export --join`, `verify --replay --join`, a node that joins."""
+    found = asyncio.run(_sample(join, home, sample))
+    if as_json:
+        print_json(told(found))
+    else:
+        show(found)
+
+
+async def _sample(join: str, home: Path | None, count: int) -> list[Sample]:
+    """Raises ConfigError where the run keeps no shares."""
+    async with following(join, home) as reader:
+        if reader.restorer is None:
+            raise ConfigError("this run keeps no shares: its run file has no [availability]")
+        sampler = Sampler(reader.manifest, reader.chain, reader.store, reader.exchange, reader.restorer, SystemRandom())
+        async with fetching(reader):
+            return [await sampler.draw() for _ in range(count)]
+
+
+def told(found: list[Sample]) -> dict[str, Any]:
+    """`chance`: what `chance` in protocol/shares.py says of the code that hides most, of all blobs and of half of them."""
+    unanswered = [each for each in found if each.why]
+    hides = max({each.code for each in found}, key=lambda code: code.needed / code.shares)
+    return {
+        "samples": len(found),
+        "unanswered": [
+            {"round": each.round, "blob": each.blob.hex(), "share": each.index, "peer": each.peer, "why": each.why}
+            for each in unanswered
+        ],
+        "shares": hides.shares,
+        "needed": hides.needed,
+        "chance": {name: chance(hides, len(found), len(unanswered), part) for name, part in (("all", 1.0), ("half", 0.5))},
+    }
+
+
+def show(found: list[Sample]) -> None:
+    asked, failed = Counter(each.peer for each in found), Counter(each.peer for each in found if each.why)
+    why = {each.peer: each.why for each in found if each.why}
+    rows = [[short(peer), str(asked[peer]), str(asked[peer] - failed[peer]), why.get(peer, "")] for peer in sorted(asked)]
+    print_table(["peer", "asked", "answered", "why not"], rows)
+    said = told(found)
+    console.print(
+        f"{len(found) - failed.total()} of {len(found)} answered. Were fewer than {said['needed']} of {said['shares']} shares"
+        f" there, so many would answer with a probability of at most {said['chance']['all']:.2g};"
+        f" were it so for half of what is shared, {said['chance']['half']:.2g}.",
+        highlight=False,
+    )

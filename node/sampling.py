@@ -1,0 +1,95 @@
+"""Whether peers have the shares that they should keep: some are drawn, and asked for."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from dilocox.node.exchange import Exchange
+from dilocox.node.sharing import Restorer, named_by
+from dilocox.protocol.chain import holders, taken
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.head import advance
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.shares import Code, Named, code_of, hosts, order
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+
+__all__ = ["Sample", "Sampler"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A share that was drawn, and what came of it."""
+
+    round: int
+    blob: bytes
+    code: Code
+    index: int
+    peer: str
+    """Who was asked for it."""
+    why: str
+    """Why that is no answer; empty: it is one."""
+
+
+class Sampler:
+    def __init__(
+        self, manifest: Manifest, chain: ChainFile, store: BlobStore, exchange: Exchange, restorer: Restorer, dice: Random
+    ) -> None:
+        """`dice`: that nobody who is asked can foresee. Raises ConfigError where there is nothing yet to draw from."""
+        if manifest.availability is None:
+            raise ConfigError("this run keeps no shares: its run file has no [availability]")
+        self._manifest, self._chain, self._store, self._exchange = manifest, chain, store, exchange
+        self._restorer, self._dice, self._needed = restorer, dice, manifest.availability.needed
+        head = chain.head.round
+        found = (chain.commit(number) for number in range(max(1, head - manifest.availability.rounds), head))
+        self._commits = [commit for commit in found if commit is not None and commit.body.counted]
+        if not self._commits:
+            raise ConfigError("no round has counted anybody yet: there are no shares to ask for")
+
+    async def draw(self) -> Sample:
+        """Raises ConfigError where the rosters of all rounds are too small to share."""
+        commit = self._dice.choice(self._commits)
+        named = await self._blob_of(commit)
+        peers = hosts(advance(self._manifest, commit).roster, named.stage)
+        code = code_of(len(peers), self._needed)
+        if code is None:
+            raise ConfigError(f"one peer alone was on the roster of round {commit.body.round}: it shares with nobody")
+        ordered, place = order(commit.digest, named.blob, peers), self._dice.randrange(len(peers))
+        why = await self._ask(named, ordered, place, code)
+        return Sample(commit.body.round, named.blob, code, place % code.shares, ordered[place], why)
+
+    async def _blob_of(self, commit: Statement[pb.Commit]) -> Named:
+        """One that it names; with the list of what somebody contributed, where that can be had, first."""
+        item = self._dice.choice(taken(commit.body))
+        try:
+            await self._exchange.leaves(item.contribution, holders(commit.body)[item.cluster])
+        except RemoteError:
+            return Named(item.contribution.leaves, None)
+        named = named_by(self._manifest, commit.body, self._store)
+        return self._dice.choice([each for each in named if not each.state])
+
+    async def _ask(self, named: Named, ordered: list[str], place: int, code: Code) -> str:
+        """Why who stands at this place has not its share; empty: it has."""
+        answers = {
+            answer.peer: answer for answer in await self._restorer.ask(named.blob, ordered[: max(place + 1, code.shares)])
+        }
+        answer = answers.get(ordered[place])
+        if answer is None:
+            return "it keeps no share of it, or cannot be reached"
+        roots = Counter(each.share.root for each in answers.values())
+        if roots[answer.share.root] < max(roots.values()):
+            return "its share is of other shares than most others'"
+        if (answer.share.shares, answer.share.needed, answer.share.index) != (*code, place % code.shares):
+            return "it keeps another share than is its own"
+        try:
+            await self._restorer.try_chunk(answer, self._draw)
+        except RemoteError as error:
+            return f"it says that it has its share, and does not send it: {error.detail}"
+        return ""
+
+    @property
+    def _draw(self) -> Callable[[int], int]:
+        return self._dice.randrange

@@ -1,0 +1,72 @@
+"""Reed-Solomon shares of a blob, by Intel's ISA-L: the first `needed` are the blob in stripes, the others are sums over GF(2^8).
+
+A Cauchy matrix: any `needed` shares restore, which its Vandermonde matrix does not promise. The library (pyeclib, the extra
+`availability`; its wheel brings all it needs) puts a header of its own before what it makes, with its version; we keep the bytes
+alone, so that every version makes the same shares, and borrow headers for decoding from an encoding of zeros.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, BinaryIO
+
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.shares import Code
+
+__all__ = ["need_coder", "restored", "stripes"]
+
+ALGORITHM = "isa_l_rs_cauchy"
+
+
+def need_coder() -> None:
+    """Raises ConfigError where shares cannot be made here."""
+    _driver(Code(2, 1))
+
+
+@lru_cache(maxsize=8)
+def _driver(code: Code) -> Any:
+    try:
+        from pyeclib.ec_iface import ECDriver, ECDriverError
+    except ImportError as error:
+        raise ConfigError(f"shares cannot be made here ({error}): pip install 'dilocox[availability]'") from error
+    try:
+        return ECDriver(k=code.needed, m=code.shares - code.needed, ec_type=ALGORITHM)
+    except ECDriverError as error:
+        raise ConfigError(
+            f"shares cannot be made here: this build of pyeclib has no ISA-L ({error}). Install its wheel, which brings it: pip"
+            " install --only-binary pyeclib 'dilocox[availability]'; or the system's libisal2 and liberasurecode1"
+        ) from error
+
+
+@lru_cache(maxsize=8)
+def _headers(code: Code, unit: int) -> list[bytes]:
+    """Of the shares of a stripe, as the library reads them: they do not depend on the bytes."""
+    made = _driver(code).encode(bytes(unit * code.needed))
+    return [each[: len(each) - unit] for each in made]
+
+
+def stripes(buffers: Iterable[bytes | memoryview], size: int, code: Code) -> Iterator[list[memoryview]]:
+    """Of a blob of `size` bytes, stripe by stripe: the bytes of each share. They follow each other in the share."""
+    pending, come = bytearray(), iter(buffers)
+    for unit in code.units(size):
+        while len(pending) < unit * code.needed and (buffer := next(come, None)) is not None:
+            pending += buffer
+        stripe = bytes(pending[: unit * code.needed]).ljust(unit * code.needed, b"\0")
+        del pending[: unit * code.needed]
+        yield [memoryview(each)[len(each) - unit :] for each in _driver(code).encode(stripe)]
+
+
+def restored(size: int, code: Code, shares: Mapping[int, BinaryIO]) -> Iterator[bytes]:
+    """The blob's bytes from the beginnings of `needed` shares, by index. Raises RemoteError where one is too short."""
+    chosen = dict(sorted(shares.items())[: code.needed])
+    if len(chosen) < code.needed:
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"{len(chosen)} shares are here, and {code.needed} restore the blob")
+    left = size
+    for unit in code.units(size):
+        headers = _headers(code, unit)
+        read = {index: file.read(unit) for index, file in chosen.items()}
+        if any(len(each) != unit for each in read.values()):
+            raise RemoteError(pb.REASON_SIZE_MISMATCH, "a share is shorter than its blob says")
+        stripe = _driver(code).decode([headers[index] + each for index, each in read.items()])
+        yield stripe[:left]
+        left -= len(stripe)

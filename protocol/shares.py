@@ -1,0 +1,195 @@
+"""Shares of a blob: any `needed` of them restore it, when whoever held the blob is gone. Who holds which; what proves one.
+
+What is shared is what a commit names: counted payloads with their lists, and states that joiners start from. Every machine that has
+the blob makes the same shares of it (erasure.py), keeps its own, and nobody sends one to anybody.
+
+    leaf    SHA-256("dilocox-share-v1" ‖ 0 ‖ blob ‖ size, u64 ‖ shares, u32 ‖ needed, u32 ‖ index, u32 ‖ digest of the share)
+
+and over the leaves, in the order of their indices, a tree (tree.py). No commit names its root: what shares under one root restore
+has the digest that the commit names, or that root was a lie, and another's shares are tried. So a root needs no authority.
+"""
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import comb
+from typing import NamedTuple, TypeVar
+
+from dilocox.protocol import limits, tree
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.head import Cluster
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+
+__all__ = [
+    "Code",
+    "Held",
+    "Named",
+    "by_root",
+    "chance",
+    "check_share",
+    "code_of",
+    "hosts",
+    "leaf",
+    "make_shares",
+    "order",
+    "share_of",
+    "worth_keeping",
+]
+
+UNIT_BYTES = 64 << 10
+"""Of a share in a stripe of the blob: so much of it is in memory, times the shares; it divides a chunk of a blob."""
+GRAIN_BYTES = 16
+"""The last stripe is filled up to these: processors code whole words of them."""
+
+SNAPSHOTS_KEPT = 2
+"""As of whole states: the newest may not be agreed on everywhere yet."""
+
+T = TypeVar("T")
+
+
+class Code(NamedTuple):
+    """How a blob is cut."""
+
+    shares: int
+    needed: int
+
+    @property
+    def stripe(self) -> int:
+        """Bytes of the blob."""
+        return self.needed * UNIT_BYTES
+
+    def units(self, size: int) -> Iterator[int]:
+        """Bytes of each share in each stripe of a blob of `size`."""
+        for begin in range(0, size, self.stripe):
+            each = -(-min(self.stripe, size - begin) // self.needed)
+            yield -(-each // GRAIN_BYTES) * GRAIN_BYTES
+
+    def share_size(self, size: int) -> int:
+        """Bytes of each share of a blob of `size`."""
+        whole, rest = divmod(size, self.stripe)
+        return whole * UNIT_BYTES + sum(self.units(rest))
+
+
+class Named(NamedTuple):
+    """A blob that a commit names, and of which shares are kept."""
+
+    blob: bytes
+    stage: int | None
+    """None: it is of no stage; everybody has it."""
+    state: bool = False
+    """Of a state that joiners start from; else of what the commit counted."""
+
+
+def code_of(peers: int, needed: float) -> Code | None:
+    """For as many peers as hold shares; `needed`: which part of them is to restore (`availability.needed`). None: there are not
+    two."""
+    shares = min(peers, limits.SHARES)
+    return Code(shares, min(shares - 1, max(1, int(shares * needed)))) if shares > 1 else None
+
+
+def hosts(roster: Mapping[str, Cluster], stage: int | None) -> list[str]:
+    """Who holds shares of what is of this stage: each box that hosts it, so that it had the blob; of what is of none, the leads."""
+    if stage is None:
+        return sorted(roster)
+    return sorted({peer for cluster in roster.values() for peer in cluster.hosts_of(stage)})
+
+
+def order(commit: bytes, blob: bytes, peers: Iterable[str]) -> list[str]:
+    """Who holds the shares: the peer at place i has share i modulo their number. For each blob another order."""
+    return sorted(peers, key=lambda peer: sha256(b"dilocox-share-order\0", commit, blob, peer.encode()))
+
+
+def share_of(commit: bytes, blob: bytes, peers: Sequence[str], me: str, code: Code) -> int | None:
+    """The index of this peer's share; None: it holds none."""
+    return order(commit, blob, peers).index(me) % code.shares if me in peers else None
+
+
+def leaf(blob: bytes, size: int, code: Code, index: int, digest: bytes) -> bytes:
+    return sha256(b"dilocox-share-v1\0", blob, struct.pack(">QIII", size, *code, index), digest)
+
+
+def make_shares(blob: bytes, size: int, code: Code, digests: Sequence[bytes]) -> list[services.Share]:
+    """Each with its proof; `digests`: of the shares, in order."""
+    leaves = [leaf(blob, size, code, index, digest) for index, digest in enumerate(digests)]
+    root = tree.root(leaves)
+    return [
+        services.Share(
+            blob=blob,
+            size=size,
+            shares=code.shares,
+            needed=code.needed,
+            index=index,
+            digest=digest,
+            root=root,
+            proof=tree.proof(leaves, index),
+        )
+        for index, digest in enumerate(digests)
+    ]
+
+
+def check_share(share: services.Share, blob: bytes, largest: int = limits.BLOB_BYTES) -> Code:
+    """What a peer says of its share of this blob, of at most `largest` bytes. Raises RemoteError where it proves nothing."""
+    if share.blob != blob:
+        raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the share is of another blob")
+    if not 0 < share.needed < share.shares <= limits.SHARES or share.index >= share.shares:
+        raise RemoteError(pb.REASON_MALFORMED, f"share {share.index} of {share.shares}, {share.needed} of which restore")
+    if share.size > largest:
+        raise RemoteError(pb.REASON_OVERSIZE, f"a share of {share.size} bytes; the blob has at most {largest}")
+    if len(share.proof) > limits.SHARES.bit_length() or {len(each) for each in (share.digest, share.root, *share.proof)} != {
+        32
+    }:
+        raise RemoteError(pb.REASON_MALFORMED, "the proof of a share is not made of digests")
+    code = Code(share.shares, share.needed)
+    if tree.climb(leaf(blob, share.size, code, share.index, share.digest), share.proof) != share.root:
+        raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the proof of a share does not lead to its root")
+    return code
+
+
+def by_root(found: Iterable[tuple[T, services.Share]]) -> list[list[tuple[T, services.Share]]]:
+    """Shares of one blob that were checked, by what they claim to be of: those first of which most different ones are there."""
+    groups: dict[bytes, list[tuple[T, services.Share]]] = defaultdict(list)
+    for who, share in found:
+        groups[share.root].append((who, share))
+    return sorted(groups.values(), key=lambda group: (-len({share.index for _, share in group}), group[0][1].root))
+
+
+def chance(code: Code, samples: int, unanswered: int, part: float = 1.0) -> float:
+    """The probability that at most so many of the samples go unanswered, although of this part of the blobs fewer than `needed`
+    shares exist.
+
+    Samples are drawn with replacement, blob and share; each goes unanswered with q ≥ part · (shares − needed + 1) / shares then, so
+    it is at most Σ C(samples, i) qⁱ (1 − q)^(samples − i) over i ≤ unanswered.
+    """
+    q = part * (code.shares - code.needed + 1) / code.shares
+    return min(1.0, sum(comb(samples, i) * q**i * (1 - q) ** (samples - i) for i in range(unanswered + 1)))
+
+
+class Held(NamedTuple):
+    """A share that is kept, or could be."""
+
+    round: int
+    """Of the commit that names the blob."""
+    state: bool
+    size: int
+    """Bytes of the share."""
+    blob: bytes
+
+
+def worth_keeping(shares: Iterable[Held], head: int, rounds: int, most: int) -> set[bytes]:
+    """Of which blobs the shares are kept, so that they take at most so many bytes: the newest first, of one round the states first.
+
+    `head`: the open round; `rounds`: for how many what was counted is kept.
+    """
+    here = sorted(set(shares), key=lambda share: (-share.round, not share.state, share.blob))
+    snapshots = sorted({share.round for share in here if share.state})[-SNAPSHOTS_KEPT:]
+    left, keep = most, set[bytes]()
+    for share in here:
+        fresh = share.round in snapshots if share.state else share.round >= head - rounds
+        if fresh and share.blob not in keep:
+            if share.size > left:
+                break
+            left -= share.size
+            keep.add(share.blob)
+    return keep

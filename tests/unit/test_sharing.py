@@ -1,0 +1,271 @@
+"""Half of the roster goes, with its disks: what commits name is restored from the shares of the others."""
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+
+pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
+
+from dilocox.cli.shares import show, told
+from dilocox.node.sampling import Sample, Sampler
+from dilocox.node.sharing import Restorer, Sharing, named_by
+from dilocox.node.starts import Starts
+from dilocox.protocol import erasure, shares
+from dilocox.protocol.chain import taken
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.shares import Code
+from dilocox.transport.blobs import BlobStore, digest_of
+from dilocox.transport.shares import ShareStore, share_bytes
+from tests.archived import RealTable, real_run
+from tests.helpers import identity
+from tests.peers import Peer, meeting
+
+PEERS, ROUNDS = 6, 3
+
+
+@pytest.fixture(autouse=True)
+def _disk_that_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred small files a round; that they survive is the matter of test_share_store.py and test_files.py."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@dataclass
+class Sharer:
+    peer: Peer
+    sharing: Sharing
+    starts: Starts
+
+    @property
+    def kept(self) -> ShareStore:
+        return self.sharing.shares
+
+    def follow(self, table: RealTable, number: int) -> None:
+        """A round as a node lives it: it has all that the commit counts, shares it, and lets go of what nobody builds on."""
+        for digest in table.store.digests():
+            if digest not in self.peer.store:
+                self.peer.store.put([table.store.read(digest)])
+        if number >= self.peer.chain.length:
+            self.peer.chain.append(table.commits[number].envelope)
+        self.sharing.look()
+        states = {
+            n: dict(enumerate(self.peer.store.stage_digests(c.body.state))) for n, c in enumerate(table.commits[: number + 1])
+        }
+        roots = {n: c.body.state for n, c in enumerate(table.commits[: number + 1])}
+        self.peer.store.sweep(self.peer.store.digests() - self.starts.worth_keeping(states, roots))
+
+
+@asynccontextmanager
+async def sharing(folder: Path, count: int = 1, **settings: object) -> AsyncIterator[tuple[RealTable, list[Sharer]]]:
+    """Six clusters of a run that keeps shares, after some rounds."""
+    (folder / "table").mkdir()
+    run = real_run(
+        BlobStore(folder / "table" / "data"), model={"stages": 2}, rounds={"start_clusters": PEERS}, availability=settings
+    )
+    table = RealTable(run, BlobStore(folder / "table" / "blobs"))
+    table.genesis(range(PEERS))
+    async with meeting(folder, run, *[list(table.commits)] * PEERS) as peers:
+        sharers = []
+        for peer in peers:
+            kept = ShareStore(folder / str(peer.number) / "shares")
+            starts = Starts(run, peer.chain, peer.store, peer.exchange)
+            peer.service.share, peer.service.shelves = kept.get, (kept,)
+            roster = lambda chain=peer.chain: chain.head.roster  # noqa: E731
+            scratch = folder / str(peer.number) / "restoring"
+            peer.exchange.shares = Restorer(scratch, peer.everybody, peer.channels, roster, kept)
+            mine = Sharing(run, peer.chain, peer.store, kept, identity(peer.number).peer, starts.oldest_kept)
+            sharers.append(Sharer(peer, mine, starts))
+        for _ in range(count):
+            table.train(1, range(PEERS))
+            for sharer in sharers:
+                sharer.follow(table, len(table.commits) - 1)
+        yield table, sharers
+
+
+def lose(folder: Path, sharers: list[Sharer]) -> None:
+    """They go, and their disks with them."""
+    for sharer in sharers:
+        del sharer.peer.everybody.records[identity(sharer.peer.number).peer]
+        for name in ("blobs", "shares"):
+            shutil.rmtree(folder / str(sharer.peer.number) / name)
+
+
+async def test_half_of_the_roster_goes_with_its_disks_and_everything_is_restored(tmp_path: Path):
+    async with sharing(tmp_path, ROUNDS) as (table, sharers):
+        gone, left = sharers[: PEERS // 2], sharers[PEERS // 2 :]
+        lose(tmp_path, gone)
+        for sharer in left:  # nor does anybody have a whole blob any more
+            sharer.peer.store.sweep(sharer.peer.store.digests())
+        one = left[0].peer
+        payloads = 0
+        for commit in table.commits[1:]:
+            apply = await one.exchange.take(commit)
+            assert len(apply.takes) == PEERS
+            for item, take in zip(taken(commit.body), apply.takes, strict=True):
+                assert one.store.verify(item.contribution.leaves)
+                for digest in take.payloads:
+                    assert one.store.verify(digest)
+                    assert one.store.read(digest) == table.store.read(digest)
+                    payloads += 1
+        assert payloads == PEERS * ROUNDS * table.run.model.stages
+        newest = table.run.snapshot_round(table.commits[-1].body.round)
+        root = table.commits[newest].body.state
+        for stage, digest in enumerate(await left[0].starts.stages_of(newest, root)):
+            await one.exchange.fetch(digest, left[0].starts.keepers(newest), stage=stage)
+            assert one.store.read(digest) == table.store.read(digest)
+        assert not BlobStore(tmp_path / str(one.number) / "restoring").digests(), "what was put together needs no parts"
+
+
+async def test_with_one_more_gone_nothing_is_made_up(tmp_path: Path):
+    async with sharing(tmp_path) as (table, sharers):
+        lose(tmp_path, sharers[: PEERS // 2 + 1])
+        for sharer in sharers[PEERS // 2 + 1 :]:
+            sharer.peer.store.sweep(sharer.peer.store.digests())
+        one = sharers[-1].peer
+        with pytest.raises(RemoteError, match=r"2 of its shares were had, and 3 restore it"):
+            await one.exchange.take(table.commits[1])
+        assert not one.store.digests()
+
+
+async def test_shares_under_a_lie_are_passed_over(tmp_path: Path):
+    """Half of the roster agrees on shares that restore something else."""
+    async with sharing(tmp_path) as (table, sharers):
+        commit = table.commits[1]
+        blob, code = taken(commit.body)[0].contribution.leaves, Code(PEERS, PEERS // 2)
+        size = table.store.size(blob)
+        (root,) = {share.root for sharer in sharers if (share := sharer.kept.get(blob)) is not None}
+        for fill in range(256):  # until it is tried first: of as many shares, the smaller root is
+            parts = list(erasure.stripes([bytes([fill]) * size], size, code))
+            bad = [b"".join(stripe[index] for stripe in parts) for index in range(code.shares)]
+            lies = shares.make_shares(blob, size, code, [digest_of([each]) for each in bad])
+            if lies[0].root < root:
+                break
+        honest = {share.index for s in sharers[: PEERS // 2] if (share := s.kept.get(blob)) is not None}
+        assert len(honest) == PEERS // 2
+        for liar, share, raw in zip(sharers[PEERS // 2 :], lies, bad, strict=False):
+            liar.kept.store.put([raw])
+            liar.kept.add(share)
+        for sharer in sharers:
+            sharer.peer.store.sweep(sharer.peer.store.digests())
+        for sharer in (sharers[0], sharers[-1]):
+            await sharer.peer.exchange.fetch(blob, [], table.store.size(blob))
+            assert sharer.peer.store.read(blob) == table.store.read(blob)
+            assert sharer.peer.store.digests() == {blob}
+
+
+async def test_every_peer_keeps_its_part_and_nobody_sent_it(tmp_path: Path):
+    async with sharing(tmp_path) as (table, sharers):
+        assert [sharer.peer.service.bytes_sent for sharer in sharers] == [0] * PEERS
+        for commit in table.commits[1:]:
+            for named in named_by(table.run, commit.body, table.store):
+                found = [share for sharer in sharers if (share := sharer.kept.get(named.blob)) is not None]
+                assert {share.index for share in found} == set(range(PEERS))
+                assert len({share.root for share in found}) == 1
+
+
+async def test_a_restart_keeps_its_shares_and_makes_what_is_lost_again(tmp_path: Path):
+    async with sharing(tmp_path) as (_, sharers):
+        one = sharers[0]
+        before = {share.blob for share in one.kept.shares()}
+        newest = max(one.kept.shares(), key=lambda share: share.round)
+        one.kept.store.path(newest.digest).write_bytes(b"damaged")
+        again = ShareStore(one.kept.store.folder)
+        assert {share.blob for share in again.shares()} == before
+        assert again.get(newest.blob) is None
+        one.sharing.shares = again
+        one.sharing.look()
+        assert again.get(newest.blob) == newest
+
+
+async def test_a_budget_of_rounds_holds(tmp_path: Path):
+    async with sharing(tmp_path, 2, rounds=1) as (_, sharers):
+        for sharer in sharers:
+            assert {share.round for share in sharer.kept.shares() if not share.state} == {2}
+            assert {share.round for share in sharer.kept.shares() if share.state} == {1}
+
+
+def test_the_newest_are_kept_where_not_all_fit():
+    held = [shares.Held(round, state, 10, b"%d %d" % (round, state)) for round in range(1, 9) for state in (False, True)]
+    assert shares.worth_keeping(held, 9, 3, 35) == {b"8 1", b"8 0", b"7 1"}
+    assert shares.worth_keeping(held, 9, 3, 1000) == {b"8 1", b"8 0", b"7 1", b"7 0", b"6 0"}
+    assert shares.worth_keeping([], 9, 3, 1000) == set()
+
+
+async def test_who_answers_with_nonsense_is_passed_over(tmp_path: Path):
+    async with sharing(tmp_path) as (table, sharers):
+        blob = taken(table.commits[1].body)[0].contribution.leaves
+        one = sharers[0]
+        for sharer in sharers[1:3]:
+            sharer.peer.service.share = lambda blob: services.Share(blob=blob, shares=6, needed=3, size=1)
+        assert isinstance(one.peer.exchange.shares, Restorer)
+        answers = await one.peer.exchange.shares.answers(blob)
+        assert {answer.share.index for answer in answers} == {
+            share.index for s in (one, *sharers[3:]) if (share := s.kept.get(blob)) is not None
+        }
+        assert sum(share_bytes(answer.share) for answer in answers if answer.peer) > 0
+
+
+def sampler(sharer: Sharer, seed: int = 0) -> Sampler:
+    peer = sharer.peer
+    assert isinstance(peer.exchange.shares, Restorer)
+    return Sampler(sharer.sharing.manifest, peer.chain, peer.store, peer.exchange, peer.exchange.shares, Random(seed))
+
+
+async def test_samples_find_who_withholds(tmp_path: Path):
+    """One says that it keeps its shares and sends none, one has lost them, one is not there."""
+    async with sharing(tmp_path) as (_, sharers):
+        auditor = sampler(sharers[0])
+        drawn = [await auditor.draw() for _ in range(12)]
+        assert [sample.why for sample in drawn] == [""] * 12
+        assert len({(sample.blob, sample.index) for sample in drawn}) > 6
+        names = [identity(number).peer for number in range(PEERS)]
+        sharers[1].peer.service.shelves = ()
+        sharers[2].peer.service.share = lambda blob: None
+        del sharers[3].peer.everybody.records[names[3]]
+        found: dict[str, set[str]] = {name: set() for name in names}
+        while any(not whys for whys in found.values()):
+            sample = await auditor.draw()
+            found[sample.peer].add(sample.why)
+        assert [len(found[name]) for name in names] == [1] * PEERS
+        assert "does not send it" in found[names[1]].pop()
+        assert found[names[2]] == found[names[3]] == {"it keeps no share of it, or cannot be reached"}
+        assert found[names[4]] == found[names[5]] == {""}
+
+
+async def test_a_share_under_another_root_is_no_answer(tmp_path: Path):
+    """It has a share, of something else, and a proof of that."""
+    async with sharing(tmp_path) as (_, sharers):
+        auditor, liar = sampler(sharers[0]), sharers[1]
+        honest = liar.kept.get
+
+        def lie(blob: bytes) -> services.Share | None:
+            share = honest(blob)
+            if share is None:
+                return None
+            code = Code(share.shares, share.needed)
+            return shares.make_shares(blob, share.size, code, [share.digest] * code.shares)[share.index]
+
+        liar.peer.service.share = lie
+        why: dict[str, str] = {}
+        while identity(1).peer not in why:
+            sample = await auditor.draw()
+            why[sample.peer] = sample.why
+        assert why.pop(identity(1).peer) == "its share is of other shares than most others'"
+        assert set(why.values()) <= {""}
+
+
+def test_what_was_sampled_is_told_with_its_chance(capsys: pytest.CaptureFixture[str]):
+    code = Code(6, 3)
+    drawn = [Sample(1, bytes(32), code, at % 6, identity(at % 6).peer, "it is away" if at == 5 else "") for at in range(16)]
+    said = told(drawn)
+    assert said["samples"] == 16
+    assert [each["peer"] for each in said["unanswered"]] == [identity(5).peer]
+    assert said["chance"] == {"all": shares.chance(code, 16, 1), "half": shares.chance(code, 16, 1, 0.5)}
+    show(drawn)
+    assert "15 of 16 answered" in capsys.readouterr().out
