@@ -2,9 +2,19 @@
 
 import os
 import resource
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 
 import pytest
+
+_frames = sys.getrecursionlimit()
+for _library_of_chains in ("eth", "py_ecc"):
+    with suppress(ImportError):
+        import_module(_library_of_chains)
+sys.setrecursionlimit(_frames)
+"""These allow 100,000 frames, for which the stack has no room: JSON that nests deep would end the process of the tests."""
 
 MOST_BYTES = 12 << 30
 """Of memory, for each process of a test."""

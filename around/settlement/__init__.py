@@ -1,1 +1,9 @@
 """Settling a run's work on an EVM chain (docs/around.md). The extra `settlement` is what it needs."""
+
+import sys
+from contextlib import suppress
+
+_frames = sys.getrecursionlimit()
+with suppress(ImportError):
+    import eth_account as eth_account
+sys.setrecursionlimit(_frames)  # what that imports allows 100,000: JSON that nests deep would then end the process

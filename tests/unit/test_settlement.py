@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -191,3 +194,11 @@ def test_a_key_file_is_its_users_alone_and_never_overwritten(tmp_path):
     path.write_text("nonsense")
     with pytest.raises(ConfigError, match="holds no key"):
         read_key(path)
+
+
+@pytest.mark.parametrize("module", ["dilocox.around.settlement.keys", "dilocox.around.settlement.contract"])
+def test_json_that_nests_deep_is_still_an_error_and_no_end(module: str):
+    """Libraries of it allow 100,000 frames when they are imported, and the stack has room for fewer."""
+    code = f"import sys; before = sys.getrecursionlimit(); import {module}; assert sys.getrecursionlimit() == before"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    assert sys.getrecursionlimit() < 10_000, "nor do the tests' libraries change it for other tests (conftest.py)"
