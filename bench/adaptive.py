@@ -136,7 +136,7 @@ def main() -> None:
         found[name] = rule, outcome(fixed_like(settings, rule.bits, steps), steps, seeds)
         print(f"{name}: {rule.loss:.4f}, fixed {found[name][1].loss:.4f}", flush=True)
     table(COLUMNS, [cells(row) for row in facts(found)])
-    write("adaptive" + ("-quick" if options.quick else ""), {"steps": steps, "seeds": seeds, "rows": facts(found)})
+    write("adaptive", {"steps": steps, "seeds": seeds, "rows": facts(found)}, options.quick)
     judge(missed(found), options.check)
 
 

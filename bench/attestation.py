@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for r in results
     ]
     table(columns, rows)
-    write("attestation", results)
+    write("attestation", results, options.quick)
     judge(missed(results), options.check)
 
 

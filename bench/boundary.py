@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
                 results.append(measure(shape, codec, Path(folder)))
     dist.destroy_process_group()
     show(results, copied)
-    write("boundary" + ("-quick" if options.quick else ""), {"copy_bytes_per_second": copied, "rows": results})
+    write("boundary", {"copy_bytes_per_second": copied, "rows": results}, options.quick)
     found = missed(results)
     judge(found, options.check)
     return found

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.report import bench_parser, judge, load_preset, table, write
+from bench.report import bench_parser, load_preset, table, write
 from bench.texts import UNREAD
 from dilocox.node.outer.state import StageState
 from dilocox.node.training.inner import InnerOptimizer
@@ -168,7 +168,7 @@ def measure(shape: Shape, device: torch.device) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = bench_parser("bench.codec", __doc__, "the smallest shape").parse_args(arguments)
+    options = bench_parser("bench.codec", __doc__, "the smallest shape", bars=False).parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results = [measure(shape, device) for shape in (SHAPES[:1] if options.quick else SHAPES)]
     columns = ["shape", "parameters", "device", "optimizer", "codec", "H", "tokens/step (measured)"]
@@ -191,8 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for r in results
     ]
     table(columns, rows)
-    write("codec", results)
-    judge([], options.check)
+    write("codec", results, options.quick)
 
 
 if __name__ == "__main__":

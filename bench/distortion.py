@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench.arms import ARMS, Settings
 from bench.lab import process_group_of_one
-from bench.report import bench_parser, judge, table, write
+from bench.report import bench_parser, table, write
 from bench.texts import stdlib
 from dilocox.node.outer.state import StageState
 from dilocox.node.training.data import load_dataset
@@ -68,7 +68,7 @@ def lose(run: Manifest, work: Tensor, compressions: tuple[dict[str, Any], ...]) 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = bench_parser("bench.distortion", __doc__, "two codecs").parse_args(arguments)
+    options = bench_parser("bench.distortion", __doc__, "two codecs", bars=False).parse_args(arguments)
     process_group_of_one()
     results: list[dict[str, Any]] = []
     work = {optimizer: pseudo_gradient(optimizer) for optimizer in ("adamw", "muon")}
@@ -80,9 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     columns = ["codec", "bits/parameter", "error, AdamW", "error, Muon"]
     rows = [[r["codec"], f"{r['bits']:.2f}", f"{r['adamw']:.3f}", f"{r['muon']:.3f}"] for r in results]
     table(columns, rows)
-    if not options.quick:
-        write("distortion", results)
-    judge([], options.check)
+    write("distortion", results, options.quick)
 
 
 if __name__ == "__main__":

@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for row in rows
     ]
     table(columns, cells)
-    write("held" + ("-quick" if options.quick else ""), rows)
+    write("held", rows, options.quick)
     judge(missed(rows), options.check)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from bench.report import bench_parser, judge, table, write
+from bench.report import bench_parser, table, write
 from bench.texts import stdlib
 from bench.wire import payload_bytes
 from dilocox.cli.init import render_preset
@@ -218,7 +218,7 @@ def run_file(folder: Path, phase: float = 1e5) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = bench_parser("bench.overlap", __doc__, "one link, one pair of windows").parse_args(arguments)
+    options = bench_parser("bench.overlap", __doc__, "one link, one pair of windows", bars=False).parse_args(arguments)
     shares, pairs = (SHARES[:1], 1) if options.quick else (SHARES, PAIRS)
     if len(os.sched_getaffinity(0)) < 2:
         raise SystemExit("this bench needs two cores")
@@ -271,8 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for r in results
     ]
     table(columns, rows)
-    write("overlap", results)
-    judge([], options.check)
+    write("overlap", results, options.quick)
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for row in rows
         ],
     )
-    write("pipeline", rows)
+    write("pipeline", rows, options.quick)
     judge(missed(rows), options.check)
 
 

@@ -30,15 +30,22 @@ def machine() -> dict[str, Any]:
     return {"device": device, "cores": os.cpu_count(), "torch": torch.__version__, "platform": platform.platform()}
 
 
-def write(name: str, results: Any) -> None:
+def write(name: str, results: Any, quick: bool = False) -> None:
+    """`quick`: beside those of a whole run, which stay."""
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+    (RESULTS / f"{name}{'-quick' * quick}.json").write_text(
+        json.dumps({"machine": machine(), "results": results}, indent=1) + "\n"
+    )
 
 
-def bench_parser(name: str, doc: str | None, quick: str) -> argparse.ArgumentParser:
-    """With what every bench takes. `doc`: the module's, `quick`: what of it is left then."""
+def bench_parser(name: str, doc: str | None, quick: str, bars: bool = True) -> argparse.ArgumentParser:
+    """With the two options that every bench takes. `doc`: the module's, `quick`: what of it is left then, `bars`: whether it has
+    any."""
+    check = (
+        "exit with 1 where a bar is missed" if bars else "as without it: this bench measures, and no issue names a bar for it"
+    )
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=(doc or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser.add_argument("--check", action="store_true", help=check)
     parser.add_argument("--quick", action="store_true", help=quick)
     return parser
 

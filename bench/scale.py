@@ -500,7 +500,7 @@ def main(quick: bool = False) -> list[str]:
         f"started again after {again['rounds']:,} rounds of {again['clusters']} ({again['database_bytes'] / 1e6:,.0f} MB) in"
         f" {again['cpu_seconds']:.2f} CPU s, {again['wall_seconds']:.2f} s"
     )
-    write("scale", {"shapes": shapes, "restart": again})
+    write("scale", {"shapes": shapes, "restart": again}, quick)
     return missed(shapes, again)
 
 

@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
     else:
         result = asyncio.run(measure(60 * options.minutes, options.connections, STEP_SECONDS, options.seed))
     show(result)
-    write("strangers" + ("-quick" if options.quick else ""), result)
+    write("strangers", result, options.quick)
     found = missed(result)
     judge(found, options.check)
     return found

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.arms import ARMS, CLUSTERS
 from bench.lab import Lab, process_group_of_one
-from bench.report import bench_parser, judge, table, write
+from bench.report import bench_parser, table, write
 
 __all__ = ["main"]
 
@@ -52,7 +52,7 @@ def run(rule: str, seed: int) -> tuple[float, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = bench_parser("bench.unequal", __doc__, "one seed").parse_args(arguments)
+    options = bench_parser("bench.unequal", __doc__, "one seed", bars=False).parse_args(arguments)
     seeds = 1 if options.quick else SEEDS
     process_group_of_one()
     results: list[dict[str, Any]] = []
@@ -75,8 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [r["rule"], f"{r['loss']:.4f}", f"{r['spread']:.4f}", f"{r['tokens']:,}", f"{r['tokens'] / base:.2f}"] for r in results
     ]
     table(columns, rows)
-    write("unequal" + "-quick" * options.quick, {"steps": STEPS, "seeds": seeds, "slowdown": SLOWDOWN, "rows": results})
-    judge([], options.check)
+    write("unequal", {"steps": STEPS, "seeds": seeds, "slowdown": SLOWDOWN, "rows": results}, options.quick)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from bench.report import bench_parser, judge, load_preset, table, write
+from bench.report import bench_parser, load_preset, table, write
 from dilocox.node.outer.state import StageState
 from dilocox.protocol import payload
 from dilocox.protocol.manifest import Manifest
@@ -33,7 +33,7 @@ def payload_bytes(run: Manifest) -> tuple[int, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = bench_parser("bench.wire", __doc__, "the small preset").parse_args(arguments)
+    options = bench_parser("bench.wire", __doc__, "the small preset", bars=False).parse_args(arguments)
     results: list[dict[str, Any]] = []
     for name in ("tiny",) if options.quick else ("tiny", "qwen1.5-107b"):
         run = load_preset(name)
@@ -78,8 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table(columns, rows)
     print("a peer sends its payload once per round (others spread it) and receives one per other cluster;")
     print("AllReduce: the gradient once per inner step, H steps, as each method's bytes before topology factors")
-    write("wire", results)
-    judge([], options.check)
+    write("wire", results, options.quick)
 
 
 if __name__ == "__main__":

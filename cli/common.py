@@ -54,6 +54,7 @@ __all__ = [
     "api_call",
     "archive_place",
     "fail",
+    "no_answer",
     "print_json",
     "print_labelled",
     "print_table",
@@ -61,7 +62,6 @@ __all__ = [
     "read_run",
     "read_run_text",
     "set_up_logging",
-    "silent",
 ]
 
 API_SECONDS = 10.0
@@ -287,16 +287,16 @@ def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
     except urllib.error.HTTPError as error:
         refused(url, error)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        why = getattr(error, "reason", error)
-        silent(url, why)
+        no_answer(url, error)
     except (ValueError, HTTPException):
         stranger(url, "or no API")
 
 
-def silent(url: str, why: object) -> NoReturn:
-    """Say that nothing answers where a daemon's API was named, and exit. Who takes a call and says nothing is there."""
+def no_answer(url: str, error: OSError) -> NoReturn:
+    """Say that nothing answers where a daemon's API was named, and exit. Who takes a call and then says nothing is there."""
+    why = getattr(error, "reason", error)
     there = "it is there, and stands still or has too much to do: look at its log, and at what `ps` says of it"
-    do = there if isinstance(why, TimeoutError) else do_about("not-running")
+    do = there if isinstance(error, TimeoutError) else do_about("not-running")
     fail(f"the daemon does not answer at {url}: {why}", Exit.NOT_RUNNING, do)
 
 

@@ -19,8 +19,8 @@ from dilocox.cli.common import (
     fail,
     find_daemon,
     find_event_log,
+    no_answer,
     refused,
-    silent,
     stranger,
     telling_daemon,
 )
@@ -82,7 +82,7 @@ def _stream(url: str) -> Iterator[dict[str, Any]]:
     except urllib.error.HTTPError as error:
         refused(url, error)
     except urllib.error.URLError as error:
-        silent(url, error.reason)
+        no_answer(url, error)
     except HTTPException:
         stranger(url, "or no API")
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ class Exit(IntEnum):
         made.says = says
         return made
 
-    FINE = 0, "it did what it was told. SIGTERM and Ctrl-C end a daemon so, once it left the roster"
+    FINE = 0, "it did what it was told. SIGTERM and Ctrl-C end a daemon so, once it left the roster, or before it came to it"
     UNEXPECTED = 1, "something failed; the sentence says what, and whose fault it was"
     USAGE = 2, "an option, a variable, a run file or a folder cannot be used: another try would end the same way"
     NOT_RUNNING = 3, "no daemon runs, or it only starts: it has nothing to tell yet"

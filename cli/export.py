@@ -157,8 +157,8 @@ def write_held(
                 raise
             if round is not None or not left:
                 raise LocalError(
-                    "the node gave that state up while it was read, for the run has gone on: try again, or name with --round one"
-                    " that is kept, or an archive"
+                    "the node gave that state up while it was read, for the run has gone on: try again, or take one that is kept,"
+                    " or an archive's"
                 ) from error
     raise AssertionError("unreachable")
 

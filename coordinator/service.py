@@ -109,13 +109,13 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self._clock = clock
         self._challenges = Challenges(lambda: clock().seconds)
         self.record: Statement[pb.PeerRecord] | None = None
-        """Our signed peer record; set before the server starts."""
+        """Our signed peer record; set before it serves the run."""
         self.callers: Callers | None = None
-        """Who calls our server; set before it starts."""
+        """Who calls our server; set before it serves the run."""
         self.watchers: set[asyncio.Queue[services.WatchEvent | None]] = set()
         self._streams = Streams(self._known, chain.manifest.may_read)
         self.shared = False
-        """Whether there are several coordinators; set before the server starts."""
+        """Whether there are several coordinators; set before it serves the run."""
         self._buckets = Buckets(lambda: clock().seconds)
         self.liveness = Liveness(chain.manifest.rounds.liveness_seconds, lambda: clock().seconds)
         self.ballot: Statement[object] | None = None
@@ -128,7 +128,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """Told who takes part."""
         self._said = ""
         self.events: EventLog | None = None
-        """Keeps what happened; set before the server starts."""
+        """Keeps what happened; set before it serves the run."""
         self.driver = RoundDriver(identity, chain, self._publish, clock, rounds)
         self.driver.emit = self.emit
         self.driver.resume()

@@ -7,7 +7,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -91,14 +91,14 @@ class Ceph:
         self._until(lambda: "quorum" in self.run("ceph", "-s", fails=True), "the monitor does not answer")
         self.run("ceph", "osd", "create")
         self.run("ceph-osd", "-i", "0", "--mkfs")
-        self._until(self._has_an_object_store, "the object store does not come up")
+        self._until(self._start_object_store, "the object store does not come up")
         keys = ["--access-key", "tests", "--secret-key", "tests"]
         self.run("radosgw-admin", "-n", "client.admin", "user", "create", "--uid", "tests", "--display-name", "tests", *keys)
         self.start("radosgw", "-n", "client.admin")
         self._make_bucket()
 
-    def _has_an_object_store(self) -> bool:
-        """Starts it: one that came before the monitor was ready for it waits for ever, now and then."""
+    def _start_object_store(self) -> bool:
+        """Whether it is up: one that came before the monitor was ready for it waits for ever, now and then."""
         self.start("ceph-osd", "-i", "0")
         for _ in range(TRIES):
             if "1 up" in self.run("ceph", "osd", "stat", fails=True):
@@ -143,9 +143,9 @@ class Ceph:
 
 
 @contextmanager
-def ceph_bucket(folder: Path, binaries: Sequence[str] = BINARIES) -> Iterator[tuple[str, dict[str, str]]]:
+def ceph_bucket(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """The bucket's URL, and what the environment of who asks must say."""
-    missing = [name for name in binaries if shutil.which(name) is None]
+    missing = [name for name in BINARIES if shutil.which(name) is None]
     if missing:
         pytest.skip(f"no S3 server of Ceph, {', '.join(missing)}: apt-get install ceph-mon ceph-osd ceph-common radosgw")
     ceph = Ceph(folder)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from dilocox.node.data.rendering import renderer
 from dilocox.node.data.shards import Encoded
 from dilocox.node.data.sources import sound
-from dilocox.node.data.tokens import FileEncoder, panics
+from dilocox.node.data.tokens import FileEncoder, told_of_panics
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import Chat
 from dilocox.protocol.errors import ConfigError
@@ -80,7 +80,7 @@ class ChatEncoder:
             self._counts["spelling"] += 1
             return None
         text, spans = renderer().render(self._template, messages, self._special_tokens, marked=self._marks)
-        with panics("of the conversations"):
+        with told_of_panics("of the conversations"):
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
         if not self._marks:
             width = self._sequence_length + 1

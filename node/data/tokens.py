@@ -14,7 +14,7 @@ from dilocox.protocol.corpus import BYTES
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.files import read_at_most
 
-__all__ = ["Encoder", "FileEncoder", "Tokens", "byte_tokenizer", "open_encoder", "panics", "train_tokenizer"]
+__all__ = ["Encoder", "FileEncoder", "Tokens", "byte_tokenizer", "open_encoder", "told_of_panics", "train_tokenizer"]
 
 Tokens = npt.NDArray[np.integer[Any]]
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
@@ -40,7 +40,7 @@ class ByteEncoder:
 
 
 @contextmanager
-def panics(tokenizer: str) -> Iterator[None]:
+def told_of_panics(tokenizer: str) -> Iterator[None]:
     """Raises ConfigError where `tokenizers` panics over what its file says, which is no Exception and has no type to import."""
     try:
         yield
@@ -58,8 +58,10 @@ class FileEncoder:
         self._path = path
         try:
             self.file: bytes | None = read_at_most(path, limits.TOKENIZER_BYTES)
-            with panics(str(path)):
+            with told_of_panics(str(path)):
                 self._tokenizer = Tokenizer.from_buffer(self.file)
+        except ConfigError:
+            raise
         except Exception as error:  # tokenizers raises nothing narrower
             raise ConfigError(f"the tokenizer {path} cannot be read: {error}") from error
         self._tokenizer.no_truncation()
@@ -81,7 +83,7 @@ class FileEncoder:
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Raises ConfigError where its file makes `tokenizers` fail."""
-        with panics(str(self._path)):
+        with told_of_panics(str(self._path)):
             if self._pieces is not None:
                 return list(self._pieces.encode(texts))
             encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)

@@ -50,7 +50,9 @@ def generate_text(folder: Path, prompt: str, tokens: int, temperature: float, se
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be loaded by transformers: {error}") from error
     except DAMAGE as error:
-        raise ConfigError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"transformers cannot load {folder}, it is damaged or too large: {type(error).__name__}: {error}"
+        ) from error
     if lacking := sorted(told["missing_keys"]):
         raise ConfigError(f"{folder} is damaged: its weights lack {', '.join(lacking[:3])}")
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
