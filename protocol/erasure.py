@@ -33,8 +33,8 @@ def _driver(code: Code) -> Any:
         return ECDriver(k=code.needed, m=code.shares - code.needed, ec_type=ALGORITHM)
     except ECDriverError as error:
         raise ConfigError(
-            f"shares cannot be made here: this build of pyeclib has no ISA-L ({error}). Install its wheel, which brings it: pip"
-            " install --only-binary pyeclib 'dilocox[availability]'; or the system's libisal2 and liberasurecode1"
+            f"shares cannot be made here: this build of pyeclib has no ISA-L ({error}). Install its wheel, which brings it, or the"
+            " system's libisal2 and liberasurecode1"
         ) from error
 
 
