@@ -284,7 +284,7 @@ def test_a_state_that_is_given_up_while_it_is_read_is_not_the_end(tmp_path: Path
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(store.path(bytes(32))))
 
     monkeypatch.setattr(export, "choose", gone)
-    for round, sentence in ((None, "the third time"), (5, "the run has gone on: try again, or name with --round")):
+    for round, sentence in ((None, "the third time"), (5, "the run has gone on: try again")):
         with pytest.raises(LocalError, match=sentence), working("x") as bar:
             write_held(tmp_path / "out", chain, round, {"text": node.text.folder}, bar)
     assert asked == [None, None, None, 5]
