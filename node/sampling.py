@@ -1,7 +1,6 @@
 """Whether peers have the shares that they should keep: some are drawn, and asked for."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -39,8 +38,7 @@ class Sampler:
         self, manifest: Manifest, chain: ChainFile, store: BlobStore, exchange: Exchange, restorer: Restorer, dice: Random
     ) -> None:
         """`dice`: that nobody who is asked can foresee. Raises ConfigError where there is nothing yet to draw from."""
-        if manifest.availability is None:
-            raise ConfigError("this run keeps no shares: its run file has no [availability]")
+        assert manifest.availability is not None, "the run shares"
         self._manifest, self._chain, self._store, self._exchange = manifest, chain, store, exchange
         self._restorer, self._dice, self._needed = restorer, dice, manifest.availability.needed
         head = chain.head.round
@@ -85,11 +83,7 @@ class Sampler:
         if (answer.share.shares, answer.share.needed, answer.share.index) != (*code, place % code.shares):
             return "it keeps another share than is its own"
         try:
-            await self._restorer.try_chunk(answer, self._draw)
+            await self._restorer.try_chunk(answer, self._dice.randrange)
         except RemoteError as error:
             return f"it says that it has its share, and does not send it: {error.detail}"
         return ""
-
-    @property
-    def _draw(self) -> Callable[[int], int]:
-        return self._dice.randrange

@@ -17,7 +17,7 @@ import grpc.aio
 from dilocox.node.exchange import Exchange, Finder
 from dilocox.node.place import Place
 from dilocox.node.starts import Starts
-from dilocox.protocol import erasure, limits
+from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster, advance
@@ -28,6 +28,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.shares import Code, Held, Named, by_root, check_share, code_of, hosts, share_of, worth_keeping
+from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import ChannelPool, fetch_blob, fetch_chunk, in_thread
@@ -106,14 +107,18 @@ class Sharing:
             assert commit is not None
             roster = advance(self.manifest, commit).roster
             for named in named_by(self.manifest, commit.body, self.store):
-                if kept.get(named.blob, 0) >= round or named.blob not in self.store:
+                if kept.get(named.blob, 0) >= round:
                     continue
                 peers = hosts(roster, named.stage)
                 code = code_of(len(peers), needed)
                 index = share_of(commit.digest, named.blob, peers, self.me, code) if code is not None else None
-                if code is not None and index is not None:
+                if code is None or index is None:
+                    continue
+                try:
                     size = code.share_size(self.store.size(named.blob))
-                    yield Part(Held(round, named.state, size, named.blob), code, index)
+                except FileNotFoundError:  # not here, or its time was over this very moment
+                    continue
+                yield Part(Held(round, named.state, size, named.blob), code, index)
 
     def _make(self, part: Part) -> None:
         blob = part.held.blob

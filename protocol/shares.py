@@ -1,7 +1,7 @@
 """Shares of a blob: any `needed` of them restore it, when whoever held the blob is gone. Who holds which; what proves one.
 
 What is shared is what a commit names: counted payloads with their lists, and states that joiners start from. Every machine that has
-the blob makes the same shares of it (erasure.py), keeps its own, and nobody sends one to anybody.
+the blob makes the same shares of it (transport/erasure.py), keeps its own, and nobody sends one to anybody.
 
     leaf    SHA-256("dilocox-share-v1" ‖ 0 ‖ blob ‖ size, u64 ‖ shares, u32 ‖ needed, u32 ‖ index, u32 ‖ digest of the share)
 

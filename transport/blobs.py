@@ -56,7 +56,10 @@ def _chunks(buffers: Iterable[Buffer]) -> Iterator[memoryview]:
 
 def digest_of(buffers: Iterable[Buffer]) -> bytes:
     """The digest a blob of these bytes would have."""
-    return blob_digest(*_hashed(_chunks(buffers)))
+    made = BlobHash()
+    for buffer in buffers:
+        made.update(buffer)
+    return made.digest()
 
 
 class BlobHash:

@@ -3,16 +3,17 @@
 A proof is written after its share, and removed before it: after any crash what a proof names is here, and what none names goes.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from dilocox.protocol import erasure
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.shares import Code, check_share, make_shares
+from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobHash, BlobStore
 from dilocox.transport.files import read_checked, write_atomically
 
@@ -45,8 +46,9 @@ class ShareStore:
         found = (read_checked(path, _parse) for path in sorted(self._proofs.iterdir()) if len(path.name) == 64)
         self._kept = {share.blob: share for share in found if share is not None}
         """By the blob that each is of."""
-        named = {share.digest for share in self._kept.values()}
-        self.store.sweep((self.store.digests() | self.store.partials()) - named)
+        self._named = Counter(share.digest for share in self._kept.values())
+        """How many blobs have this share: two may have equal ones. Looked at for every blob that anybody asks this peer for."""
+        self.store.sweep((self.store.digests() | self.store.partials()) - self._named.keys())
 
     def __contains__(self, blob: bytes) -> bool:
         return blob in self._kept
@@ -64,13 +66,14 @@ class ShareStore:
 
     def holds(self, digest: bytes) -> bool:
         """Whether a blob is a share that we keep, here, and right."""
-        return digest in {share.digest for share in self.shares()} and self.store.sound(digest)
+        return self._named[digest] > 0 and self.store.sound(digest)
 
     def add(self, share: services.Share) -> None:
         """It is in our store already. An older one of the same blob goes."""
         before = self._kept.get(share.blob)
         write_atomically(self._proofs / share.blob.hex(), share.SerializeToString())
         self._kept[share.blob] = share
+        self._named[share.digest] += 1
         if before is not None:
             self._let_go(before)
 
@@ -81,8 +84,10 @@ class ShareStore:
             self._let_go(share)
 
     def _let_go(self, share: services.Share) -> None:
-        with suppress(FileNotFoundError):
-            if all(other.digest != share.digest for other in self.shares()):  # two blobs may have equal shares
+        self._named[share.digest] -= 1
+        if not self._named[share.digest]:
+            del self._named[share.digest]
+            with suppress(FileNotFoundError):
                 self.store.remove(share.digest)
 
 

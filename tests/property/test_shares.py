@@ -32,7 +32,7 @@ def made(blob: bytes, code: Code) -> list[bytes]:
 
 def coder():
     pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
-    from dilocox.protocol import erasure
+    from dilocox.transport import erasure
 
     return erasure
 

@@ -16,11 +16,12 @@ from dilocox.cli.shares import show, told
 from dilocox.node.sampling import Sample, Sampler
 from dilocox.node.sharing import Restorer, Sharing, named_by
 from dilocox.node.starts import Starts
-from dilocox.protocol import erasure, shares
+from dilocox.protocol import shares
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.shares import Code
+from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.shares import ShareStore, share_bytes
 from tests.archived import RealTable, real_run
