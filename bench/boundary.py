@@ -1,7 +1,8 @@
 """What a boundary costs at size: for how long it stalls training, what it writes, how fast encode and apply go (what it holds:
 bench.held).
 
-One worker with all stages of a 100M and of a 350M model (1B widths with a quarter of the layers), on the device there is. A phase
+One worker with all stages of a 100M and of a 350M model (1B widths with a quarter of the layers), on the device there is; on a GPU
+with each choice of where outer state lies (node/outer/passage.py). A phase
 is ended as the node does it, a step follows beside encoding and writing, and a commit of two payloads is applied. What stalls
 training: the end of the phase, the wait for copies before the next update, the move onto the commit. What a boundary cost when it
 was written on the training thread is measured beside it. A phase is H measured steps. Bandwidth is that of one large copy, in the
@@ -9,6 +10,7 @@ same run; encode reads and writes the feedback once, apply Θ and momentum.
 """
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -27,9 +29,11 @@ from bench.report import judge, machine, table, write
 from bench.texts import UNREAD
 from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.outer.passage import passage_of
 from dilocox.node.training.boundaries import Boundaries
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.trainer import Commit, Take, Trainer
+from dilocox.node.worker_settings import OuterState
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
 
@@ -92,15 +96,20 @@ def copy_bytes_per_second() -> float:
     return 2 * COPY_BYTES / min(timed(lambda: target.copy_(source), torch.device("cpu")) for _ in range(3))
 
 
+def here() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def measure(shape: Shape, codec: str, folder: Path, seed: int = 0) -> dict[str, Any]:
+def measure(shape: Shape, codec: str, choice: OuterState, folder: Path, seed: int = 0) -> dict[str, Any]:
     torch.manual_seed(seed)
-    run = manifest(shape, CODECS[codec])
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    trainer, store = Trainer(run, Mesh(device=device)), BlobStore(folder / "blobs")
+    run, device = manifest(shape, CODECS[codec]), here()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    trainer, store = Trainer(run, Mesh(device=device), passage=passage_of(choice, device)), BlobStore(folder / "blobs")
     trainer.load_initial()
     boundaries = Boundaries(folder / "stages", 1, "a", trainer, store)
     tokens = torch.randint(0, run.model.vocabulary_size, (shape.batch, shape.length))
@@ -137,6 +146,7 @@ def measure(shape: Shape, codec: str, folder: Path, seed: int = 0) -> dict[str, 
     return {
         "shape": asdict(shape),
         "codec": codec,
+        "outer_state": choice.value,
         "parameters": state.size,
         "step_seconds": median,
         "stall_seconds": {"end of the phase": ended, "wait for copies": waited[0], "move onto the commit": moved},
@@ -172,6 +182,7 @@ def show(results: Sequence[dict[str, Any]], copied: float) -> None:
         [
             each["shape"]["name"],
             each["codec"],
+            each["outer_state"],
             f"{each['step_seconds']:.2f}",
             " + ".join(f"{1000 * part:,.0f}" for part in each["stall_seconds"].values()),
             f"{each['stall_share']:.3%}",
@@ -182,18 +193,19 @@ def show(results: Sequence[dict[str, Any]], copied: float) -> None:
         ]
         for each in results
     ]
-    columns = ["model", "codec", "step s", "stalls ms: end + wait + move", "of a phase", "once, to write ms"]
+    columns = ["model", "codec", "outer state", "step s", "stalls ms: end + wait + move", "of a phase", "once, to write ms"]
     table([*columns, "background s", "encode s (of bandwidth)", "apply s"], rows)
     sizes = [
         [
             each["shape"]["name"],
             each["codec"],
+            each["outer_state"],
             *(f"{each[key] / (1 << 20):,.0f}" for key in ("device_bytes", "disk_bytes")),
             f"{each['payload_bytes'] / (1 << 20):,.1f}",
         ]
         for each in results
     ]
-    table(["model", "codec", "MiB on CUDA", "on disk", "of payload"], sizes)
+    table(["model", "codec", "outer state", "MiB on CUDA", "on disk", "of payload"], sizes)
 
 
 def main(arguments: Sequence[str] = ()) -> list[str]:
@@ -206,9 +218,9 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     copied, results = copy_bytes_per_second(), []
     for shape in QUICK if options.quick else SHAPES:
-        for codec in CODECS:
+        for codec, choice in itertools.product(CODECS, OuterState if here().type == "cuda" else [OuterState.HOST]):
             with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-                results.append(measure(shape, codec, Path(folder)))
+                results.append(measure(shape, codec, choice, Path(folder)))
     dist.destroy_process_group()
     show(results, copied)
     write("boundary", {"copy_bytes_per_second": copied, "rows": results}, options.quick)

@@ -111,7 +111,7 @@ def train(run: Manifest, folder: Path) -> tuple[int, int]:
 def work(rank: int, size: str, codec: str, folder: Path) -> dict[str, int]:
     """In a process of its own."""
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(BOXES), RENDEZVOUS: str(folder / "meeting")})
-    join_generation("gloo")
+    join_generation(torch.device("cpu"))
     torch.set_num_threads(1)
     shape = SIZES[size]
     train(run_of(replace(shape, model={**shape.model, **BARE}), codec), folder / f"{rank}-bare")

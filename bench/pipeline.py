@@ -94,7 +94,7 @@ def work(rank: int, meeting: str, microbatches: int, steps: int) -> dict[str, li
     """Seconds of each step, alone, while the others wait, and by schedule; "machine": processor seconds of all cores meanwhile,
     those that were not idle, and this worker's."""
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(WORKERS), RENDEZVOUS: meeting})
-    join_generation("gloo")
+    join_generation(torch.device("cpu"))
     torch.set_num_threads(1)
     alone = Trainer(run_of(microbatches, "1f1b", WORKERS), Mesh(rank, WORKERS, WORKERS))
     trainers = {

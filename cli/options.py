@@ -24,6 +24,7 @@ from dilocox.cli.common import (
 from dilocox.cli.config import ConfigOption, validated
 from dilocox.coordinator.etcd import EtcdPlace, parse_store
 from dilocox.node.privacy import Budget
+from dilocox.node.worker_settings import OuterState
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.health import base_folder
@@ -238,6 +239,13 @@ class MachineOptions:
             "from the committed model and the moments last written.",
         ),
     ] = 1
+    outer_state: Annotated[
+        OuterState,
+        typer.Option(
+            help="With GPUs: where outer state lies and is computed on. `host`: in memory, by cores; `stream`: in memory, passing "
+            "through the GPU; `device`: on the GPU, 16 bytes a parameter more.",
+        ),
+    ] = OuterState.HOST
 
     def settings(self) -> dict[str, Any]:
         """Of `NodeSettings`. Raises ConfigError."""
@@ -252,6 +260,7 @@ class MachineOptions:
             "codec_cpus": cpus,
             "step_seconds": self.step_seconds,
             "checkpoint_every": self.checkpoint_every,
+            "outer_state": self.outer_state,
         }
 
 

@@ -65,6 +65,7 @@ def worker_pool(
             data=data.folder,
             step_seconds=settings.step_seconds,
             checkpoint_every=settings.checkpoint_every,
+            outer_state=settings.outer_state,
             private=own_text.folder if own_text is not None else None,
             private_digest=own_text.digest.hex() if own_text is not None else "",
             clip=own_text.account.budget.clip if own_text is not None else 0.0,

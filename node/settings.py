@@ -6,6 +6,7 @@ from pathlib import Path
 from dilocox.node.boxes.link import ClusterLink
 from dilocox.node.place import PeerSettings
 from dilocox.node.privacy import Budget
+from dilocox.node.worker_settings import OuterState
 from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.hours import Hours
 from dilocox.transport.traces import Collector
@@ -36,6 +37,7 @@ class NodeSettings(PeerSettings):
     """An inner step takes at least this long."""
     checkpoint_every: int
     """Boundaries are written complete in rounds that this divides."""
+    outer_state: OuterState = OuterState.HOST
     boxes: int = 1
     """Of our cluster, which we lead."""
     cluster: ClusterLink | None = None

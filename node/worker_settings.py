@@ -2,9 +2,10 @@
 
 import os
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 
-__all__ = ["RENDEZVOUS", "STORE_PORT", "STORE_SOCKET", "WORKER", "WorkerSettings"]
+__all__ = ["RENDEZVOUS", "STORE_PORT", "STORE_SOCKET", "WORKER", "OuterState", "WorkerSettings"]
 
 WORKER = "dilocox-worker"
 """Name of the processes, for `ps` and `top`; Linux keeps 15 characters."""
@@ -15,6 +16,14 @@ STORE_PORT = "DILOCOX_STORE_PORT"
 STORE_SOCKET = "DILOCOX_STORE_SOCKET"
 """… and, in that worker, the number of the listening socket that it inherits."""
 _PREFIX = "DILOCOX_WORKER_"
+
+
+class OuterState(StrEnum):
+    """Where outer state lies and is computed on (outer/passage.py), on a box with GPUs."""
+
+    HOST = "host"
+    STREAM = "stream"
+    DEVICE = "device"
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class WorkerSettings:
     """An inner step takes at least this long; 0: as long as it takes."""
     checkpoint_every: int = 1
     """Boundaries are written complete in rounds that this divides."""
+    outer_state: OuterState = OuterState.HOST
     private: Path | None = None
     """Where the cluster's own corpus lies, which it trains on; None: on the run's."""
     private_digest: str = ""
@@ -73,6 +83,7 @@ class WorkerSettings:
             data=Path(get("data")),
             step_seconds=float(get("step_seconds")),
             checkpoint_every=int(get("checkpoint_every")),
+            outer_state=OuterState(get("outer_state")),
             private=Path(get("private")) if get("private") else None,
             private_digest=get("private_digest"),
             clip=float(get("clip")),

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+import torch
+
 __all__ = ["Background"]
 
 NICENESS = 5
@@ -20,15 +22,15 @@ T = TypeVar("T")
 
 
 class Background:
-    def __init__(self, cpus: Sequence[int] = ()) -> None:
-        """`cpus`: run only there; empty: anywhere."""
+    def __init__(self, cpus: Sequence[int] = (), device: torch.device | None = None) -> None:
+        """`cpus`: run only there; empty: anywhere. `device`: the worker's own; where it is a GPU, jobs have a stream of theirs."""
+        self._stream = torch.cuda.Stream(device) if device is not None and device.type == "cuda" else None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="outer", initializer=self._settle, initargs=(tuple(cpus),))
         self._pending: list[Future[object]] = []
         self.cpu_seconds = 0.0
         """Spent by finished jobs."""
 
-    @staticmethod
-    def _settle(cpus: Sequence[int]) -> None:
+    def _settle(self, cpus: Sequence[int]) -> None:
         if cpus:
             os.sched_setaffinity(0, cpus)
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
@@ -45,7 +47,13 @@ class Background:
     def _timed(self, job: Callable[[], T]) -> T:
         start = time.thread_time()
         try:
-            return job()
+            with torch.cuda.stream(self._stream):
+                if self._stream is not None:
+                    self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))  # what training asked for before
+                done = job()
+            if self._stream is not None:
+                self._stream.synchronize()
+            return done
         finally:
             self.cpu_seconds += time.thread_time() - start
 

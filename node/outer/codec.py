@@ -64,11 +64,14 @@ class Encoded:
 class StageEncoder:
     """Encodes the tensors of one stage in their order; sparse ones together, because they compete and are many."""
 
-    def __init__(self, feedback: Tensor, layout: StageLayout, compression: Compression, keep: int) -> None:
-        """`feedback`: the stage, flat. Raises LocalError when it is not finite."""
+    def __init__(
+        self, feedback: Tensor, layout: StageLayout, compression: Compression, keep: int, device: torch.device | None = None
+    ) -> None:
+        """`feedback`: the stage, flat. `device`: that factors and rounds to Int4; default where `feedback` lies. Raises LocalError
+        when it is not finite."""
         if not all(_is_finite(part) for part in feedback.split(STRETCH)):
             raise LocalError("a pseudo-gradient is not finite: training diverged on this node. Lower training.learning_rate.")
-        self._compression = compression
+        self._compression, self._device = compression, device or feedback.device
         self._sparse = iter(_encode_sparse(feedback, layout, keep if compression.scope == "chunk" else 0))
 
     def encode(self, matrix: Tensor, layout: Layout, warm: Tensor | None) -> Encoded:
@@ -77,13 +80,12 @@ class StageEncoder:
         array: Array
         match layout.form:
             case Form.LOWRANK:
-                factors = lowrank.factorize(
-                    matrix.reshape(layout.rows, layout.columns), layout.rank, warm, self._compression.power_iterations
-                )
+                shaped = matrix.reshape(layout.rows, layout.columns).to(self._device)
+                factors = lowrank.factorize(shaped, layout.rank, warm, self._compression.power_iterations)
                 arrays = quantize(factors.p), quantize(factors.q)
                 return Encoded((layout, arrays), factors.warm)
             case Form.INT4:
-                array = quantize(flat[None])
+                array = quantize(flat[None].to(self._device))
             case Form.INT2:
                 array = _encode_levels(flat)
             case Form.SPARSE:

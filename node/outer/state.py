@@ -10,7 +10,7 @@ Four float32 copies of the stage's parameters, flat, in the order of `protocol.t
 
 The state blob is the bytes of `committed`, its digest the state hash. The apply (node/outer/aggregate.py, then Nesterov) uses
 separate IEEE operations in a fixed order (no `alpha=`, no fused or compiled kernels) on exact decoded values, so the bits do not
-depend on machine, device or thread count.
+depend on machine, device or thread count. Where the copies lie, and what computes, is a passage (node/outer/passage.py).
 """
 
 import math
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from dilocox.node.outer import aggregate, codec
+from dilocox.node.outer.passage import HOST, Passage
 from dilocox.protocol import payload as wire
 from dilocox.protocol.leaves import largest_norm
 from dilocox.protocol.manifest import Manifest
@@ -52,14 +53,16 @@ class EncodedStage:
 class StageState:
     """One stage's four copies, and the codec's warm starts."""
 
-    def __init__(self, manifest: Manifest, stage: int, specs: Sequence[TensorSpec] | None = None) -> None:
+    def __init__(
+        self, manifest: Manifest, stage: int, specs: Sequence[TensorSpec] | None = None, passage: Passage = HOST
+    ) -> None:
         """`specs`: only these of the stage's tensors; default all."""
-        self.manifest, self.stage = manifest, stage
+        self.manifest, self.stage, self.passage = manifest, stage, passage
         self.specs = tuple(stage_tensors(manifest.model, stage) if specs is None else specs)
         self.size = sum(spec.elements for spec in self.specs)
-        self.committed = torch.zeros(2, self.size)
-        self.feedback = torch.zeros(self.size)
-        self.anchor = torch.zeros(self.size)
+        self.committed = passage.zeros(2, self.size)
+        self.feedback = passage.zeros(self.size)
+        self.anchor = passage.zeros(self.size)
         self.warm: dict[str, Tensor] = {}
         self.effective_rank = 0.0
         """Of the averaged pseudo-gradient that was applied last, mean over the low-rank tensors, where the run's rank follows it.
@@ -77,11 +80,13 @@ class StageState:
         return self.committed[0]
 
     def state_bytes(self) -> memoryview:
-        return self.committed.numpy().data.cast("B")
+        return self.committed.cpu().numpy().data.cast("B")
 
     def load_state(self, raw: memoryview) -> None:
         """`raw`: the bytes of a state blob. Copied."""
-        self.state_bytes()[:] = raw
+        whole = self.committed.cpu()  # itself, where it lies on the host
+        whole.numpy().data.cast("B")[:] = raw
+        self.committed.copy_(whole)
 
     def layout(self, rank_or_k: int | None = None) -> wire.StageLayout:
         """Of a round whose codec has this rank or k; default the manifest's."""
@@ -121,13 +126,13 @@ class StageState:
     def _pack(self, sent: Tensor, rank_or_k: int) -> list[wire.Tensor]:
         """`sent`, flat, as the codec writes it. Moves the warm starts on."""
         layout = self.layout(rank_or_k)
-        encoder = codec.StageEncoder(sent, layout, self.manifest.compression, rank_or_k)
+        encoder = codec.StageEncoder(sent, layout, self.manifest.compression, rank_or_k, self.passage.device)
         packed = []
         for (spec, view), tensor_layout in zip(self.views(sent), layout.tensors, strict=True):
             encoded = encoder.encode(view, tensor_layout, self.warm.get(spec.name))
             packed.append(encoded.packed)
             if encoded.warm is not None:
-                self.warm[spec.name] = encoded.warm
+                self.warm[spec.name] = encoded.warm.to(self.feedback.device)
         return packed
 
     def return_to_feedback(self, raw: memoryview, rank_or_k: int | None = None, shares: Sequence[float] | None = None) -> None:
@@ -139,9 +144,11 @@ class StageState:
     def _add_to_feedback(self, payload: Sequence[wire.Tensor], shares: Sequence[float]) -> None:
         """These shares of a payload, by tensor."""
         for (_, view), packed, share in zip(self.views(self.feedback), payload, shares, strict=True):
-            flat, decoder = view.view(-1), codec.Decoder([packed], view.device)
-            for start, stop in decoder.stretches() if share else ():
-                flat[start:stop].add_(decoder.weighted_sum([share], start, stop).float())
+            if not share:
+                continue
+            decoder = codec.Decoder([packed], self.passage.device)
+            for start, stop, (flat,) in self.passage.each([view.view(-1)], decoder.stretches()):
+                flat.add_(decoder.weighted_sum([share], start, stop).float())
 
     def apply(
         self,
@@ -165,13 +172,12 @@ class StageState:
         measures, ranks = self.manifest.compression.adapt == "effective-rank", []
         copies = zip(self.views(self.committed[0]), self.views(self.committed[1]), strict=True)
         for index, ((_, theta), (_, momentum)) in enumerate(copies):
-            decoder = codec.Decoder([tensors[index] for tensors in parsed], self.committed.device)
+            decoder = codec.Decoder([tensors[index] for tensors in parsed], self.passage.device)
             combine = aggregate.combined(outer, tokens, [by_tensor[index] for by_tensor in factors], decoder)
             if measures and (rank := decoder.effective_rank([float(count) for count in tokens])) is not None:
                 ranks.append(rank)
-            for start, stop in decoder.stretches():
-                gradient = combine(start, stop).float()
-                _outer_step(theta.view(-1)[start:stop], momentum.view(-1)[start:stop], gradient, outer.learning_rate, decay)
+            for start, stop, (values, moment) in self.passage.each([theta.view(-1), momentum.view(-1)], decoder.stretches()):
+                _outer_step(values, moment, combine(start, stop).float(), outer.learning_rate, decay)
         self.effective_rank = sum(ranks) / len(ranks) if ranks else 0.0
 
 
@@ -209,13 +215,13 @@ def start_phase(state: StageState, live: Sequence[Tensor], private_share: float 
     all of it (docs/results.md). The rebase takes private progress away with the anchor, so its share decides only where gradients
     are taken until the commit arrives.
     """
-    copies = (state.views(flat) for flat in (state.feedback, state.anchor, state.parameters))
-    for (_, feedback), (_, anchor), (_, theta), tensor in zip(*copies, live, strict=True):
-        feedback.add_(anchor.sub_(tensor.to(anchor.device)))
-        anchor.copy_(tensor)
+    for changed, theta, local in _with_live(state, live, state.feedback, state.anchor):
+        feedback, anchor = changed
+        feedback.add_(anchor.sub_(local.to(anchor.device)))
+        anchor.copy_(local)
         if private_share != 1:
             anchor.sub_(theta).mul_(private_share).add_(theta)
-            tensor.copy_(anchor)
+            local.copy_(anchor)
 
 
 def rebase(state: StageState, live: Sequence[Tensor], keep_private: bool = True) -> None:
@@ -224,11 +230,21 @@ def rebase(state: StageState, live: Sequence[Tensor], keep_private: bool = True)
     With live = anchor this is exactly live = Θ: a commit applied at step 0 is the synchronous algorithm. Without `keep_private`
     private progress is dropped (overlap delayed, and a phase that was not counted).
     """
-    for (_, theta), (_, anchor), tensor in zip(state.views(state.parameters), state.views(state.anchor), live, strict=True):
-        committed = theta.to(tensor.device)
+    for (anchor,), theta, local in _with_live(state, live, state.anchor):
+        committed = theta.to(local.device)
         if keep_private:
-            tensor.sub_(anchor.to(tensor.device))
-            tensor.add_(committed)
+            local.sub_(anchor.to(local.device))
+            local.add_(committed)
         else:
-            tensor.copy_(committed)
+            local.copy_(committed)
         anchor.copy_(theta)
+
+
+def _with_live(state: StageState, live: Sequence[Tensor], *changed: Tensor) -> Iterator[tuple[list[Tensor], Tensor, Tensor]]:
+    """Stretch by stretch: of these flat copies, of Θ, and of the live parameters, where each of them is worked on."""
+    offset, passage = 0, state.passage
+    for spec, tensor in zip(state.specs, live, strict=True):
+        of_tensor = slice(offset, offset := offset + spec.elements)
+        copies, theta, flat = [copy[of_tensor] for copy in changed], state.parameters[of_tensor], tensor.view(-1)
+        for start, stop, parts in passage.each(copies, passage.spans(spec.elements), [theta]):
+            yield parts[:-1], parts[-1], flat[start:stop]

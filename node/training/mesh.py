@@ -61,9 +61,10 @@ class Mesh:
                 work.wait()
 
     def all_sum(self, values: list[float]) -> list[float]:
-        """Element-wise sums over all workers, the same in each."""
+        """Element-wise sums over all workers, the same in each. By the processors' group, also where there are GPUs: what is agreed
+        on does not wait behind their work."""
         if self.workers == 1:
             return values
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor)
         return [float(value) for value in tensor.tolist()]

@@ -9,6 +9,7 @@ names the interface.
 import os
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from dilocox.node.worker_settings import RENDEZVOUS, STORE_PORT, STORE_SOCKET
@@ -19,8 +20,10 @@ PATIENCE = timedelta(hours=6)
 """Of a collective: one worker may load or apply for long while others wait. The daemon sees a death at once, and a standstill."""
 
 
-def join_generation(backend: str) -> None:
-    """torch.distributed with the workers that the daemons started together with this one."""
+def join_generation(device: torch.device) -> None:
+    """torch.distributed with the workers that the daemons started together with this one: tensors of a GPU by NCCL, others by
+    gloo."""
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     workers = int(os.environ["WORLD_SIZE"])
     dist.init_process_group(backend, store=_store(workers), rank=int(os.environ["RANK"]), world_size=workers, timeout=PATIENCE)
 

@@ -42,7 +42,7 @@ class Candidate:
 
 def alone(state: StageState, asked: pb.Score, payloads: Sequence[bytes], clip: int, rank_or_k: int, read: Payload) -> Tensor:
     """Θ of a stage, flat, with this contribution alone applied to it."""
-    copy = StageState(state.manifest, state.stage, state.specs)
+    copy = StageState(state.manifest, state.stage, state.specs, state.passage)
     copy.parameters.copy_(state.parameters)
     Commit(asked.round, rank_or_k, [Take("", 1, payloads, clip)]).apply_to(copy, read)
     return copy.parameters.clone()  # without the momentum that lies beside it

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dilocox.node.outer.frozen import frozen_views
+from dilocox.node.outer.passage import HOST, Passage
 from dilocox.node.outer.state import EncodedStage, StageState, rebase, start_phase
 from dilocox.node.tiling import chunks
 from dilocox.node.training.data import Dataset
@@ -95,14 +96,17 @@ class Commit:
 
 
 class Trainer:
-    def __init__(self, manifest: Manifest, mesh: Mesh | None = None, noise: Noise | None = None) -> None:
+    def __init__(
+        self, manifest: Manifest, mesh: Mesh | None = None, noise: Noise | None = None, passage: Passage = HOST
+    ) -> None:
         """`mesh`: where it stands among its cluster's workers; default alone. `noise`: what bounds what a sequence may tell, where
-        one worker trains the whole model. Live parameters start uninitialised."""
+        one worker trains the whole model. `passage`: where outer state lies, and is computed on. Live parameters start
+        uninitialised."""
         self.manifest, self.mesh = manifest, mesh or Mesh()
         self.device = self.mesh.device
         mine = chunks(manifest.model.stages, self.mesh.length, manifest.training.schedule)[self.mesh.stage_rank]
         self.stages = [stage for chunk in mine for stage in chunk]
-        self.states = [StageState(manifest, stage) for stage in self.stages] if self.mesh.leads else []
+        self.states = [StageState(manifest, stage, passage=passage) for stage in self.stages] if self.mesh.leads else []
         recompute = manifest.training.checkpoint_activations
         half = manifest.training.in_bfloat16(cuda=self.device.type == "cuda")
         chains = [build_chain(manifest.model, chunk, self.device, recompute, half) for chunk in mine]

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from dilocox.node.outer.background import Background
 from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.outer.passage import passage_of
 from dilocox.node.training.boundaries import Boundaries
 from dilocox.node.training.commits import Commits, Prepared
 from dilocox.node.training.data import load_dataset, load_private
@@ -52,12 +53,10 @@ WAIT_SECONDS = 0.02
 class Worker:
     def __init__(self, settings: WorkerSettings, manifest: Manifest, rank: int, workers: int, link: DaemonLink) -> None:
         self.settings, self.manifest, self.rank, self.link = settings, manifest, rank, link
-        self.device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if settings.devices == "cuda" else "cpu")
-        if settings.devices == "cuda":
-            torch.cuda.set_device(self.device)
+        self.device = own_device(settings)
         self.mesh = Mesh(rank, workers, settings.copies, self.device)
         noise = Noise(settings.clip, settings.noise) if settings.noise else None
-        self.trainer = Trainer(manifest, self.mesh, noise)
+        self.trainer = Trainer(manifest, self.mesh, noise, passage_of(settings.outer_state, self.device))
         self.dataset = load_dataset(manifest, settings.data)
         """What all evaluate on, and score on …"""
         own = bytes.fromhex(settings.private_digest)
@@ -65,7 +64,7 @@ class Worker:
         self.text = Drawn(text) if noise is not None else text
         """… and what this cluster trains on."""
         self.store = BlobStore(settings.blobs)
-        self.background = Background(settings.codec_cpus)
+        self.background = Background(settings.codec_cpus, self.device)
         self.commits = Commits(manifest, self.trainer, self.store)
         self.boundaries = Boundaries(settings.stages, settings.checkpoint_every, settings.cluster, self.trainer, self.store)
         self.scores = Scores(self.trainer, self.dataset, self.background.aside)
@@ -285,13 +284,20 @@ class Worker:
         self.link.send(pb.WorkerEvent(step=step))
 
 
+def own_device(settings: WorkerSettings) -> torch.device:
+    return torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if settings.devices == "cuda" else "cpu")
+
+
 def main() -> None:
     exit_with_parent()
     settings = WorkerSettings.from_environment()
     torch.set_num_threads(settings.threads)
     link = DaemonLink(settings.socket)
     try:
-        join_generation("nccl" if settings.devices == "cuda" else "gloo")
+        device = own_device(settings)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        join_generation(device)
         manifest = Manifest.from_canonical(settings.manifest.read_bytes())
         worker = Worker(settings, manifest, dist.get_rank(), dist.get_world_size(), link)
         worker.start()

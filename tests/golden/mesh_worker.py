@@ -42,7 +42,7 @@ class Kept:
 
 def work(meeting: Mapping[str, str], manifest: Path, text: Path, copies: int, masked: bool) -> dict[str, Any]:
     os.environ.update(meeting)
-    join_generation("gloo")
+    join_generation(torch.device("cpu"))
     rank, workers = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
     run = Manifest.from_canonical(manifest.read_bytes())

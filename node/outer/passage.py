@@ -1,0 +1,135 @@
+"""Where a stage's outer state lies, and where it is computed on: its flat copies pass through a device, a stretch at a time.
+
+    host     copies in the host's memory, and its cores compute: a stretch is a view, nothing moves
+    stream   copies in pinned host memory, and a GPU computes: a stretch lies in one of two slots on the device while it is worked
+             on; meanwhile a stream of its own takes the one before back and brings the next
+    device   copies on the GPU, which computes: a stretch is a view
+
+What is done to a stretch is the same for all three, and so are the bits. With `stream` the device holds the slots beside training,
+a constant whatever the size of a stage, and what the work itself takes for one tensor.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dilocox.node.worker_settings import OuterState
+
+__all__ = ["HOST", "Here", "Passage", "Stretch", "Through", "passage_of"]
+
+STRETCH = 1 << 18
+"""Elements taken at a time where nothing moves: they stay in a cache through all that is done to them."""
+SLOT = 1 << 22
+"""Elements taken at a time where they move: 16 MiB of each copy in each of two slots."""
+SLOTS = 2
+
+Span = tuple[int, int]
+"""(start, stop), flat."""
+
+
+class Stretch(NamedTuple):
+    start: int
+    stop: int
+    parts: list[Tensor]
+    """Each copy's values there, on the device; what is done to those of changed copies is done to them."""
+
+
+class Passage(Protocol):
+    device: torch.device
+    """That computes."""
+
+    def zeros(self, *shape: int) -> Tensor:
+        """A float32 copy, where copies lie."""
+        ...
+
+    def spans(self, elements: int) -> Iterator[Span]:
+        """Of a flat copy, where any will do."""
+        ...
+
+    def each(self, changed: Sequence[Tensor], spans: Iterable[Span], read: Sequence[Tensor] = ()) -> Iterator[Stretch]:
+        """Flat copies of one length, `changed` first. To be gone through to its end: what was changed is only then where copies
+        lie."""
+        ...
+
+
+def _spans(elements: int, step: int) -> Iterator[Span]:
+    return ((start, min(elements, start + step)) for start in range(0, elements, step))
+
+
+class Here:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, device=self.device)
+
+    def spans(self, elements: int) -> Iterator[Span]:
+        return _spans(elements, STRETCH)
+
+    def each(self, changed: Sequence[Tensor], spans: Iterable[Span], read: Sequence[Tensor] = ()) -> Iterator[Stretch]:
+        for start, stop in spans:
+            yield Stretch(start, stop, [copy[start:stop] for copy in (*changed, *read)])
+
+
+class Through:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        """Brings and takes back, in the order in which it is asked: so a slot is empty before it is filled again."""
+
+    def zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, pin_memory=self._side is not None)
+
+    def spans(self, elements: int) -> Iterator[Span]:
+        return _spans(elements, SLOT)
+
+    def each(self, changed: Sequence[Tensor], spans: Iterable[Span], read: Sequence[Tensor] = ()) -> Iterator[Stretch]:
+        copies, todo = (*changed, *read), list(spans)
+        longest = max((stop - start for start, stop in todo), default=0)
+        slots = [[torch.empty(longest, device=self.device) for _ in copies] for _ in todo[:SLOTS]]
+        self._after_work()  # slots may have been others' before
+        arrived = [self._bring(copies, slots[0], todo[0])] if todo else []
+        for number, (start, stop) in enumerate(todo):
+            slot = slots[number % SLOTS]
+            if number + 1 < len(todo):
+                arrived.append(self._bring(copies, slots[(number + 1) % SLOTS], todo[number + 1]))
+            if (here := arrived[number]) is not None:
+                torch.cuda.current_stream(self.device).wait_event(here)
+            yield Stretch(start, stop, [part[: stop - start] for part in slot])
+            self._take_back(changed, slot, (start, stop))
+        if self._side is not None:
+            self._side.synchronize()  # the host reads what was changed, and slots may be given to others
+
+    def _after_work(self) -> None:
+        """What the side stream does next waits for what was asked of the device so far."""
+        if self._side is not None:
+            self._side.wait_stream(torch.cuda.current_stream(self.device))
+
+    def _bring(self, copies: Sequence[Tensor], slot: Sequence[Tensor], span: Span) -> torch.cuda.Event | None:
+        """What has happened once it is there; None: it is there."""
+        with torch.cuda.stream(self._side):
+            _copy([copy[slice(*span)] for copy in copies], slot)
+            return self._side.record_event() if self._side is not None else None
+
+    def _take_back(self, changed: Sequence[Tensor], slot: Sequence[Tensor], span: Span) -> None:
+        self._after_work()
+        with torch.cuda.stream(self._side):
+            for copy, part in zip(changed, slot, strict=False):
+                copy[slice(*span)].copy_(part[: span[1] - span[0]], non_blocking=True)
+
+
+def _copy(source: Sequence[Tensor], slot: Sequence[Tensor]) -> None:
+    for values, part in zip(source, slot, strict=True):
+        part[: len(values)].copy_(values, non_blocking=True)
+
+
+HOST = Here(torch.device("cpu"))
+
+
+def passage_of(choice: OuterState, device: torch.device) -> Passage:
+    """`device`: the worker's own."""
+    if device.type == "cpu" or choice is OuterState.HOST:
+        return HOST
+    return Here(device) if choice is OuterState.DEVICE else Through(device)
