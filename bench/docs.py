@@ -2,25 +2,31 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from bench import adaptive as bench_adaptive
 from bench.arms import ARMS, HORIZON, RANK
+from bench.attacks import ATTACKS
 from bench.convergence import choice_text
+from bench.pages import markdown, render
+from bench.poison import cells as of_poison
+from bench.poison.design import FULL
+from bench.poison.report import scored
 from bench.report import RESULTS
 from bench.study import report as of_study
-from bench.study.trial import KEPT, RUNS, kept
+from bench.study import trial as of_study_runs
 from dilocox.node.plan import PUBLISHED, paper_rows
 
-__all__ = ["main"]
+__all__ = ["POISONING", "main", "poisoning"]
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "results"
 WIKITEXT = "python -m bench.convergence --steps 200 --arms AllReduce,DiLoCoX,ours --data wikitext-2=DIR"
 PLAN = "`dilocox plan --paper`: three rows make the constants that were not published, the last one is foretold.\n\n"
 REPRODUCED = "\n![loss over time on the line](results/reproduce.png)\n"
+POISONING = DOCS / "poisoning.md"
 TEXT = DOCS / "results-notes.md"
 """What people wrote: goes in front of the tables."""
 
@@ -29,12 +35,6 @@ def load(name: str) -> dict[str, Any] | None:
     """What the bench wrote on this machine, or else what the page has of it already."""
     path = next((path for folder in (RESULTS, FOLDER) if (path := folder / f"{name}.json").exists()), None)
     return json.loads(path.read_text()) if path is not None else None
-
-
-def markdown(columns: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(cell.replace("|", "·") for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 def machine(result: dict[str, Any]) -> str:
@@ -133,13 +133,18 @@ def plan() -> str:
     return PLAN + markdown(["107B, 1 Gbps", "published tokens/s", "modelled", "difference"], rows) + "\n"
 
 
-def keep_trials() -> None:
-    """Every run of the study beside its tables: whoever calls it next goes on from them."""
-    known = kept() | {path.stem: json.loads(path.read_text()) for path in RUNS.glob("*.json")}
+def keep_runs(before: Mapping[str, Any], folder: Path, path: Path) -> None:
+    """Every run of a bench beside its tables: whoever calls it next goes on from them. `before`: those that are there already."""
+    known = {**before, **{path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}}
     if known:
-        KEPT.write_text(
+        path.write_text(
             json.dumps(dict(sorted(known.items())), indent=None, separators=(",", ":")).replace('},"', '},\n"') + "\n"
         )
+
+
+def poisoning() -> str:
+    """Of the registered settings, what is finished."""
+    return markdown(*scored(FULL, [attack.name for attack in ATTACKS]))
 
 
 def main() -> None:
@@ -160,14 +165,16 @@ def main() -> None:
         ("Adaptive compression", "adaptive", adaptive),
         ("Unequal boxes", "unequal", unequal),
     ]
-    for title, name, render in sections:
+    for title, name, described in sections:
         if (result := load(name)) is not None:
             if isinstance(values := result["results"], dict) and "arms" in values:
                 for arm in values["arms"]:
                     arm.pop("curves", None)
-            parts.append(f"## {title}\n\n{render(result)}")
+            parts.append(f"## {title}\n\n{described(result)}")
             (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    keep_trials()
+    keep_runs(of_study_runs.kept(), of_study_runs.RUNS, of_study_runs.KEPT)
+    keep_runs(of_poison.kept(), of_poison.CELLS, of_poison.KEPT)
+    POISONING.write_text(render(POISONING.read_text(), {"scored": poisoning}))
     parts.append(f"## The cost model against the published rows\n\n{plan()}")
     for picture in (
         *RESULTS.glob("convergence-tokens.png"),

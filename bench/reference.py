@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from bench.docs import markdown
+from bench.pages import markdown, render
 from dilocox.cli.exits import Exit
 from dilocox.protocol import limits
 from dilocox.protocol.errors import reason_name
@@ -18,7 +18,7 @@ from dilocox.views import fields
 from dilocox.views.faults import FAULTS
 from dilocox.views.reasons import REASONS
 
-__all__ = ["ADVICE", "ADVICE_PAGE", "API", "API_PAGE", "BLOCKS", "main", "render"]
+__all__ = ["ADVICE", "ADVICE_PAGE", "API", "API_PAGE", "BLOCKS", "main"]
 
 ROOT = Path(__file__).parents[1]
 PAGE, ADVICE_PAGE, API_PAGE = (ROOT / "docs" / f"{name}.md" for name in ("protocol", "operations", "api"))
@@ -121,19 +121,8 @@ ADVICE: Mapping[str, Callable[[], str]] = {
 }
 
 
-def render(page: str, blocks: Mapping[str, Callable[[], str]] = BLOCKS) -> str:
-    """The page with every block as the source has it."""
-    for name, block in blocks.items():
-        before, opening, rest = page.partition(f"<!-- {name} -->\n")
-        _, closing, after = rest.partition(f"\n<!-- /{name} -->")
-        assert opening, f"the page has no block {name}"
-        assert closing, f"the block {name} does not end"
-        page = before + opening + block() + closing + after
-    return page
-
-
 def main() -> None:
-    PAGE.write_text(render(PAGE.read_text()))
+    PAGE.write_text(render(PAGE.read_text(), BLOCKS))
     ADVICE_PAGE.write_text(render(ADVICE_PAGE.read_text(), ADVICE))
     API_PAGE.write_text(render(API_PAGE.read_text(), API))
 

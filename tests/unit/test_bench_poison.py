@@ -1,28 +1,21 @@
 """The bench of hostile clusters: its attacks do what they say, voters' checks are the product's, its bars judge."""
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench import poison
+from bench import own_data
 from bench.attacks import ATTACKS, Adversary, Seen, decoded
 from bench.committee import Votes
 from bench.lab import Lab
-from bench.own_data import differences, samples_read, summary
-from bench.poison import (
-    ARRIVAL,
-    BY_NAME,
-    DEFENCES,
-    SCORED,
-    Cell,
-    Judged,
-    Setting,
-    missed,
-    missed_by_scores,
-    preset_share,
-    train,
-)
+from bench.own_data import differences, samples_read
+from bench.poison import cells
+from bench.poison.cells import found, run_all, summary, train
+from bench.poison.design import ARRIVAL, BY_NAME, DEFENCES, SCORED, Cell, Setting
+from bench.poison.report import HARM, Judged, missed, missed_by_scores, preset_share, scored
 from bench.texts import Text, stdlib
 from dilocox.protocol.ledger import Lease
 
@@ -90,7 +83,7 @@ def test_bars_say_what_does_not_hold():
     assert missed(SETTING, fine) == []
     dear = {**fine, "nobody": {**fine["nobody"], "+ tensors": 3.2}}
     assert any("the defaults cost 6.7%" in sentence for sentence in missed(SETTING, dear))
-    harmed = {**fine, "flip": {**fine["flip"], "+ tensors": 3.0 * poison.HARM + 0.1}}
+    harmed = {**fine, "flip": {**fine["flip"], "+ tensors": 3.0 * HARM + 0.1}}
     assert any("flip reaches" in sentence for sentence in missed(SETTING, harmed))
     assert missed(Setting(16, 5, "sparse", 1, 10, 1), harmed) == [], "more than a quarter is not held"
     tame = {**fine, "live": dict.fromkeys(names, 3.0)}
@@ -170,4 +163,39 @@ def test_gains_are_compared_of_each_contribution():
     found = differences(run, 3, ARRIVAL, stdlib().folder, 0)
     assert [each.round for each in found] == [1, 1, 1, 2, 2, 2]
     assert len({each.own for each in found} | {each.copied for each in found}) == 12
-    assert summary([1.0, 3.0]) == pytest.approx((2.0, 1.0, 2**0.5))
+    assert own_data.summary([1.0, 3.0]) == pytest.approx((2.0, 1.0, 2**0.5))
+
+
+def test_a_run_is_kept_once_and_goes_into_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cells, "CELLS", tmp_path)
+    monkeypatch.setattr(cells, "kept", dict)
+    setting = Setting(4, 1, "sparse", 1, 10, 1)
+    wanted = [cell for attack in ("nobody", "flip") for cell in setting.cells(attack, "scores")]
+    assert scored([setting], ["nobody", "flip"]) == (["attack"], [["flip"]])
+    run_all(wanted, 1, time.monotonic(), tmp_path)
+    assert not list(tmp_path.iterdir()), "the time was over"
+    run_all(wanted, 1, folder=tmp_path)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    run_all(wanted, 1, folder=tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
+    columns, [row] = scored([setting], ["nobody", "flip"])
+    assert columns == ["attack", "1 of 4, sparse"]
+    clean, harmed = (found(cell) for cell in wanted)
+    assert clean is not None
+    assert harmed is not None
+    assert row == ["flip", f"{harmed['losses'][-1] / clean['losses'][-1] - 1:+.1%}; 2 of 2; 0 of 6"]
+    assert clean["fair"]["voices"] == 2 * 4 * 3
+
+
+def test_what_is_kept_of_a_run_says_what_honest_voters_found():
+    """Round, hostile voter, hostile author, gain, cosine, harm."""
+    measured = [[1, False, False, 0.5, 0.2, False], [1, False, False, -0.1, 0.05, True], [1, True, False, -1.0, -1.0, True]]
+    kept = summary({"losses": [3.0], "refused": ["a copy"], "measured": [*measured, [1, False, True, -9.0, -0.9, True]]})
+    assert kept == {"losses": [3.0], "refused": 1, "fair": {"voices": 2, "against": 1, "worse": 1, "cosine": 0.05}}
+    assert summary({"losses": [], "refused": [], "measured": []})["fair"]["cosine"] is None
+
+
+def test_runs_that_differ_have_keys_that_do(tmp_path: Path):
+    one = cell("live", "scores", Text("none", tmp_path, "00" * 32))
+    assert len({one.key, replace(one, seed=1).key, replace(one, defence="cap").key, replace(one, attack="flip").key}) == 4
+    assert one.key == replace(one).key

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from bench.reference import ADVICE, ADVICE_PAGE, API, API_PAGE, PAGE, render
+from bench.docs import POISONING, poisoning
+from bench.pages import render
+from bench.reference import ADVICE, ADVICE_PAGE, API, API_PAGE, BLOCKS, PAGE
 from dilocox.cli.main import app
 from dilocox.cli.verbs import VERBS
 
@@ -20,12 +22,16 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 
 
 def test_the_tables_of_the_protocol_page_are_the_source_s():
-    assert PAGE.read_text() == render(PAGE.read_text()), "run python -m bench.reference"
+    assert PAGE.read_text() == render(PAGE.read_text(), BLOCKS), "run python -m bench.reference"
 
     told = ADVICE_PAGE.read_text()
     assert told == render(told, ADVICE), "run python -m bench.reference"
 
     assert API_PAGE.read_text() == render(API_PAGE.read_text(), API), "run python -m bench.reference"
+
+
+def test_the_table_of_poisoning_is_of_the_runs_that_are_kept():
+    assert POISONING.read_text() == render(POISONING.read_text(), {"scored": poisoning}), "run python -m bench.docs"
 
 
 def test_links_between_pages_lead_somewhere():

@@ -1,0 +1,1 @@
+"""What hostile clusters do to a model, by attack and defence."""

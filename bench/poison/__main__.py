@@ -1,0 +1,119 @@
+"""What hostile clusters do to a model, by attack and defence: `python -m bench.poison [--quick] [--own-data] [--check]`.
+
+Real trainers and codecs in the lab, whose counting and apply are the product's; hostile payloads (bench/attacks.py) pass what
+voters check, or are refused. A defence is what a manifest chooses, each one more than the one before (design.py). Finished cells
+are kept, here and, once `python -m bench.docs` has written them, in docs/results/poison-runs.json: whoever calls again goes on
+where it was. `--minutes` bounds one call. docs/poisoning.md quotes it.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from bench.poison.cells import run_all
+from bench.poison.design import ARRIVAL, BY_NAME, CODECS, DEFENCES, FULL, QUICK, SCORED, TENSORS, Setting
+from bench.poison.report import complete, judged, losses, missed, missed_by_scores, say
+from bench.report import bench_parser, judge, table, write
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one call looks at."""
+
+    settings: Sequence[Setting]
+    attacks: Sequence[str]
+    """Nobody's among them."""
+    defences: Sequence[str]
+    whole: bool
+    """All attacks and defences are."""
+
+    def run(self, processes: int, until: float) -> None:
+        rows = {(a, d) for a in self.attacks for d in self.defences}
+        rows |= {("nobody", SCORED[d]) for d in self.defences if d in SCORED}
+        cells = (cell for setting in self.settings for row in sorted(rows) for cell in setting.cells(*row))
+        run_all(cells, processes, until)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser().parse_args(arguments)
+    quick = replace(
+        QUICK, clusters=options.clusters, hostile=options.hostile, codec=options.codec, steps=options.steps, seeds=options.seeds
+    )
+    settings = [quick] if options.quick else FULL
+    if options.own_data:
+        own_data(settings)
+        return
+    from bench.attacks import ATTACKS
+
+    attacks = [attack.name for attack in ATTACKS if not options.attacks or attack.name in ("nobody", *options.attacks)]
+    defences = options.defences or [defence.name for defence in DEFENCES]
+    plan = Plan(settings, attacks, defences, not options.attacks and not options.defences)
+    plan.run(options.processes, time.monotonic() + 60 * options.minutes)
+    found = [report(plan, setting) for setting in settings]
+    short = f"poison-quick-{quick.hostile}-of-{quick.clusters}-{quick.codec.replace(' ', '-')}"
+    results = [result for result, _ in found]
+    write(short if options.quick else "poison", json.loads(json.dumps(results, default=asdict)))
+    judge([sentence for _, sentences in found for sentence in sentences], options.check)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = bench_parser("bench.poison", __doc__, "one setting, one seed, short runs")
+    parser.add_argument("--clusters", type=int, default=QUICK.clusters, help="of the quick setting")
+    parser.add_argument("--hostile", type=int, default=QUICK.hostile, help="of the quick setting")
+    parser.add_argument("--codec", choices=CODECS, default=QUICK.codec, help="of the quick setting")
+    parser.add_argument("--steps", type=int, default=QUICK.steps, help="inner steps of each cluster, of the quick setting")
+    parser.add_argument("--seeds", type=int, default=QUICK.seeds, help="of the quick setting")
+    parser.add_argument("--defences", nargs="+", choices=[each.name for each in BY_NAME], help="only these columns")
+    parser.add_argument("--attacks", nargs="+", help="only these rows, and nobody's")
+    parser.add_argument("--own-data", action="store_true", help="what a contribution does on its own samples and on others")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time")
+    return parser
+
+
+def report(plan: Plan, setting: Setting) -> tuple[dict[str, Any], list[str]]:
+    """What is finished of a setting, said, and the bars that do not hold or are not known yet, as sentences."""
+    known = [d for d in plan.defences if all(complete(setting, "nobody", each) for each in (d, SCORED.get(d, d)))]
+    attacks = [attack for attack in plan.attacks if all(complete(setting, attack, d) for d in known)]
+    sentences = [f"{setting.title}: {name} is not known yet" for name in plan.defences if name not in known]
+    sentences += [f"{setting.title}: {name} is not known yet" for name in plan.attacks if name not in attacks]
+    if not known:
+        return {"setting": asdict(setting), "losses": {}, "votes": {}}, sentences
+    found = losses(setting, attacks, known)
+    votes = {attack: {d: judged(setting.cells(attack, d)) for d in known if d in SCORED} for attack in attacks}
+    say(setting, found, votes)
+    if plan.whole and not sentences:
+        sentences += missed(setting, found)
+    unscored = losses(setting, ["nobody"], [SCORED[d] for d in known if d in SCORED])["nobody"]
+    sentences += missed_by_scores(setting, found, votes, {d: unscored[SCORED[d]] for d in votes["nobody"]})
+    return {"setting": asdict(setting), "losses": found, "votes": votes}, sentences
+
+
+def own_data(settings: Sequence[Setting]) -> None:
+    """Mean difference of gains, its standard error, and the standard deviation of one measurement."""
+    from bench.own_data import differences, summary
+
+    for setting in settings:
+        cells = setting.cells("nobody", TENSORS.name)
+        found = [
+            each for cell in cells for each in differences(cell.manifest(), cell.clusters, ARRIVAL, cell.text.folder, cell.seed)
+        ]
+        print(f"\ngain on its own samples less that on others, nats per token; {setting.title}")
+        rows = [
+            [name, str(len(values)), *(f"{value:.5f}" for value in summary(values))]
+            for name, values in (
+                ("its author's", [each.own for each in found]),
+                ("who copied it", [each.copied for each in found]),
+            )
+        ]
+        table(["samples of", "measured", "mean", "standard error", "standard deviation"], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What is compared: attacks (bench/attacks.py) against defences, each one more than the one before, among so many clusters.
+
+A cell is one training run. Its key is the digest of all that it depends on.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from bench.arms import ARMS, Settings
+from bench.texts import Text, stdlib
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.manifest import Manifest
+
+__all__ = [
+    "ARRIVAL",
+    "BY_NAME",
+    "CODECS",
+    "DEFENCES",
+    "FULL",
+    "HORIZON",
+    "QUICK",
+    "SCORED",
+    "SCORES",
+    "TENSORS",
+    "Cell",
+    "Defence",
+    "Setting",
+]
+
+HORIZON = 5
+ARRIVAL = 2
+"""Inner step at which a commit arrives."""
+CODECS = {"sparse": "ours", "low rank": "DiLoCoX"}
+SMALL: Settings = {
+    "model": {"hidden_size": 64, "intermediate_size": 128, "sequence_length": 32},
+    "data": {"evaluation_sequences": 128},
+    "training": {"warmup_steps": 5},
+}
+"""On top of the toy of bench/arms.py."""
+
+
+@dataclass(frozen=True)
+class Defence:
+    name: str
+    describe: str
+    settings: Mapping[str, Mapping[str, Any]]
+
+
+def _more(before: Defence, name: str, describe: str, **settings: Mapping[str, Any]) -> Defence:
+    merged = {section: dict(values) for section, values in before.settings.items()}
+    for section, values in settings.items():
+        merged.setdefault(section, {}).update(values)
+    return Defence(name, describe, merged)
+
+
+OFF = {"weight_cap": 0, "clip_ratio": 1024.0, "tensor_clip_ratio": 0, "largest_rms": 1e6}
+NONE = Defence("none", "the mean by announced tokens", {"rounds": OFF})
+CAP = _more(NONE, "cap", "weights at most the median", rounds={"weight_cap": None})
+TOTAL = _more(CAP, "+ clip", "payloads at most two medians, and largest_rms", rounds={"clip_ratio": 2.0, "largest_rms": None})
+TENSORS = _more(
+    TOTAL, "+ tensors", "each tensor at most 1.25 medians: the defaults of an open run", rounds={"tensor_clip_ratio": None}
+)
+CENTERED = _more(TENSORS, "centered-clip", "outer.aggregate", outer={"aggregate": "centered-clip"})
+SCORING = {"voters": 32}
+SCORES = _more(TENSORS, "scores", "the defaults, and a committee of 32 that scores", scoring=SCORING)
+SCORES_CENTERED = _more(CENTERED, "scores + centered-clip", "both", scoring=SCORING)
+AWAY = _more(TENSORS, "scores, agreement 0", "as it was first: harm points away", scoring={**SCORING, "agreement": 0.0})
+AWAY_CENTERED = _more(CENTERED, "scores, agreement 0 + centered-clip", "both", scoring={**SCORING, "agreement": 0.0})
+DEFENCES = [
+    NONE,
+    CAP,
+    TOTAL,
+    TENSORS,
+    _more(TENSORS, "trimmed", "outer.aggregate", outer={"aggregate": "trimmed"}),
+    CENTERED,
+    SCORES,
+    SCORES_CENTERED,
+]
+"""A defence that is to come is one more."""
+BY_NAME = [*DEFENCES, AWAY, AWAY_CENTERED]
+"""With those that no table has unless it is asked for."""
+SCORED = {defence.name: TENSORS.name for defence in (SCORES, AWAY)} | {
+    d.name: CENTERED.name for d in (SCORES_CENTERED, AWAY_CENTERED)
+}
+"""Those that score, and what each is without."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run."""
+
+    attack: str
+    defence: str
+    clusters: int
+    hostile: int
+    codec: str
+    layers: int
+    steps: int
+    seed: int
+    text: Text
+
+    def manifest(self) -> Manifest:
+        arm = replace(next(arm for arm in ARMS if arm.name == CODECS[self.codec]), horizon=HORIZON)
+        defence = next(defence for defence in BY_NAME if defence.name == self.defence)
+        choice: dict[str, dict[str, Any]] = {}
+        for settings in (arm.settings, arm.choices[0], SMALL, {"model": {"layers": self.layers}}, defence.settings):
+            for section, values in settings.items():
+                choice.setdefault(section, {}).update(values)
+        choice.setdefault("outer", {}).update({"learning_rate": 1.0, "momentum": 0.0})
+        return arm.manifest(choice, self.steps, self.seed, self.text)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        return {**asdict(self), "text": self.text.settings}
+
+    @property
+    def key(self) -> str:
+        """What a later version of the product has beside, with defaults, does not change it."""
+        run = self.manifest().model_dump(mode="json", exclude_defaults=True)
+        return sha256(json.dumps([self.said, run], sort_keys=True).encode()).hex()[:24]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One table: attacks down, defences across."""
+
+    clusters: int
+    hostile: int
+    codec: str
+    layers: int
+    steps: int
+    seeds: int
+
+    def cells(self, attack: str, defence: str) -> list[Cell]:
+        hostile = self.hostile if attack != "nobody" else 0
+        cell = Cell(attack, defence, self.clusters, hostile, self.codec, self.layers, self.steps, 0, stdlib())
+        return [replace(cell, seed=seed) for seed in range(self.seeds)]
+
+    @property
+    def inner_steps(self) -> int:
+        """Of all clusters, over the runs of all seeds."""
+        return self.clusters * self.steps * self.seeds
+
+    @property
+    def title(self) -> str:
+        parts = f"{self.hostile} of {self.clusters} hostile, {self.codec} payloads"
+        rounds = f"{self.steps // HORIZON} rounds of {HORIZON} inner steps"
+        return f"{parts}, {self.layers} layer{'s' * (self.layers > 1)}, {rounds}, {self.seeds} seed{'s' * (self.seeds > 1)}"
+
+
+QUICK = Setting(4, 1, "sparse", 1, 50, 1)
+FULL = [
+    Setting(clusters, hostile, codec, 1, steps, 3)
+    for codec in CODECS
+    for clusters, hostile, steps in ((4, 1, 200), (8, 1, 200), (8, 2, 200), (16, 5, 100))
+]
