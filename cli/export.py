@@ -1,6 +1,5 @@
 """`dilocox export DIR`: the committed model as a Hugging Face folder, from this machine's disk or from the run's peers."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Folders, corpus_in, library, parse_folders
+from dilocox.transport.files import whole_folder
 from dilocox.views.card import model_card
 
 __all__ = ["Chosen", "Exported", "choose", "export", "fetch_model", "held_states", "write_held", "write_model"]
@@ -106,11 +106,8 @@ def _whole(target: Path) -> Iterator[Path]:
     if target.exists():
         yield target
         return
-    there = next(each for each in target.absolute().parents if each.is_dir())
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=there) as name:
-        yield (scratch := Path(name) / target.name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch.rename(target)
+    with whole_folder(target) as scratch:
+        yield scratch
 
 
 def write_model(

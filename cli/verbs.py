@@ -36,6 +36,7 @@ VERBS = {
     "settle": "settlement.settle",
     "claim": "settlement.claim",
     "contract": "contract.app",
+    "zerog": "zerog.app",
     "export": "export.export",
     "generate": "generate.generate",
     "data": "data.app",

@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ __all__ = [
     "read_checked",
     "read_json",
     "read_named",
+    "whole_folder",
     "write_atomically",
     "write_new",
 ]
@@ -74,6 +76,31 @@ def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
     with _scratch(path, data, mode) as scratch:
         os.link(scratch, path)  # exclusive, as O_EXCL is
     fsync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `target`, on disk, once all went well: after any crash that is whole or not there.
+    Raises OSError where something is there already."""
+    there = next(each for each in target.absolute().parents if each.is_dir())
+    scratch = there / f".{target.name}.part"
+    shutil.rmtree(scratch, ignore_errors=True)  # what a crash left there
+    scratch.mkdir()
+    try:
+        yield scratch
+        for path in sorted(scratch.rglob("*"), reverse=True):
+            if path.is_dir():
+                fsync_directory(path)
+            else:
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        fsync_directory(scratch)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch.rename(target)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    fsync_directory(target.parent)
 
 
 def in_order_of_use(files: Iterable[Path]) -> list[Path]:

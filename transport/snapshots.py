@@ -5,16 +5,14 @@ PLACE/round-000020/…      the state before round 20; in a bucket its LAST obje
 """
 
 import json
-import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.transport.archive.storage import BucketStorage, FolderStorage, open_storage
-from dilocox.transport.files import fsync_directory
+from dilocox.transport.files import whole_folder
 
 __all__ = ["Snapshots", "due"]
 
@@ -57,24 +55,12 @@ class Snapshots:
         """`write`: fills a new folder. What an earlier life had begun of it is written again. Raises LocalError."""
         name = f"round-{round:06d}"
         if isinstance(self._storage, FolderStorage):
-            self._rename(self._storage.folder, name, write)
+            with whole_folder(self._storage.folder / name) as scratch:
+                write(scratch)
         elif isinstance(self._storage, BucketStorage):
             with tempfile.TemporaryDirectory(prefix="dilocox-export-") as scratch:
                 write(Path(scratch))
                 self._upload(self._storage, name, Path(scratch))
-
-    @staticmethod
-    def _rename(place: Path, name: str, write: Callable[[Path], None]) -> None:
-        scratch = place / f".{name}.part"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
-        write(scratch)
-        for path in scratch.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        fsync_directory(scratch)
-        scratch.rename(place / name)
-        fsync_directory(place)
 
     @staticmethod
     def _upload(bucket: BucketStorage, name: str, folder: Path) -> None:

@@ -23,7 +23,10 @@ __all__ = [
     "commits_of",
     "fill_chain",
     "in_common",
+    "packed",
+    "packs",
     "some_head",
+    "unpacked",
     "word_of",
     "write_commits",
 ]
@@ -80,7 +83,7 @@ def commits_of(archive: Archive, head: ArchiveHead, first: int = 0) -> Iterator[
     """Envelopes from `first` on. Raises RemoteError."""
     for segment in head.segments:
         if segment.end > first:
-            raws = _unpacked(archive.read(bytes.fromhex(segment.blob), SEGMENT_BYTES + limits.MESSAGE_BYTES))
+            raws = unpacked(archive.read(bytes.fromhex(segment.blob), SEGMENT_BYTES + limits.MESSAGE_BYTES))
             if len(raws) != segment.count:
                 raise RemoteError(pb.REASON_MALFORMED, f"a segment of {len(raws)} commits, {segment.count} expected")
             yield from raws[max(0, first - segment.first) :]
@@ -129,18 +132,27 @@ def write_commits(archive: Archive, chain: ChainFile, kept: Sequence[Segment]) -
     if len(short) == LOOSE:
         del segments[-LOOSE:]
     number = segments[-1].end if segments else 0
+    return segments + [
+        Segment(first=first, count=len(raws), blob=archive.write(packed(raws)).hex(), last=_digest(raws[-1]))
+        for first, raws in packs(chain, number)
+    ]
+
+
+def packs(chain: ChainFile, first: int) -> Iterator[tuple[int, list[bytes]]]:
+    """The chain's commits from `first` on, some at a time: the number of the first, and their envelopes."""
     pack: list[bytes] = []
-    while (raw := chain.raw(number + len(pack))) is not None:
+    while (raw := chain.raw(first + len(pack))) is not None:
         if pack and (len(pack) == COMMITS or sum(map(len, pack)) + len(raw) > SEGMENT_BYTES):
-            segments.append(_written(archive, number, pack))
-            number, pack = number + len(pack), []
+            yield first, pack
+            first, pack = first + len(pack), []
         pack.append(raw)
-    return [*segments, _written(archive, number, pack)] if pack else segments
+    if pack:
+        yield first, pack
 
 
-def _written(archive: Archive, first: int, raws: Sequence[bytes]) -> Segment:
-    blob = archive.write(b"".join(_LENGTH.pack(len(raw)) + raw for raw in raws))
-    return Segment(first=first, count=len(raws), blob=blob.hex(), last=_digest(raws[-1]))
+def packed(raws: Sequence[bytes]) -> bytes:
+    """Each behind its length."""
+    return b"".join(_LENGTH.pack(len(raw)) + raw for raw in raws)
 
 
 def _digest(raw: bytes) -> str:
@@ -149,14 +161,14 @@ def _digest(raw: bytes) -> str:
     return sha256(envelope.key, envelope.body).hex()
 
 
-def _unpacked(packed: bytes) -> list[bytes]:
-    """Raises RemoteError."""
+def unpacked(data: bytes) -> list[bytes]:
+    """The inverse. Raises RemoteError."""
     raws, at = [], 0
-    while at < len(packed):
-        end = at + _LENGTH.size + (_LENGTH.unpack_from(packed, at)[0] if at + _LENGTH.size <= len(packed) else len(packed))
-        if end > len(packed):
+    while at < len(data):
+        end = at + _LENGTH.size + (_LENGTH.unpack_from(data, at)[0] if at + _LENGTH.size <= len(data) else len(data))
+        if end > len(data):
             raise RemoteError(pb.REASON_MALFORMED, "a segment of commits is cut short")
-        raws.append(packed[at + _LENGTH.size : end])
+        raws.append(data[at + _LENGTH.size : end])
         at = end
     return raws
 

@@ -1,0 +1,146 @@
+"""What of a run's chain was dispersed, and where: a record of batches, each some commits in one blob, the first behind the run's
+signed manifest. Who has the record and the run's id needs nobody's word: what comes back has the digests in it, and is verified as
+any chain is."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Literal
+
+from google.protobuf.message import DecodeError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dilocox.around.zerog.disperser import Place
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.protocol.messages import canonical
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.archive.chain import packed, packs, unpacked
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.files import write_atomically
+
+__all__ = ["Batch", "Record", "Waiting", "envelopes", "new_record", "read_record", "waiting", "write_record"]
+
+RECORD_BYTES = 256 * limits.MIB
+"""Of a run of a million rounds: about 300 bytes for each batch of 64."""
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Number = Annotated[int, Field(ge=0, lt=1 << 64)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Batch(_Part):
+    """Consecutive commits in one blob."""
+
+    first: Annotated[int, Field(ge=0, lt=limits.ROUNDS)]
+    count: Annotated[int, Field(gt=0, lt=limits.ROUNDS)]
+    last: Digest
+    """Of the last of these commits."""
+    sha256: Digest
+    """Of the blob."""
+    root: Digest
+    """Of its Merkle tree, as the disperser's chain has it."""
+    epoch: Number
+    quorum: Number
+
+    def is_of(self, chain: ChainFile) -> bool:
+        last = chain.commit(self.first + self.count - 1)
+        return last is not None and last.digest.hex() == self.last
+
+    @property
+    def place(self) -> Place:
+        return Place(bytes.fromhex(self.root), self.epoch, self.quorum)
+
+
+class Record(_Part):
+    format: Literal["dilocox-dispersed-1"]
+    run: Digest
+    batches: list[Batch]
+
+    @property
+    def commits(self) -> int:
+        """So many are dispersed, the first the first."""
+        return self.batches[-1].first + self.batches[-1].count if self.batches else 0
+
+    def of(self, chain: ChainFile) -> "Record":
+        """Without the batches of commits that the run's owner gave up since. Raises ConfigError where it is another run's."""
+        if self.run != chain.manifest.run_id.hex():
+            raise ConfigError(f"the record is of the run {self.run}, not of {chain.manifest.run_id.hex()}")
+        kept = list(takewhile(lambda batch: batch.is_of(chain), self.batches))
+        return self.model_copy(update={"batches": kept})
+
+    def with_batch(self, batch: Batch) -> "Record":
+        return self.model_copy(update={"batches": [*self.batches, batch]})
+
+
+def new_record(run_id: bytes) -> Record:
+    return Record(format="dilocox-dispersed-1", run=run_id.hex(), batches=[])
+
+
+def read_record(path: Path) -> Record:
+    """Raises ConfigError where it is none, OSError."""
+    if path.stat().st_size > RECORD_BYTES:
+        raise ConfigError(f"{path} is too large for a record of what was dispersed")
+    try:
+        record = Record.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ConfigError(f"{path} is no record of what was dispersed: {error.errors()[0]['msg']}") from error
+    starts = [0, *(batch.first + batch.count for batch in record.batches)]
+    if [batch.first for batch in record.batches] != starts[:-1]:
+        raise ConfigError(f"{path} is no record of what was dispersed: commits are missing between its batches")
+    return record
+
+
+def write_record(path: Path, record: Record) -> None:
+    write_atomically(path, record.model_dump_json(indent=1).encode() + b"\n")
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A batch that is not dispersed yet."""
+
+    first: int
+    count: int
+    last: bytes
+    blob: bytes
+
+    def at(self, place: Place) -> Batch:
+        return Batch(
+            first=self.first,
+            count=self.count,
+            last=self.last.hex(),
+            sha256=sha256(self.blob).hex(),
+            root=place.root.hex(),
+            epoch=place.epoch,
+            quorum=place.quorum,
+        )
+
+
+def waiting(chain: ChainFile, record: Record) -> Iterator[Waiting]:
+    """What the chain has beyond the record, which is of it. Raises LocalError where its folder lacks the signed manifest."""
+    manifest = chain.signed_manifest
+    if manifest is None:
+        raise LocalError(f"{chain.path} does not hold the run's manifest as its owner signed it: name the run by --join LINK")
+    for first, raws in packs(chain, record.commits):
+        last = chain.commit(first + len(raws) - 1)
+        assert last is not None, "it was just read"
+        yield Waiting(first, len(raws), last.digest, packed(raws if first else [canonical(manifest), *raws]))
+
+
+def envelopes(batch: Batch, blob: bytes) -> list[pb.Envelope]:
+    """Of a batch, the run's signed manifest in front of the first one's. Raises RemoteError where it is something else."""
+    if sha256(blob).hex() != batch.sha256:
+        raise RemoteError(
+            pb.REASON_DIGEST_MISMATCH, f"what came for the commits from {batch.first} on is not what was dispersed"
+        )
+    try:
+        found = [pb.Envelope.FromString(raw) for raw in unpacked(blob)]
+    except DecodeError as error:
+        raise RemoteError(pb.REASON_MALFORMED, "what should be a statement is none") from error
+    if len(found) != batch.count + (batch.first == 0):
+        raise RemoteError(pb.REASON_MALFORMED, f"{len(found)} statements for {batch.count} commits")
+    return found

@@ -1,0 +1,61 @@
+"""0G Storage, by 0G's own SDK in a process of its own (child.py): it installs packages named `core`, `utils` and `config`, and
+prints. What it says is checked here: the root of what is sent before it goes, of what came before anybody reads it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dilocox.around.zerog.merkle import file_root
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+
+__all__ = ["Network", "root_of"]
+
+CHILD = "dilocox.around.zerog.child"
+SAID = 4096
+"""Characters at the end of what the SDK printed, in an error."""
+
+
+def root_of(path: Path) -> bytes:
+    """Blocking: reads the file, about 30 MB a second."""
+    with path.open("rb") as file:
+        return file_root(file, path.stat().st_size)
+
+
+@dataclass(frozen=True)
+class Network:
+    indexer: str
+    """URL that says which storage nodes there are."""
+
+    def put(self, path: Path, root: bytes, rpc: str, key: Path) -> str:
+        """Have a file stored, paid for by the account of a key; returns the transaction, empty where it was stored before. `root`:
+        of the file; `rpc`: a node of the chain. Blocking. Raises RemoteError."""
+        said = self._ask({"do": "put", "path": str(path), "rpc": rpc, "key": str(key), "root": f"0x{root.hex()}"})
+        return str(said["transaction"])
+
+    def get(self, root: bytes, path: Path) -> None:
+        """Into a new file. Blocking. Raises RemoteError, also where something else came."""
+        self._ask({"do": "get", "path": str(path), "root": f"0x{root.hex()}"})
+        if path.stat().st_size == 0 or root_of(path) != root:
+            path.unlink()
+            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"what came for {root.hex()} is something else")
+
+    def _ask(self, task: dict[str, Any]) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", CHILD],
+            input=json.dumps({**task, "indexer": self.indexer}),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        try:
+            said = json.loads(done.stdout)
+        except ValueError:
+            last = done.stderr[-SAID:].strip().splitlines()[-1:]
+            said = {"error": last[0] if last else f"its process ended with {done.returncode}"}
+        if "error" in said:
+            raise RemoteError(pb.REASON_UNAVAILABLE, f"0G Storage: {said['error']}")
+        return dict(said)

@@ -1,0 +1,1 @@
+"""Generated from proto/zerog: `make proto`."""

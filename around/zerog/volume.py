@@ -1,0 +1,135 @@
+"""Volumes: objects of an archive in one file, as a storage takes it that keeps files by their root and changes none.
+
+    MAGIC ‖ bytes of the header, u32 ‖ header, JSON ‖ the objects, one after the other
+
+What an archive wrote it does not change, so a volume holds what those before it do not; it names the one before by its root. The
+last one's is all that somebody needs who wants the archive. They may be sealed, as the archive is: a volume looks into none.
+"""
+
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Annotated, BinaryIO, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dilocox.protocol import limits
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.archive.archive import HEAD_BYTES, HEADS
+from dilocox.transport.archive.storage import Storage
+
+__all__ = ["VOLUME_BYTES", "Header", "Stored", "fill", "new_objects", "read_header", "split", "write_volume"]
+
+VOLUME_BYTES = 1 << 30
+"""Of objects in one: what is sent again where a line breaks, and lies on the disk twice."""
+MAGIC = b"dilocox-volume-1\n"
+_LENGTH = struct.Struct(">I")
+HEADER_BYTES = 64 * limits.MIB
+OBJECT_BYTES = HEAD_BYTES + limits.KIB
+"""A sealed head's; others are one chunk."""
+COPIED = 1 << 20
+"""At a time."""
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[0-9a-z]+([./-][0-9a-z]+)*$", max_length=200)]
+
+
+class Header(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    before: Digest | None
+    """Root of the volume that this one adds to."""
+    objects: list[tuple[Name, Annotated[int, Field(ge=0, le=OBJECT_BYTES)]]]
+    """Names and sizes, in their order."""
+
+
+def split(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Objects by volume. Heads, and what says whose archive it is, are in the last one: it is of no use without the others."""
+    volume, held = list[str](), 0
+    for name in sorted(sizes, key=lambda name: (not name.startswith("blobs/"), name)):
+        if volume and held + sizes[name] > VOLUME_BYTES:
+            yield volume
+            volume, held = [], 0
+        volume.append(name)
+        held += sizes[name]
+    if volume:
+        yield volume
+
+
+def write_volume(storage: Storage, names: Sequence[str], before: bytes | None, path: Path) -> None:
+    """Blocking. Raises FileNotFoundError where an object went meanwhile, RemoteError."""
+    with path.open("wb") as file:
+        sizes = [(name, storage.size(name)) for name in names]
+        if missing := [name for name, size in sizes if size is None]:
+            raise FileNotFoundError(missing[0])
+        header = {"before": before.hex() if before is not None else None, "objects": sizes}
+        raw = Header.model_validate(header | {"objects": [tuple(each) for each in sizes]}).model_dump_json().encode()
+        file.write(MAGIC + _LENGTH.pack(len(raw)) + raw)
+        for name, size in sizes:
+            data = storage.get(name, OBJECT_BYTES)
+            if len(data) != size:
+                raise FileNotFoundError(name)
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_header(file: BinaryIO, size: int) -> Header:
+    """Of a volume of so many bytes; the objects follow where it was read to. Raises RemoteError where it is none."""
+    start = file.read(len(MAGIC) + _LENGTH.size)
+    if not start.startswith(MAGIC) or len(start) < len(MAGIC) + _LENGTH.size:
+        raise _damaged("it does not begin as one")
+    (length,) = _LENGTH.unpack_from(start, len(MAGIC))
+    if length > HEADER_BYTES:
+        raise _damaged("its header is too large")
+    try:
+        header = Header.model_validate_json(file.read(length))
+    except ValidationError as error:
+        raise _damaged(error.errors()[0]["msg"]) from error
+    if len(start) + length + sum(size for _, size in header.objects) != size:
+        raise _damaged("its size is not that of its objects")
+    return header
+
+
+def _damaged(why: str) -> RemoteError:
+    return RemoteError(pb.REASON_MALFORMED, f"what came is no volume of an archive: {why}")
+
+
+def fill(file: BinaryIO, header: Header, folder: Path) -> None:
+    """Write the objects of a volume that are not there yet; `file` stands where they begin. Blocking. Raises OSError."""
+    for name, size in header.objects:
+        path = folder / PurePosixPath(name)
+        if path.exists():
+            file.seek(size, os.SEEK_CUR)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as target:
+            while size:
+                size -= target.write(file.read(min(COPIED, size)))
+
+
+class Stored(BaseModel):
+    """What of an archive lies in volumes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal["dilocox-stored-1"] = "dilocox-stored-1"
+    run: Digest
+    root: Digest | None = None
+    """Of the last volume."""
+    objects: frozenset[Name] = frozenset()
+    """In all of them."""
+
+    @property
+    def last(self) -> bytes | None:
+        return bytes.fromhex(self.root) if self.root is not None else None
+
+    def and_volume(self, root: bytes, names: Sequence[str]) -> "Stored":
+        return self.model_copy(update={"root": root.hex(), "objects": self.objects | set(names)})
+
+
+def new_objects(sizes: Mapping[str, int], stored: Stored) -> dict[str, int]:
+    """Of an archive's objects those that no volume holds; none where no head is among them: nothing is new then."""
+    found = {name: size for name, size in sizes.items() if name not in stored.objects}
+    return found if any(name.startswith(f"{HEADS}/") for name in found) else {}

@@ -1,0 +1,263 @@
+"""`dilocox zerog store | restore | disperse | retrieve`: a run's archive on 0G Storage, and its chain on 0G's data availability."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import ValidationError
+
+from dilocox.cli.common import ArchiveKeyOption, HomeOption, ReadOption, console
+from dilocox.cli.progress import Working, working
+from dilocox.cli.reading import reading
+from dilocox.cli.settlement import KeyOption, RpcOption, SendOption
+from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.manifest import open_manifest
+from dilocox.transport.archive.archive import open_archive
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.files import whole_folder, write_atomically
+from dilocox.views import rows
+
+if TYPE_CHECKING:
+    from dilocox.around.zerog.dispersed import Record
+    from dilocox.around.zerog.disperser import Disperser
+    from dilocox.around.zerog.network import Network
+    from dilocox.around.zerog.volume import Stored
+    from dilocox.transport.archive.storage import Storage
+
+__all__ = ["app"]
+
+app = typer.Typer(help="A run's archive on 0G Storage, its chain on 0G's data availability.", no_args_is_help=True)
+
+FINAL_SECONDS = 3600
+"""After which a blob that is not final yet is given up: it may still become so, and is dispersed again then."""
+LOOK_SECONDS = 5.0
+HEX = 64
+
+IndexerOption = Annotated[str, typer.Option("--indexer", metavar="URL", help="An indexer of 0G Storage.")]
+DaOption = Annotated[str, typer.Option("--da", metavar="URL", help="A disperser: grpcs://HOST:PORT.")]
+RecordOption = Annotated[Path, typer.Option("--record", metavar="FILE", help="What was handed over; made where there is none.")]
+
+
+def _need_sdk() -> None:
+    """Raises ConfigError where 0G's SDK is not installed."""
+    if any(find_spec(name) is None for name in ("Crypto", "web3", "core")):
+        raise ConfigError("0G's SDK is not installed here: pip install 'dilocox[zerog]'")
+
+
+@app.command()
+def store(
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="A folder, or s3://BUCKET/PREFIX.")],
+    record: RecordOption,
+    indexer: IndexerOption,
+    rpc: RpcOption,
+    key: KeyOption,
+    archive_key: ArchiveKeyOption = None,
+    send: SendOption = False,
+) -> None:
+    """Store what an archive holds that is not stored yet; the root that it prints is all that `restore` needs. The account of --key
+    pays. A sealed archive stays sealed."""
+    _need_sdk()
+    from dilocox.around.zerog.network import Network
+    from dilocox.around.zerog.volume import Stored, new_objects, split
+
+    opened = open_archive(archive, archive_key)
+    stored = _read_stored(record, opened.run_id) if record.exists() else Stored(run=opened.run_id.hex())
+    sizes = new_objects(opened.storage.sizes(""), stored)
+    if not sizes:
+        console.print(f"nothing is new in {opened.url}; its last volume is {stored.root}", highlight=False, soft_wrap=True)
+        return
+    volumes = list(split(sizes))
+    console.print(f"{len(sizes):,} objects, {sum(sizes.values()):,} bytes, in {len(volumes)} volumes", highlight=False)
+    with working("packing") as bar:
+        for number, names in enumerate(volumes, 1):
+            bar.begin(f"volume {number} of {len(volumes)}")
+            stored = _store(Network(indexer), opened.storage, names, stored, (rpc, key) if send else None)
+            if send:
+                write_atomically(record, stored.model_dump_json().encode())
+    console.print(f"the archive's root is {stored.root}", highlight=False, soft_wrap=True)
+    if not send:
+        console.print("nothing was sent; --send sends it", highlight=False)
+
+
+def _store(
+    network: "Network", storage: "Storage", names: list[str], stored: "Stored", paying: tuple[str, Path] | None
+) -> "Stored":
+    """One volume more. `paying`: node of the chain, and key; None: it is only packed. Raises LocalError where an object went while
+    it was read, RemoteError."""
+    from dilocox.around.zerog.network import root_of
+    from dilocox.around.zerog.volume import write_volume
+
+    with tempfile.TemporaryDirectory(prefix="dilocox-zerog-") as folder:
+        path = Path(folder) / "volume"
+        try:
+            write_volume(storage, names, stored.last, path)
+        except FileNotFoundError as error:
+            raise LocalError(f"{error} went from {storage.url} while it was read: say it again") from error
+        root = root_of(path)
+        if paying is not None:
+            network.put(path, root, *paying)
+    return stored.and_volume(root, names)
+
+
+def _read_stored(path: Path, run_id: bytes) -> "Stored":
+    """Raises ConfigError."""
+    from dilocox.around.zerog.volume import Stored
+
+    try:
+        stored = Stored.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ConfigError(f"{path} is no record of what was stored: {error.errors()[0]['msg']}") from error
+    if stored.run != run_id.hex():
+        raise ConfigError(f"{path} is of the run {stored.run}, the archive of {run_id.hex()}")
+    return stored
+
+
+@app.command()
+def restore(
+    root: Annotated[str, typer.Argument(metavar="ROOT", help="As `store` printed it last.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder: the archive.")],
+    indexer: IndexerOption,
+) -> None:
+    """Have an archive again. Anybody may, nothing is paid. Who reads it then (`verify --archive`, `node --archive`) verifies it."""
+    _need_sdk()
+    from dilocox.around.zerog.network import Network
+
+    wanted = _root(root)
+    if folder.exists():
+        raise ConfigError(f"{folder} is there: name a new folder")
+    with working("fetching") as bar, whole_folder(folder) as scratch:
+        _restore(Network(indexer), wanted, scratch, bar)
+    console.print(f"{folder} is the archive", highlight=False, soft_wrap=True)
+
+
+def _root(text: str) -> bytes:
+    """Raises ConfigError."""
+    try:
+        found = bytes.fromhex(text.removeprefix("0x"))
+    except ValueError:
+        found = b""
+    if len(found) != HEX // 2:
+        raise ConfigError(f"{text} is no root: it has {HEX} hexadecimal digits")
+    return found
+
+
+def _restore(network: "Network", root: bytes, folder: Path, bar: Working) -> None:
+    """The last volume first: what it holds is the newest of each. Raises RemoteError."""
+    from dilocox.around.zerog.volume import fill, read_header
+
+    wanted: bytes | None = root
+    while wanted is not None:
+        bar.begin(f"fetching the volume {wanted.hex()[:16]}…")
+        with tempfile.TemporaryDirectory(prefix=".volume.", dir=folder.parent) as scratch:
+            path = Path(scratch) / "volume"
+            network.get(wanted, path)
+            with path.open("rb") as file:
+                header = read_header(file, path.stat().st_size)
+                fill(file, header, folder)
+        wanted = bytes.fromhex(header.before) if header.before is not None else None
+
+
+@app.command()
+def disperse(
+    record: RecordOption,
+    da: DaOption,
+    home: HomeOption = None,
+    join: ReadOption = None,
+    send: SendOption = False,
+) -> None:
+    """Disperse the commits of a run that are not dispersed yet, and wait until they are final."""
+    from dilocox.around.zerog.dispersed import new_record, read_record, waiting
+
+    async def nothing(_: object) -> int:
+        return 0
+
+    with reading(join, home, None, nothing) as (chains, _):
+        if len(chains) != 1:
+            raise ConfigError(f"{len(chains)} runs are here: name one by --join LINK, or the --home of its daemon")
+        with ChainFile.for_reading(chains[0]) as chain:
+            found = (read_record(record) if record.exists() else new_record(chain.manifest.run_id)).of(chain)
+            batches = list(waiting(chain, found))
+    commits, size = sum(each.count for each in batches), sum(len(each.blob) for each in batches)
+    console.print(f"{commits:,} commits, {size:,} bytes, in {len(batches)} blobs", highlight=False)
+    if not send:
+        console.print("nothing was sent; --send sends it", highlight=False)
+        return
+
+    async def hand_over(disperser: "Disperser", bar: Working) -> None:
+        nonlocal found
+        for each in bar.each("dispersing", batches, len(batches)):
+            found = found.with_batch(each.at(await disperser.disperse(each.blob, _patience())))
+            write_atomically(record, found.model_dump_json(indent=1).encode())
+
+    asyncio.run(_with_disperser(da, "dispersing", hand_over))
+    console.print(f"{found.commits:,} commits are dispersed: keep {record}", highlight=False, soft_wrap=True)
+
+
+async def _with_disperser(url: str, what: str, do: "Callable[[Disperser, Working], Awaitable[None]]") -> None:
+    from dilocox.around.zerog.disperser import opened
+
+    with working(what) as bar:
+        async with opened(url) as disperser:
+            await do(disperser, bar)
+
+
+def _patience() -> Callable[[], Awaitable[None]]:
+    until = time.monotonic() + FINAL_SECONDS
+
+    async def wait() -> None:
+        if time.monotonic() > until:
+            raise LocalError(f"a blob is not final after {FINAL_SECONDS} s: look at the disperser, and say it again")
+        await asyncio.sleep(LOOK_SECONDS)
+
+    return wait
+
+
+@app.command()
+def retrieve(
+    record: Annotated[Path, typer.Argument(metavar="RECORD", help="As `disperse` keeps it.")],
+    da: DaOption,
+    home: Annotated[Path, typer.Option("--home", metavar="DIR", help="A folder, for `dilocox verify --home DIR`.")],
+) -> None:
+    """Have a run's chain again from what was dispersed, every commit verified."""
+    from dilocox.around.zerog.dispersed import read_record
+
+    found = read_record(record)
+    if not found.batches:
+        raise ConfigError(f"{record} says that nothing is dispersed")
+    folder = DataDirectory(home, None)
+
+    async def fetch(disperser: "Disperser", bar: Working) -> None:
+        await _retrieve(disperser, found, folder, bar)
+
+    try:
+        asyncio.run(_with_disperser(da, "retrieving", fetch))
+    finally:
+        folder.close()
+    console.print(f"{found.commits:,} commits of the run {found.run}: {home} has them", highlight=False, soft_wrap=True)
+
+
+async def _retrieve(disperser: "Disperser", record: "Record", folder: DataDirectory, bar: Working) -> None:
+    """Raises RemoteError where what comes is something else, or does not hold."""
+    from dilocox.around.zerog.dispersed import envelopes
+
+    run_id = bytes.fromhex(record.run)
+    chain: ChainFile | None = None
+    try:
+        for batch in bar.each("retrieving", record.batches, len(record.batches)):
+            found = envelopes(batch, await disperser.retrieve(batch.place))
+            if chain is None:
+                manifest, *found = found
+                path = folder.run_folder(run_id) / "chain.db"
+                chain = ChainFile(path, open_manifest(manifest, run_id), rows.describe)
+                chain.keep_signed_manifest(manifest)
+            for envelope in found[max(0, chain.length - batch.first) :]:
+                chain.append(envelope)
+    finally:
+        if chain is not None:
+            chain.close()
