@@ -6,7 +6,6 @@ is worth is the difference. `python -m bench.adaptive [--quick] [--check]`; --ch
 loses by more than the seeds differ.
 """
 
-import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 
 from bench.arms import ARMS, CLUSTERS, Settings
 from bench.lab import Lab, process_group_of_one
-from bench.report import judge, table, write
+from bench.report import bench_parser, judge, table, write
 from dilocox.node.clock import layouts_of, payload_bytes
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors
@@ -124,10 +123,7 @@ COLUMNS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.adaptive", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit 1 where an advised rule loses")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps, one seed")
-    options = parser.parse_args()
+    options = bench_parser("bench.adaptive", __doc__, f"{QUICK_STEPS} steps, one seed").parse_args()
     process_group_of_one()
     steps, seeds = (QUICK_STEPS, QUICK_SEEDS) if options.quick else (STEPS, SEEDS)
     found = {}

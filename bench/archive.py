@@ -5,7 +5,6 @@ The bar is 30 MB/s each way: a line of 240 Mbit/s, which is what a rented box ha
 out: hashing alone, and a plain copy of the same bytes that is on disk when it ends.
 """
 
-import argparse
 import os
 import tempfile
 import time
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from bench.report import judge, table, write
+from bench.report import bench_parser, judge, table, write
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.transport.archive.archive import create_archive
@@ -27,9 +26,7 @@ STAGES, STAGE_CHUNKS = 4, 16
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.archive")
-    parser.add_argument("--check", action="store_true", help="exit 1 where the bar is missed")
-    parser.add_argument("--quick", action="store_true", help="one stage")
+    parser = bench_parser("bench.archive", __doc__, "one stage")
     parser.add_argument("--bucket", metavar="s3://BUCKET/PREFIX", help="a real one, which must be empty there; not the double")
     options = parser.parse_args()
     stages = 1 if options.quick else STAGES

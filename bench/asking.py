@@ -4,7 +4,6 @@ Each path is asked a few times, after the first; the slowest answer counts, and 
 `--check` exits with 1 where a bar is missed.
 """
 
-import argparse
 import asyncio
 import tempfile
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from bench.report import judge, table, write
+from bench.report import bench_parser, judge, table, write
 from bench.scale import RESTART, Blocks, Desk, make_long
 from dilocox.coordinator.daemon import create_coordinator_app
 from dilocox.coordinator.service import CoordinatorService
@@ -108,8 +107,5 @@ def main(quick: bool = False) -> list[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="a short chain")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
-    arguments = parser.parse_args()
+    arguments = bench_parser("bench.asking", __doc__, "a short chain").parse_args()
     judge(main(arguments.quick), arguments.check)

@@ -7,7 +7,6 @@ where the run says `training.precision = "auto"`, beside float32. A run's `audit
 its machines, and below those of who did not train. `--check` holds the default to that.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.report import judge, table, write
+from bench.report import bench_parser, judge, table, write
 from bench.texts import stdlib
 from dilocox.node.training.audit import Batch, advance, distance
 from dilocox.node.training.data import Dataset, load_dataset
@@ -136,10 +135,7 @@ def missed(found: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.audit")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where the default bound does not tell them apart")
-    parser.add_argument("--quick", action="store_true", help="one beginning, one length")
-    options = parser.parse_args(arguments)
+    options = bench_parser("bench.audit", __doc__, "one beginning, one length").parse_args(arguments)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     begins, lengths = ([EARLY], [5]) if options.quick else ([EARLY, LATE], [10, 50])

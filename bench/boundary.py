@@ -9,7 +9,6 @@ was written on the training thread is measured beside it. A phase is H measured 
 same run; encode reads and writes the feedback once, apply Θ and momentum.
 """
 
-import argparse
 import itertools
 import os
 import statistics
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.report import judge, machine, table, write
+from bench.report import bench_parser, judge, machine, table, write
 from bench.texts import UNREAD
 from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
@@ -209,9 +208,7 @@ def show(results: Sequence[dict[str, Any]], copied: float) -> None:
 
 
 def main(arguments: Sequence[str] = ()) -> list[str]:
-    parser = argparse.ArgumentParser(prog="python -m bench.boundary", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a model of 10M parameters")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser = bench_parser("bench.boundary", __doc__, "a model of 10M parameters")
     parser.add_argument("--folder", type=Path, help="where to write (default: the system's for temporary files)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(os.cpu_count() or 1)

@@ -6,7 +6,6 @@ carries, both ways. What is counted is everything on the interface: payloads, vo
 header. Needs root, for the namespaces. `--check` exits with 1 where a bar is missed.
 """
 
-import argparse
 import sys
 import tempfile
 import time
@@ -15,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.report import judge, machine, table, write
+from bench.report import bench_parser, judge, machine, table, write
 from bench.texts import stdlib
 from dilocox.node.clock import layouts_of, payload_bytes
 from dilocox.node.namespaces import Traffic, lacking
@@ -171,10 +170,7 @@ def missed(lines: Sequence[Line], uncounted: int) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds of each")
-    options = parser.parse_args(arguments)
+    options = bench_parser("bench.boxes", __doc__, f"{QUICK_ROUNDS} rounds of each").parse_args(arguments)
     if why := lacking():
         print(why, file=sys.stderr)
         sys.exit(2)

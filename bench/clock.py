@@ -7,7 +7,6 @@ rounds on shaped lines. Rounds wait for their exchange; of one swarm they train 
 `--check` exits with 1 where a round is further off than the bar.
 """
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lines import swarm
-from bench.report import judge, machine, table, write
+from bench.report import bench_parser, judge, machine, table, write
 from bench.texts import stdlib
 from dilocox.node.clock import Estimate, Line, Method, Overlap, Site, Step, estimate, layouts_of, payload_bytes
 from dilocox.node.namespaces import lacking
@@ -194,10 +193,7 @@ def described(cell: Cell) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.clock", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 where the clock is off by more than the bar")
-    parser.add_argument("--quick", action="store_true", help="two swarms, one line, three rounds")
-    options = parser.parse_args(arguments)
+    options = bench_parser("bench.clock", __doc__, "two swarms, one line, three rounds").parse_args(arguments)
     kinds = [Kind(WIDTHS[-1], CLUSTERS[0]), Kind(WIDTHS[-1], CLUSTERS[0], "rebase")] if options.quick else KINDS
     cells = compare(kinds, LINES[:1] if options.quick else LINES, 3 if options.quick else ROUNDS)
     facts: dict[str, Any] = machine()

@@ -4,14 +4,13 @@ Beside it the work that cannot be left out: reading and hashing the same bytes, 
 --check exits 1 where less than 10 MB of text are made into tokens in a second of one core.
 """
 
-import argparse
 import resource
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.report import judge, table, write
+from bench.report import bench_parser, judge, table, write
 from dilocox.node.data.build import build
 from dilocox.node.data.sources import STDLIB, documents, find_files
 from dilocox.node.data.tokens import open_encoder, train_tokenizer
@@ -33,10 +32,8 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.data")
+    parser = bench_parser("bench.data", __doc__, "2 MB of the text")
     parser.add_argument("sources", nargs="*", default=[STDLIB], metavar="SOURCE", help="default: the standard library")
-    parser.add_argument("--check", action="store_true", help="exit 1 where the bar is missed")
-    parser.add_argument("--quick", action="store_true", help="2 MB of the text")
     options = parser.parse_args()
     texts = [text for path in find_files(options.sources) for text, _ in documents(path, "text")]
     if options.quick:

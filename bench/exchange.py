@@ -6,7 +6,6 @@ check, apply; the bench stands for the coordinator and passes announcements on. 
 gloo and hivemind move the same parameters in float32, hivemind also in 8 bits. `--check` exits with 1 where a bar is missed.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from bench.exchangers import LAYERS, QUICK_LAYERS, run_of
 from bench.processes import Peer, started
-from bench.report import judge, machine, table, write
+from bench.report import bench_parser, judge, machine, table, write
 from dilocox.node.namespaces import Namespaces, Net, lacking
 from dilocox.node.testnet import WAN
 from dilocox.protocol.tensors import parameter_count
@@ -108,10 +107,7 @@ def missed(rows: Sequence[Row]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.exchange", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
-    parser.add_argument("--quick", action="store_true", help="3.5M parameters, two exchanges of each")
-    options = parser.parse_args(arguments)
+    options = bench_parser("bench.exchange", __doc__, "3.5M parameters, two exchanges of each").parse_args(arguments)
     layers, rounds = (QUICK_LAYERS, QUICK_ROUNDS) if options.quick else (LAYERS, ROUNDS)
     lines: list[float | None] = [None] if lacking() else [None, SHAPED]
     if lacking():

@@ -6,7 +6,6 @@ found something is done again, to see whether it still does. Parsers run in a ch
 like any other, and another takes its place. `--replay "chain.db:4711"` gives one input again, here, to a debugger.
 """
 
-import argparse
 import asyncio
 import json
 import logging
@@ -30,7 +29,7 @@ from bench import calls
 from bench.calls import merged
 from bench.mutation import Mutator
 from bench.parsers import Target, targets
-from bench.report import RESULTS, judge, table, write
+from bench.report import RESULTS, bench_parser, judge, table, write
 from dilocox.protocol.crypto import sha256
 from dilocox.transport.files import write_atomically
 
@@ -287,9 +286,7 @@ def fuzz(parsed: int, called: int, seed: int, jobs: int, folder: Path) -> list[s
 
 
 def main(arguments: Sequence[str] = ()) -> list[str]:
-    parser = argparse.ArgumentParser(prog="python -m bench.fuzz", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few inputs: under a minute")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser = bench_parser("bench.fuzz", __doc__, "few inputs: under a minute")
     parser.add_argument("--inputs", type=int, help=f"for the parsers; default {PARSED:,}")
     parser.add_argument("--calls", type=int, help=f"for the RPCs; default {CALLED:,}")
     parser.add_argument("--seed", type=int, default=1)

@@ -6,7 +6,6 @@ of almost nothing: Python, torch, threads. In training: the most of any moment o
 moments, what an encoder needs, and payloads on their way. `--check` exits with 1 where a bar is missed.
 """
 
-import argparse
 import multiprocessing
 import os
 import re
@@ -24,7 +23,7 @@ import torch.distributed as dist
 
 from bench import boundary
 from bench.boundary import CODECS, Shape
-from bench.report import judge, machine, table, write
+from bench.report import bench_parser, judge, machine, table, write
 from dilocox.node.machine import Machine
 from dilocox.node.memory import lacks, stage_bytes
 from dilocox.node.outer.checkpoint import BoundaryMeta
@@ -152,10 +151,7 @@ def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.held", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
-    parser.add_argument("--quick", action="store_true", help="one codec")
-    options = parser.parse_args(arguments)
+    options = bench_parser("bench.held", __doc__, "one codec").parse_args(arguments)
     size, codecs = "350M", list(CODECS)[:1] if options.quick else list(CODECS)
     rows = [row for codec in codecs for row in measure(size, codec)]
     facts = machine()

@@ -9,7 +9,6 @@ take turns in one run, and medians are compared, so that a drift of the machine 
 the bar is reached of a bound, or where others had more of the machine than such a measurement bears: that is measured too.
 """
 
-import argparse
 import multiprocessing
 import os
 import statistics
@@ -24,7 +23,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from bench.report import judge, machine, table, write
+from bench.report import bench_parser, judge, machine, table, write
 from dilocox.node.memory import bubble
 from dilocox.node.tiling import chunks
 from dilocox.node.training.mesh import Mesh
@@ -177,10 +176,7 @@ def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
-    parser.add_argument("--quick", action="store_true", help="fewer microbatches and steps")
-    options = parser.parse_args(arguments)
+    options = bench_parser("bench.pipeline", __doc__, "fewer microbatches and steps").parse_args(arguments)
     counts, steps = (MICROBATCHES[:1], 3) if options.quick else (MICROBATCHES, STEPS)
     rows = [row for count in counts for row in measure(count, steps)]
     facts = machine()

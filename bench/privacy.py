@@ -6,7 +6,6 @@ with the noise that `--private-epsilon` takes, by the node's own account and gra
 trains on. --check exits 1 where cutting alone costs much, a small epsilon costs less than a large one, or more sites do not help.
 """
 
-import argparse
 import json
 import math
 import multiprocessing
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 
 from bench.lab import Lab, process_group_of_one
-from bench.report import judge, load_preset, machine, table, write
+from bench.report import bench_parser, judge, load_preset, machine, table, write
 from bench.texts import Text
 from dilocox.node.data.build import build
 from dilocox.node.data.sources import STDLIB, find_files
@@ -313,10 +312,7 @@ def missed(losses: Mapping[tuple[Trained, int, Bound], float]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.privacy", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
-    parser.add_argument("--quick", action="store_true", help="one seed, fewer steps")
-    options = parser.parse_args(arguments)
+    options = bench_parser("bench.privacy", __doc__, "one seed, fewer steps").parse_args(arguments)
     length = QUICK if options.quick else FULL
     workers = ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
     with tempfile.TemporaryDirectory(prefix="bench-privacy-") as scratch, workers as pool:

@@ -29,7 +29,7 @@ from typing import Any, Literal
 from bench.arms import ARMS, Settings
 from bench.lines import Swarm, swarm, until
 from bench.processes import started
-from bench.report import RESULTS, judge, load_preset, machine, table, write
+from bench.report import RESULTS, bench_parser, judge, load_preset, machine, table, write
 from bench.texts import Text, text_of
 from dilocox.cli.init import preset_names
 from dilocox.node.clock import Line, Site, Step, layouts_of, payload_bytes, ring
@@ -479,11 +479,7 @@ def plot(rows: dict[str, Found], path: Path) -> None:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.reproduce", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"{', '.join(QUICK)}; {QUICK_STEPS} steps, {QUICK_TIMED} of them timed"
-    )
+    parser = bench_parser("bench.reproduce", __doc__, f"{', '.join(QUICK)}; {QUICK_STEPS} steps, {QUICK_TIMED} of them timed")
     parser.add_argument("--rows", help="names separated by commas, DiLoCoX and ours always (default: all)")
     parser.add_argument("--preset", default="", choices=["", *preset_names()], help="a bigger model than the toy, in one stage")
     parser.add_argument("--clusters", type=int, default=PAPER.clusters)

@@ -5,7 +5,6 @@ Real processes, `kill -9`, nodes that take a step every quarter of a second, so 
 avoid is the import of torch by its workers, which is measured beside it. `--check` exits with 1 where a bar is missed.
 """
 
-import argparse
 import os
 import signal
 import statistics
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.chaos.__main__ import RUN
-from bench.report import judge, machine, table, write
+from bench.report import bench_parser, judge, machine, table, write
 from bench.texts import stdlib
 from dilocox.node.boxes.link import CLUSTER_LINK
 from dilocox.node.testnet import Member, Testnet
@@ -122,10 +121,7 @@ def missed(found: dict[str, list[float]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
-    parser.add_argument("--quick", action="store_true", help="one trial")
-    options = parser.parse_args(arguments)
+    options = bench_parser("bench.restart", __doc__, "one trial").parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), 1 if options.quick else TRIALS)
     facts = machine()

@@ -6,7 +6,6 @@ a run without audits and settlement, which are off unless a run asks for them; w
 a bar is missed.
 """
 
-import argparse
 import asyncio
 import tempfile
 import time
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from bench.report import judge, table, write
+from bench.report import bench_parser, judge, table, write
 from dilocox.coordinator.driver import clock
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest.verify import appraise
@@ -505,9 +504,6 @@ def main(quick: bool = False) -> list[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="the smallest shape and a short chain")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
-    arguments = parser.parse_args()
+    arguments = bench_parser("bench.scale", __doc__, "the smallest shape and a short chain").parse_args()
     sentences = main(arguments.quick)
     judge(sentences, arguments.check)

@@ -4,7 +4,6 @@ One member of a real etcd on this machine's disk (Debian: etcd-server); inputs c
 callers of a coordinator do; then how long another coordinator takes to lead after the lease that nobody keeps.
 """
 
-import argparse
 import asyncio
 import shutil
 import socket
@@ -14,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.report import bench_parser
 from dilocox.coordinator.driver import RoundDriver
 from dilocox.coordinator.etcd import Etcd, parse_store
 from dilocox.coordinator.log import RoundLog
@@ -85,10 +85,7 @@ async def stood(log: SharedLog) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="500 inputs")
-    arguments = parser.parse_args()
+    arguments = bench_parser("bench.standby", __doc__, "500 inputs").parse_args()
     if (binary := shutil.which("etcd")) is None:
         sys.exit("no etcd on this machine (Debian: apt-get install etcd-server)")
     with tempfile.TemporaryDirectory(prefix="bench-standby-") as folder, socket.socket() as one, socket.socket() as two:

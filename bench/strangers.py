@@ -4,7 +4,6 @@ A real coordinator in a process of its own, honest peers that drive the node's m
 alone, then with bench/hostile.py against the coordinator and one of the peers. `--check` exits with 1 where a bar is missed.
 """
 
-import argparse
 import asyncio
 import multiprocessing
 import os
@@ -23,7 +22,7 @@ import psutil
 
 from bench import hostile
 from bench.honest import HonestPeer
-from bench.report import judge, machine, table, write
+from bench.report import bench_parser, judge, machine, table, write
 from bench.texts import stdlib
 from dilocox.node.testnet import Testnet
 from dilocox.protocol.crypto import Identity
@@ -215,9 +214,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] = ()) -> list[str]:
-    parser = argparse.ArgumentParser(prog="python -m bench.strangers", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="100 connections for half a minute in all")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser = bench_parser("bench.strangers", __doc__, "100 connections for half a minute in all")
     parser.add_argument("--minutes", type=float, default=10.0, help="without strangers, and as long with them")
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,7 +1,6 @@
 """`python -m bench.chaos [--check] [--seed N] [--minutes M]`: prints what every fault cost the others; --check exits 1 where a bar
 is missed. `--quick`: a few faults close together, to see that everything works."""
 
-import argparse
 import os
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from bench.chaos.loss import Closed, Happened, Price, Verdict
 from bench.chaos.network import lacking
 from bench.chaos.schedule import COORDINATOR, DEADLINE_SECONDS, plan
 from bench.chaos.world import World, distinct
-from bench.report import judge, table, write
+from bench.report import bench_parser, judge, table, write
 from bench.texts import stdlib
 from dilocox.protocol.chain import taken
 from dilocox.protocol.manifest import Manifest
@@ -195,9 +194,7 @@ def spans(kept: list[list[float]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.chaos")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a bar is missed")
-    parser.add_argument("--quick", action="store_true", help="a minute of faults close together; no bar on tokens means much")
+    parser = bench_parser("bench.chaos", __doc__, "a minute of faults close together; no bar on tokens means much")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--minutes", type=float)
     options = parser.parse_args()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from bench.report import judge, write
+from bench.report import bench_parser, judge, write
 from bench.study.analysis import Row, rows
 from bench.study.design import ARMS, CELLS, REFERENCES, Cell, Trial, drawn
 from bench.study.report import DEFAULT, missed, row_facts, show
@@ -43,9 +43,7 @@ def quick(text: Text) -> Plan:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.study", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit 1 where a bar is missed")
-    parser.add_argument("--quick", action="store_true", help="two arms in a cell of 48 steps: a minute")
+    parser = bench_parser("bench.study", __doc__, "two arms in a cell of 48 steps: a minute")
     parser.add_argument("--cells", help="numbers of cells, as they are printed, separated by commas; default all")
     parser.add_argument("--arms", help="names separated by semicolons; default all")
     parser.add_argument("--list", action="store_true", help="run nothing: what there is, and what is finished")
