@@ -1,4 +1,4 @@
-"""`dilocox contract deploy | bind | veto | slash | refund`: what sponsor and arbiter do. Nothing is sent without --send."""
+"""`dilocox contract deploy | bind | fund | veto | slash | refund`: what sponsor and arbiter do. Nothing is sent without --send."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -105,6 +105,20 @@ def slash(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOpt
             act_on(contract, key, send, says, "slash", account, proof.digest)
     if not done:
         raise LocalError("the chain proves nothing, that was not punished already, against anybody who has a stake")
+
+
+@app.command()
+def fund(
+    amount: Annotated[int, typer.Argument(min=1, help="Wei.")],
+    rpc: RpcOption,
+    key: KeyOption,
+    home: HomeOption = None,
+    join: ReadOption = None,
+    send: SendOption = False,
+) -> None:
+    """Add to the pool that the run pays from. Anybody may; what is left at its end is the sponsor's."""
+    need_extra()
+    act_on(read_run(home, join).contract(rpc), key, send, f"add {amount:,} wei to the pool", "fund", value=amount)
 
 
 @app.command()

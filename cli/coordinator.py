@@ -1,7 +1,10 @@
 """`dilocox coordinator RUN.toml`: serve a run."""
 
+import asyncio
 import logging
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +15,9 @@ from dilocox.cli.common import (
     read_run,
 )
 from dilocox.cli.loop import live
+from dilocox.cli.market import MarketOption, MarketPortOption, check_addresses
 from dilocox.cli.options import DaemonOptions, StoreOptions, TraceOptions, grouped
+from dilocox.cli.runs import announced
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol.corpus import check_fits
@@ -43,9 +48,13 @@ def coordinator(
         typer.Option(metavar="DIR", help="The imported weights that the run names lie in DIR (default: ~/.dilocox/weights)."),
     ] = None,
     link_file: Annotated[Path | None, typer.Option(help="Also write the join link here.")] = None,
+    market: MarketOption = None,
+    market_port: MarketPortOption = None,
 ) -> None:
-    """Serve a run: admit peers, close rounds, sign commits. Prints the join link."""
+    """Serve a run: admit peers, close rounds, sign commits. Prints the join link. With --market or --market-port it is announced as
+    one that looks for machines."""
     daemon.begin()
+    check_addresses(market or ())
     store = shared.place()
     key = run_file.with_suffix(".key")
     if run_file.suffix == ".chain" and run_file.is_file():
@@ -81,7 +90,32 @@ def coordinator(
         traces=tracing.collector(),
         store=store,
     )
-    live(run_coordinator(settings, announce, appraise))
+    if market is None and market_port is None:
+        live(run_coordinator(settings, announce, appraise))
+    else:
+        live(_announced(settings, announce, market or (), market_port or 0))
+
+
+async def _announced(
+    settings: CoordinatorSettings, announce: Callable[[JoinLink], None], market: Sequence[str], port: int
+) -> None:
+    """Serve a run, and say so in the market."""
+    there: asyncio.Future[JoinLink] = asyncio.get_running_loop().create_future()
+
+    def begun(link: JoinLink) -> None:
+        announce(link)
+        if not there.done():
+            there.set_result(link)
+
+    identity = settings.identity or load_identity(settings.home / "identity.key")
+    admits = settings.manifest.admission.allow
+    telling = asyncio.create_task(announced(market, port, settings.listen.host, identity, there, admits))
+    try:
+        await run_coordinator(settings, begun, appraise)
+    finally:
+        telling.cancel()
+        with suppress(asyncio.CancelledError):
+            await telling
 
 
 def _look_at(manifest: Manifest) -> None:

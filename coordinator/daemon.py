@@ -80,13 +80,18 @@ class CoordinatorSettings:
     store: EtcdPlace | None
     """Which several coordinators share; None: this one is the only one."""
 
+    @property
+    def identity(self) -> Identity | None:
+        """Who serves the run: its owner, where it signs the commits itself; None: whose key lies in `home`."""
+        return self.owner if self.owner is not None and self.signer == self.owner.peer else None
+
 
 async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[JoinLink], None], appraise: Appraiser) -> None:
     """Serve the run until SIGTERM or SIGINT. `announce` gets the join link once others can use it; `appraise` judges evidence."""
     manifest, owner = settings.manifest, settings.owner
     if owner is not None and owner.peer != manifest.owner:
         raise ConfigError("the owner key beside the run file is not the one that run.owner names")
-    home = DataDirectory(settings.home, owner if owner is not None and settings.signer == owner.peer else None)
+    home = DataDirectory(settings.home, settings.identity)
     shared_before = write_down_store(home.run_folder(manifest.run_id), settings.store)
     async with open_door(settings.api, home, manifest.run_id, settings.name) as door:
 

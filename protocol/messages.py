@@ -17,8 +17,8 @@ from typing_extensions import TypeVar
 from dilocox.protocol import limits
 from dilocox.protocol.attestation import Evidence
 from dilocox.protocol.crypto import Identity, sha256, verify
-from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.ids import key_of_peer, peer_id
+from dilocox.protocol.errors import DilocoxError, RemoteError
+from dilocox.protocol.ids import JoinLink, key_of_peer, peer_id
 from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["Statement", "author", "canonical", "open_envelope", "parse", "seal", "unpacked", "unsigned"]
@@ -287,6 +287,29 @@ def _check_appointment(body: pb.Appointment) -> None:
     _require(len(body.state) in ((0, 32) if body.round else (0,)), "state is not 32 bytes, or said before the genesis commit")
 
 
+def _check_job(body: pb.Job) -> None:
+    _check_link(body.link)
+    _require(len(body.invited) <= limits.INVITED, "too many are invited", pb.REASON_OVERSIZE)
+    for peer in body.invited:
+        _check_peer(peer, "who is invited")
+
+
+def _check_link(text: str) -> None:
+    try:
+        JoinLink.parse(text)
+    except DilocoxError as error:
+        raise RemoteError(pb.REASON_MALFORMED, "the link is no join link") from error
+
+
+def _check_offer(body: pb.Offer) -> None:
+    _check_text(body.name, "name")
+    _check_text(body.hours, "hours")
+    _require(0 < body.devices <= limits.HOSTS, "devices out of bounds")
+    _require(len(body.account) in (0, 20), "the account is not 20 bytes")
+    if body.HasField("evidence"):
+        _check_evidence(body.evidence)
+
+
 _OUTCOMES = frozenset((pb.OUTCOME_ACCEPT, pb.OUTCOME_IGNORE, pb.OUTCOME_REJECT))
 
 
@@ -313,4 +336,6 @@ _KINDS: Mapping[int, _Kind] = {
     pb.KIND_ANSWER: _Kind(pb.Answer, limits.ANSWER_BYTES, _check_answer),
     pb.KIND_HELD: _Kind(pb.Held, limits.HELD_BYTES, _check_held),
     pb.KIND_APPOINTMENT: _Kind(pb.Appointment, limits.APPOINTMENT_BYTES, _check_appointment),
+    pb.KIND_JOB: _Kind(pb.Job, limits.JOB_BYTES, _check_job),
+    pb.KIND_OFFER: _Kind(pb.Offer, limits.OFFER_BYTES, _check_offer),
 }

@@ -19,7 +19,7 @@ from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import write_atomically
 
-__all__ = ["Dht"]
+__all__ = ["Dht", "DhtSettings"]
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,8 @@ class Dht:
         """More places to bootstrap from, should the child start again."""
         self._bootstrap = list(dict.fromkeys([*self._bootstrap, *addresses]))[-64:]
 
-    async def _request(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The child's reply. Raises LocalError."""
         process = self._process
         if process is None or process.stdin is None or not self._up:
             raise LocalError("the DHT process is not up")
@@ -154,11 +155,11 @@ class Dht:
         """Store my peer record; False when no other node could be asked to keep it."""
         value = base64.b64encode(record.envelope.SerializeToString()).decode()
         put = {"peer": record.peer, "value": value, "seconds": RECORD_SECONDS}
-        return bool((await self._request({"put": put}))["ok"])
+        return bool((await self.ask({"put": put}))["ok"])
 
     async def find(self, peer: str) -> Statement | None:
         """The peer's record, where one that verifies is found."""
-        value = (await self._request({"find": peer}))["record"]
+        value = (await self.ask({"find": peer}))["record"]
         if value is None:
             return None
         with contextlib.suppress(RemoteError):

@@ -7,6 +7,11 @@ as it listens: the peers it was told of are met in the background, and tried aga
     first line {"up": true}
     request    {"id": 1, "put": {"peer": PEER, "value": BASE64, "seconds": 300}}    {"id": 2, "find": PEER}    {"know": [PEER, …]}
     reply      {"id": 1, "ok": true}                                                {"id": 2, "record": BASE64 or null}
+
+In the market (protocol/market.py), which is a DHT of no run:
+
+    request    {"id": 1, "announce": BASE64}    {"id": 2, "list": KIND}
+    reply      {"id": 1, "ok": true}            {"id": 2, "listings": [BASE64, …]}
 """
 
 import asyncio
@@ -14,6 +19,7 @@ import base64
 import contextlib
 import json
 import os
+import random
 import select
 import signal
 import sys
@@ -33,7 +39,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
-from dilocox.protocol import limits
+from dilocox.protocol import limits, market
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -43,6 +49,7 @@ __all__ = [
     "PLAIN",
     "DHTNode",
     "DHTRecord",
+    "ListingValidator",
     "MSGPackSerializer",
     "PeerRecordValidator",
     "get_dht_time",
@@ -100,6 +107,38 @@ class PeerRecordValidator(RecordValidatorBase):
         return True
 
 
+class ListingValidator(RecordValidatorBase):
+    """Stores nothing but jobs and offers that count, each under its signer's key and name, and so many of each kind."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[str, float]] = {kind: {} for kind in market.KINDS}
+        """By kind and peer: when it expires."""
+
+    def validate(self, record: DHTRecord) -> bool:
+        try:
+            now = get_dht_time()
+            value = bytes(MSGPackSerializer.loads(record.value))
+            listing = market.open_listing(value, now)
+            here = record.key == DHTID.generate(source=market.place_of(listing)).to_bytes()
+            named = record.subkey == MSGPackSerializer.dumps(listing.peer)
+            lives = record.expiration_time <= listing.body.expires_at
+            return here and named and lives and self._has_room(listing.kind, listing.peer, record.expiration_time, now)
+        except (RemoteError, ValueError, TypeError):
+            return False
+        except Exception:  # as of peer records
+            return False
+
+    def _has_room(self, kind: int, peer: str, expires: float, now: float) -> bool:
+        kept = self._kept[kind]
+        if peer not in kept and len(kept) >= limits.LISTINGS:
+            for other in [other for other, end in kept.items() if end <= now]:
+                del kept[other]
+            if len(kept) >= limits.LISTINGS:
+                return False
+        kept[peer] = max(expires, kept.get(peer, 0.0))
+        return True
+
+
 async def run(settings: dict[str, Any]) -> None:
     run_id = bytes.fromhex(settings["run_id"])
     p2p = await P2P.create(
@@ -131,7 +170,7 @@ def process_of(p2p: P2P) -> asyncio.subprocess.Process:
 
 async def _work(p2p: P2P, run_id: bytes, bootstrap: list[str]) -> None:
     """Say that we listen, meet the others, answer requests until stdin ends, leave."""
-    validator = PeerRecordValidator(run_id)
+    validator = ListingValidator() if run_id == market.MARKET else PeerRecordValidator(run_id)
     node = await DHTNode.create(
         p2p=p2p,
         node_id=DHTID.generate(source=str(p2p.peer_id)),  # a restart is the same node to the others
@@ -173,14 +212,15 @@ async def _meet(p2p: P2P, node: DHTNode, peer: PeerID, address: Multiaddr) -> bo
         return False
 
 
-async def _serve(node: DHTNode, run_id: bytes, validator: PeerRecordValidator) -> None:
+async def _serve(node: DHTNode, run_id: bytes, validator: PeerRecordValidator | ListingValidator) -> None:
     reader = asyncio.StreamReader(limit=4 * limits.MIB)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     pending: set[asyncio.Task[None]] = set()
     while line := await reader.readline():
         request = json.loads(line)
         if (known := request.get("know")) is not None:
-            validator.known = frozenset(known)
+            if isinstance(validator, PeerRecordValidator):
+                validator.known = frozenset(known)
             continue
         task = asyncio.create_task(_answer(node, run_id, request))
         pending.add(task)
@@ -194,6 +234,13 @@ async def _answer(node: DHTNode, run_id: bytes, request: dict[str, Any]) -> None
             expiration = get_dht_time() + put["seconds"]
             value = base64.b64decode(put["value"])
             reply["ok"] = bool(await node.store(key_of(run_id, put["peer"]), value, expiration))
+        elif announced := request.get("announce"):
+            value = base64.b64decode(announced)
+            listing = market.open_listing(value, get_dht_time())
+            place = market.place_of(listing)
+            reply["ok"] = bool(await node.store(place, value, listing.body.expires_at, subkey=listing.peer))
+        elif kind := request.get("list"):
+            reply["listings"] = [base64.b64encode(value).decode() for value in await _listings(node, kind)]
         else:
             found = await node.get(key_of(run_id, request["find"]), latest=True)
             here = found is not None and isinstance(found.value, bytes)
@@ -201,6 +248,15 @@ async def _answer(node: DHTNode, run_id: bytes, request: dict[str, Any]) -> None
     except Exception as error:
         reply["error"] = f"{type(error).__name__}: {error}"
     print(json.dumps(reply), flush=True)
+
+
+async def _listings(node: DHTNode, kind: int) -> list[bytes]:
+    """Of all buckets, at most so many, drawn by chance where there are more."""
+    keys = [market.key_of(kind, bucket) for bucket in range(market.BUCKETS)]
+    found = await node.get_many(keys, sufficient_expiration_time=float("inf"))
+    by_key = [each.value for each in found.values() if each is not None and isinstance(each.value, dict)]
+    values = [each.value for listed in by_key for each in listed.values() if isinstance(each.value, bytes)]
+    return random.sample(values, min(len(values), limits.LISTINGS))
 
 
 def _end_with_daemon() -> None:

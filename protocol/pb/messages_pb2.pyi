@@ -26,6 +26,8 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_ANSWER: _ClassVar[Kind]
     KIND_HELD: _ClassVar[Kind]
     KIND_APPOINTMENT: _ClassVar[Kind]
+    KIND_JOB: _ClassVar[Kind]
+    KIND_OFFER: _ClassVar[Kind]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -99,6 +101,8 @@ KIND_CALL: Kind
 KIND_ANSWER: Kind
 KIND_HELD: Kind
 KIND_APPOINTMENT: Kind
+KIND_JOB: Kind
+KIND_OFFER: Kind
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_ACCEPT: Outcome
 OUTCOME_IGNORE: Outcome
@@ -720,3 +724,41 @@ class Appointment(_message.Message):
     head: bytes
     state: bytes
     def __init__(self, term: _Optional[int] = ..., coordinator: _Optional[str] = ..., round: _Optional[int] = ..., head: _Optional[bytes] = ..., state: _Optional[bytes] = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("link", "expires_at", "invited")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    INVITED_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    expires_at: int
+    invited: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, link: _Optional[str] = ..., expires_at: _Optional[int] = ..., invited: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Offer(_message.Message):
+    __slots__ = ("name", "expires_at", "devices", "cuda", "device_bytes", "host_bytes", "upload_bits", "download_bits", "hours", "price", "account", "evidence")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    CUDA_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_BITS_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_BITS_FIELD_NUMBER: _ClassVar[int]
+    HOURS_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    expires_at: int
+    devices: int
+    cuda: bool
+    device_bytes: int
+    host_bytes: int
+    upload_bits: int
+    download_bits: int
+    hours: str
+    price: int
+    account: bytes
+    evidence: BoundEvidence
+    def __init__(self, name: _Optional[str] = ..., expires_at: _Optional[int] = ..., devices: _Optional[int] = ..., cuda: _Optional[bool] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., upload_bits: _Optional[int] = ..., download_bits: _Optional[int] = ..., hours: _Optional[str] = ..., price: _Optional[int] = ..., account: _Optional[bytes] = ..., evidence: _Optional[_Union[BoundEvidence, _Mapping]] = ...) -> None: ...

@@ -25,6 +25,7 @@ from dilocox.transport.event_log import EVENTS, EventLog
 from dilocox.views import rows as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
+MARKET = f"/ip4/127.0.0.1/tcp/1/p2p/{identity(0).peer}"
 LINK = JoinLink(bytes(32), COORDINATOR.peer, "127.0.0.1:1", bytes(32), ())
 SAID = (
     "init new.toml",
@@ -50,6 +51,9 @@ SAID = (
     f"shares --join {LINK} --home n",
     "export out --home home/node",
     "generate --prompt x --home home/node",
+    f"offer --home n --market {MARKET}",
+    f"hire run.toml {identity(1).peer}",
+    "zerog disperse --record r --da grpc://127.0.0.1:1 --home home/node",
     "data build x text.txt --to built",
     "data train-tokenizer tokenizer.json text.txt",
     "data show stdlib",
@@ -64,8 +68,9 @@ SAID = (
     "attest self --simulated --simulated-measurement text.txt",
     "attest verify --kind tdx --blob text.txt",
 )
-EXTRA = {"account", "claim", "settle", "stake"} | {f"contract {each}" for each in ("deploy", "bind", "veto", "slash", "refund")}
-"""Verbs that without the extra `settlement` read nothing, and say so."""
+EXTRA = {"account", "claim", "settle", "stake", "zerog store", "zerog restore", "zerog retrieve", "runs"}
+EXTRA |= {f"contract {each}" for each in ("deploy", "bind", "fund", "veto", "slash", "refund")}
+"""Verbs that without an extra read nothing, and say so; and what reads nothing of this machine before it found something."""
 
 
 def full(kind: int) -> sqlite3.OperationalError:

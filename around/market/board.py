@@ -1,0 +1,74 @@
+"""Where jobs and offers are announced and read: a DHT of all who take part in the market, which keep them for each other."""
+
+import asyncio
+import base64
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.market import MARKET, open_listing
+from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.dht import Dht, DhtSettings
+from dilocox.transport.network import choose_port, multiaddr
+
+__all__ = ["Board", "opened"]
+
+LIFE_SECONDS = 1800
+"""Of what we announce, after its last announcement …"""
+AGAIN_SECONDS = 300.0
+"""… and how often it is announced: five may fail before it is gone."""
+SOON_SECONDS = 2.0
+"""After one that nobody took."""
+
+
+class Board:
+    def __init__(self, dht: Dht, address: str) -> None:
+        self._dht = dht
+        self.address = address
+        """Multiaddr of our own node: where others may begin."""
+
+    async def announce(self, listing: Statement) -> bool:
+        """Whether another node keeps it. Raises LocalError while our node is not up."""
+        value = base64.b64encode(listing.envelope.SerializeToString()).decode()
+        return bool((await self._dht.ask({"announce": value}))["ok"])
+
+    async def announce_forever(self, identity: Identity, kind: pb.Kind, make: Callable[[int], pb.Job | pb.Offer]) -> None:
+        """`make`: what is to be said until that Unix second. What nobody takes is said again soon."""
+        while True:
+            taken = False
+            with suppress(LocalError):
+                taken = await self.announce(seal(identity, kind, MARKET, make(int(time.time()) + LIFE_SECONDS)))
+            await asyncio.sleep(AGAIN_SECONDS if taken else SOON_SECONDS)
+
+    async def listed(self, kind: pb.Kind) -> list[Statement]:
+        """Those that count now, of each signer the one that expires last. Raises LocalError while our node is not up."""
+        found: dict[str, Statement] = {}
+        for text in (await self._dht.ask({"list": kind}))["listings"]:
+            with suppress(RemoteError):
+                listing = open_listing(base64.b64decode(text), time.time(), (kind,))
+                known = found.get(listing.peer)
+                if known is None or known.body.expires_at < listing.body.expires_at:
+                    found[listing.peer] = listing
+        return list(found.values())
+
+
+@asynccontextmanager
+async def opened(identity: Identity, host: str, bootstrap: Sequence[str], port: int = 0) -> AsyncIterator[Board]:
+    """While this is open our node keeps others' listings, too. `identity`: the node's; `host`: by which others reach this machine;
+    `bootstrap`: multiaddrs of some who are there."""
+    at = port or choose_port()
+    with tempfile.TemporaryDirectory(prefix="dilocox-market-") as folder:
+        settings = DhtSettings(MARKET, identity, Path(folder), f"/ip4/0.0.0.0/tcp/{at}", tuple(bootstrap))
+        dht = Dht(settings)
+        running = asyncio.create_task(dht.run())
+        try:
+            yield Board(dht, multiaddr(host, at, identity.peer))
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running

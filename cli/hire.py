@@ -1,0 +1,167 @@
+"""`dilocox hire RUN.toml [PEER]…`: the machines that may be had for a run, and who of them is admitted to it."""
+
+import asyncio
+import re
+import time
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dilocox.cli.common import JsonOption, console, print_json, print_table, read_run_text, set_up_logging
+from dilocox.cli.market import PATIENCE, MarketOption, PatienceOption, listed, opened_board
+from dilocox.cli.progress import working
+from dilocox.node.attest.verify import verify_evidence
+from dilocox.node.machine import Machine
+from dilocox.node.memory import lacks
+from dilocox.node.tiling import tile
+from dilocox.protocol.attestation import AttestationError, Evidence, check_binding, report_data
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.ids import key_of_peer, printable
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.market import MARKET, nonce_of
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.files import write_atomically
+
+__all__ = ["attested", "hire", "with_allowed"]
+
+
+@dataclass(frozen=True)
+class Offered:
+    """An offer, and what of it holds."""
+
+    peer: str
+    body: pb.Offer
+    attested: str
+    """Kind of its evidence, where that holds."""
+    lacks: str
+    """Why the run has no use for the machine; empty: it has."""
+
+
+def hire(
+    run_file: Annotated[Path, typer.Argument(help="The run file: whom it needs, and where those who are hired are written.")],
+    peers: Annotated[
+        list[str] | None, typer.Argument(metavar="[PEER]…", help="Those to hire; none: the offers are listed.")
+    ] = None,
+    market: MarketOption = None,
+    seconds: PatienceOption = PATIENCE,
+    as_json: JsonOption = False,
+) -> None:
+    """List the machines that may be had for a run; with PEERs, put them onto its allow-list, before it begins. They are paid from
+    the pool of its contract: `dilocox contract fund`."""
+    text = read_run_text(run_file)
+    manifest = Manifest.from_toml(text)
+    if peers:
+        _admit(run_file, text, peers)
+        return
+    set_up_logging(verbose=False)
+    with working("looking for the market"):
+        found = asyncio.run(_offers(market or (), manifest, seconds))
+    if as_json:
+        print_json([_told_of(each) for each in found])
+        return
+    rows = [_offer_row(each) for each in sorted(found, key=lambda each: (bool(each.lacks), each.body.price))]
+    print_table(["peer", "name", "devices", "memory", "up", "hours", "price", "attested", "fits"], rows)
+    if not found:
+        console.print(f"no offer was found in {seconds:g} s", highlight=False)
+
+
+async def _offers(market: Sequence[str], manifest: Manifest, patience: float) -> list[Offered]:
+    async with opened_board(market) as board:
+        found = await listed(board, pb.KIND_OFFER, patience)
+    return [await asyncio.to_thread(_looked_at, listing, manifest) for listing in found]
+
+
+def _looked_at(listing: Statement[pb.Offer], manifest: Manifest) -> Offered:
+    """Blocking: verifies evidence."""
+    body = listing.body
+    machine = Machine(body.devices, body.cuda, body.device_bytes, body.host_bytes)
+    return Offered(listing.peer, body, attested(listing), _lacking(manifest, machine))
+
+
+def attested(listing: Statement[pb.Offer]) -> str:
+    """Kind of an offer's evidence, where it holds for its signer and this very offer; else nothing."""
+    body = listing.body
+    if not body.HasField("evidence"):
+        return ""
+    key, nonce = key_of_peer(listing.peer), nonce_of(body.expires_at)
+    try:
+        check_binding(body.evidence, key, MARKET, nonce)
+        evidence = Evidence.from_message(body.evidence.evidence)
+        claims = verify_evidence(evidence, int(time.time()))
+        bound = claims.report_data == report_data(claims.kind, key, MARKET, nonce)
+    except AttestationError:
+        return ""
+    return f"{claims.kind}{f' with {len(claims.gpus)} GPUs' if claims.gpus else ''}" if bound else ""
+
+
+def _lacking(manifest: Manifest, machine: Machine) -> str:
+    """Why a machine cannot be a cluster of the run by itself."""
+    try:
+        tiling = tile([machine.devices], manifest.model.stages, manifest.training.microbatches, manifest.training.schedule)
+    except ConfigError as error:
+        return str(error)
+    return next((lack.sentence("it") for lack in lacks(manifest, tiling, [machine])), "")
+
+
+def _offer_row(each: Offered) -> list[str]:
+    body = each.body
+    memory = body.device_bytes or body.host_bytes
+    return [
+        each.peer,
+        printable(body.name),
+        f"{body.devices} {'GPU' if body.cuda else 'CPU worker'}{'s' * (body.devices > 1)}",
+        f"{memory / 1e9:,.0f} GB" if memory else "",
+        f"{body.upload_bits / 1e6:,.0f} Mbit/s" if body.upload_bits else "",
+        printable(body.hours) or "always",
+        f"{body.price:,}" if body.price else "nothing",
+        each.attested,
+        each.lacks or "yes",
+    ]
+
+
+def _told_of(each: Offered) -> dict[str, Any]:
+    body = each.body
+    plain = {
+        field.name: getattr(body, field.name) for field in body.DESCRIPTOR.fields if field.name not in ("account", "evidence")
+    }
+    return {
+        "peer": each.peer,
+        **plain,
+        "account": body.account.hex(),
+        "attested": each.attested,
+        "fits": not each.lacks,
+        "lacks": each.lacks,
+    }
+
+
+def _admit(run_file: Path, text: str, peers: Sequence[str]) -> None:
+    changed = with_allowed(text, peers)
+    write_atomically(run_file, changed.encode())
+    manifest = Manifest.from_toml(changed)
+    console.print(
+        f"{len(manifest.admission.allow)} may take part in {printable(manifest.run.name)}; its id is now {manifest.run_id.hex()}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def with_allowed(text: str, peers: Iterable[str]) -> str:
+    """A run file with these on its allow-list, too. Raises ConfigError where one is no peer id."""
+    for peer in peers:
+        try:
+            key_of_peer(peer)
+        except ValueError as error:
+            raise ConfigError(f"{peer} is no peer id: `dilocox hire RUN.toml` lists those who offer") from error
+    admission = tomllib.loads(text).get("admission", {})
+    allow = list(dict.fromkeys([*admission.get("allow", ()), *peers]))
+    lines = 'policy = "allow-list"\nallow = [\n' + "".join(f'  "{peer}",\n' for peer in allow) + "]\n"
+    section = re.search(r"^\[admission\][^\n]*\n(.*?)(?=^\[|\Z)", text, re.M | re.S)
+    if section is None:
+        return f"{text.rstrip()}\n\n[admission]\n{lines}"
+    rest = re.sub(r"^(policy\s*=[^\n]*|allow\s*=\s*\[.*?\][^\n]*)\n", "", section[1], flags=re.M | re.S)
+    return text[: section.start(1)] + lines + rest + text[section.end(1) :]

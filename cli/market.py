@@ -1,0 +1,72 @@
+"""What the verbs of the market share: where it is, and how long somebody looks for it. Runs that look for machines, and machines
+that may be had, are no part of any run: docs/around.md."""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from secrets import token_bytes
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dilocox.cli.common import PORTS
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+
+if TYPE_CHECKING:
+    from dilocox.around.market.board import Board
+
+__all__ = ["PATIENCE", "MarketOption", "MarketPortOption", "PatienceOption", "check_addresses", "listed", "opened_board"]
+
+log = logging.getLogger(__name__)
+
+MarketOption = Annotated[
+    list[str] | None,
+    typer.Option("--market", metavar="MULTIADDR", help="A node of the market, to begin with. May be said several times."),
+]
+MarketPortOption = Annotated[
+    int | None, typer.Option("--market-port", **PORTS, help="Port of our own node of the market (default, and 0: any).")
+]
+PatienceOption = Annotated[float, typer.Option("--seconds", min=0, help="Look for so long at most while nothing is found.")]
+PATIENCE = 30.0
+LOOK_SECONDS = 1.0
+ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/\d+/p2p/\w+")
+
+
+def check_addresses(market: Sequence[str]) -> None:
+    """Raises ConfigError."""
+    if wrong := [text for text in market if not ADDRESS.fullmatch(text)]:
+        raise ConfigError(f"--market {wrong[0]}: write a libp2p address, such as /ip4/192.0.2.7/tcp/7410/p2p/12D3Koo…")
+
+
+@asynccontextmanager
+async def opened_board(
+    market: Sequence[str], host: str = "127.0.0.1", identity: Identity | None = None, port: int = 0
+) -> AsyncIterator["Board"]:
+    """`identity`: of our node; None: one that is forgotten. Raises ConfigError."""
+    from dilocox.around.market import board
+
+    check_addresses(market)
+    async with board.opened(identity or Identity(token_bytes(32)), host, market, port) as opened:
+        yield opened
+
+
+async def listed(board: "Board", kind: pb.Kind, patience: float) -> list[Statement]:
+    """As soon as there are some; nothing where none was found for so long."""
+    found: list[Statement] = []
+    try:
+        async with asyncio.timeout(patience):
+            while not found:
+                try:
+                    found = await board.listed(kind)
+                except LocalError as error:  # our node is not up yet
+                    log.debug("%s", error)
+                if not found:
+                    await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError:
+        pass
+    return found

@@ -1,0 +1,121 @@
+"""`dilocox offer`: this machine may be had, until Ctrl-C."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dilocox.cli.common import THIS_MACHINE, HomeOption, HostOption, NameOption, console, set_up_logging
+from dilocox.cli.config import validated
+from dilocox.cli.market import MarketOption, MarketPortOption, listed, opened_board
+from dilocox.node.attest.attesters import choose_attester
+from dilocox.node.attest.verify import verifiers
+from dilocox.node.machine import this_machine
+from dilocox.protocol.attestation import SIMULATED, AttestationError, report_data
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.market import MARKET, nonce_of
+from dilocox.protocol.merit import parse_account
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.data_directory import load_identity
+from dilocox.transport.health import base_folder
+from dilocox.transport.hours import Hours
+from dilocox.transport.rates import bits_per_second
+
+if TYPE_CHECKING:
+    from dilocox.around.market.board import Board
+
+__all__ = ["invitations", "offer"]
+
+log = logging.getLogger(__name__)
+
+INVITED_SECONDS = 60.0
+"""Between two looks for a run that asks for this machine by name."""
+
+
+def offer(
+    market: MarketOption = None,
+    market_port: MarketPortOption = None,
+    home: HomeOption = None,
+    name: NameOption = THIS_MACHINE,
+    host: HostOption = "127.0.0.1",
+    devices: Annotated[int | None, typer.Option(min=1, help="Stage workers (default: one per GPU, or 1).")] = None,
+    upload: Annotated[str | None, typer.Option(metavar="RATE", help="Of this machine's line, such as 100mbit.")] = None,
+    download: Annotated[str | None, typer.Option(metavar="RATE", help="Of this machine's line.")] = None,
+    hours: Annotated[
+        str | None,
+        typer.Option(metavar="HOURS", callback=validated(Hours.parse), help="As of `dilocox node` (default: always)."),
+    ] = None,
+    price: Annotated[int, typer.Option(min=0, help="For a million merit, in the smallest unit of the run's chain.")] = 0,
+    account: Annotated[
+        str | None, typer.Option(metavar="0x…", callback=validated(parse_account), help="EVM account to be paid.")
+    ] = None,
+    attest: Annotated[bool, typer.Option("--attest", help="With evidence of this machine's hardware.")] = False,
+    simulated_measurement: Annotated[Path | None, typer.Option(help="As of `dilocox node` (testnets).")] = None,
+) -> None:
+    """Offer this machine until Ctrl-C, and say when a run asks for it by name."""
+    set_up_logging(verbose=False)
+    identity, machine = load_identity((home or base_folder() / "node") / "identity.key"), this_machine(devices)
+    proves = _prover(identity, simulated_measurement) if attest else None
+
+    def made(until: int) -> pb.Offer:
+        said = pb.Offer(
+            name=name,
+            expires_at=until,
+            devices=machine.devices,
+            cuda=machine.cuda,
+            device_bytes=machine.device_bytes,
+            host_bytes=machine.host_bytes,
+            upload_bits=int(bits_per_second(upload, "--upload")) if upload is not None else 0,
+            download_bits=int(bits_per_second(download, "--download")) if download is not None else 0,
+            hours=hours or "",
+            price=price,
+            account=parse_account(account) if account is not None else b"",
+        )
+        if proves is not None:
+            said.evidence.CopyFrom(proves(nonce_of(until)))
+        return said
+
+    made(0)  # what is wrong with it is said before it is offered
+    console.print(f"{identity.peer} is offered until Ctrl-C", highlight=False)
+    asyncio.run(_offered(market or (), market_port or 0, host, identity, made))
+
+
+def _prover(identity: Identity, simulated: Path | None) -> Callable[[bytes], pb.BoundEvidence]:
+    """Raises LocalError where there is nothing to attest with."""
+    kinds = tuple(kind for kind in verifiers() if kind != SIMULATED or simulated is not None)
+    try:
+        kind, attester = choose_attester(kinds, "", simulated, None)
+    except AttestationError as error:
+        raise LocalError(f"--attest: {error.cause}") from error
+
+    def prove(nonce: bytes) -> pb.BoundEvidence:
+        evidence = attester(report_data(kind, identity.key, MARKET, nonce))
+        return pb.BoundEvidence(key=identity.key, run=MARKET, nonce=nonce, evidence=evidence.message())
+
+    return prove
+
+
+async def _offered(market: Sequence[str], port: int, host: str, identity: Identity, made: Callable[[int], pb.Offer]) -> None:
+    async with opened_board(market, host, identity, port) as board, asyncio.TaskGroup() as tasks:
+        log.info("this machine is offered in the market; others begin at %s", board.address)
+        tasks.create_task(board.announce_forever(identity, pb.KIND_OFFER, made))
+        tasks.create_task(_say_invitations(board, identity.peer))
+
+
+async def _say_invitations(board: "Board", me: str) -> None:
+    told = set[str]()
+    while True:
+        for link in invitations(await listed(board, pb.KIND_JOB, INVITED_SECONDS), me) - told:
+            told.add(link)
+            console.print(f"a run asks for this machine: dilocox check '{link}'", highlight=False, soft_wrap=True)
+        await asyncio.sleep(INVITED_SECONDS)
+
+
+def invitations(jobs: Iterable[Statement[pb.Job]], me: str) -> set[str]:
+    """Links of the runs that ask for a peer by name."""
+    return {job.body.link for job in jobs if me in job.body.invited}

@@ -1,0 +1,55 @@
+"""The market: runs that look for machines, and machines that may be had, as signed statements in a DHT that belongs to no run.
+
+    key      dilocox/market/KIND/BUCKET, so many buckets for each kind
+    subkey   the signer's peer id: each has one job, and one offer; the one that expires last counts
+    signed   for MARKET in place of a run's id: nothing that a run signed means anything here, nor the other way round
+
+Who keeps them for others checks what is checked here, and keeps a number of each kind: whoever comes first, until it expires.
+"""
+
+import struct
+
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.messages import Statement, open_envelope
+from dilocox.protocol.pb import messages_pb2 as pb
+
+__all__ = ["BUCKETS", "KINDS", "MARKET", "bucket_of", "key_of", "nonce_of", "open_listing", "place_of"]
+
+MARKET = sha256(b"dilocox-market-v1")
+KINDS = (pb.KIND_JOB, pb.KIND_OFFER)
+BUCKETS = 16
+"""Keys of a kind: each is kept by other peers, and is a listing of its own to ask for."""
+
+
+def key_of(kind: int, bucket: int) -> str:
+    return f"dilocox/market/{kind}/{bucket}"
+
+
+def bucket_of(peer: str) -> int:
+    return sha256(b"dilocox-market-bucket", peer.encode())[0] % BUCKETS
+
+
+def place_of(listing: Statement) -> str:
+    """The key under which it lies."""
+    return key_of(listing.kind, bucket_of(listing.peer))
+
+
+def open_listing(raw: bytes, now: float, kinds: tuple[int, ...] = KINDS) -> Statement:
+    """A job or an offer that counts at `now`, Unix seconds. Raises RemoteError where it does not."""
+    listing = open_envelope(raw, MARKET, kinds)
+    expires = listing.body.expires_at
+    if not now < expires <= now + limits.LISTING_SECONDS:
+        raise RemoteError(pb.REASON_STALE_ROUND, "it is expired, or would live too long")
+    if listing.kind == pb.KIND_JOB and JoinLink.parse(listing.body.link).coordinator != listing.peer:
+        raise RemoteError(
+            pb.REASON_MALFORMED, "a run is announced by its coordinator, which its link names, and by nobody else"
+        )
+    return listing
+
+
+def nonce_of(expires_at: int) -> bytes:
+    """Of an offer's evidence: it was made for this offer, which does not live long, and for no older one."""
+    return sha256(b"dilocox-offer", struct.pack(">Q", expires_at))

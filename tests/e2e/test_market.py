@@ -1,0 +1,92 @@
+"""The market, of real daemons and a real DHT: a run is announced, found by who knows nothing of it, and joined; a machine is
+offered, and found."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dilocox.node.attest.attesters import simulated_measurement
+from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, build, running, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
+
+CLI = [sys.executable, "-P", "-m", "dilocox.cli.main"]
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    testnet = build(tmp_path_factory.mktemp("market"), count=100_000, nodes=4, options=["--devices", "1"])
+    testnet.coordinator.arguments.extend(["--market-port", "0"])
+    with running(testnet, rounds=1) as swarm:
+        yield swarm
+
+
+def market_of(swarm: Swarm) -> str:
+    return wait_for(lambda: re.search(r"others begin at (\S+)", swarm.log("coordinator")), "the run is announced")[1]
+
+
+def say(home: Path, *words: object) -> Any:
+    environment = {**os.environ, "HOME": str(home), "DILOCOX_HOME": str(home / ".dilocox")}
+    done = subprocess.run([*CLI, *map(str, words)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def counted_since(swarm: Swarm, peer: str, round: int) -> bool:
+    return any(peer in swarm.counted(row["round"]) for row in swarm.rounds() if row["round"] > round)
+
+
+def test_a_run_is_found_by_who_knows_the_market_alone_and_joined(swarm: Swarm, tmp_path: Path):
+    market = market_of(swarm)
+    [found] = json.loads(say(tmp_path, "runs", "--market", market, "--devices", 1, "--seconds", PATIENCE_SECONDS, "--json"))
+    assert found["fits"], found["findings"]
+    assert found["trained"] >= 1
+    table = say(tmp_path, "runs", "--market", market, "--devices", 1, "--seconds", PATIENCE_SECONDS)
+    [line] = re.findall(r"dilocox (node --join '\S+')", table)
+    since = swarm.open_round()
+    command = [*CLI, "node", "--join", found["link"], "--devices", "1", "--home", str(tmp_path / "node"), "--name", "stranger"]
+    assert found["link"] in line
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as node:
+        try:
+            me = say(tmp_path, "id", "--home", tmp_path / "node").split()[-1]
+            wait_for(lambda: counted_since(swarm, me, since), "the stranger is counted")
+        finally:
+            node.terminate()
+            node.communicate()
+
+
+def test_a_machine_is_found_by_who_hires_and_hears_of_it(swarm: Swarm, tmp_path: Path):
+    market = market_of(swarm)
+    (tmp_path / "measurement").write_text(simulated_measurement(None, "1").hex())
+    words = [
+        "offer",
+        "--market",
+        market,
+        "--home",
+        tmp_path / "box",
+        "--devices",
+        2,
+        "--price",
+        7,
+        "--name",
+        "spare",
+        "--attest",
+    ]
+    words += ["--simulated-measurement", tmp_path / "measurement"]
+    with subprocess.Popen([*CLI, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as offering:
+        try:
+            run_file = swarm.testnet.folder / "run.toml"
+            [found] = json.loads(say(tmp_path, "hire", run_file, "--market", market, "--seconds", PATIENCE_SECONDS, "--json"))
+            assert (found["name"], found["devices"], found["price"], found["attested"]) == ("spare", 2, 7, "simulated")
+            assert found["fits"], found["lacks"]
+            assert found["peer"] == say(tmp_path, "id", "--home", tmp_path / "box").split()[-1]
+        finally:
+            offering.terminate()
+            offering.communicate()

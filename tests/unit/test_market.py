@@ -1,0 +1,220 @@
+"""Jobs and offers: what counts, who may say it, what hostile entries come to; the DHT itself is in tests/e2e/test_market.py."""
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox.cli.hire import attested, with_allowed
+from dilocox.cli.offer import invitations
+from dilocox.node.attest import simulated
+from dilocox.protocol import limits
+from dilocox.protocol.attestation import SIMULATED, report_data
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.market import BUCKETS, MARKET, bucket_of, key_of, nonce_of, open_listing, place_of
+from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.dht_child import DHTID, PLAIN, DHTRecord, ListingValidator, MSGPackSerializer, get_dht_time
+from tests.helpers import digest, identity, manifest
+
+NOW = 1_800_000_000
+ME, OTHER = identity(1), identity(2)
+
+
+def link_of(peer: str) -> str:
+    return str(JoinLink(digest("run", 1), peer, "192.0.2.1:7000", digest("certificate", 1)))
+
+
+def job(signer=ME, run=MARKET, **changes: object) -> Statement:
+    said = {"link": link_of(signer.peer), "expires_at": NOW + 1800, **changes}
+    return seal(signer, pb.KIND_JOB, run, pb.Job(**said))  # type: ignore[arg-type]
+
+
+def offer(signer=ME, **changes: object) -> Statement:
+    said = {"name": "box", "expires_at": NOW + 1800, "devices": 8, "cuda": True, **changes}
+    return seal(signer, pb.KIND_OFFER, MARKET, pb.Offer(**said))  # type: ignore[arg-type]
+
+
+def raw(listing: Statement) -> bytes:
+    return listing.envelope.SerializeToString()
+
+
+def test_a_job_and_an_offer_count_until_they_expire():
+    for listing in (job(), offer(), job(invited=[OTHER.peer]), offer(account=bytes(20), price=7)):
+        assert open_listing(raw(listing), NOW).body == listing.body
+        for late in (NOW + 1800, NOW + 1801):
+            with pytest.raises(RemoteError, match="expired"):
+                open_listing(raw(listing), late)
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        job(expires_at=NOW + limits.LISTING_SECONDS + 1),
+        job(link=link_of(OTHER.peer)),
+        job(link="dilocox://nonsense"),
+        job(link=""),
+        job(invited=["nobody"]),
+        job(invited=[OTHER.peer] * (limits.INVITED + 1)),
+        job(run=digest("run", 1)),
+        offer(devices=0),
+        offer(devices=limits.HOSTS + 1),
+        offer(account=b"short"),
+        offer(name="\x1b[2J"),
+        offer(hours="x" * 1000),
+        offer(evidence=pb.BoundEvidence(key=b"short")),
+    ],
+)
+def test_what_does_not_count_is_refused(listing: Statement):
+    with pytest.raises(RemoteError):
+        open_listing(raw(listing), NOW)
+
+
+def test_nobody_announces_anothers_run_nor_says_in_the_market_what_is_said_in_a_run():
+    forged = pb.Envelope(
+        kind=pb.KIND_JOB, key=ME.key, body=job().envelope.body, signature=job(OTHER, link=link_of(ME.peer)).envelope.signature
+    )
+    with pytest.raises(RemoteError):
+        open_listing(forged.SerializeToString(), NOW)
+    leave = seal(ME, pb.KIND_LEAVE, MARKET, pb.Leave(serial=1, round=2, head=digest("head", 1)))
+    with pytest.raises(RemoteError, match="does not belong here"):
+        open_listing(raw(leave), NOW)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_refused_and_nothing_else(data: bytes):
+    with pytest.raises(RemoteError):
+        open_listing(data, NOW)
+
+
+def test_signers_are_spread_over_buckets():
+    assert {bucket_of(identity(number).peer) for number in range(100)} == set(range(BUCKETS))
+    assert place_of(job()) == key_of(pb.KIND_JOB, bucket_of(ME.peer)) != place_of(offer())
+
+
+# What a node of the market keeps for others
+
+
+def record(listing: Statement, key: str = "", subkey: str = "", lives: float | None = None) -> DHTRecord:
+    return DHTRecord(
+        DHTID.generate(source=key or place_of(listing)).to_bytes(),
+        MSGPackSerializer.dumps(subkey or listing.peer),
+        MSGPackSerializer.dumps(raw(listing)),
+        listing.body.expires_at if lives is None else lives,
+    )
+
+
+def test_a_node_keeps_what_counts_under_its_signers_name_alone():
+    until = int(get_dht_time()) + 1000
+    keeps = ListingValidator().validate
+    listing = offer(expires_at=until)
+    assert keeps(record(listing))
+    assert keeps(record(job(expires_at=until)))
+    assert not keeps(record(listing, subkey=OTHER.peer))
+    assert not keeps(record(listing, key=key_of(pb.KIND_JOB, bucket_of(ME.peer))))
+    assert not keeps(record(listing, lives=until + 1))
+    assert not keeps(record(offer(expires_at=until - 2000)))
+    plain = record(listing)
+    assert not keeps(DHTRecord(plain.key, PLAIN, plain.value, plain.expiration_time))
+    assert not keeps(DHTRecord(plain.key, plain.subkey, b"\xc1 nonsense", plain.expiration_time))
+
+
+def test_a_node_keeps_so_many_of_each_kind_and_has_room_again_when_they_expire(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "LISTINGS", 3)
+    now = int(get_dht_time())
+    keeps = ListingValidator().validate
+    strangers = [record(offer(identity(number), expires_at=now + 1000)) for number in range(1, 5)]
+    assert [keeps(each) for each in strangers] == [True, True, True, False]
+    assert keeps(strangers[0]), "who is there may say it again"
+    assert keeps(record(job(expires_at=now + 1000))), "of the other kind there are none yet"
+    monkeypatch.setattr("dilocox.transport.dht_child.get_dht_time", lambda: now + 1001)
+    assert keeps(record(offer(identity(9), expires_at=now + 2000)))
+
+
+# What an offer's evidence is worth
+
+
+def proved(signer=ME, run=MARKET, nonce: bytes | None = None, until: int | None = None) -> Statement:
+    until = int(time.time()) + 1000 if until is None else until
+    nonce = nonce_of(until) if nonce is None else nonce
+    evidence = simulated.make(report_data(SIMULATED, signer.key, run, nonce), bytes(48))
+    bound = pb.BoundEvidence(key=signer.key, run=run, nonce=nonce, evidence=evidence.message())
+    return offer(ME, expires_at=until, evidence=bound)
+
+
+def test_an_offer_is_attested_where_its_evidence_was_made_for_it():
+    assert attested(proved()) == SIMULATED
+    assert attested(offer()) == ""
+
+
+@pytest.mark.parametrize("lie", [{"signer": OTHER}, {"run": digest("run", 1)}, {"nonce": nonce_of(NOW)}, {"nonce": bytes(32)}])
+def test_evidence_of_something_else_attests_nothing(lie: dict[str, object]):
+    assert attested(proved(**lie)) == ""  # type: ignore[arg-type]
+
+
+def test_evidence_that_says_another_report_attests_nothing():
+    listing = proved()
+    listing.body.evidence.evidence.blob = listing.body.evidence.evidence.blob[:-1] + b"x"
+    assert attested(listing) == ""
+
+
+def test_who_is_invited_hears_of_it():
+    jobs = [job(invited=[ME.peer, OTHER.peer]), job(OTHER, link=link_of(OTHER.peer))]
+    assert invitations(jobs, ME.peer) == {link_of(ME.peer)}
+    assert invitations(jobs, identity(5).peer) == set()
+
+
+# Whom a run admits
+
+
+RUN_FILE = '[run]\nname = "r"\nowner = "' + "00" * 32 + '"\n'
+
+
+def admitted(text: str) -> tuple[str, tuple[str, ...]]:
+    import tomllib
+
+    section = tomllib.loads(text)["admission"]
+    return section["policy"], tuple(section["allow"])
+
+
+@pytest.mark.parametrize(
+    ("section", "before"),
+    [
+        ("", ()),
+        ('\n[admission]\npolicy = "open"\n', ()),
+        ('\n[admission]\npolicy = "allow-list"\nallow = ["A"]\npublic_read = true\n\n[data]\nname = "d"\n', ("A",)),
+        ('\n[admission]  # who\nallow = [\n  "A",  # first\n  "B",\n]\n', ("A", "B")),
+    ],
+)
+def test_who_is_hired_comes_onto_the_allow_list_and_all_else_stays(section: str, before: tuple[str, ...]):
+    names = {"A": identity(3).peer, "B": identity(4).peer}
+    for name, peer in names.items():
+        section = section.replace(f'"{name}"', f'"{peer}"')
+    found = with_allowed(RUN_FILE + section, [ME.peer, OTHER.peer])
+    assert admitted(found) == ("allow-list", (*(names[name] for name in before), ME.peer, OTHER.peer))
+    assert admitted(with_allowed(found, [ME.peer])) == admitted(found)
+    import tomllib
+
+    rest = tomllib.loads(found)
+    was = tomllib.loads(RUN_FILE + section)
+    assert {k: v for k, v in rest["admission"].items() if k not in ("policy", "allow")} == {
+        k: v for k, v in was.get("admission", {}).items() if k not in ("policy", "allow")
+    }
+    assert {k: v for k, v in rest.items() if k != "admission"} == {k: v for k, v in was.items() if k != "admission"}
+
+
+def test_who_is_no_peer_is_not_hired():
+    with pytest.raises(ConfigError, match="no peer id"):
+        with_allowed(RUN_FILE, ["nobody"])
+
+
+def test_a_whole_run_file_stays_one(tmp_path: Path):
+    from dilocox.cli.init import render_preset
+
+    text = with_allowed(render_preset("tiny", "t", "00" * 32), [ME.peer])
+    assert Manifest.from_toml(text).admission.allow == (ME.peer,)
+    assert manifest().admission.allow == ()
