@@ -62,8 +62,8 @@ class Finder(Protocol):
 class Restores(Protocol):
     """Who has a blob that nobody serves any more."""
 
-    async def fetch(self, digest: bytes, store: BlobStore, max_size: int) -> int:
-        """Into the store; the bytes received. Raises RemoteError where it cannot be had."""
+    async def fetch(self, blob: bytes, round: int, stage: int | None, store: BlobStore, max_size: int) -> int:
+        """Into the store what this round's commit names; the bytes received. Raises RemoteError where it cannot be had."""
 
 
 @dataclass
@@ -124,18 +124,18 @@ class Exchange:
         providers: Iterable[str],
         max_size: int = limits.BLOB_BYTES,
         stage: int | None = None,
-        committed: bool = True,
+        round: int | None = None,
     ) -> None:
         """Have the blob, and right, from one of these peers, or a box of the cluster that one leads; `stage`: that it is of.
-        `committed`: a commit names it, so there may be shares of it. Concurrent calls for one digest share a download, which ends
-        with the last of them.
+        `round`: whose commit names it, so that there may be shares of it. Concurrent calls for one digest share a download, which
+        ends with the last of them.
 
         Raises RemoteError when nobody served it.
         """
         while not await asyncio.to_thread(self._store.sound, digest):
             download = self._downloads.get(digest)
             if download is None:
-                download = self._begin(digest, list(providers), max_size, stage, committed)
+                download = self._begin(digest, list(providers), max_size, stage, round)
             elif download.ending:
                 await asyncio.wait({download.task})
                 continue
@@ -146,14 +146,14 @@ class Exchange:
                 download.wanted -= 1
                 asyncio.get_running_loop().call_later(LINGER_SECONDS, download.end_unwanted)
 
-    def _begin(self, digest: bytes, providers: list[str], max_size: int, stage: int | None, committed: bool) -> "Download":
-        work = self._fetch(digest, providers, max_size, stage, committed)
+    def _begin(self, digest: bytes, providers: list[str], max_size: int, stage: int | None, round: int | None) -> "Download":
+        work = self._fetch(digest, providers, max_size, stage, round)
         task = asyncio.create_task(work, name=f"fetch {digest.hex()[:8]}")
         task.add_done_callback(lambda _: self._downloads.pop(digest))
         self._downloads[digest] = Download(task)
         return self._downloads[digest]
 
-    async def _fetch(self, digest: bytes, providers: list[str], max_size: int, stage: int | None, committed: bool) -> None:
+    async def _fetch(self, digest: bytes, providers: list[str], max_size: int, stage: int | None, round: int | None) -> None:
         def watch(held: int, size: int) -> None:
             self._held[digest] = held, size
 
@@ -189,9 +189,9 @@ class Exchange:
                 return
             except RemoteError as error:  # whatever is wrong with it is nobody else's fault
                 last = RemoteError(pb.REASON_UNAVAILABLE, f"{last.detail}; {error.detail}")
-        if self.shares is not None and committed:
+        if self.shares is not None and round is not None:
             try:
-                received = await self.shares.fetch(digest, self._store, max_size)
+                received = await self.shares.fetch(digest, round, stage, self._store, max_size)
                 self._counts.update(bytes=received, fetches=1)
                 return
             except RemoteError as error:  # a lie among them is nobody's whom we asked for the blob
@@ -206,7 +206,7 @@ class Exchange:
         providers = list(providers)
         while True:
             try:
-                return await self.fetch(digest, providers, max_size, stage, committed=False)
+                return await self.fetch(digest, providers, max_size, stage)
             except RemoteError as error:
                 if error.reason != pb.REASON_UNAVAILABLE:
                     raise
@@ -236,8 +236,8 @@ class Exchange:
                         yield box
 
     async def leaves(self, contribution: pb.Contribution, providers: Iterable[str]) -> list[pb.Leaf]:
-        """What a contribution announces, stage by stage. Raises RemoteError when it cannot be had, or is not that."""
-        await self.fetch(contribution.leaves, providers, limits.LEAVES_BYTES)
+        """What a counted contribution announces, stage by stage. Raises RemoteError when it cannot be had, or is not that."""
+        await self.fetch(contribution.leaves, providers, limits.LEAVES_BYTES, round=contribution.round)
         return read_leaves(self._manifest, self._store.read(contribution.leaves))
 
     async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
@@ -248,7 +248,8 @@ class Exchange:
             providers = holders[item.cluster]
             announced = await self.leaves(item.contribution, providers)
             ours = [leaf for leaf in announced if leaf.stage in self.stages]
-            await asyncio.gather(*(self.fetch(leaf.digest, providers, leaf.size, leaf.stage) for leaf in ours))
+            wanted = (self.fetch(leaf.digest, providers, leaf.size, leaf.stage, commit.body.round) for leaf in ours)
+            await asyncio.gather(*wanted)
             leaves.append(announced)
         takes = await asyncio.to_thread(takes_of, self._manifest, items, leaves)
         return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)

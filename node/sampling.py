@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from random import Random
 
 from dilocox.node.exchange import Exchange
-from dilocox.node.sharing import Restorer, named_by
+from dilocox.node.restoring import Restorer
+from dilocox.node.sharing import named_by
 from dilocox.protocol.chain import holders, taken
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.head import advance
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.shares import Code, Named, code_of, hosts, order
+from dilocox.protocol.shares import Code, Named
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 
@@ -40,7 +40,7 @@ class Sampler:
         """`dice`: that nobody who is asked can foresee. Raises ConfigError where there is nothing yet to draw from."""
         assert manifest.availability is not None, "the run shares"
         self._manifest, self._chain, self._store, self._exchange = manifest, chain, store, exchange
-        self._restorer, self._dice, self._needed = restorer, dice, manifest.availability.needed
+        self._restorer, self._dice = restorer, dice
         head = chain.head.round
         found = (chain.commit(number) for number in range(max(1, head - manifest.availability.rounds), head))
         self._commits = [commit for commit in found if commit is not None and commit.body.counted]
@@ -51,11 +51,10 @@ class Sampler:
         """Raises ConfigError where the rosters of all rounds are too small to share."""
         commit = self._dice.choice(self._commits)
         named = await self._blob_of(commit)
-        peers = hosts(advance(self._manifest, commit).roster, named.stage)
-        code = code_of(len(peers), self._needed)
+        ordered, code = self._restorer.holders.of(commit.body.round, named.blob, named.stage)
         if code is None:
             raise ConfigError(f"one peer alone was on the roster of round {commit.body.round}: it shares with nobody")
-        ordered, place = order(commit.digest, named.blob, peers), self._dice.randrange(len(peers))
+        place = self._dice.randrange(len(ordered))
         why = await self._ask(named, ordered, place, code)
         return Sample(commit.body.round, named.blob, code, place % code.shares, ordered[place], why)
 

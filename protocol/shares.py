@@ -19,6 +19,7 @@ from dilocox.protocol import limits, tree
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 
@@ -29,6 +30,7 @@ __all__ = [
     "by_root",
     "chance",
     "check_share",
+    "code_in",
     "code_of",
     "hosts",
     "leaf",
@@ -82,15 +84,21 @@ class Named(NamedTuple):
     """Of a state that joiners start from; else of what the commit counted."""
 
 
-def code_of(peers: int, needed: float) -> Code | None:
-    """For as many peers as hold shares; `needed`: which part of them is to restore (`availability.needed`). None: there are not
-    two."""
+def code_of(peers: int, part: float) -> Code | None:
+    """For as many peers as hold shares, `part` of which are to restore. None: there are not two."""
     shares = min(peers, limits.SHARES)
-    return Code(shares, min(shares - 1, max(1, int(shares * needed)))) if shares > 1 else None
+    return Code(shares, min(shares - 1, max(1, int(shares * part)))) if shares > 1 else None
+
+
+def code_in(manifest: Manifest, roster: Mapping[str, Cluster], stage: int | None) -> Code | None:
+    """Of what is of this stage, as a roster shares it. None: it does not."""
+    settings = manifest.availability
+    return None if settings is None else code_of(len(hosts(roster, stage)), settings.needed_share)
 
 
 def hosts(roster: Mapping[str, Cluster], stage: int | None) -> list[str]:
-    """Who holds shares of what is of this stage: each box that hosts it, so that it had the blob; of what is of none, the leads."""
+    """Who holds shares of what is of this stage: each box that hosts it, so that it had the blob; of what is of none, the leads.
+    `roster`: of the round in which it was made. Who came with the commit that names it did not have it."""
     if stage is None:
         return sorted(roster)
     return sorted({peer for cluster in roster.values() for peer in cluster.hosts_of(stage)})

@@ -1,10 +1,13 @@
-"""The shares that this peer keeps of blobs (protocol/shares.py): blobs of their own, beside each the proof of what it is.
+"""The shares that this peer keeps of blobs (protocol/shares.py): blobs of their own, beside them the proofs of what they are.
 
-A proof is written after its share, and removed before it: after any crash what a proof names is here, and what none names goes.
+Proofs lie in batches, a file for all that was made at once, numbered: of two of one blob the later counts. A batch is on disk after
+its shares were written, and a share is removed before its batch, which goes with the last of them: so after any crash what is named
+and here is kept, what is named and not here is forgotten, and what nothing names goes. Shares themselves are not waited for: what a
+power cut took of them their digests tell, and they are made again where their blobs are here.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,7 +34,7 @@ def make_share(store: BlobStore, blob: bytes, code: Code, index: int, into: Blob
                 digest.update(part)
             yield parts[index]
 
-    put = into.put(ours())
+    put = into.put(ours(), waits=False)
     share = make_shares(blob, size, code, [each.digest() for each in hashes])[index]
     assert share.digest == put, "one digest, hashed twice"
     return share
@@ -43,24 +46,42 @@ class ShareStore:
     def __init__(self, folder: Path) -> None:
         self.store, self._proofs = BlobStore(folder), folder / "proofs"
         self._proofs.mkdir(exist_ok=True)
-        found = (read_checked(path, _parse) for path in sorted(self._proofs.iterdir()) if len(path.name) == 64)
-        self._kept = {share.blob: share for share in found if share is not None}
-        """By the blob that each is of."""
-        self._named = Counter(share.digest for share in self._kept.values())
+        self._kept: dict[bytes, tuple[services.Share, int]] = {}
+        """By the blob that each is of, with the number of its batch."""
+        self._in_batch: Counter[int] = Counter()
+        """How many of those each batch names."""
+        self._named: Counter[bytes] = Counter()
         """How many blobs have this share: two may have equal ones. Looked at for every blob that anybody asks this peer for."""
+        self.lost: set[int] = set()
+        """Rounds of which a share was found damaged, and let go: for who makes them to take off."""
+        self._next = 0
+        self._read()
         self.store.sweep((self.store.digests() | self.store.partials()) - self._named.keys())
+
+    def _read(self) -> None:
+        for number in sorted(int(path.stem) for path in self._proofs.glob("*.pb") if path.stem.isdecimal()):
+            self._next = number + 1
+            for share in read_checked(self._batch(number), _parse) or ():
+                if share.digest in self.store:
+                    self._keep(share, number)
+            if not self._in_batch[number]:
+                self._batch(number).unlink(missing_ok=True)
+
+    def _batch(self, number: int) -> Path:
+        return self._proofs / f"{number}.pb"
 
     def __contains__(self, blob: bytes) -> bool:
         return blob in self._kept
 
     def shares(self) -> list[services.Share]:
-        return list(self._kept.values())
+        return [share for share, _ in self._kept.values()]
 
     def get(self, blob: bytes) -> services.Share | None:
         """What we keep of it; None: nothing, or it is damaged, and is made again where the blob is here."""
-        share = self._kept.get(blob)
+        share, _ = self._kept.get(blob, (None, 0))
         if share is not None and not self.store.sound(share.digest):
             self.remove(blob)
+            self.lost.add(share.round)
             return None
         return share
 
@@ -68,27 +89,38 @@ class ShareStore:
         """Whether a blob is a share that we keep, here, and right."""
         return self._named[digest] > 0 and self.store.sound(digest)
 
-    def add(self, share: services.Share) -> None:
-        """It is in our store already. An older one of the same blob goes."""
+    def add(self, shares: Sequence[services.Share]) -> None:
+        """They are in our store already. Older ones of the same blobs go."""
+        if shares:
+            number = self._next
+            self._next += 1
+            write_atomically(self._batch(number), services.Shares(shares=shares).SerializeToString())
+            for share in shares:
+                self._keep(share, number)
+
+    def _keep(self, share: services.Share, number: int) -> None:
         before = self._kept.get(share.blob)
-        write_atomically(self._proofs / share.blob.hex(), share.SerializeToString())
-        self._kept[share.blob] = share
+        self._kept[share.blob] = share, number
         self._named[share.digest] += 1
+        self._in_batch[number] += 1
         if before is not None:
-            self._let_go(before)
+            self._let_go(*before)
 
     def remove(self, blob: bytes) -> None:
-        share = self._kept.pop(blob, None)
-        (self._proofs / blob.hex()).unlink(missing_ok=True)
-        if share is not None:
-            self._let_go(share)
+        found = self._kept.pop(blob, None)
+        if found is not None:
+            self._let_go(*found)
 
-    def _let_go(self, share: services.Share) -> None:
+    def _let_go(self, share: services.Share, number: int) -> None:
         self._named[share.digest] -= 1
         if not self._named[share.digest]:
             del self._named[share.digest]
             with suppress(FileNotFoundError):
                 self.store.remove(share.digest)
+        self._in_batch[number] -= 1
+        if not self._in_batch[number]:
+            del self._in_batch[number]
+            self._batch(number).unlink(missing_ok=True)
 
 
 def share_bytes(share: services.Share) -> int:
@@ -96,11 +128,12 @@ def share_bytes(share: services.Share) -> int:
     return Code(share.shares, share.needed).share_size(share.size)
 
 
-def _parse(raw: bytes) -> services.Share:
+def _parse(raw: bytes) -> list[services.Share]:
     """Raises ValueError where it is not what we wrote."""
     try:
-        share = services.Share.FromString(raw)
-        check_share(share, share.blob)
+        shares = list(services.Shares.FromString(raw).shares)
+        for share in shares:
+            check_share(share, share.blob)
     except (DecodeError, RemoteError) as error:
         raise ValueError(str(error)) from error
-    return share
+    return shares

@@ -13,8 +13,9 @@ import pytest
 pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
 
 from dilocox.cli.shares import show, told
+from dilocox.node.restoring import ASKED_AT_ONCE, Answer, Restorer
 from dilocox.node.sampling import Sample, Sampler
-from dilocox.node.sharing import Restorer, Sharing, named_by
+from dilocox.node.sharing import Sharing, named_by
 from dilocox.node.starts import Starts
 from dilocox.protocol import shares
 from dilocox.protocol.chain import taken
@@ -77,9 +78,8 @@ async def sharing(folder: Path, count: int = 1, **settings: object) -> AsyncIter
             kept = ShareStore(folder / str(peer.number) / "shares")
             starts = Starts(run, peer.chain, peer.store, peer.exchange)
             peer.service.share, peer.service.shelves = kept.get, (kept,)
-            roster = lambda chain=peer.chain: chain.head.roster  # noqa: E731
             scratch = folder / str(peer.number) / "restoring"
-            peer.exchange.shares = Restorer(scratch, peer.everybody, peer.channels, roster, kept)
+            peer.exchange.shares = Restorer(scratch, peer.everybody, peer.channels, peer.chain, kept)
             mine = Sharing(run, peer.chain, peer.store, kept, identity(peer.number).peer, starts.oldest_kept)
             sharers.append(Sharer(peer, mine, starts))
         for _ in range(count):
@@ -118,7 +118,7 @@ async def test_half_of_the_roster_goes_with_its_disks_and_everything_is_restored
         newest = table.run.snapshot_round(table.commits[-1].body.round)
         root = table.commits[newest].body.state
         for stage, digest in enumerate(await left[0].starts.stages_of(newest, root)):
-            await one.exchange.fetch(digest, left[0].starts.keepers(newest), stage=stage)
+            await one.exchange.fetch(digest, left[0].starts.keepers(newest), stage=stage, round=newest)
             assert one.store.read(digest) == table.store.read(digest)
         assert not BlobStore(tmp_path / str(one.number) / "restoring").digests(), "what was put together needs no parts"
 
@@ -129,7 +129,7 @@ async def test_with_one_more_gone_nothing_is_made_up(tmp_path: Path):
         for sharer in sharers[PEERS // 2 + 1 :]:
             sharer.peer.store.sweep(sharer.peer.store.digests())
         one = sharers[-1].peer
-        with pytest.raises(RemoteError, match=r"2 of its shares were had, and 3 restore it"):
+        with pytest.raises(RemoteError, match=r"2 of its shares are to be had, and 3 restore it"):
             await one.exchange.take(table.commits[1])
         assert not one.store.digests()
 
@@ -151,11 +151,11 @@ async def test_shares_under_a_lie_are_passed_over(tmp_path: Path):
         assert len(honest) == PEERS // 2
         for liar, share, raw in zip(sharers[PEERS // 2 :], lies, bad, strict=False):
             liar.kept.store.put([raw])
-            liar.kept.add(share)
+            liar.kept.add([share])
         for sharer in sharers:
             sharer.peer.store.sweep(sharer.peer.store.digests())
         for sharer in (sharers[0], sharers[-1]):
-            await sharer.peer.exchange.fetch(blob, [], table.store.size(blob))
+            await sharer.peer.exchange.fetch(blob, [], table.store.size(blob), round=1)
             assert sharer.peer.store.read(blob) == table.store.read(blob)
             assert sharer.peer.store.digests() == {blob}
 
@@ -184,6 +184,60 @@ async def test_a_restart_keeps_its_shares_and_makes_what_is_lost_again(tmp_path:
         assert again.get(newest.blob) == newest
 
 
+async def test_a_round_that_is_done_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with sharing(tmp_path, 2) as (_, sharers):
+        one, read = sharers[0], list[object]()
+        monkeypatch.setattr(one.peer.store, "read", read.append)
+        monkeypatch.setattr(one.peer.chain, "commit", read.append)
+        one.sharing.look()
+        assert read == []
+
+
+async def test_what_a_look_makes_is_one_batch_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A disk that is waited for six times a share does nothing else in a round of a thousand clusters."""
+    waited: list[int] = []
+    async with sharing(tmp_path) as (table, sharers):
+        one = sharers[0]
+        for share in one.kept.shares():
+            one.kept.remove(share.blob)
+            one.kept.lost.add(share.round)
+        monkeypatch.setattr(os, "fsync", waited.append)
+        one.sharing.look()
+        assert len(one.kept.shares()) == len(list(named_by(table.run, table.commits[1].body, table.store)))
+        assert len(waited) == 2, "a file and its folder"
+
+
+async def test_those_are_asked_first_who_should_have_a_share_and_no_more_than_it_takes(tmp_path: Path):
+    async with sharing(tmp_path) as (table, sharers):
+        one = sharers[0].peer
+        blob = taken(table.commits[1].body)[0].contribution.leaves
+        restorer, asked = one.exchange.shares, list[list[str]]()
+        assert isinstance(restorer, Restorer)
+        holders, code = restorer.holders.of(1, blob, None)
+        assert code == Code(PEERS, PEERS // 2)
+        strangers = [f"stranger {number}" for number in range(2 * ASKED_AT_ONCE)]
+        restorer.holders.everybody = lambda: [*strangers, *holders]  # type: ignore[method-assign]
+        ask = restorer.ask
+
+        async def noting(blob: bytes, peers: list[str], largest: int) -> list[Answer]:
+            asked.append(peers)
+            return await ask(blob, peers, largest)
+
+        restorer.ask = noting  # type: ignore[method-assign, assignment]
+        one.store.remove(blob)
+        await one.exchange.fetch(blob, [], round=1)
+        assert asked == [[*holders, *strangers[: ASKED_AT_ONCE - PEERS]]]
+        for sharer in sharers[: PEERS // 2 + 1]:
+            sharer.peer.service.share = lambda blob: None
+        one.exchange.shares = other = Restorer(tmp_path / "other", one.everybody, one.channels, one.chain)
+        other.holders.everybody, other.ask = restorer.holders.everybody, noting  # type: ignore[method-assign, assignment]
+        asked.clear()
+        one.store.remove(blob)
+        with pytest.raises(RemoteError, match="2 of its shares are to be had"):
+            await one.exchange.fetch(blob, [], round=1)
+        assert [len(each) for each in asked] == [ASKED_AT_ONCE, ASKED_AT_ONCE, PEERS], "else everybody is asked"
+
+
 async def test_a_budget_of_rounds_holds(tmp_path: Path):
     async with sharing(tmp_path, 2, rounds=1) as (_, sharers):
         for sharer in sharers:
@@ -205,11 +259,11 @@ async def test_who_answers_with_nonsense_is_passed_over(tmp_path: Path):
         for sharer in sharers[1:3]:
             sharer.peer.service.share = lambda blob: services.Share(blob=blob, shares=6, needed=3, size=1)
         assert isinstance(one.peer.exchange.shares, Restorer)
-        answers = await one.peer.exchange.shares.answers(blob)
+        answers = await one.peer.exchange.shares.ask(blob, [identity(number).peer for number in range(PEERS)])
         assert {answer.share.index for answer in answers} == {
             share.index for s in (one, *sharers[3:]) if (share := s.kept.get(blob)) is not None
         }
-        assert sum(share_bytes(answer.share) for answer in answers if answer.peer) > 0
+        assert sum(share_bytes(answer.share) for answer in answers) > 0
 
 
 def sampler(sharer: Sharer, seed: int = 0) -> Sampler:
