@@ -20,6 +20,7 @@ from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.shares import NamedBy
 from dilocox.protocol.tensors import state_bytes
 from dilocox.transport.archive.archive import Archive, open_archive
 from dilocox.transport.archive.chain import archived_manifest, fill_chain, in_common, some_head
@@ -131,7 +132,7 @@ class Reader:
         keepers = self.starts.keepers(round)
         sizes = [state_bytes(self.manifest.model, stage) for stage in range(len(digests))]
         fetches = (
-            self.exchange.fetch(d, keepers, size, stage, round)
+            self.exchange.fetch(d, keepers, size, stage, NamedBy(round, state=True))
             for stage, (d, size) in enumerate(zip(digests, sizes, strict=True))
         )
         await asyncio.gather(*fetches)

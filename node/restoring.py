@@ -20,14 +20,14 @@ from dilocox.protocol.ids import short
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.shares import Code, check_share, code_in, hosts, order
+from dilocox.protocol.shares import Code, NamedBy, check_share, code_in, hosts, order
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import ChannelPool, fetch_blob, fetch_chunk, in_thread
 from dilocox.transport.shares import ShareStore, share_bytes
 
-__all__ = ["ASKED_AT_ONCE", "Answer", "Holders", "Restorer"]
+__all__ = ["ASKED_AT_ONCE", "Answer", "Due", "Holders", "Restorer"]
 
 log = logging.getLogger(__name__)
 
@@ -45,24 +45,36 @@ class Answer(NamedTuple):
     share: services.Share
 
 
+class Due(NamedTuple):
+    """What should be there of a blob."""
+
+    peers: list[str]
+    """Who should have shares, in their order: the peer at place i share i modulo their number."""
+    code: Code | None
+    """None: the roster of that round was one peer, and shared nothing."""
+    root: bytes
+    """That proves them; empty: the commit names none."""
+
+
 class Holders:
     """Who is to keep which share, as the chain says."""
 
     def __init__(self, chain: ChainFile) -> None:
-        self._chain, self._roster = chain, lru_cache(ROSTERS_REMEMBERED)(self._read)
+        self._chain, self._round = chain, lru_cache(ROSTERS_REMEMBERED)(self._read)
 
-    def _read(self, round: int) -> tuple[bytes, Mapping[str, Cluster]]:
-        """Digest of a round's commit, and the roster on which it was made. Raises RemoteError where the chain has it not."""
+    def _read(self, round: int) -> tuple[bytes, bytes, Mapping[str, Cluster]]:
+        """Digest and data root of a round's commit, and the roster on which it was made. Raises RemoteError where the chain has it
+        not."""
         commit, before = self._chain.commit(round), self._chain.commit(round - 1) if round else None
         if commit is None or before is None:
             raise RemoteError(pb.REASON_UNAVAILABLE, f"no commit {round} is here that would say who keeps shares")
-        return commit.digest, advance(self._chain.manifest, before).roster
+        return commit.digest, commit.body.data_root, advance(self._chain.manifest, before).roster
 
-    def of(self, round: int, blob: bytes, stage: int | None) -> tuple[list[str], Code | None]:
-        """Of what this round's commit names: who has the shares, in their order, and what restores it; None: nothing does.
-        Blocking. Raises RemoteError."""
-        commit, roster = self._roster(round)
-        return order(commit, blob, hosts(roster, stage)), code_in(self._chain.manifest, roster, stage)
+    def of(self, by: NamedBy, blob: bytes, stage: int | None) -> Due:
+        """Blocking. Raises RemoteError."""
+        commit, root, roster = self._round(by.round)
+        peers = order(commit, blob, hosts(roster, stage))
+        return Due(peers, code_in(self._chain.manifest, roster, stage), b"" if by.state else root)
 
     def everybody(self) -> list[str]:
         """Of the roster now: a share that somebody keeps for a later commit may be wanted for an earlier one."""
@@ -97,12 +109,13 @@ class Restorer:
         self._directory, self._channels, self._own = directory, channels, own
         self.holders = Holders(chain)
 
-    async def ask(self, blob: bytes, peers: Iterable[str], largest: int = limits.BLOB_BYTES) -> list[Answer]:
-        """What of these peers those say that have a share, and can be dialled. All are asked at once."""
+    async def ask(self, blob: bytes, peers: Iterable[str], largest: int = limits.BLOB_BYTES, root: bytes = b"") -> list[Answer]:
+        """What of these peers those say that have a share, and can be dialled. All are asked at once. `root`: that proves it, where
+        that is known."""
 
         async def one(peer: str) -> Answer | None:
             try:
-                return Answer(peer, await self._ask_one(peer, blob, largest))
+                return Answer(peer, await self._ask_one(peer, blob, largest, root))
             except RemoteError as error:
                 log.debug("%s has no share of %s: %s", short(peer), blob.hex()[:8], error)
                 return None
@@ -110,14 +123,14 @@ class Restorer:
         found = await asyncio.gather(*(one(peer) for peer in peers))
         return [answer for answer in found if answer is not None]
 
-    async def _ask_one(self, peer: str, blob: bytes, largest: int) -> services.Share:
+    async def _ask_one(self, peer: str, blob: bytes, largest: int, root: bytes) -> services.Share:
         """Raises RemoteError where it has none, or it proves nothing."""
         call = rpc.PeerStub(await self._channel(peer)).GetShare(services.ShareRequest(blob=blob), timeout=ASK_SECONDS)
         try:
             share = await call
         except grpc.aio.AioRpcError as error:
             raise RemoteError(pb.REASON_UNAVAILABLE, f"the peer answered {error.code().name.lower()}") from error
-        check_share(share, blob, largest)
+        check_share(share, blob, largest, root)
         return share
 
     async def _channel(self, peer: str) -> grpc.aio.Channel:
@@ -133,13 +146,12 @@ class Restorer:
             chunk = draw(-(-size // limits.CHUNK_BYTES))
             await fetch_chunk(await self._channel(answer.peer), answer.share.digest, size, chunk)
 
-    async def fetch(self, blob: bytes, round: int, stage: int | None, store: BlobStore, max_size: int) -> int:
-        """Restore a blob that this round's commit names into the store; the bytes received. Raises RemoteError where too few shares
-        are to be had."""
+    async def fetch(self, blob: bytes, by: NamedBy, stage: int | None, store: BlobStore, max_size: int) -> int:
+        """Restore a blob into the store; the bytes received. Raises RemoteError where too few shares are to be had."""
         groups: dict[tuple[bytes, int, Code], Gathering] = {}
         received = 0
         try:
-            async for answers in self._answers(blob, round, stage, max_size):
+            async for answers in self._answers(blob, by, stage, max_size):
                 for answer in answers:
                     share = answer.share
                     of = share.root, share.size, Code(share.shares, share.needed)
@@ -154,15 +166,15 @@ class Restorer:
             for share in [share for group in groups.values() for share in group.have.values()]:
                 await asyncio.to_thread(self._scratch.remove, share.digest)
 
-    async def _answers(self, blob: bytes, round: int, stage: int | None, largest: int) -> AsyncIterator[list[Answer]]:
+    async def _answers(self, blob: bytes, by: NamedBy, stage: int | None, largest: int) -> AsyncIterator[list[Answer]]:
         """Ours; then of some peers at a time, those first that should have one. Raises RemoteError."""
+        due = await asyncio.to_thread(self.holders.of, by, blob, stage)
         own = await asyncio.to_thread(self._own.get, blob) if self._own is not None else None
-        if own is not None and own.size <= largest:
+        if own is not None and own.size <= largest and due.root in (b"", own.root):
             yield [Answer("", own)]
-        ordered, _ = await asyncio.to_thread(self.holders.of, round, blob, stage)
-        peers = list(dict.fromkeys([*ordered, *self.holders.everybody()]))
+        peers = list(dict.fromkeys([*due.peers, *self.holders.everybody()]))
         for first in range(0, len(peers), ASKED_AT_ONCE):
-            yield await self.ask(blob, peers[first : first + ASKED_AT_ONCE], largest)
+            yield await self.ask(blob, peers[first : first + ASKED_AT_ONCE], largest, due.root)
 
     async def _try(self, blob: bytes, group: Gathering, store: BlobStore) -> tuple[int, bool]:
         """The bytes that came, and whether the blob is in the store."""

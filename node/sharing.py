@@ -4,7 +4,8 @@ Nobody sends a share unasked: each machine makes its own from the blob that it f
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from dilocox.node.place import Place
 from dilocox.node.restoring import Restorer
 from dilocox.node.starts import Starts
 from dilocox.protocol.chain import taken
+from dilocox.protocol.data_root import commit_tree, ways
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster, advance
 from dilocox.protocol.leaves import read_leaves
@@ -22,40 +24,59 @@ from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.shares import Code, Held, Named, code_in, hosts, share_of, worth_keeping
+from dilocox.protocol.tree import Tree
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import in_thread
-from dilocox.transport.shares import ShareStore, make_share, share_bytes
+from dilocox.transport.shares import ShareStore, make_share, share_bytes, share_root
 
 __all__ = ["Sharing", "named_by", "open_sharing"]
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 """How often it is looked whether blobs are here of which shares are to be made."""
 
 
-def lists_of(manifest: Manifest, commit: pb.Commit) -> list[Named]:
-    """What a commit names that lists blobs of single stages."""
+class Listing(NamedTuple):
+    """What a commit names that lists blobs of single stages: a state, or the leaves of what it counted."""
+
+    blob: bytes
+    place: int | None
+    """Of the counted; None: it is a state."""
+
+    @property
+    def named(self) -> Named:
+        return Named(self.blob, None, self.place is None)
+
+
+def lists_of(manifest: Manifest, commit: pb.Commit) -> list[Listing]:
     snapshot = commit.state and manifest.snapshot_round(commit.round) == commit.round
-    states = [Named(commit.state, None, state=True)] if snapshot else []
-    return [*states, *(Named(item.contribution.leaves, None) for item in taken(commit))]
+    states = [Listing(commit.state, None)] if snapshot else []
+    return [*states, *(Listing(item.contribution.leaves, place) for place, item in enumerate(taken(commit)))]
 
 
-def listed_in(manifest: Manifest, named: Named, store: BlobStore) -> list[Named]:
-    """The blobs that a list names; none where it is not here, or damaged. Blocking."""
-    if named.state:
-        return [Named(digest, stage, True) for stage, digest in enumerate(store.stage_digests(named.blob))]
+def leaves_in(manifest: Manifest, store: BlobStore, blob: bytes) -> list[pb.Leaf]:
+    """None where they are not here, or damaged. Blocking."""
     try:
-        return [Named(leaf.digest, leaf.stage) for leaf in read_leaves(manifest, store.read(named.blob))]
+        return read_leaves(manifest, store.read(blob))
     except (FileNotFoundError, RemoteError):
         return []
 
 
 def named_by(manifest: Manifest, commit: pb.Commit, store: BlobStore) -> Iterator[Named]:
     """What a commit names of which shares are kept, as far as the lists that say it are in the store. Blocking."""
-    for named in lists_of(manifest, commit):
-        yield named
-        yield from listed_in(manifest, named, store)
+    for listing in lists_of(manifest, commit):
+        yield listing.named
+        if listing.place is None:
+            yield from _states(store, listing.blob)
+        else:
+            yield from (Named(leaf.digest, leaf.stage) for leaf in leaves_in(manifest, store, listing.blob))
+
+
+def _states(store: BlobStore, root: bytes) -> list[Named]:
+    return [Named(digest, stage, True) for stage, digest in enumerate(store.stage_digests(root))]
 
 
 class Ours(NamedTuple):
@@ -65,6 +86,8 @@ class Ours(NamedTuple):
     code: Code
     place: int
     """The index of the share."""
+    way: Sequence[bytes]
+    """From the root over its shares to the commit's data root; none for a state."""
 
 
 @dataclass
@@ -74,8 +97,10 @@ class Pending:
     commit: Statement[pb.Commit]
     roster: Mapping[str, Cluster]
     """Of its round."""
-    lists: list[Named]
+    lists: list[Listing]
     """That were not here yet."""
+    tree: Tree
+    """Of what it counted."""
     blobs: list[Ours] = field(default_factory=list)
     """Of which no share was made yet."""
 
@@ -118,7 +143,7 @@ class Sharing:
             if held.blob not in keep:  # first: there is to be room
                 self.shares.remove(held.blob)
         made = [share for blob in keep & found.keys() if (share := self._make(*found[blob])) is not None]
-        self.shares.add(made)
+        self.shares.add([share for share in made if self._is_named(share)])
         done = (found.keys() - keep) | {share.blob for share in made}  # what is not worth keeping now never will be
         for pending in self._pending.values():
             pending.blobs = [ours for ours in pending.blobs if ours.named.blob not in done]
@@ -135,18 +160,18 @@ class Sharing:
                 commit, before = self.chain.commit(round), self.chain.commit(round - 1)
                 assert commit is not None
                 assert before is not None
-                lists = lists_of(self.manifest, commit.body)
-                self._pending[round] = Pending(commit, advance(self.manifest, before).roster, lists)
+                lists, tree = lists_of(self.manifest, commit.body), commit_tree(commit.body)
+                self._pending[round] = Pending(commit, advance(self.manifest, before).roster, lists, tree)
 
     def _here(self, pending: Pending, kept: Mapping[bytes, int]) -> list[tuple[Held, Ours]]:
         """Those of its blobs that are here. Not what is kept for as late a round: states of several rounds may have a stage in
         common. `kept`: rounds by blob."""
         unread, pending.lists = pending.lists, []
-        for named in unread:
-            if listed := listed_in(self.manifest, named, self.store):
-                pending.blobs += self._ours(pending, [named, *listed])
+        for listing in unread:
+            if listed := self._listed(pending, listing):
+                pending.blobs += self._ours(pending, listed)
             else:
-                pending.lists.append(named)
+                pending.lists.append(listing)
         pending.blobs = [each for each in pending.blobs if kept.get(each.named.blob, 0) < pending.commit.body.round]
         found = []
         for ours in pending.blobs:
@@ -154,23 +179,48 @@ class Sharing:
                 found.append((pending.held(ours, self.store.size(ours.named.blob)), ours))
         return found
 
-    def _ours(self, pending: Pending, named: Iterable[Named]) -> Iterator[Ours]:
-        for each in named:
+    def _listed(self, pending: Pending, listing: Listing) -> list[tuple[Named, Sequence[bytes]]]:
+        """A list and what it names, with the way of each; nothing where it is not here."""
+        if listing.place is None:
+            states = _states(self.store, listing.blob)
+            return [(named, ()) for named in (listing.named, *states)] if states else []
+        leaves = leaves_in(self.manifest, self.store, listing.blob)
+        try:
+            root = share_root(self.manifest, pending.roster, self.store, listing.blob, None) if leaves else b""
+        except FileNotFoundError:
+            return []
+        if not leaves:
+            return []
+        named, up = [Named(leaf.digest, leaf.stage) for leaf in leaves], pending.tree.proof(listing.place)
+        return [(each, [*way, *up]) for each, way in zip((listing.named, *named), ways(root, leaves), strict=True)]
+
+    def _ours(self, pending: Pending, named: Iterable[tuple[Named, Sequence[bytes]]]) -> Iterator[Ours]:
+        for each, way in named:
             peers, code = hosts(pending.roster, each.stage), code_in(self.manifest, pending.roster, each.stage)
             index = share_of(pending.commit.digest, each.blob, peers, self.me, code) if code is not None else None
             if code is not None and index is not None:
-                yield Ours(each, code, index)
+                yield Ours(each, code, index, way)
 
     def _make(self, held: Held, ours: Ours) -> services.Share | None:
         """None: the blob is damaged, or was let go meanwhile."""
         try:
             sound = self.store.sound(held.blob)
-            share = make_share(self.store, held.blob, ours.code, ours.place, self.shares.store) if sound else None
+            into = self.shares.store
+            share = make_share(self.store, held.blob, ours.code, ours.place, into, ours.way) if sound else None
         except FileNotFoundError:
             return None
         if share is not None:
             share.round, share.state = held.round, held.state
         return share
+
+    def _is_named(self, share: services.Share) -> bool:
+        """Whether it proves itself by the commit, or is of a state. If not, most who voted have accepted a root that is none, and
+        nobody would take it from us."""
+        named = share.state or share.root == self._pending[share.round].commit.body.data_root
+        if not named:
+            log.warning("commit %d names no shares of %s that anybody can make", share.round, share.blob.hex()[:8])
+            self.shares.drop(share)
+        return named
 
 
 def open_sharing(

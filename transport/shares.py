@@ -7,37 +7,59 @@ power cut took of them their digests tell, and they are made again where their b
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.head import Cluster
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.shares import Code, check_share, make_shares
+from dilocox.protocol.shares import Code, check_share, code_in, make_shares, root_over
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobHash, BlobStore
 from dilocox.transport.files import read_checked, write_atomically
 
-__all__ = ["ShareStore", "make_share", "share_bytes"]
+__all__ = ["ShareStore", "make_share", "share_bytes", "share_root"]
 
 
-def make_share(store: BlobStore, blob: bytes, code: Code, index: int, into: BlobStore) -> services.Share:
-    """Make a share of a blob that is here, and put it into another store; its proof. Blocking: reads the blob once, and makes all
-    shares for the root over them. Raises FileNotFoundError where the blob is not here."""
-    size, hashes = store.size(blob), [BlobHash() for _ in range(code.shares)]
-
-    def ours() -> Iterable[memoryview]:
-        for parts in erasure.stripes(store.chunks(blob), size, code):
-            for digest, part in zip(hashes, parts, strict=True):
-                digest.update(part)
-            yield parts[index]
-
-    put = into.put(ours(), waits=False)
-    share = make_shares(blob, size, code, [each.digest() for each in hashes])[index]
+def make_share(
+    store: BlobStore, blob: bytes, code: Code, index: int, into: BlobStore, way: Sequence[bytes] = ()
+) -> services.Share:
+    """Make a share of a blob that is here, and put it into another store; its proof, with the `way` from the root over all shares
+    to the one that is named. Blocking: reads the blob once, and makes all shares for the root over them. Raises FileNotFoundError
+    where the blob is not here."""
+    size, hashes = store.size(blob), _hashes(code)
+    put = into.put((parts[index] for parts in _hashed(store, blob, size, code, hashes)), waits=False)
+    share = make_shares(blob, size, code, [each.digest() for each in hashes], way)[index]
     assert share.digest == put, "one digest, hashed twice"
     return share
+
+
+def share_root(manifest: Manifest, roster: Mapping[str, Cluster], store: BlobStore, blob: bytes, stage: int | None) -> bytes:
+    """Root over the shares of a blob that is here, as this roster shares it; empty: it does not. Blocking: makes all of them, and
+    keeps none. Raises FileNotFoundError where the blob is not here."""
+    code = code_in(manifest, roster, stage)
+    if code is None:
+        return b""
+    size, hashes = store.size(blob), _hashes(code)
+    for _ in _hashed(store, blob, size, code, hashes):
+        pass
+    return root_over(blob, size, code, [each.digest() for each in hashes])
+
+
+def _hashes(code: Code) -> list[BlobHash]:
+    return [BlobHash() for _ in range(code.shares)]
+
+
+def _hashed(store: BlobStore, blob: bytes, size: int, code: Code, hashes: Sequence[BlobHash]) -> Iterator[list[memoryview]]:
+    """The stripes of all shares, which go into their hashes."""
+    for parts in erasure.stripes(store.chunks(blob), size, code):
+        for digest, part in zip(hashes, parts, strict=True):
+            digest.update(part)
+        yield parts
 
 
 class ShareStore:
@@ -105,6 +127,11 @@ class ShareStore:
         self._in_batch[number] += 1
         if before is not None:
             self._let_go(*before)
+
+    def drop(self, share: services.Share) -> None:
+        """One that was made and is not to be kept."""
+        if not self._named[share.digest]:
+            self.store.remove(share.digest)
 
     def remove(self, blob: bytes) -> None:
         found = self._kept.pop(blob, None)
