@@ -22,7 +22,7 @@ from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobHash, BlobStore
 from dilocox.transport.files import read_checked, write_atomically
 
-__all__ = ["ShareStore", "make_share", "share_bytes", "share_root"]
+__all__ = ["ShareStore", "code_root", "make_share", "share_bytes", "share_root"]
 
 
 def make_share(
@@ -39,11 +39,14 @@ def make_share(
 
 
 def share_root(manifest: Manifest, roster: Mapping[str, Cluster], store: BlobStore, blob: bytes, stage: int | None) -> bytes:
-    """Root over the shares of a blob that is here, as this roster shares it; empty: it does not. Blocking: makes all of them, and
-    keeps none. Raises FileNotFoundError where the blob is not here."""
+    """`code_root`, as this roster shares it; empty: it does not."""
     code = code_in(manifest, roster, stage)
-    if code is None:
-        return b""
+    return b"" if code is None else code_root(store, blob, code)
+
+
+def code_root(store: BlobStore, blob: bytes, code: Code) -> bytes:
+    """Root over the shares of a blob that is here. Blocking: makes all of them, and keeps none. Raises FileNotFoundError where the
+    blob is not here."""
     size, hashes = store.size(blob), _hashes(code)
     for _ in _hashed(store, blob, size, code, hashes):
         pass
