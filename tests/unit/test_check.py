@@ -24,7 +24,6 @@ from dilocox.node.privacy import Budget, open_account, steps_left
 from dilocox.protocol.findings import Finding, Level, of_run
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
-from dilocox.transport import erasure
 from dilocox.transport.corpora import last_built
 from dilocox.transport.data_directory import load_identity, run_folder
 from tests.corpora import corpus_of, words
@@ -291,7 +290,6 @@ def test_a_node_of_a_run_that_keeps_shares_needs_what_makes_them(tmp_path: Path,
         return [each for each in checks.of_machine(run, here(tmp_path, role=role)) if each.about == "availability"]
 
     shares = manifest(availability={})
-    erasure._driver.cache_clear()
     monkeypatch.setitem(sys.modules, "pyeclib.ec_iface", None)
     [missing] = said(shares)
     assert missing.level is Level.WRONG
