@@ -1,6 +1,7 @@
 """`dilocox verify`: recheck the whole commit chain; replay a round bit for bit."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,13 +26,16 @@ from dilocox.node.exchange import takes_of
 from dilocox.node.forks import check_forks
 from dilocox.node.reader import Reader
 from dilocox.protocol.chain import taken
+from dilocox.protocol.data_root import check_root, check_work
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.head import Cluster, advance
 from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload, read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.shares import share_root
 
 __all__ = ["verify"]
 
@@ -131,7 +135,8 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
         fail(f"the state before round {round} is not on this disk", Exit.USAGE, those)
     bar.begin(f"reading what round {round} counted")
     items = taken(commits[round].body)
-    leaves = [_leaves(chain.manifest, store, item.contribution) for item in items]
+    roster = advance(chain.manifest, commits[round - 1]).roster
+    leaves = [_leaves(chain.manifest, roster, store, item.contribution) for item in items]
     from dilocox.node.outer.state import StageState  # torch loads only here
     from dilocox.node.training.commits import read_commit
 
@@ -143,7 +148,9 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
             if not store.verify(digest):
                 fail(f"round {round}, stage {stage}: the blob {digest.hex()[:16]}… is damaged on this disk")
         for item, each in zip(items, leaves, strict=True):
-            check_payload(chain.manifest, item.cluster, round, each[stage], store.view(each[stage].digest), rank_or_k)
+            leaf = each[stage]
+            check_payload(chain.manifest, item.cluster, round, leaf, store.view(leaf.digest), rank_or_k)
+            check_root(leaf, share_root(chain.manifest, roster, store, leaf.digest, stage))
         state = StageState(chain.manifest, stage)
         state.load_state(store.view(before[stage]))
         commit.apply_to(state, store.view)
@@ -154,10 +161,13 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
     return digests
 
 
-def _leaves(manifest: Manifest, store: BlobStore, contribution: pb.Contribution) -> list[pb.Leaf]:
+def _leaves(
+    manifest: Manifest, roster: Mapping[str, Cluster], store: BlobStore, contribution: pb.Contribution
+) -> list[pb.Leaf]:
     """What a counted contribution announces, and may. Raises RemoteError."""
     leaves = read_leaves(manifest, store.read(contribution.leaves))
     check_leaves(contribution, leaves)
+    check_work(contribution, share_root(manifest, roster, store, contribution.leaves, None), leaves)
     for leaf in leaves:
         check_bounds(manifest, leaf)
     return leaves

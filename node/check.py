@@ -23,6 +23,7 @@ from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Finding, Level
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import imported_bytes, stage_tensors, state_bytes
+from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import last_built
 from dilocox.transport.data_directory import load_identity, run_folder
@@ -64,9 +65,11 @@ class Here:
 
 
 def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
-    """Disk, port and data; of a node also devices and memory, and the interface of a cluster."""
+    """Disk, port and data; of a node also devices and memory, what makes shares, and the interface of a cluster."""
     if here.role is Role.NODE:
         yield from of_room(manifest, here.home, here.devices)
+        if manifest.availability is not None:
+            yield _coder()
     else:
         what = f"states and payloads of {manifest.start_clusters} clusters take"
         yield _disk(here.home, held_bytes(manifest, manifest.start_clusters), what)
@@ -74,6 +77,17 @@ def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
     yield from _data(manifest, here)
     if here.interface is not None:
         yield _interface(here.interface)
+
+
+def _coder() -> Finding:
+    """Of a node that keeps shares: it would not start without."""
+    try:
+        erasure.need_coder()
+    except ConfigError as error:
+        return Finding(
+            Level.WRONG, "availability", str(error), "install it before you join: no node of this run starts without"
+        )
+    return Finding(Level.FINE, "availability", "the run keeps shares, and they can be made here")
 
 
 def of_room(manifest: Manifest, home: Path, devices: int | None) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dilocox.node.marks import merged
@@ -93,13 +93,25 @@ class Phase:
     @property
     def leaves(self) -> wire.Leaves:
         """What its payloads are announced by."""
+        return self._leaves([payload.shares for payload in self.payloads])
+
+    @property
+    def work(self) -> wire.Leaves:
+        """Whatever the roster that shares it: the same after every restart."""
+        return self._leaves([b""] * len(self.payloads))
+
+    def _leaves(self, shares: Sequence[bytes]) -> wire.Leaves:
+        """`shares`: roots over those of each payload."""
         return wire.Leaves(
-            leaves=[wire.Leaf(stage=p.stage, digest=p.digest, size=p.size, norms=p.norms) for p in self.payloads]
+            leaves=[
+                wire.Leaf(stage=p.stage, digest=p.digest, size=p.size, norms=p.norms, shares=root)
+                for p, root in zip(self.payloads, shares, strict=True)
+            ]
         )
 
-    def ended(self, base: bytes, leaves: bytes, audit: bytes = b"", tells_loss: bool = True) -> PhaseEnded:
+    def ended(self, base: bytes, leaves: bytes, audit: bytes = b"", shares: bytes = b"", tells_loss: bool = True) -> PhaseEnded:
         """As the member machine hears it: `base`, the root of the state that it started from; digests of the leaves, and of the
-        marks where there are any."""
+        marks, and the root over the shares, where there are any."""
         return PhaseEnded(
             round=self.first.round,
             base=base,
@@ -113,6 +125,7 @@ class Phase:
             effective_rank=self.effective_rank,
             error=self.error,
             audit=audit,
+            shares=shares,
         )
 
     @property

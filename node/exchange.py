@@ -13,6 +13,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.chain import Taken, taken
 from dilocox.protocol.chain import holders as holders_of
 from dilocox.protocol.counting import Announced, tensor_clips
+from dilocox.protocol.data_root import check_root, check_work, work_root
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster
 from dilocox.protocol.ids import short
@@ -22,10 +23,12 @@ from dilocox.protocol.member import Verdict
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.protocol.shares import NamedBy
 from dilocox.transport.archive.source import ArchiveSource
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import ChannelPool, fetch_blob
+from dilocox.transport.shares import share_root
 from dilocox.transport.slots import Slots
 
 __all__ = ["FETCHES_AT_ONCE", "Exchange", "FetchStatistics", "places_behind", "takes_of"]
@@ -62,7 +65,7 @@ class Finder(Protocol):
 class Restores(Protocol):
     """Who has a blob that nobody serves any more."""
 
-    async def fetch(self, digest: bytes, store: BlobStore, max_size: int) -> int:
+    async def fetch(self, blob: bytes, by: NamedBy, stage: int | None, store: BlobStore, max_size: int) -> int:
         """Into the store; the bytes received. Raises RemoteError where it cannot be had."""
 
 
@@ -124,18 +127,18 @@ class Exchange:
         providers: Iterable[str],
         max_size: int = limits.BLOB_BYTES,
         stage: int | None = None,
-        committed: bool = True,
+        by: NamedBy | None = None,
     ) -> None:
         """Have the blob, and right, from one of these peers, or a box of the cluster that one leads; `stage`: that it is of.
-        `committed`: a commit names it, so there may be shares of it. Concurrent calls for one digest share a download, which ends
-        with the last of them.
+        `by`: the commit that names it, so that there may be shares of it. Concurrent calls for one digest share a download, which
+        ends with the last of them.
 
         Raises RemoteError when nobody served it.
         """
         while not await asyncio.to_thread(self._store.sound, digest):
             download = self._downloads.get(digest)
             if download is None:
-                download = self._begin(digest, list(providers), max_size, stage, committed)
+                download = self._begin(digest, list(providers), max_size, stage, by)
             elif download.ending:
                 await asyncio.wait({download.task})
                 continue
@@ -146,14 +149,14 @@ class Exchange:
                 download.wanted -= 1
                 asyncio.get_running_loop().call_later(LINGER_SECONDS, download.end_unwanted)
 
-    def _begin(self, digest: bytes, providers: list[str], max_size: int, stage: int | None, committed: bool) -> "Download":
-        work = self._fetch(digest, providers, max_size, stage, committed)
+    def _begin(self, digest: bytes, providers: list[str], max_size: int, stage: int | None, by: NamedBy | None) -> "Download":
+        work = self._fetch(digest, providers, max_size, stage, by)
         task = asyncio.create_task(work, name=f"fetch {digest.hex()[:8]}")
         task.add_done_callback(lambda _: self._downloads.pop(digest))
         self._downloads[digest] = Download(task)
         return self._downloads[digest]
 
-    async def _fetch(self, digest: bytes, providers: list[str], max_size: int, stage: int | None, committed: bool) -> None:
+    async def _fetch(self, digest: bytes, providers: list[str], max_size: int, stage: int | None, by: NamedBy | None) -> None:
         def watch(held: int, size: int) -> None:
             self._held[digest] = held, size
 
@@ -189,9 +192,9 @@ class Exchange:
                 return
             except RemoteError as error:  # whatever is wrong with it is nobody else's fault
                 last = RemoteError(pb.REASON_UNAVAILABLE, f"{last.detail}; {error.detail}")
-        if self.shares is not None and committed:
+        if self.shares is not None and by is not None:
             try:
-                received = await self.shares.fetch(digest, self._store, max_size)
+                received = await self.shares.fetch(digest, by, stage, self._store, max_size)
                 self._counts.update(bytes=received, fetches=1)
                 return
             except RemoteError as error:  # a lie among them is nobody's whom we asked for the blob
@@ -206,7 +209,7 @@ class Exchange:
         providers = list(providers)
         while True:
             try:
-                return await self.fetch(digest, providers, max_size, stage, committed=False)
+                return await self.fetch(digest, providers, max_size, stage)
             except RemoteError as error:
                 if error.reason != pb.REASON_UNAVAILABLE:
                     raise
@@ -236,19 +239,20 @@ class Exchange:
                         yield box
 
     async def leaves(self, contribution: pb.Contribution, providers: Iterable[str]) -> list[pb.Leaf]:
-        """What a contribution announces, stage by stage. Raises RemoteError when it cannot be had, or is not that."""
-        await self.fetch(contribution.leaves, providers, limits.LEAVES_BYTES)
+        """What a counted contribution announces, stage by stage. Raises RemoteError when it cannot be had, or is not that."""
+        await self.fetch(contribution.leaves, providers, limits.LEAVES_BYTES, by=NamedBy(contribution.round))
         return read_leaves(self._manifest, self._store.read(contribution.leaves))
 
     async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
         """Have what a commit counts of our stages; what workers need to apply it. Raises RemoteError when it is not to be had."""
-        holders, items = holders_of(commit.body), taken(commit.body)
+        holders, items, by = holders_of(commit.body), taken(commit.body), NamedBy(commit.body.round)
         leaves = []
         for item in items:
             providers = holders[item.cluster]
             announced = await self.leaves(item.contribution, providers)
             ours = [leaf for leaf in announced if leaf.stage in self.stages]
-            await asyncio.gather(*(self.fetch(leaf.digest, providers, leaf.size, leaf.stage) for leaf in ours))
+            wanted = (self.fetch(leaf.digest, providers, leaf.size, leaf.stage, by) for leaf in ours)
+            await asyncio.gather(*wanted)
             leaves.append(announced)
         takes = await asyncio.to_thread(takes_of, self._manifest, items, leaves)
         return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
@@ -268,7 +272,7 @@ class Exchange:
 
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
         """Fetch and check the payloads of our stages; `base`: our own state root. Fetches until cancelled."""
-        body, stage = contribution.body, 0
+        body, stage, roster = contribution.body, 0, self._roster()
         try:
             if body.base_state != base:
                 raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
@@ -276,21 +280,46 @@ class Exchange:
             await self.fetch_forever(body.leaves, providers, limits.LEAVES_BYTES)
             leaves = read_leaves(self._manifest, self._store.read(body.leaves))
             check_leaves(body, leaves)
+            check_work(body, await asyncio.to_thread(self._share_root, roster, body.leaves, None), leaves)
             for leaf in leaves:
                 stage = leaf.stage
                 check_bounds(self._manifest, leaf)
                 if stage in self.stages:
                     layout_of(self._manifest, stage, rank_or_k).check_size(leaf.size)
                     await self.fetch_forever(leaf.digest, providers, leaf.size, stage)
-                    await asyncio.to_thread(self._check, contribution, leaf, rank_or_k)
+                    await asyncio.to_thread(self._check, contribution, leaf, rank_or_k, roster)
         except RemoteError as error:
             log.info("payload of %s, stage %d: %s", short(contribution.peer), stage, error)
             return error.reason, stage
         return pb.REASON_UNSPECIFIED, 0
 
-    def _check(self, contribution: Statement[pb.Contribution], leaf: pb.Leaf, rank_or_k: int) -> None:
+    def _check(
+        self, contribution: Statement[pb.Contribution], leaf: pb.Leaf, rank_or_k: int, roster: Mapping[str, Cluster]
+    ) -> None:
+        """And its shares: coding is as fast as reading, and a root that is none would leave nobody with a proof."""
         raw = self._store.view(leaf.digest)
         check_payload(self._manifest, contribution.peer, contribution.body.round, leaf, raw, rank_or_k)
+        check_root(leaf, self._share_root(roster, leaf.digest, leaf.stage))
+
+    def _share_root(self, roster: Mapping[str, Cluster], blob: bytes, stage: int | None) -> bytes:
+        """Blocking."""
+        return share_root(self._manifest, roster, self._store, blob, stage)
+
+    def with_roots(self, boundary: worker.Boundary) -> worker.Boundary:
+        """What a worker of ours made in the open round, with the root over the shares of each payload. Blocking. Raises
+        FileNotFoundError where one is not here."""
+        if self._manifest.availability is None:
+            return boundary
+        after = worker.Boundary.FromString(boundary.SerializeToString())
+        for payload in after.payloads:
+            payload.shares = self._share_root(self._roster(), payload.digest, payload.stage)
+        return after
+
+    def work_root(self, leaves: bytes, announced: Sequence[pb.Leaf]) -> bytes:
+        """Of a contribution to the open round, whose leaves are here; empty where the run keeps no shares. Blocking."""
+        if self._manifest.availability is None:
+            return b""
+        return work_root(self._share_root(self._roster(), leaves, None), announced)
 
 
 def places_behind(us: str, other: str, clusters: Iterable[str]) -> int:

@@ -246,8 +246,8 @@ class Generations:
         if self._account is None:
             return
         for boundary in hello.boundaries:
-            leaves = digest_of([canonical(Phase(boundary, list(boundary.payloads), []).leaves)])
-            await asyncio.to_thread(self._account.enter, leaves, boundary.steps_within, boundary.noise, boundary.corpus)
+            work = digest_of([canonical(Phase(boundary, list(boundary.payloads), []).work)])
+            await asyncio.to_thread(self._account.enter, work, boundary.steps_within, boundary.noise, boundary.corpus)
 
     async def _phase_ended(self, phase: Phase) -> None:
         """A phase's payloads are durable in every worker: put their leaves beside them, and contribute."""
@@ -261,10 +261,11 @@ class Generations:
         if not self._ending:
             self._failed_generations = 0
             self._avoid_boundaries = False
-        ended = phase.ended(base, digest, audit, self.progress.tells_loss)
+        shares = await self._team.work_root(digest, phase.leaves.leaves)
+        ended = phase.ended(base, digest, audit, shares, self.progress.tells_loss)
         self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, ended.size))
         if self._account is not None and not await asyncio.to_thread(
-            self._account.enter, digest, first.steps_within, first.noise, first.corpus
+            self._account.enter, digest_of([canonical(phase.work)]), first.steps_within, first.noise, first.corpus
         ):
             log.warning("round %d is not contributed, it would tell too much: %s", first.round, self._account.sentence)
             return

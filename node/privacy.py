@@ -182,9 +182,9 @@ class Account:
     def _epsilon(self, steps: list[Steps]) -> float:
         return epsilon_of(steps, self.delta) if steps else 0.0
 
-    def enter(self, leaves: bytes, steps: int, noise: float, corpus: bytes) -> bool:
-        """Write down what a phase took from the corpus, with which noise; `leaves`: the digest that its work is announced by,
-        entered once. Whether all that was entered stays within the budget: if not, nobody may hear of it. Raises LocalError where
+    def enter(self, work: bytes, steps: int, noise: float, corpus: bytes) -> bool:
+        """Write down what a phase took from the corpus, with which noise; `work`: a digest of what it made, entered
+        once. Whether all that was entered stays within the budget: if not, nobody may hear of it. Raises LocalError where
         a bound is to hold and it is of another corpus: what that gives away, this account does not say."""
         if corpus != self._corpus and not self.budget.bounds:
             return True
@@ -193,9 +193,9 @@ class Account:
                 "this folder's error feedback holds what was trained on other data, which --private-epsilon would not count: begin"
                 " with an empty --home, or name the corpus that it trained on before"
             )
-        if leaves.hex() not in self._kept.entered:
+        if work.hex() not in self._kept.entered:
             self._kept.steps = _merged([*self._kept.steps, self._taken(noise, steps)])
-            self._kept.entered = [*self._kept.entered, leaves.hex()][-ENTERED:]
+            self._kept.entered = [*self._kept.entered, work.hex()][-ENTERED:]
             self._keep()
             self.spent = self._epsilon(self._kept.steps)
         within = self.spent <= self.budget.epsilon

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
-from dilocox.node.sharing import Restorer
+from dilocox.node.restoring import Restorer
 from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES
@@ -20,6 +20,7 @@ from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.shares import NamedBy
 from dilocox.protocol.tensors import state_bytes
 from dilocox.transport.archive.archive import Archive, open_archive
 from dilocox.transport.archive.chain import archived_manifest, fill_chain, in_common, some_head
@@ -131,7 +132,8 @@ class Reader:
         keepers = self.starts.keepers(round)
         sizes = [state_bytes(self.manifest.model, stage) for stage in range(len(digests))]
         fetches = (
-            self.exchange.fetch(d, keepers, size, stage) for stage, (d, size) in enumerate(zip(digests, sizes, strict=True))
+            self.exchange.fetch(d, keepers, size, stage, NamedBy(round, state=True))
+            for stage, (d, size) in enumerate(zip(digests, sizes, strict=True))
         )
         await asyncio.gather(*fetches)
 
@@ -229,7 +231,7 @@ async def open_reader(
             exchange = Exchange(manifest, stages, store, directory, channels, me, heads, lambda: chain.head.roster, source)
             restorer = None
             if manifest.availability is not None:
-                restorer = exchange.shares = Restorer(path / "restoring", directory, channels, lambda: chain.head.roster)
+                restorer = exchange.shares = Restorer(path / "restoring", directory, channels, chain)
             yield Reader(manifest, chain, store, exchange, Starts(manifest, chain, store, exchange), source, restorer)
         finally:
             await tasks.close()

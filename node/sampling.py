@@ -1,18 +1,17 @@
 """Whether peers have the shares that they should keep: some are drawn, and asked for."""
 
-from collections import Counter
 from dataclasses import dataclass
 from random import Random
 
 from dilocox.node.exchange import Exchange
-from dilocox.node.sharing import Restorer, named_by
+from dilocox.node.restoring import Due, Restorer
+from dilocox.node.sharing import named_by
 from dilocox.protocol.chain import holders, taken
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.head import advance
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.shares import Code, Named, code_of, hosts, order
+from dilocox.protocol.shares import Code, Named, NamedBy
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 
@@ -40,7 +39,7 @@ class Sampler:
         """`dice`: that nobody who is asked can foresee. Raises ConfigError where there is nothing yet to draw from."""
         assert manifest.availability is not None, "the run shares"
         self._manifest, self._chain, self._store, self._exchange = manifest, chain, store, exchange
-        self._restorer, self._dice, self._needed = restorer, dice, manifest.availability.needed
+        self._restorer, self._dice = restorer, dice
         head = chain.head.round
         found = (chain.commit(number) for number in range(max(1, head - manifest.availability.rounds), head))
         self._commits = [commit for commit in found if commit is not None and commit.body.counted]
@@ -51,13 +50,12 @@ class Sampler:
         """Raises ConfigError where the rosters of all rounds are too small to share."""
         commit = self._dice.choice(self._commits)
         named = await self._blob_of(commit)
-        peers = hosts(advance(self._manifest, commit).roster, named.stage)
-        code = code_of(len(peers), self._needed)
-        if code is None:
-            raise ConfigError(f"one peer alone was on the roster of round {commit.body.round}: it shares with nobody")
-        ordered, place = order(commit.digest, named.blob, peers), self._dice.randrange(len(peers))
-        why = await self._ask(named, ordered, place, code)
-        return Sample(commit.body.round, named.blob, code, place % code.shares, ordered[place], why)
+        due = self._restorer.holders.of(NamedBy(commit.body.round), named.blob, named.stage)
+        if due.code is None:
+            raise ConfigError(f"one peer alone was on the roster of round {commit.body.round}: it shared with nobody")
+        place = self._dice.randrange(len(due.peers))
+        why = await self._ask(named, due, place, due.code)
+        return Sample(commit.body.round, named.blob, due.code, place % due.code.shares, due.peers[place], why)
 
     async def _blob_of(self, commit: Statement[pb.Commit]) -> Named:
         """One that it names; with the list of what somebody contributed, where that can be had, first."""
@@ -69,17 +67,12 @@ class Sampler:
         named = named_by(self._manifest, commit.body, self._store)
         return self._dice.choice([each for each in named if not each.state])
 
-    async def _ask(self, named: Named, ordered: list[str], place: int, code: Code) -> str:
+    async def _ask(self, named: Named, due: Due, place: int, code: Code) -> str:
         """Why who stands at this place has not its share; empty: it has."""
-        answers = {
-            answer.peer: answer for answer in await self._restorer.ask(named.blob, ordered[: max(place + 1, code.shares)])
-        }
-        answer = answers.get(ordered[place])
-        if answer is None:
-            return "it keeps no share of it, or cannot be reached"
-        roots = Counter(each.share.root for each in answers.values())
-        if roots[answer.share.root] < max(roots.values()):
-            return "its share is of other shares than most others'"
+        answers = await self._restorer.ask(named.blob, [due.peers[place]], root=due.root)
+        if not answers:
+            return "it shows no share of it that the commit proves, or cannot be reached"
+        (answer,) = answers
         if (answer.share.shares, answer.share.needed, answer.share.index) != (*code, place % code.shares):
             return "it keeps another share than is its own"
         try:

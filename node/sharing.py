@@ -1,70 +1,112 @@
-"""A peer's shares of what the chain's commits name: made while the blob is here, kept for later, and asked for when nobody has it.
+"""A peer's shares of what the chain's commits name: made while the blob is here, and kept for later.
 
 Nobody sends a share unasked: each machine makes its own from the blob that it fetched to apply the commit.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import grpc
-import grpc.aio
-
-from dilocox.node.exchange import Exchange, Finder
+from dilocox.node.exchange import Exchange
 from dilocox.node.place import Place
+from dilocox.node.restoring import Restorer
 from dilocox.node.starts import Starts
-from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
+from dilocox.protocol.data_root import commit_tree, ways
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster, advance
-from dilocox.protocol.ids import short
 from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.shares import Code, Held, Named, by_root, check_share, code_of, hosts, share_of, worth_keeping
+from dilocox.protocol.shares import Code, Held, Named, code_in, hosts, share_of, worth_keeping
+from dilocox.protocol.tree import Tree
 from dilocox.transport import erasure
-from dilocox.transport.blobs import BlobStore, digest_of
+from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.rpc import ChannelPool, fetch_blob, fetch_chunk, in_thread
-from dilocox.transport.shares import ShareStore, make_share, share_bytes
+from dilocox.transport.rpc import in_thread
+from dilocox.transport.shares import ShareStore, make_share, share_bytes, share_root
 
-__all__ = ["Answer", "Restorer", "Sharing", "ask_share", "named_by", "open_sharing"]
+__all__ = ["Sharing", "named_by", "open_sharing"]
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 """How often it is looked whether blobs are here of which shares are to be made."""
-ASK_SECONDS = 10.0
-ASKED_AT_ONCE = 16
+
+
+class Listing(NamedTuple):
+    """What a commit names that lists blobs of single stages: a state, or the leaves of what it counted."""
+
+    blob: bytes
+    place: int | None
+    """Of the counted; None: it is a state."""
+
+    @property
+    def named(self) -> Named:
+        return Named(self.blob, None, self.place is None)
+
+
+def lists_of(manifest: Manifest, commit: pb.Commit) -> list[Listing]:
+    snapshot = commit.state and manifest.snapshot_round(commit.round) == commit.round
+    states = [Listing(commit.state, None)] if snapshot else []
+    return [*states, *(Listing(item.contribution.leaves, place) for place, item in enumerate(taken(commit)))]
+
+
+def leaves_in(manifest: Manifest, store: BlobStore, blob: bytes) -> list[pb.Leaf]:
+    """None where they are not here, or damaged. Blocking."""
+    try:
+        return read_leaves(manifest, store.read(blob))
+    except (FileNotFoundError, RemoteError):
+        return []
 
 
 def named_by(manifest: Manifest, commit: pb.Commit, store: BlobStore) -> Iterator[Named]:
     """What a commit names of which shares are kept, as far as the lists that say it are in the store. Blocking."""
-    if commit.state and manifest.snapshot_round(commit.round) == commit.round:
-        yield Named(commit.state, None, state=True)
-        yield from (Named(digest, stage, True) for stage, digest in enumerate(store.stage_digests(commit.state)))
-    for item in taken(commit):
-        yield Named(item.contribution.leaves, None)
-        try:
-            leaves = read_leaves(manifest, store.read(item.contribution.leaves))
-        except (FileNotFoundError, RemoteError):  # not here, or damaged
-            continue
-        yield from (Named(leaf.digest, leaf.stage) for leaf in leaves)
+    for listing in lists_of(manifest, commit):
+        yield listing.named
+        if listing.place is None:
+            yield from _states(store, listing.blob)
+        else:
+            yield from (Named(leaf.digest, leaf.stage) for leaf in leaves_in(manifest, store, listing.blob))
 
 
-class Part(NamedTuple):
-    """Ours in what a commit names."""
+def _states(store: BlobStore, root: bytes) -> list[Named]:
+    return [Named(digest, stage, True) for stage, digest in enumerate(store.stage_digests(root))]
 
-    held: Held
+
+class Ours(NamedTuple):
+    """A blob of whose shares one is ours to keep."""
+
+    named: Named
     code: Code
-    ours: int
-    """The index of our share."""
+    place: int
+    """The index of the share."""
+    way: Sequence[bytes]
+    """From the root over its shares to the commit's data root; none for a state."""
+
+
+@dataclass
+class Pending:
+    """What is still to be done of one commit: of most of those that a look passes, nothing."""
+
+    commit: Statement[pb.Commit]
+    roster: Mapping[str, Cluster]
+    """Of its round."""
+    lists: list[Listing]
+    """That were not here yet."""
+    tree: Tree
+    """Of what it counted."""
+    blobs: list[Ours] = field(default_factory=list)
+    """Of which no share was made yet."""
+
+    def held(self, ours: Ours, size: int) -> Held:
+        """`size`: of the blob, bytes."""
+        return Held(self.commit.body.round, ours.named.state, ours.code.share_size(size), ours.named.blob)
 
 
 @dataclass
@@ -78,6 +120,8 @@ class Sharing:
     me: str
     oldest: Callable[[], int]
     """The first round whose blobs are kept whole: of older ones no share can be made."""
+    _pending: dict[int, Pending] = field(default_factory=dict)
+    """By round."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -89,47 +133,94 @@ class Sharing:
         """Make shares of what is here and let go of those whose time is over. Blocking."""
         settings = self.manifest.availability
         assert settings is not None, "the run shares"
-        kept = {Held(share.round, share.state, share_bytes(share), share.blob) for share in self.shares.shares()}
-        named = {share.blob: share.round for share in self.shares.shares()}
-        parts = {part.held.blob: part for part in self._parts(settings.needed, named)}
         head, most = self.chain.head.round, settings.megabytes * 1_000_000
-        keep = worth_keeping(kept | {part.held for part in parts.values()}, head, settings.rounds, most)
+        self._follow(head)
+        kept = {Held(share.round, share.state, share_bytes(share), share.blob) for share in self.shares.shares()}
+        rounds = {held.blob: held.round for held in kept}
+        found = {h.blob: (h, ours) for _, each in sorted(self._pending.items()) for h, ours in self._here(each, rounds)}
+        keep = worth_keeping(kept | {held for held, _ in found.values()}, head, settings.rounds, most)
         for held in kept:
             if held.blob not in keep:  # first: there is to be room
                 self.shares.remove(held.blob)
-        for blob in keep & parts.keys():
-            self._make(parts[blob])
+        made = [share for blob in keep & found.keys() if (share := self._make(*found[blob])) is not None]
+        self.shares.add([share for share in made if self._is_named(share)])
+        done = (found.keys() - keep) | {share.blob for share in made}  # what is not worth keeping now never will be
+        for pending in self._pending.values():
+            pending.blobs = [ours for ours in pending.blobs if ours.named.blob not in done]
 
-    def _parts(self, needed: float, kept: Mapping[bytes, int]) -> Iterator[Part]:
-        """Not of what is kept for as late a round: states of several rounds may have a stage in common. `kept`: rounds by blob."""
-        for round in range(max(1, self.oldest()), self.chain.head.round):
-            commit = self.chain.commit(round)
-            assert commit is not None
-            roster = advance(self.manifest, commit).roster
-            for named in named_by(self.manifest, commit.body, self.store):
-                if kept.get(named.blob, 0) >= round:
-                    continue
-                peers = hosts(roster, named.stage)
-                code = code_of(len(peers), needed)
-                index = share_of(commit.digest, named.blob, peers, self.me, code) if code is not None else None
-                if code is None or index is None:
-                    continue
-                try:
-                    size = code.share_size(self.store.size(named.blob))
-                except FileNotFoundError:  # not here, or its time was over this very moment
-                    continue
-                yield Part(Held(round, named.state, size, named.blob), code, index)
+    def _follow(self, head: int) -> None:
+        """What is to be done of the rounds whose blobs are here: of new ones everything, and so of those that lost a share."""
+        first = max(1, self.oldest())
+        while self.shares.lost:
+            self._pending.pop(self.shares.lost.pop(), None)
+        for round in [round for round in self._pending if round < first]:
+            del self._pending[round]
+        for round in range(first, head):
+            if round not in self._pending:
+                commit, before = self.chain.commit(round), self.chain.commit(round - 1)
+                assert commit is not None
+                assert before is not None
+                lists, tree = lists_of(self.manifest, commit.body), commit_tree(commit.body)
+                self._pending[round] = Pending(commit, advance(self.manifest, before).roster, lists, tree)
 
-    def _make(self, part: Part) -> None:
-        blob = part.held.blob
-        if not self.store.sound(blob):
-            return
+    def _here(self, pending: Pending, kept: Mapping[bytes, int]) -> list[tuple[Held, Ours]]:
+        """Those of its blobs that are here. Not what is kept for as late a round: states of several rounds may have a stage in
+        common. `kept`: rounds by blob."""
+        unread, pending.lists = pending.lists, []
+        for listing in unread:
+            if listed := self._listed(pending, listing):
+                pending.blobs += self._ours(pending, listed)
+            else:
+                pending.lists.append(listing)
+        pending.blobs = [each for each in pending.blobs if kept.get(each.named.blob, 0) < pending.commit.body.round]
+        found = []
+        for ours in pending.blobs:
+            with suppress(FileNotFoundError):  # not here, or its time was over this very moment
+                found.append((pending.held(ours, self.store.size(ours.named.blob)), ours))
+        return found
+
+    def _listed(self, pending: Pending, listing: Listing) -> list[tuple[Named, Sequence[bytes]]]:
+        """A list and what it names, with the way of each; nothing where it is not here."""
+        if listing.place is None:
+            states = _states(self.store, listing.blob)
+            return [(named, ()) for named in (listing.named, *states)] if states else []
+        leaves = leaves_in(self.manifest, self.store, listing.blob)
         try:
-            share = make_share(self.store, blob, part.code, part.ours, self.shares.store)
-        except FileNotFoundError:  # its time was over meanwhile
-            return
-        share.round, share.state = part.held.round, part.held.state
-        self.shares.add(share)
+            root = share_root(self.manifest, pending.roster, self.store, listing.blob, None) if leaves else b""
+        except FileNotFoundError:
+            return []
+        if not leaves:
+            return []
+        named, up = [Named(leaf.digest, leaf.stage) for leaf in leaves], pending.tree.proof(listing.place)
+        return [(each, [*way, *up]) for each, way in zip((listing.named, *named), ways(root, leaves), strict=True)]
+
+    def _ours(self, pending: Pending, named: Iterable[tuple[Named, Sequence[bytes]]]) -> Iterator[Ours]:
+        for each, way in named:
+            peers, code = hosts(pending.roster, each.stage), code_in(self.manifest, pending.roster, each.stage)
+            index = share_of(pending.commit.digest, each.blob, peers, self.me, code) if code is not None else None
+            if code is not None and index is not None:
+                yield Ours(each, code, index, way)
+
+    def _make(self, held: Held, ours: Ours) -> services.Share | None:
+        """None: the blob is damaged, or was let go meanwhile."""
+        try:
+            sound = self.store.sound(held.blob)
+            into = self.shares.store
+            share = make_share(self.store, held.blob, ours.code, ours.place, into, ours.way) if sound else None
+        except FileNotFoundError:
+            return None
+        if share is not None:
+            share.round, share.state = held.round, held.state
+        return share
+
+    def _is_named(self, share: services.Share) -> bool:
+        """Whether it proves itself by the commit, or is of a state. If not, most who voted have accepted a root that is none, and
+        nobody would take it from us."""
+        named = share.state or share.root == self._pending[share.round].commit.body.data_root
+        if not named:
+            log.warning("commit %d names no shares of %s that anybody can make", share.round, share.blob.hex()[:8])
+            self.shares.drop(share)
+        return named
 
 
 def open_sharing(
@@ -143,144 +234,5 @@ def open_sharing(
     shares = ShareStore(place.folder / "shares")
     place.blobs.shelves = (*place.blobs.shelves, shares)
     place.blobs.share = shares.get
-    roster, directory = (lambda: chain.head.roster), place.network.directory
-    exchange.shares = Restorer(place.folder / "restoring", directory, place.channels, roster, shares)
+    exchange.shares = Restorer(place.folder / "restoring", place.network.directory, place.channels, chain, shares)
     return Sharing(manifest, chain, place.store, shares, me, starts.oldest_kept)
-
-
-class Answer(NamedTuple):
-    """A share that a peer says it keeps, and that proves itself."""
-
-    peer: str
-    share: services.Share
-
-
-async def ask_share(
-    directory: Finder, channels: ChannelPool, peer: str, blob: bytes, largest: int = limits.BLOB_BYTES
-) -> services.Share:
-    """What a peer says of its share. Raises RemoteError where it has none, or it proves nothing."""
-    record = await directory.find(peer)
-    if record is None or not record.address:
-        raise RemoteError(pb.REASON_UNAVAILABLE, "nobody knows how to dial it")
-    call = rpc.PeerStub(channels.channel(record)).GetShare(services.ShareRequest(blob=blob), timeout=ASK_SECONDS)
-    try:
-        share = await call
-    except grpc.aio.AioRpcError as error:
-        raise RemoteError(pb.REASON_UNAVAILABLE, f"the peer answered {error.code().name.lower()}") from error
-    check_share(share, blob, largest)
-    return share
-
-
-class Restorer:
-    """Blobs that nobody serves any more, from shares."""
-
-    def __init__(
-        self,
-        scratch: Path,
-        directory: Finder,
-        channels: ChannelPool,
-        roster: Callable[[], Mapping[str, Cluster]],
-        own: ShareStore | None = None,
-    ) -> None:
-        """`scratch`: a folder of ours, where shares lie until they are put together; `own`: what we keep ourselves."""
-        self._scratch = BlobStore(scratch)
-        self._scratch.sweep(self._scratch.digests() | self._scratch.partials())
-        self._directory, self._channels, self._roster, self._own = directory, channels, roster, own
-
-    async def answers(self, blob: bytes, largest: int = limits.BLOB_BYTES) -> list[Answer]:
-        """Everybody's, ours first."""
-        own = await asyncio.to_thread(self._own.get, blob) if self._own is not None else None
-        peers = sorted({peer for cluster in self._roster().values() for peer in cluster.peers})
-        ours = [Answer("", own)] if own is not None and own.size <= largest else []
-        return ours + await self.ask(blob, peers, largest)
-
-    async def ask(self, blob: bytes, peers: Iterable[str], largest: int = limits.BLOB_BYTES) -> list[Answer]:
-        """What of these peers those say that have a share, and can be dialled."""
-        turn = asyncio.Semaphore(ASKED_AT_ONCE)
-
-        async def one(peer: str) -> Answer | None:
-            async with turn:
-                try:
-                    return Answer(peer, await ask_share(self._directory, self._channels, peer, blob, largest))
-                except RemoteError as error:
-                    log.debug("%s has no share of %s: %s", short(peer), blob.hex()[:8], error)
-                    return None
-
-        found = await asyncio.gather(*(one(peer) for peer in peers))
-        return [answer for answer in found if answer is not None]
-
-    async def try_chunk(self, answer: Answer, draw: Callable[[int], int]) -> None:
-        """Have a chunk of a share, the one that `draw` picks of so many; it is thrown away. Raises RemoteError."""
-        size = share_bytes(answer.share)
-        record = await self._directory.find(answer.peer)
-        if record is None:
-            raise RemoteError(pb.REASON_UNAVAILABLE, "nobody knows how to dial it")
-        if size:
-            chunk = draw(-(-size // limits.CHUNK_BYTES))
-            await fetch_chunk(self._channels.channel(record), answer.share.digest, size, chunk)
-
-    async def fetch(self, digest: bytes, store: BlobStore, max_size: int) -> int:
-        """Restore a blob into the store; the bytes received. Raises RemoteError where too few shares are to be had."""
-        answers = await self.answers(digest, max_size)
-        received, why = 0, "nobody answers with a share of it"
-        for group in by_root(answers):
-            code = Code(group[0][1].shares, group[0][1].needed)
-            have, came = await self._gather(group, code)
-            received += came
-            try:
-                if len(have) < code.needed:
-                    why = f"{len(have)} of its shares were had, and {code.needed} restore it"
-                elif await in_thread(self._restore, digest, group[0][1].size, code, have, store):
-                    log.info("restored %s from %d of %d shares", digest.hex()[:8], code.needed, code.shares)
-                    return received
-                else:
-                    why = "its shares are of something else"
-            finally:
-                for share in have.values():
-                    await asyncio.to_thread(self._scratch.remove, share.digest)
-        raise RemoteError(pb.REASON_UNAVAILABLE, why)
-
-    async def _gather(self, group: Iterable[tuple[str, services.Share]], code: Code) -> tuple[dict[int, services.Share], int]:
-        """So many different shares as restore, by index, and the bytes received."""
-        have, received = dict[int, services.Share](), 0
-        for peer, share in group:
-            if len(have) == code.needed:
-                break
-            if share.index in have:
-                continue
-            try:
-                received += await self._have(peer, share)
-                have[share.index] = share
-            except RemoteError as error:
-                log.info("share %d of %s from %s: %s", share.index, share.blob.hex()[:8], short(peer), error)
-        return have, received
-
-    async def _have(self, peer: str, share: services.Share) -> int:
-        if not peer:
-            return 0
-        record = await self._directory.find(peer)
-        if record is None:
-            raise RemoteError(pb.REASON_UNAVAILABLE, "nobody knows how to dial it")
-        spend = self._channels.traffic.download.spend
-        channel = self._channels.channel(record)
-        return await fetch_blob(channel, self._scratch, share.digest, share_bytes(share), spend=spend)
-
-    def _restore(self, blob: bytes, size: int, code: Code, have: Mapping[int, services.Share], store: BlobStore) -> bool:
-        """Whether they are of it: it is in the store then, and else nothing is. Blocking."""
-
-        def parts(opened: ExitStack) -> Iterator[bytes]:
-            files = {index: opened.enter_context(self._path(share).open("rb")) for index, share in have.items()}
-            return erasure.restored(size, code, files)
-
-        try:
-            with ExitStack() as opened:
-                if digest_of(parts(opened)) != blob:  # before it is written: a lie may be any blob, and fill a disk
-                    return False
-            with ExitStack() as opened:
-                return store.put(parts(opened)) == blob
-        except (RemoteError, FileNotFoundError):  # one is too short, or ours was let go
-            return False
-
-    def _path(self, share: services.Share) -> Path:
-        ours = self._own is not None and share.digest in self._own.store
-        return (self._own.store if ours and self._own is not None else self._scratch).path(share.digest)

@@ -15,6 +15,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, canonical, parse
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.protocol.shares import NamedBy
 from dilocox.protocol.tensors import imported_bytes, state_bytes
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -217,7 +218,7 @@ class Starts:
             if state.stage in self._exchange.stages and not await asyncio.to_thread(self._store.sound, state.digest):
                 say(f"fetching the state before round {start.round}, stage {state.stage + 1} of {len(start.states)}")
                 size = state_bytes(self._manifest.model, state.stage)  # a run's author may name a blob that fills our disk
-                await self._exchange.fetch(state.digest, providers, size, state.stage)
+                await self._exchange.fetch(state.digest, providers, size, state.stage, NamedBy(start.round, state=True))
         replays = []
         for number in range(start.round, start.round + start.replays):
             say(f"fetching what round {number} of {self._chain.length - 1} counted")
@@ -255,7 +256,8 @@ class Starts:
     async def stages_of(self, round: int, root: bytes, keepers: Sequence[str] | None = None) -> list[bytes]:
         """Digests of the stages of an agreed state, or of imported weights. `keepers`: who may serve it, where that does not follow
         from the round. Raises RemoteError when they cannot be had."""
-        await self._exchange.fetch(root, self.keepers(round) if keepers is None else keepers, limits.LEAVES_BYTES)
+        by = NamedBy(round, state=True) if keepers is None else None
+        await self._exchange.fetch(root, self.keepers(round) if keepers is None else keepers, limits.LEAVES_BYTES, by=by)
         digests = list(parse(pb.StageStates, self._store.read(root)).digests)
         if len(digests) != self._manifest.model.stages:
             raise RemoteError(pb.REASON_WRONG_STAGES, "the state does not have the run's stages")

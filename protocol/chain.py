@@ -14,6 +14,7 @@ import numpy as np
 
 from dilocox.protocol import adaptive, auditing, limits, merit, norms, rules, standing
 from dilocox.protocol.crypto import sha256
+from dilocox.protocol.data_root import commit_tree
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.gathered import Gathered, Slot, single
 from dilocox.protocol.head import Cluster, Head, Rest, advance
@@ -121,6 +122,8 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
     if losses:
         says = standing.by_standing(manifest, head.standings, losses)
         commit.evaluated, commit.evaluation_loss = True, norms.lower_median(list(losses.values()), list(says.values()))
+    if manifest.availability is not None:
+        commit.data_root = commit_tree(commit).root
     return commit
 
 

@@ -102,6 +102,8 @@ class PhaseEnded:
     error: float
     audit: bytes = b""
     """Blob digest of its marks, where the run audits."""
+    shares: bytes = b""
+    """Root over the shares of its leaves and payloads, where the run keeps any."""
     holders: tuple[str, ...] = ()
     """Peers that keep its payloads for us, where nobody can dial us."""
 
@@ -123,6 +125,7 @@ class PhaseEnded:
             holders=self.holders,
             attestation=resting_on(head.attestations, cluster),
             audit=self.audit,
+            shares=self.shares,
         )
 
 

@@ -23,6 +23,8 @@ def read_leaves(manifest: Manifest, raw: bytes) -> list[pb.Leaf]:
     for leaf in leaves:
         if len(leaf.digest) != 32 or len(leaf.norms) != len(stage_tensors(manifest.model, leaf.stage)):
             raise RemoteError(pb.REASON_MALFORMED, "a leaf has no digest, or not a norm for each tensor")
+        if len(leaf.shares) not in ((0,) if manifest.availability is None else (0, 32)):
+            raise RemoteError(pb.REASON_MALFORMED, "the root over a payload's shares is not 32 bytes, or the run keeps none")
         if not 0 < leaf.size <= limits.BLOB_BYTES:
             raise RemoteError(pb.REASON_OVERSIZE, "payload size out of bounds")
     return leaves

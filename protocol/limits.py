@@ -31,7 +31,7 @@ CLUSTER_BYTES = 16 * KIB
 """A layout of 128 hosts, at about 100 bytes each."""
 
 CONTRIBUTION_BYTES = KIB
-"""Five digests and eight holders of 54 bytes, whatever the model: about 700."""
+"""Six digests and eight holders of 54 bytes, whatever the model: about 740."""
 
 RECEIPT_BYTES = KIB
 """Two bits for each of 1,024 contributions, 16 findings of at most 20 bytes, 16 audits of 12, two digests."""
@@ -256,6 +256,10 @@ SPECTATORS_PER_ADDRESS = 8
 
 SHARES = 32
 """Of a blob: as many as liberasurecode makes. In larger rosters several peers hold the same."""
+
+SHARE_PROOF = 32
+"""Digests of the proof of a share: 5 within its blob, 11 within a contribution of 1,024 stages, 14 within a commit of 1,024
+clusters that all said everything twice."""
 
 EVIDENCE_BLOB_BYTES = 32 << 10
 """Largest quote or report: TDX quotes are about 5 KiB, GPU reports 4 KiB."""

@@ -344,7 +344,7 @@ class Availability(Section):
     """Peers keep shares of what commits name (shares.py), so that it can be had when whoever held it is gone. Without it they keep
     whole payloads until two later snapshots are agreed, and no longer."""
 
-    needed: Annotated[float, Field(gt=0, le=0.9)] = 0.5
+    needed_share: Annotated[float, Field(gt=0, le=0.9)] = 0.5
     """The part of the shares that restores. Together peers store the inverse of it times what is shared."""
     rounds: Annotated[int, Field(ge=1, le=1 << 20)] = 256
     """For so many rounds shares of what was counted are kept; of states those of the two newest snapshots."""

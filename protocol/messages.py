@@ -182,7 +182,7 @@ def _check_contribution(body: pb.Contribution) -> None:
     _check_round(body)
     for value, what in ((body.leaves, "leaves"), (body.base_state, "base state")):
         _check_digest(value, what)
-    for value, what in ((body.attestation, "attestation"), (body.audit, "audit root")):
+    for value, what in ((body.attestation, "attestation"), (body.audit, "audit root"), (body.shares, "shares")):
         _check_digest(value, what, optional=True)
     _check_number(body.loss, "loss", limits.LOSS)
     _check_number(body.effective_rank, "effective rank")
@@ -242,6 +242,7 @@ def _check_commit(body: pb.Commit) -> None:
     most = limits.REFUSALS_PER_ROUND + 2 * limits.CLUSTERS + limits.CLAIMS
     _require(len(body.refusals) <= most, "too many refusals", pb.REASON_OVERSIZE)
     _check_digest(body.merit_root, "merit root", optional=True)
+    _check_digest(body.data_root, "data root", optional=True)
     _require(len(body.merits) <= limits.ACCOUNTS, "too many accounts", pb.REASON_OVERSIZE)
     _require(all(len(item.account) == 20 for item in body.merits), "an account is not 20 bytes")
 

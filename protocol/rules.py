@@ -289,6 +289,9 @@ def _impossible(manifest: Manifest, head: Head, statement: Statement[pb.Contribu
     if bool(body.audit) != bool(manifest.audit.segments):
         says = "no states of its phase" if manifest.audit.segments else "states of its phase, which this run does not audit"
         return reject(pb.REASON_MALFORMED, f"it commits to {says}")
+    if bool(body.shares) != (manifest.availability is not None):
+        says = "no shares" if manifest.availability is not None else "shares, and this run keeps none"
+        return reject(pb.REASON_MALFORMED, f"it names {says}")
     lease = head.ledger.leases[statement.peer]
     if not 0 < body.inner_steps <= manifest.rounds.max_inner_steps:
         return reject(pb.REASON_IMPOSSIBLE_TOKENS, f"{body.inner_steps} inner steps")

@@ -5,20 +5,21 @@ the blob makes the same shares of it (transport/erasure.py), keeps its own, and 
 
     leaf    SHA-256("dilocox-share-v1" ‖ 0 ‖ blob ‖ size, u64 ‖ shares, u32 ‖ needed, u32 ‖ index, u32 ‖ digest of the share)
 
-and over the leaves, in the order of their indices, a tree (tree.py). No commit names its root: what shares under one root restore
-has the digest that the commit names, or that root was a lie, and another's shares are tried. So a root needs no authority.
+and over the leaves, in the order of their indices, a tree (tree.py). Of what a commit counts it hangs in larger ones
+(data_root.py), and the commit names the root of all: a share proves itself by the commit. No commit names that of a state: what
+shares under one root restore has the digest that the commit names, or that root was a lie, and another's shares are tried.
 """
 
 import struct
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import comb
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from dilocox.protocol import limits, tree
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 
@@ -26,14 +27,16 @@ __all__ = [
     "Code",
     "Held",
     "Named",
-    "by_root",
+    "NamedBy",
     "chance",
     "check_share",
+    "code_in",
     "code_of",
     "hosts",
     "leaf",
     "make_shares",
     "order",
+    "root_over",
     "share_of",
     "worth_keeping",
 ]
@@ -45,8 +48,6 @@ GRAIN_BYTES = 16
 
 SNAPSHOTS_KEPT = 2
 """As of whole states: the newest may not be agreed on everywhere yet."""
-
-T = TypeVar("T")
 
 
 class Code(NamedTuple):
@@ -82,15 +83,29 @@ class Named(NamedTuple):
     """Of a state that joiners start from; else of what the commit counted."""
 
 
-def code_of(peers: int, needed: float) -> Code | None:
-    """For as many peers as hold shares; `needed`: which part of them is to restore (`availability.needed`). None: there are not
-    two."""
+class NamedBy(NamedTuple):
+    """Which commit names a blob, for who looks for shares of it."""
+
+    round: int
+    state: bool = False
+    """It is of the state that the round starts from; else of what the commit counts."""
+
+
+def code_of(peers: int, part: float) -> Code | None:
+    """For as many peers as hold shares, `part` of which are to restore. None: there are not two."""
     shares = min(peers, limits.SHARES)
-    return Code(shares, min(shares - 1, max(1, int(shares * needed)))) if shares > 1 else None
+    return Code(shares, min(shares - 1, max(1, int(shares * part)))) if shares > 1 else None
+
+
+def code_in(manifest: Manifest, roster: Mapping[str, Cluster], stage: int | None) -> Code | None:
+    """Of what is of this stage, as a roster shares it. None: it does not."""
+    settings = manifest.availability
+    return None if settings is None else code_of(len(hosts(roster, stage)), settings.needed_share)
 
 
 def hosts(roster: Mapping[str, Cluster], stage: int | None) -> list[str]:
-    """Who holds shares of what is of this stage: each box that hosts it, so that it had the blob; of what is of none, the leads."""
+    """Who holds shares of what is of this stage: each box that hosts it, so that it had the blob; of what is of none, the leads.
+    `roster`: of the round in which it was made. Who came with the commit that names it did not have it."""
     if stage is None:
         return sorted(roster)
     return sorted({peer for cluster in roster.values() for peer in cluster.hosts_of(stage)})
@@ -110,10 +125,17 @@ def leaf(blob: bytes, size: int, code: Code, index: int, digest: bytes) -> bytes
     return sha256(b"dilocox-share-v1\0", blob, struct.pack(">QIII", size, *code, index), digest)
 
 
-def make_shares(blob: bytes, size: int, code: Code, digests: Sequence[bytes]) -> list[services.Share]:
-    """Each with its proof; `digests`: of the shares, in order."""
-    leaves = [leaf(blob, size, code, index, digest) for index, digest in enumerate(digests)]
-    root = tree.root(leaves)
+def root_over(blob: bytes, size: int, code: Code, digests: Sequence[bytes]) -> bytes:
+    """Of the tree over the shares of a blob; `digests`: of the shares, in order."""
+    return tree.root([leaf(blob, size, code, index, digest) for index, digest in enumerate(digests)])
+
+
+def make_shares(
+    blob: bytes, size: int, code: Code, digests: Sequence[bytes], way: Sequence[bytes] = ()
+) -> list[services.Share]:
+    """Each with its proof; `digests`: of the shares, in order; `way`: siblings from the root over them to the one that is named."""
+    over = tree.Tree([leaf(blob, size, code, index, digest) for index, digest in enumerate(digests)])
+    root = tree.climb(over.root, way)
     return [
         services.Share(
             blob=blob,
@@ -123,36 +145,29 @@ def make_shares(blob: bytes, size: int, code: Code, digests: Sequence[bytes]) ->
             index=index,
             digest=digest,
             root=root,
-            proof=tree.proof(leaves, index),
+            proof=[*over.proof(index), *way],
         )
         for index, digest in enumerate(digests)
     ]
 
 
-def check_share(share: services.Share, blob: bytes, largest: int = limits.BLOB_BYTES) -> Code:
-    """What a peer says of its share of this blob, of at most `largest` bytes. Raises RemoteError where it proves nothing."""
+def check_share(share: services.Share, blob: bytes, largest: int = limits.BLOB_BYTES, root: bytes = b"") -> Code:
+    """What a peer says of its share of this blob, of at most `largest` bytes; `root`: that the chain names for it, where it does.
+    Raises RemoteError where it proves nothing."""
     if share.blob != blob:
         raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the share is of another blob")
     if not 0 < share.needed < share.shares <= limits.SHARES or share.index >= share.shares:
         raise RemoteError(pb.REASON_MALFORMED, f"share {share.index} of {share.shares}, {share.needed} of which restore")
     if share.size > largest:
         raise RemoteError(pb.REASON_OVERSIZE, f"a share of {share.size} bytes; the blob has at most {largest}")
-    if len(share.proof) > limits.SHARES.bit_length() or {len(each) for each in (share.digest, share.root, *share.proof)} != {
-        32
-    }:
+    if root and share.root != root:
+        raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the share is proved by another root than the commit's")
+    if len(share.proof) > limits.SHARE_PROOF or {len(each) for each in (share.digest, share.root, *share.proof)} != {32}:
         raise RemoteError(pb.REASON_MALFORMED, "the proof of a share is not made of digests")
     code = Code(share.shares, share.needed)
     if tree.climb(leaf(blob, share.size, code, share.index, share.digest), share.proof) != share.root:
         raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the proof of a share does not lead to its root")
     return code
-
-
-def by_root(found: Iterable[tuple[T, services.Share]]) -> list[list[tuple[T, services.Share]]]:
-    """Shares of one blob that were checked, by what they claim to be of: those first of which most different ones are there."""
-    groups: dict[bytes, list[tuple[T, services.Share]]] = defaultdict(list)
-    for who, share in found:
-        groups[share.root].append((who, share))
-    return sorted(groups.values(), key=lambda group: (-len({share.index for _, share in group}), group[0][1].root))
 
 
 def chance(code: Code, samples: int, unanswered: int, part: float = 1.0) -> float:

@@ -10,26 +10,42 @@ from collections.abc import Sequence
 
 from dilocox.protocol.crypto import sha256
 
-__all__ = ["climb", "node", "proof", "root"]
+__all__ = ["Tree", "climb", "node", "proof", "root"]
 
 
 def node(one: bytes, other: bytes) -> bytes:
     return sha256(b"\1", min(one, other), max(one, other))
 
 
+class Tree:
+    """For who asks it for many proofs."""
+
+    def __init__(self, leaves: Sequence[bytes]) -> None:
+        self._levels = _levels(leaves)
+
+    @property
+    def root(self) -> bytes:
+        """32 bytes; of no leaves, the hash of nothing."""
+        return self._levels[-1][0] if self._levels[0] else sha256()
+
+    def proof(self, index: int) -> list[bytes]:
+        """The siblings on the way from this leaf to the root."""
+        found = list[bytes]()
+        for level in self._levels[:-1]:
+            if index ^ 1 < len(level):
+                found.append(level[index ^ 1])
+            index //= 2
+        return found
+
+
 def root(leaves: Sequence[bytes]) -> bytes:
     """32 bytes; of no leaves, the hash of nothing."""
-    return _levels(leaves)[-1][0] if leaves else sha256()
+    return Tree(leaves).root
 
 
 def proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
     """The siblings on the way from this leaf to the root."""
-    found = list[bytes]()
-    for level in _levels(leaves)[:-1]:
-        if index ^ 1 < len(level):
-            found.append(level[index ^ 1])
-        index //= 2
-    return found
+    return Tree(leaves).proof(index)
 
 
 def climb(leaf: bytes, proof: Sequence[bytes]) -> bytes:

@@ -12,6 +12,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
 from dilocox.protocol.corpus import Corpus
 from dilocox.protocol.crypto import Identity
+from dilocox.protocol.data_root import work_root
 from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, canonical, open_envelope, seal
@@ -24,6 +25,7 @@ from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.shares import share_root
 from tests.corpora import corpus_of, words
 from tests.helpers import Table, identity, manifest
 
@@ -58,9 +60,18 @@ class RealTable(Table):
         for stage in range(self.run.model.stages):
             payload = f"payload {number} of {self.head.round} stage {stage}".encode() * 5
             norms = bytes(len(stage_tensors(self.run.model, stage)))
-            leaves.append(pb.Leaf(stage=stage, digest=self.store.put([payload]), size=len(payload), norms=norms))
+            leaf = pb.Leaf(stage=stage, digest=self.store.put([payload]), size=len(payload), norms=norms)
+            leaf.shares = self.share_root(leaf.digest, stage)
+            leaves.append(leaf)
         blob = self.store.put([canonical(pb.Leaves(leaves=leaves))])
-        return super().contribution(number, spoil, **{"leaves": blob, **changes})
+        said = {"leaves": blob}
+        if self.run.availability is not None:
+            said["shares"] = work_root(self.share_root(blob, None), leaves)
+        return super().contribution(number, spoil, **{**said, **changes})
+
+    def share_root(self, blob: bytes, stage: int | None) -> bytes:
+        """In the open round; empty where the run keeps no shares."""
+        return share_root(self.run, self.head.roster, self.store, blob, stage)
 
     def file(self, path: Path) -> ChainFile:
         """What it signed so far, as who follows the run keeps it."""

@@ -199,6 +199,7 @@ class Table:
             effective_rank=4.0,
             attestation=resting_on(self.head.attestations, cluster) if cluster else b"",
             audit=digest("marks", number, self.head.round) if self.run.audit.segments else b"",
+            shares=digest("shares", number, self.head.round) if self.run.availability is not None else b"",
         )
         if spoil is not None:
             spoil(body)

@@ -159,8 +159,9 @@ class BlobStore:
         """Of the blobs of which a part is here."""
         return {digest for digest, path in self.files() if path.suffix in (PART, PUSHED)}
 
-    def put(self, buffers: Iterable[Buffer]) -> bytes:
-        """Store the concatenation of `buffers`; returns its digest. Blocking: fsyncs."""
+    def put(self, buffers: Iterable[Buffer], waits: bool = True) -> bytes:
+        """Store the concatenation of `buffers`; returns its digest. Blocking: fsyncs, unless `waits` is false: then it outlives
+        this process, and after a power cut `sound` says whether it is whole."""
         scratch = self.folder / f".{os.getpid()}-{os.urandom(4).hex()}.tmp"
         size, hashes = 0, []
         try:
@@ -170,9 +171,10 @@ class BlobStore:
                     size += len(chunk)
                     file.write(chunk)
                 file.flush()
-                os.fsync(file.fileno())
+                if waits:
+                    os.fsync(file.fileno())
             digest = blob_digest(size, hashes)
-            self._publish(scratch, digest, hashes)
+            self._publish(scratch, digest, hashes, waits)
         finally:
             scratch.unlink(missing_ok=True)
         return digest
@@ -186,10 +188,11 @@ class BlobStore:
         self._publish(complete, digest, hashes)
         return digest
 
-    def _publish(self, complete: Path, digest: bytes, hashes: list[bytes]) -> None:
-        write_atomically(self.path(digest).with_suffix(".index"), b"".join(hashes))
+    def _publish(self, complete: Path, digest: bytes, hashes: list[bytes], waits: bool = True) -> None:
+        write_atomically(self.path(digest).with_suffix(".index"), b"".join(hashes), waits=waits)
         os.replace(complete, self.path(digest))
-        fsync_directory(self.folder)
+        if waits:
+            fsync_directory(self.folder)
         self._sound.add(digest)
 
     def index(self, digest: bytes) -> list[bytes]:

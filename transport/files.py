@@ -49,26 +49,29 @@ def fsync_directory(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _scratch(path: Path, data: bytes, mode: int) -> Iterator[Path]:
-    """`data` in a file beside `path`, on disk, gone at the end. Its name is ours: in a container a restart has the same pid, so
-    what a crash left there is overwritten."""
+def _scratch(path: Path, data: bytes, mode: int, waits: bool = True) -> Iterator[Path]:
+    """`data` in a file beside `path`, on disk where it `waits` for that, gone at the end. Its name is ours: in a container a
+    restart has the same pid, so what a crash left there is overwritten."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if waits:
+                os.fsync(file.fileno())
         yield scratch
     finally:
         scratch.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace `path` so that after any crash it holds the old bytes or the new ones."""
-    with _scratch(path, data, mode) as scratch:
+def write_atomically(path: Path, data: bytes, mode: int = 0o644, waits: bool = True) -> None:
+    """Replace `path` so that after any crash it holds the old bytes or the new ones. With `waits` false only after a crash of the
+    process: what a power cut leaves is for the reader to check."""
+    with _scratch(path, data, mode, waits) as scratch:
         os.replace(scratch, path)
-    fsync_directory(path.parent)
+    if waits:
+        fsync_directory(path.parent)
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:

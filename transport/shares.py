@@ -1,40 +1,68 @@
-"""The shares that this peer keeps of blobs (protocol/shares.py): blobs of their own, beside each the proof of what it is.
+"""The shares that this peer keeps of blobs (protocol/shares.py): blobs of their own, beside them the proofs of what they are.
 
-A proof is written after its share, and removed before it: after any crash what a proof names is here, and what none names goes.
+Proofs lie in batches, a file for all that was made at once, numbered: of two of one blob the later counts. A batch is on disk after
+its shares were written, and a share is removed before its batch, which goes with the last of them: so after any crash what is named
+and here is kept, what is named and not here is forgotten, and what nothing names goes. Shares themselves are not waited for: what a
+power cut took of them their digests tell, and they are made again where their blobs are here.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.head import Cluster
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.shares import Code, check_share, make_shares
+from dilocox.protocol.shares import Code, check_share, code_in, make_shares, root_over
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobHash, BlobStore
 from dilocox.transport.files import read_checked, write_atomically
 
-__all__ = ["ShareStore", "make_share", "share_bytes"]
+__all__ = ["ShareStore", "code_root", "make_share", "share_bytes", "share_root"]
 
 
-def make_share(store: BlobStore, blob: bytes, code: Code, index: int, into: BlobStore) -> services.Share:
-    """Make a share of a blob that is here, and put it into another store; its proof. Blocking: reads the blob once, and makes all
-    shares for the root over them. Raises FileNotFoundError where the blob is not here."""
-    size, hashes = store.size(blob), [BlobHash() for _ in range(code.shares)]
-
-    def ours() -> Iterable[memoryview]:
-        for parts in erasure.stripes(store.chunks(blob), size, code):
-            for digest, part in zip(hashes, parts, strict=True):
-                digest.update(part)
-            yield parts[index]
-
-    put = into.put(ours())
-    share = make_shares(blob, size, code, [each.digest() for each in hashes])[index]
+def make_share(
+    store: BlobStore, blob: bytes, code: Code, index: int, into: BlobStore, way: Sequence[bytes] = ()
+) -> services.Share:
+    """Make a share of a blob that is here, and put it into another store; its proof, with the `way` from the root over all shares
+    to the one that is named. Blocking: reads the blob once, and makes all shares for the root over them. Raises FileNotFoundError
+    where the blob is not here."""
+    size, hashes = store.size(blob), _hashes(code)
+    put = into.put((parts[index] for parts in _hashed(store, blob, size, code, hashes)), waits=False)
+    share = make_shares(blob, size, code, [each.digest() for each in hashes], way)[index]
     assert share.digest == put, "one digest, hashed twice"
     return share
+
+
+def share_root(manifest: Manifest, roster: Mapping[str, Cluster], store: BlobStore, blob: bytes, stage: int | None) -> bytes:
+    """`code_root`, as this roster shares it; empty: it does not."""
+    code = code_in(manifest, roster, stage)
+    return b"" if code is None else code_root(store, blob, code)
+
+
+def code_root(store: BlobStore, blob: bytes, code: Code) -> bytes:
+    """Root over the shares of a blob that is here. Blocking: makes all of them, and keeps none. Raises FileNotFoundError where the
+    blob is not here."""
+    size, hashes = store.size(blob), _hashes(code)
+    for _ in _hashed(store, blob, size, code, hashes):
+        pass
+    return root_over(blob, size, code, [each.digest() for each in hashes])
+
+
+def _hashes(code: Code) -> list[BlobHash]:
+    return [BlobHash() for _ in range(code.shares)]
+
+
+def _hashed(store: BlobStore, blob: bytes, size: int, code: Code, hashes: Sequence[BlobHash]) -> Iterator[list[memoryview]]:
+    """The stripes of all shares, which go into their hashes."""
+    for parts in erasure.stripes(store.chunks(blob), size, code):
+        for digest, part in zip(hashes, parts, strict=True):
+            digest.update(part)
+        yield parts
 
 
 class ShareStore:
@@ -43,24 +71,42 @@ class ShareStore:
     def __init__(self, folder: Path) -> None:
         self.store, self._proofs = BlobStore(folder), folder / "proofs"
         self._proofs.mkdir(exist_ok=True)
-        found = (read_checked(path, _parse) for path in sorted(self._proofs.iterdir()) if len(path.name) == 64)
-        self._kept = {share.blob: share for share in found if share is not None}
-        """By the blob that each is of."""
-        self._named = Counter(share.digest for share in self._kept.values())
+        self._kept: dict[bytes, tuple[services.Share, int]] = {}
+        """By the blob that each is of, with the number of its batch."""
+        self._in_batch: Counter[int] = Counter()
+        """How many of those each batch names."""
+        self._named: Counter[bytes] = Counter()
         """How many blobs have this share: two may have equal ones. Looked at for every blob that anybody asks this peer for."""
+        self.lost: set[int] = set()
+        """Rounds of which a share was found damaged, and let go: for who makes them to take off."""
+        self._next = 0
+        self._read()
         self.store.sweep((self.store.digests() | self.store.partials()) - self._named.keys())
+
+    def _read(self) -> None:
+        for number in sorted(int(path.stem) for path in self._proofs.glob("*.pb") if path.stem.isdecimal()):
+            self._next = number + 1
+            for share in read_checked(self._batch(number), _parse) or ():
+                if share.digest in self.store:
+                    self._keep(share, number)
+            if not self._in_batch[number]:
+                self._batch(number).unlink(missing_ok=True)
+
+    def _batch(self, number: int) -> Path:
+        return self._proofs / f"{number}.pb"
 
     def __contains__(self, blob: bytes) -> bool:
         return blob in self._kept
 
     def shares(self) -> list[services.Share]:
-        return list(self._kept.values())
+        return [share for share, _ in self._kept.values()]
 
     def get(self, blob: bytes) -> services.Share | None:
         """What we keep of it; None: nothing, or it is damaged, and is made again where the blob is here."""
-        share = self._kept.get(blob)
+        share, _ = self._kept.get(blob, (None, 0))
         if share is not None and not self.store.sound(share.digest):
             self.remove(blob)
+            self.lost.add(share.round)
             return None
         return share
 
@@ -68,27 +114,43 @@ class ShareStore:
         """Whether a blob is a share that we keep, here, and right."""
         return self._named[digest] > 0 and self.store.sound(digest)
 
-    def add(self, share: services.Share) -> None:
-        """It is in our store already. An older one of the same blob goes."""
+    def add(self, shares: Sequence[services.Share]) -> None:
+        """They are in our store already. Older ones of the same blobs go."""
+        if shares:
+            number = self._next
+            self._next += 1
+            write_atomically(self._batch(number), services.Shares(shares=shares).SerializeToString())
+            for share in shares:
+                self._keep(share, number)
+
+    def _keep(self, share: services.Share, number: int) -> None:
         before = self._kept.get(share.blob)
-        write_atomically(self._proofs / share.blob.hex(), share.SerializeToString())
-        self._kept[share.blob] = share
+        self._kept[share.blob] = share, number
         self._named[share.digest] += 1
+        self._in_batch[number] += 1
         if before is not None:
-            self._let_go(before)
+            self._let_go(*before)
+
+    def drop(self, share: services.Share) -> None:
+        """One that was made and is not to be kept."""
+        if not self._named[share.digest]:
+            self.store.remove(share.digest)
 
     def remove(self, blob: bytes) -> None:
-        share = self._kept.pop(blob, None)
-        (self._proofs / blob.hex()).unlink(missing_ok=True)
-        if share is not None:
-            self._let_go(share)
+        found = self._kept.pop(blob, None)
+        if found is not None:
+            self._let_go(*found)
 
-    def _let_go(self, share: services.Share) -> None:
+    def _let_go(self, share: services.Share, number: int) -> None:
         self._named[share.digest] -= 1
         if not self._named[share.digest]:
             del self._named[share.digest]
             with suppress(FileNotFoundError):
                 self.store.remove(share.digest)
+        self._in_batch[number] -= 1
+        if not self._in_batch[number]:
+            del self._in_batch[number]
+            self._batch(number).unlink(missing_ok=True)
 
 
 def share_bytes(share: services.Share) -> int:
@@ -96,11 +158,12 @@ def share_bytes(share: services.Share) -> int:
     return Code(share.shares, share.needed).share_size(share.size)
 
 
-def _parse(raw: bytes) -> services.Share:
+def _parse(raw: bytes) -> list[services.Share]:
     """Raises ValueError where it is not what we wrote."""
     try:
-        share = services.Share.FromString(raw)
-        check_share(share, share.blob)
+        shares = list(services.Shares.FromString(raw).shares)
+        for share in shares:
+            check_share(share, share.blob)
     except (DecodeError, RemoteError) as error:
         raise ValueError(str(error)) from error
-    return share
+    return shares

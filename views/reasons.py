@@ -86,6 +86,9 @@ REASONS: Mapping[pb.Reason, Advice] = {
         "most of those drawn to audit it found that it did not train what it said, or could not fetch the states that show it",
         "open the gRPC port; " + _FAULTY + " (docs/auditing.md)",
     ),
+    pb.REASON_SHARES: Advice(
+        "its payloads make other shares than it announced, so nobody could have proved what restores them", _FAULTY
+    ),
     pb.REASON_LEFT: Advice("it left, or was paused, before it had contributed", "`dilocox resume` there, or start it again"),
 }
 

@@ -284,6 +284,7 @@ class Follower:
                         self._pass_on(launch, number, worker.WorkerEvent(hello=hello))
                 continue
             if event.HasField("boundary"):
+                event = worker.WorkerEvent(boundary=await asyncio.to_thread(self._exchange.with_roots, event.boundary))
                 self._keeping.boundary(event.boundary.round, blobs_of(event.boundary.payloads))
                 if event.boundary.HasField("marks"):
                     self._keeping.marks(event.boundary.round, event.boundary.marks)

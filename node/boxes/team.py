@@ -262,6 +262,8 @@ class Team:
             rank, event = item
             if event.HasField("hello"):
                 event = worker.WorkerEvent(hello=await asyncio.to_thread(self._starts.sound, event.hello))
+            if event.HasField("boundary"):
+                event = worker.WorkerEvent(boundary=await asyncio.to_thread(self._exchange.with_roots, event.boundary))
             self._phases += event.HasField("boundary")
             self.events.put_nowait((rank, event))
 
@@ -292,6 +294,10 @@ class Team:
         self._pool.command(command)
         for follower in self._hosting:
             follower.send(worker=command)
+
+    async def work_root(self, leaves: bytes, announced: Sequence[pb.Leaf]) -> bytes:
+        """Over the shares of what we are to announce; empty where the run keeps none."""
+        return await asyncio.to_thread(self._exchange.work_root, leaves, announced)
 
     def score(self, asked: worker.Score) -> None:
         """Every worker scores this, when all can."""

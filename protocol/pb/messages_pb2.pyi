@@ -75,6 +75,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_HARMS: _ClassVar[Reason]
     REASON_AUDIT: _ClassVar[Reason]
     REASON_LEFT: _ClassVar[Reason]
+    REASON_SHARES: _ClassVar[Reason]
 
 class AuditVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -144,6 +145,7 @@ REASON_COPIED: Reason
 REASON_HARMS: Reason
 REASON_AUDIT: Reason
 REASON_LEFT: Reason
+REASON_SHARES: Reason
 AUDIT_UNSPECIFIED: AuditVerdict
 AUDIT_EQUAL: AuditVerdict
 AUDIT_NEAR: AuditVerdict
@@ -284,16 +286,18 @@ class Host(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., first_stage: _Optional[int] = ..., stage_count: _Optional[int] = ..., copy: _Optional[int] = ..., attestation: _Optional[_Union[Attestation, _Mapping]] = ...) -> None: ...
 
 class Leaf(_message.Message):
-    __slots__ = ("stage", "digest", "size", "norms")
+    __slots__ = ("stage", "digest", "size", "norms", "shares")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     NORMS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     stage: int
     digest: bytes
     size: int
     norms: bytes
-    def __init__(self, stage: _Optional[int] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., norms: _Optional[bytes] = ...) -> None: ...
+    shares: bytes
+    def __init__(self, stage: _Optional[int] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., norms: _Optional[bytes] = ..., shares: _Optional[bytes] = ...) -> None: ...
 
 class Leaves(_message.Message):
     __slots__ = ("leaves",)
@@ -308,7 +312,7 @@ class StageStates(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("round", "head", "inner_steps", "tokens", "loss", "samples_read", "leaves", "base_state", "norm", "effective_rank", "error", "attestation", "holders", "audit", "size")
+    __slots__ = ("round", "head", "inner_steps", "tokens", "loss", "samples_read", "leaves", "base_state", "norm", "effective_rank", "error", "attestation", "holders", "audit", "size", "shares")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +328,7 @@ class Contribution(_message.Message):
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     round: int
     head: bytes
     inner_steps: int
@@ -339,7 +344,8 @@ class Contribution(_message.Message):
     holders: _containers.RepeatedScalarFieldContainer[str]
     audit: bytes
     size: int
-    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., leaves: _Optional[bytes] = ..., base_state: _Optional[bytes] = ..., norm: _Optional[int] = ..., effective_rank: _Optional[float] = ..., error: _Optional[float] = ..., attestation: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ..., audit: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
+    shares: bytes
+    def __init__(self, round: _Optional[int] = ..., head: _Optional[bytes] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., leaves: _Optional[bytes] = ..., base_state: _Optional[bytes] = ..., norm: _Optional[int] = ..., effective_rank: _Optional[float] = ..., error: _Optional[float] = ..., attestation: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ..., audit: _Optional[bytes] = ..., size: _Optional[int] = ..., shares: _Optional[bytes] = ...) -> None: ...
 
 class Mark(_message.Message):
     __slots__ = ("step", "samples_read", "optimizer_steps", "states")

@@ -175,6 +175,12 @@ class Share(_message.Message):
     state: bool
     def __init__(self, blob: _Optional[bytes] = ..., size: _Optional[int] = ..., shares: _Optional[int] = ..., needed: _Optional[int] = ..., index: _Optional[int] = ..., digest: _Optional[bytes] = ..., root: _Optional[bytes] = ..., proof: _Optional[_Iterable[bytes]] = ..., round: _Optional[int] = ..., state: _Optional[bool] = ...) -> None: ...
 
+class Shares(_message.Message):
+    __slots__ = ("shares",)
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    shares: _containers.RepeatedCompositeFieldContainer[Share]
+    def __init__(self, shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+
 class PushRequest(_message.Message):
     __slots__ = ("index", "data")
     INDEX_FIELD_NUMBER: _ClassVar[int]

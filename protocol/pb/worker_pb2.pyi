@@ -17,7 +17,7 @@ class StageState(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class StagePayload(_message.Message):
-    __slots__ = ("stage", "base_state", "digest", "size", "norm", "effective_rank", "error", "norms")
+    __slots__ = ("stage", "base_state", "digest", "size", "norm", "effective_rank", "error", "norms", "shares")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     BASE_STATE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class StagePayload(_message.Message):
     EFFECTIVE_RANK_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NORMS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     stage: int
     base_state: bytes
     digest: bytes
@@ -34,7 +35,8 @@ class StagePayload(_message.Message):
     effective_rank: float
     error: float
     norms: bytes
-    def __init__(self, stage: _Optional[int] = ..., base_state: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., norm: _Optional[float] = ..., effective_rank: _Optional[float] = ..., error: _Optional[float] = ..., norms: _Optional[bytes] = ...) -> None: ...
+    shares: bytes
+    def __init__(self, stage: _Optional[int] = ..., base_state: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., norm: _Optional[float] = ..., effective_rank: _Optional[float] = ..., error: _Optional[float] = ..., norms: _Optional[bytes] = ..., shares: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("rank", "pid", "stages", "boundaries", "device", "copy")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ CHANGES = {
     "start_clusters = 3": "start_clusters = 2",
     "min_clusters = 2": "min_clusters = 1",
     "microbatches = 2": "microbatches = 4",
+    **({"snapshot_every = 4": "snapshot_every = 4\n[availability]"} if find_spec("pyeclib") else {}),  # each box codes its own
 }
 
 

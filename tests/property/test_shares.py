@@ -9,9 +9,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox.protocol import limits, shares, tree
+from dilocox.protocol import data_root, limits, shares, tree
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.shares import Code
 from dilocox.transport.blobs import digest_of
@@ -174,3 +175,17 @@ def test_a_leaf_is_in_its_tree(count: int, index: int):
     proof = tree.proof(leaves, index % count)
     assert tree.climb(leaves[index % count], proof) == tree.root(leaves)
     assert tree.climb(sha256(b"another"), proof) != tree.root(leaves)
+
+
+@given(listed=st.booleans(), there=st.lists(st.booleans(), min_size=1, max_size=9))
+def test_each_blob_of_a_contribution_has_its_way_to_the_root(listed: bool, there: list[bool]):
+    leaves = [pb.Leaf(stage=n, shares=sha256(b"root", b"%d" % n) if here else b"") for n, here in enumerate(there)]
+    first = sha256(b"listed") if listed else b""
+    root = data_root.work_root(first, leaves)
+    for blob, way in zip([first, *(leaf.shares for leaf in leaves)], data_root.ways(first, leaves), strict=True):
+        assert (tree.climb(blob, way) == root) if blob else not way
+    data_root.check_work(pb.Contribution(shares=root), first, leaves)
+    leaves[-1].shares = sha256(b"another")
+    with pytest.raises(RemoteError) as refused:
+        data_root.check_work(pb.Contribution(shares=root), first, leaves)
+    assert refused.value.reason == pb.REASON_SHARES

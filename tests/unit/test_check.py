@@ -4,6 +4,7 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,21 @@ def test_a_machine_that_does_not_fit_is_said_so(tmp_path: Path, monkeypatch: pyt
     assert abouts(checks.of_machine(run, here(tmp_path, data={"other": tmp_path})), Level.ODD) == {"--data other"}
     large = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
     assert abouts(checks.of_machine(large, here(tmp_path)), Level.WRONG) >= {"memory", "disk"}
+
+
+def test_a_node_of_a_run_that_keeps_shares_needs_what_makes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def said(run: Manifest, role: Role = Role.NODE) -> list[Finding]:
+        return [each for each in checks.of_machine(run, here(tmp_path, role=role)) if each.about == "availability"]
+
+    shares = manifest(availability={})
+    monkeypatch.setitem(sys.modules, "pyeclib.ec_iface", None)
+    [missing] = said(shares)
+    assert missing.level is Level.WRONG
+    assert "pip install 'dilocox[availability]'" in missing.says
+    assert said(manifest()) == said(shares, Role.HOLDER) == []
+    monkeypatch.undo()
+    pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
+    assert [each.level for each in said(shares)] == [Level.FINE]
 
 
 def test_a_node_says_what_check_says_of_its_machine(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -81,6 +81,12 @@ class Peers:
             raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
         return worker.Apply(commit=commit.envelope.SerializeToString())
 
+    def with_roots(self, boundary: worker.Boundary) -> worker.Boundary:
+        return boundary
+
+    def work_root(self, leaves: bytes, announced: Sequence[pb.Leaf]) -> bytes:
+        return b""
+
     def forgotten(self) -> set[bytes]:
         return set()
 
@@ -90,7 +96,7 @@ class Peers:
     def serves_its_own(self) -> bool:
         return True
 
-    async def fetch(self, *arguments: object) -> None:
+    async def fetch(self, *arguments: object, **named: object) -> None:
         raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
 
 

@@ -88,7 +88,9 @@ class Served:
         self.most: dict[bytes, int] = {}
         """Bytes that were allowed of each."""
 
-    async def fetch(self, digest: bytes, providers: Iterable[str], max_size: int = 0, stage: int | None = None) -> None:
+    async def fetch(
+        self, digest: bytes, providers: Iterable[str], max_size: int = 0, stage: int | None = None, by: object = None
+    ) -> None:
         self.asked |= set(providers)
         self.most[digest] = max_size
         self._into.put([self._store.view(digest)])

@@ -368,7 +368,9 @@ class Peers:
         self.stages, self.fetched = stages, list[bytes]()
         self._store, self._to = store, to
 
-    async def fetch(self, digest: bytes, providers: list[str], most: int = 1 << 40, stage: int | None = None) -> None:
+    async def fetch(
+        self, digest: bytes, providers: list[str], most: int = 1 << 40, stage: int | None = None, by: object = None
+    ) -> None:
         if digest not in self._to:
             assert self._store.size(digest) <= most
             assert providers

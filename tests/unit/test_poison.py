@@ -19,6 +19,7 @@ from dilocox.node.outer.state import EncodedStage, StageState
 from dilocox.node.starts import state_blob
 from dilocox.node.training.commits import read_commit
 from dilocox.protocol import chain
+from dilocox.protocol.data_root import work_root
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload
@@ -30,6 +31,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.shares import share_root
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 CLUSTERS, HOSTILE = range(4), 3
@@ -70,6 +72,8 @@ class Bowl:
         self.random = torch.Generator().manual_seed(0)
         self.goal = [0.1 * torch.randn(state.size, generator=self.random) for state in self.theta]
         self.leaves: dict[str, list[pb.Leaf]] = {}
+        self.roots = run.availability is not None
+        """Whether what they announce names the roots over its shares; where the run keeps any and it does not, voters lie too."""
 
     def loss(self) -> float:
         """1 at the beginning."""
@@ -100,6 +104,10 @@ class Bowl:
             pb.Leaf(stage=n, digest=self.store.put([s.raw]), size=len(s.raw), norms=bytes(norm_code(norm) for norm in s.norms))
             for n, s in enumerate(stages)
         ]
+        for leaf in leaves if self.roots else ():
+            leaf.shares = share_root(self.run, head.roster, self.store, leaf.digest, leaf.stage)
+        listed = self.store.put([canonical(pb.Leaves(leaves=leaves))])
+        shares = work_root(share_root(self.run, head.roster, self.store, listed, None), leaves) if self.roots else b""
         steps = self.run.rounds.max_inner_steps if self.hostile and number == HOSTILE else self.run.rounds.inner_steps
         statement = self.table.contribution(
             number,
@@ -108,8 +116,9 @@ class Bowl:
             samples_read=head.ledger.leases[name].counted + steps * self.run.training.batch_size,
             norm=norm_code(sum(stage.norm**2 for stage in stages) ** 0.5),
             size=sum(leaf.size for leaf in leaves),
-            leaves=self.store.put([canonical(pb.Leaves(leaves=leaves))]),
+            leaves=listed,
             base_state=self.root(),
+            **({"shares": shares} if self.roots else {}),
         )
         check_leaves(statement.body, leaves)
         for leaf in leaves:
@@ -177,6 +186,22 @@ def test_a_replay_finds_the_state_that_clips_of_tensors_made(aggregate: str, tmp
         made = replay_round(file, tmp_path, bowl.table.commits, 1, bar)
     assert set(made) == {"0", "1"}
     file.close()
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_a_replay_finds_roots_that_are_over_no_shares(honest: bool, tmp_path: Path):
+    """Where voters let them pass the commit stands, and nobody could prove a share."""
+    pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
+    bowl = Bowl(run_with(availability={}), tmp_path, hostile=False)
+    bowl.roots = honest
+    bowl.train(3)
+    with working("") as bar, closing(kept(bowl, tmp_path)) as file:
+        if honest:
+            assert set(replay_round(file, tmp_path, bowl.table.commits, 1, bar)) == {"0", "1"}
+            return
+        with pytest.raises(RemoteError) as found:
+            replay_round(file, tmp_path, bowl.table.commits, 1, bar)
+    assert found.value.reason == pb.REASON_SHARES
 
 
 @pytest.mark.parametrize("colluding", [False, True])

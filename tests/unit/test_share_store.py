@@ -19,7 +19,7 @@ def shared(folder: Path, blob: bytes, index: int = 3) -> tuple[ShareStore, bytes
     """A store that keeps this share of it."""
     source, kept = BlobStore(folder / "blobs"), ShareStore(folder / "shares")
     digest = source.put([blob])
-    kept.add(make_share(source, digest, CODE, index, kept.store))
+    kept.add([make_share(source, digest, CODE, index, kept.store)])
     return kept, digest
 
 
@@ -60,11 +60,12 @@ def test_a_damaged_share_is_not_kept(tmp_path: Path):
     again = ShareStore(tmp_path / "shares")
     assert again.get(blob) is None
     assert blob not in again, "so that it is made again"
+    assert again.lost == {share.round}, "and it is looked at which"
 
 
 def test_a_damaged_proof_is_set_aside(tmp_path: Path):
     _, blob = shared(tmp_path, b"a blob of some size")
-    (tmp_path / "shares" / "proofs" / blob.hex()).write_bytes(b"\0garbage")
+    (tmp_path / "shares" / "proofs" / "0.pb").write_bytes(b"\0garbage")
     again = ShareStore(tmp_path / "shares")
     assert again.get(blob) is None
     assert not again.store.digests()
@@ -73,7 +74,7 @@ def test_a_damaged_proof_is_set_aside(tmp_path: Path):
 def test_a_newer_share_of_a_blob_takes_the_place_of_the_older(tmp_path: Path):
     kept, blob = shared(tmp_path, os.urandom(1000), index=3)
     before = kept.get(blob)
-    kept.add(make_share(BlobStore(tmp_path / "blobs"), blob, CODE, 4, kept.store))
+    kept.add([make_share(BlobStore(tmp_path / "blobs"), blob, CODE, 4, kept.store)])
     after = kept.get(blob)
     assert before is not None
     assert after is not None
@@ -81,3 +82,19 @@ def test_a_newer_share_of_a_blob_takes_the_place_of_the_older(tmp_path: Path):
     kept.remove(blob)
     assert not kept.store.digests()
     assert ShareStore(tmp_path / "shares").shares() == []
+
+
+def test_shares_of_a_batch_whose_bytes_are_gone_are_forgotten_and_the_batch_with_the_last(tmp_path: Path):
+    source, kept = BlobStore(tmp_path / "blobs"), ShareStore(tmp_path / "shares")
+    blobs = [source.put([os.urandom(1000)]) for _ in range(3)]
+    kept.add([make_share(source, blob, CODE, 3, kept.store) for blob in blobs])
+    batch = tmp_path / "shares" / "proofs" / "0.pb"
+    kept.remove(blobs[0])
+    assert batch.exists()
+    again = ShareStore(tmp_path / "shares")
+    assert {share.blob for share in again.shares()} == set(blobs[1:]), "what was removed does not come back"
+    for blob in blobs[1:]:
+        again.remove(blob)
+    assert not batch.exists()
+    again.add([make_share(source, blobs[0], CODE, 3, again.store)])
+    assert [share.blob for share in ShareStore(tmp_path / "shares").shares()] == [blobs[0]]

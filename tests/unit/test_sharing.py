@@ -13,14 +13,15 @@ import pytest
 pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
 
 from dilocox.cli.shares import show, told
+from dilocox.node.restoring import ASKED_AT_ONCE, Answer, Restorer
 from dilocox.node.sampling import Sample, Sampler
-from dilocox.node.sharing import Restorer, Sharing, named_by
+from dilocox.node.sharing import Sharing, named_by
 from dilocox.node.starts import Starts
 from dilocox.protocol import shares
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.shares import Code
+from dilocox.protocol.shares import Code, NamedBy
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.shares import ShareStore, share_bytes
@@ -77,9 +78,8 @@ async def sharing(folder: Path, count: int = 1, **settings: object) -> AsyncIter
             kept = ShareStore(folder / str(peer.number) / "shares")
             starts = Starts(run, peer.chain, peer.store, peer.exchange)
             peer.service.share, peer.service.shelves = kept.get, (kept,)
-            roster = lambda chain=peer.chain: chain.head.roster  # noqa: E731
             scratch = folder / str(peer.number) / "restoring"
-            peer.exchange.shares = Restorer(scratch, peer.everybody, peer.channels, roster, kept)
+            peer.exchange.shares = Restorer(scratch, peer.everybody, peer.channels, peer.chain, kept)
             mine = Sharing(run, peer.chain, peer.store, kept, identity(peer.number).peer, starts.oldest_kept)
             sharers.append(Sharer(peer, mine, starts))
         for _ in range(count):
@@ -118,7 +118,7 @@ async def test_half_of_the_roster_goes_with_its_disks_and_everything_is_restored
         newest = table.run.snapshot_round(table.commits[-1].body.round)
         root = table.commits[newest].body.state
         for stage, digest in enumerate(await left[0].starts.stages_of(newest, root)):
-            await one.exchange.fetch(digest, left[0].starts.keepers(newest), stage=stage)
+            await one.exchange.fetch(digest, left[0].starts.keepers(newest), stage=stage, by=NamedBy(newest, state=True))
             assert one.store.read(digest) == table.store.read(digest)
         assert not BlobStore(tmp_path / str(one.number) / "restoring").digests(), "what was put together needs no parts"
 
@@ -129,35 +129,48 @@ async def test_with_one_more_gone_nothing_is_made_up(tmp_path: Path):
         for sharer in sharers[PEERS // 2 + 1 :]:
             sharer.peer.store.sweep(sharer.peer.store.digests())
         one = sharers[-1].peer
-        with pytest.raises(RemoteError, match=r"2 of its shares were had, and 3 restore it"):
+        with pytest.raises(RemoteError, match=r"2 of its shares are to be had, and 3 restore it"):
             await one.exchange.take(table.commits[1])
         assert not one.store.digests()
 
 
-async def test_shares_under_a_lie_are_passed_over(tmp_path: Path):
-    """Half of the roster agrees on shares that restore something else."""
+def lies_about(size: int, blob: bytes, below: bytes) -> tuple[list[services.Share], list[bytes]]:
+    """Shares of something else, with their bytes: they are tried first, for of as many the smaller root is."""
+    code = Code(PEERS, PEERS // 2)
+    for fill in range(256):
+        parts = list(erasure.stripes([bytes([fill]) * size], size, code))
+        bad = [b"".join(stripe[index] for stripe in parts) for index in range(code.shares)]
+        lies = shares.make_shares(blob, size, code, [digest_of([each]) for each in bad])
+        if lies[0].root < below:
+            return lies, bad
+    raise AssertionError("no smaller root")
+
+
+@pytest.mark.parametrize("state", [False, True])
+async def test_shares_under_a_lie_are_passed_over(tmp_path: Path, state: bool, monkeypatch: pytest.MonkeyPatch):
+    """Half of the roster agrees on shares that restore something else: of what a commit counted they prove nothing, of a state they
+    are put together, and are not it."""
     async with sharing(tmp_path) as (table, sharers):
-        commit = table.commits[1]
-        blob, code = taken(commit.body)[0].contribution.leaves, Code(PEERS, PEERS // 2)
+        body = table.commits[1].body
+        blob = body.state if state else taken(body)[0].contribution.leaves
         size = table.store.size(blob)
         (root,) = {share.root for sharer in sharers if (share := sharer.kept.get(blob)) is not None}
-        for fill in range(256):  # until it is tried first: of as many shares, the smaller root is
-            parts = list(erasure.stripes([bytes([fill]) * size], size, code))
-            bad = [b"".join(stripe[index] for stripe in parts) for index in range(code.shares)]
-            lies = shares.make_shares(blob, size, code, [digest_of([each]) for each in bad])
-            if lies[0].root < root:
-                break
-        honest = {share.index for s in sharers[: PEERS // 2] if (share := s.kept.get(blob)) is not None}
-        assert len(honest) == PEERS // 2
+        assert (root == body.data_root) == (not state)
+        lies, bad = lies_about(size, blob, root)
+        assert len({s.kept.get(blob).index for s in sharers[: PEERS // 2]}) == PEERS // 2  # type: ignore[union-attr]
         for liar, share, raw in zip(sharers[PEERS // 2 :], lies, bad, strict=False):
             liar.kept.store.put([raw])
-            liar.kept.add(share)
+            liar.kept.add([share])
+        tried: list[bytes] = []
+        restored = erasure.restored
+        monkeypatch.setattr(erasure, "restored", lambda *what: tried.append(blob) or restored(*what))  # type: ignore[func-returns-value]
         for sharer in sharers:
             sharer.peer.store.sweep(sharer.peer.store.digests())
         for sharer in (sharers[0], sharers[-1]):
-            await sharer.peer.exchange.fetch(blob, [], table.store.size(blob))
+            await sharer.peer.exchange.fetch(blob, [], size, by=NamedBy(1, state))
             assert sharer.peer.store.read(blob) == table.store.read(blob)
             assert sharer.peer.store.digests() == {blob}
+        assert len(tried) == (6 if state else 4), "twice for what is right; what nothing proves is not fetched"
 
 
 async def test_every_peer_keeps_its_part_and_nobody_sent_it(tmp_path: Path):
@@ -168,6 +181,7 @@ async def test_every_peer_keeps_its_part_and_nobody_sent_it(tmp_path: Path):
                 found = [share for sharer in sharers if (share := sharer.kept.get(named.blob)) is not None]
                 assert {share.index for share in found} == set(range(PEERS))
                 assert len({share.root for share in found}) == 1
+                assert named.state or found[0].root == commit.body.data_root
 
 
 async def test_a_restart_keeps_its_shares_and_makes_what_is_lost_again(tmp_path: Path):
@@ -182,6 +196,61 @@ async def test_a_restart_keeps_its_shares_and_makes_what_is_lost_again(tmp_path:
         one.sharing.shares = again
         one.sharing.look()
         assert again.get(newest.blob) == newest
+
+
+async def test_a_round_that_is_done_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with sharing(tmp_path, 2) as (_, sharers):
+        one, read = sharers[0], list[object]()
+        monkeypatch.setattr(one.peer.store, "read", read.append)
+        monkeypatch.setattr(one.peer.chain, "commit", read.append)
+        one.sharing.look()
+        assert read == []
+
+
+async def test_what_a_look_makes_is_one_batch_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A disk that is waited for six times a share does nothing else in a round of a thousand clusters."""
+    waited: list[int] = []
+    async with sharing(tmp_path) as (table, sharers):
+        one = sharers[0]
+        for share in one.kept.shares():
+            one.kept.remove(share.blob)
+            one.kept.lost.add(share.round)
+        monkeypatch.setattr(os, "fsync", waited.append)
+        one.sharing.look()
+        assert len(one.kept.shares()) == len(list(named_by(table.run, table.commits[1].body, table.store)))
+        assert len(waited) == 2, "a file and its folder"
+
+
+async def test_those_are_asked_first_who_should_have_a_share_and_no_more_than_it_takes(tmp_path: Path):
+    async with sharing(tmp_path) as (table, sharers):
+        one = sharers[0].peer
+        blob = taken(table.commits[1].body)[0].contribution.leaves
+        restorer, asked = one.exchange.shares, list[list[str]]()
+        assert isinstance(restorer, Restorer)
+        holders, code, root = restorer.holders.of(NamedBy(1), blob, None)
+        assert code == Code(PEERS, PEERS // 2)
+        assert root == table.commits[1].body.data_root
+        strangers = [f"stranger {number}" for number in range(2 * ASKED_AT_ONCE)]
+        restorer.holders.everybody = lambda: [*strangers, *holders]  # type: ignore[method-assign]
+        ask = restorer.ask
+
+        async def noting(blob: bytes, peers: list[str], largest: int, root: bytes) -> list[Answer]:
+            asked.append(peers)
+            return await ask(blob, peers, largest, root)
+
+        restorer.ask = noting  # type: ignore[method-assign, assignment]
+        one.store.remove(blob)
+        await one.exchange.fetch(blob, [], by=NamedBy(1))
+        assert asked == [[*holders, *strangers[: ASKED_AT_ONCE - PEERS]]]
+        for sharer in sharers[: PEERS // 2 + 1]:
+            sharer.peer.service.share = lambda blob: None
+        one.exchange.shares = other = Restorer(tmp_path / "other", one.everybody, one.channels, one.chain)
+        other.holders.everybody, other.ask = restorer.holders.everybody, noting  # type: ignore[method-assign, assignment]
+        asked.clear()
+        one.store.remove(blob)
+        with pytest.raises(RemoteError, match="2 of its shares are to be had"):
+            await one.exchange.fetch(blob, [], by=NamedBy(1))
+        assert [len(each) for each in asked] == [ASKED_AT_ONCE, ASKED_AT_ONCE, PEERS], "else everybody is asked"
 
 
 async def test_a_budget_of_rounds_holds(tmp_path: Path):
@@ -205,11 +274,11 @@ async def test_who_answers_with_nonsense_is_passed_over(tmp_path: Path):
         for sharer in sharers[1:3]:
             sharer.peer.service.share = lambda blob: services.Share(blob=blob, shares=6, needed=3, size=1)
         assert isinstance(one.peer.exchange.shares, Restorer)
-        answers = await one.peer.exchange.shares.answers(blob)
+        answers = await one.peer.exchange.shares.ask(blob, [identity(number).peer for number in range(PEERS)])
         assert {answer.share.index for answer in answers} == {
             share.index for s in (one, *sharers[3:]) if (share := s.kept.get(blob)) is not None
         }
-        assert sum(share_bytes(answer.share) for answer in answers if answer.peer) > 0
+        assert sum(share_bytes(answer.share) for answer in answers) > 0
 
 
 def sampler(sharer: Sharer, seed: int = 0) -> Sampler:
@@ -235,14 +304,16 @@ async def test_samples_find_who_withholds(tmp_path: Path):
             found[sample.peer].add(sample.why)
         assert [len(found[name]) for name in names] == [1] * PEERS
         assert "does not send it" in found[names[1]].pop()
-        assert found[names[2]] == found[names[3]] == {"it keeps no share of it, or cannot be reached"}
+        assert found[names[2]] == found[names[3]] == {"it shows no share of it that the commit proves, or cannot be reached"}
         assert found[names[4]] == found[names[5]] == {""}
 
 
-async def test_a_share_under_another_root_is_no_answer(tmp_path: Path):
+async def test_a_share_under_another_root_is_no_answer_though_nobody_else_answers(tmp_path: Path):
     """It has a share, of something else, and a proof of that."""
     async with sharing(tmp_path) as (_, sharers):
         auditor, liar = sampler(sharers[0]), sharers[1]
+        for sharer in sharers[2:]:
+            sharer.peer.service.share = lambda blob: None
         honest = liar.kept.get
 
         def lie(blob: bytes) -> services.Share | None:
@@ -257,8 +328,7 @@ async def test_a_share_under_another_root_is_no_answer(tmp_path: Path):
         while identity(1).peer not in why:
             sample = await auditor.draw()
             why[sample.peer] = sample.why
-        assert why.pop(identity(1).peer) == "its share is of other shares than most others'"
-        assert set(why.values()) <= {""}
+        assert why.pop(identity(1).peer) == "it shows no share of it that the commit proves, or cannot be reached"
 
 
 def test_what_was_sampled_is_told_with_its_chance(capsys: pytest.CaptureFixture[str]):

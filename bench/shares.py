@@ -1,0 +1,133 @@
+"""How fast shares are made and put together, what that takes of a round by preset, and how often samples miss a withholder.
+
+A voter makes the shares of each payload for the root over them; a peer whose blob counts makes them again and keeps its own; who
+restores puts as many together as it takes, here the later ones, so that all is computed. Each reads what it needs from a disk and
+hashes it, as a daemon does. The bar is 30 MB/s each: a line of 240 Mbit/s, which is what a rented box has, brings no more. Samples
+are drawn of blobs of which one share too few exists: they all are answered no more often than is said (protocol/shares.py).
+"""
+
+import math
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.report import bench_parser, judge, load_preset, table, write
+from dilocox.cli.init import preset_names
+from dilocox.node.clock import layouts_of, payload_bytes
+from dilocox.protocol import limits, shares
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.shares import Code
+from dilocox.protocol.tensors import stage_tensors
+from dilocox.transport import erasure
+from dilocox.transport.blobs import BlobStore, digest_of
+from dilocox.transport.shares import code_root, make_share
+
+BAR = 30.0
+"""MB/s."""
+CODES = (Code(4, 2), Code(8, 4), Code(32, 16), Code(32, 28))
+CHUNKS, QUICK_CHUNKS = 32, 8
+"""Of 4 MiB, of the blob that is measured."""
+SAMPLES, DRAWS, QUICK_DRAWS = 16, 10_000, 1_000
+SIGMAS = 5.0
+"""So far off the counted draws may be from what is said."""
+
+
+def main() -> None:
+    parser = bench_parser("bench.shares", __doc__, f"a blob of {QUICK_CHUNKS} chunks, {QUICK_DRAWS:,} draws")
+    options = parser.parse_args()
+    chunks, draws = (QUICK_CHUNKS, QUICK_DRAWS) if options.quick else (CHUNKS, DRAWS)
+    with tempfile.TemporaryDirectory(prefix="bench-shares-") as scratch:
+        speeds = {str(tuple(code)): _measured(Path(scratch), code, chunks) for code in CODES}
+    print(f"a blob of {chunks * limits.CHUNK_BYTES / 1e6:.0f} MB, {os.cpu_count()} cores; MB of it in a second")
+    table(
+        ["shares", "restore", "checked", "made", "put together"],
+        [[*(str(n) for n in code), *(f"{speed:,.0f}" for speed in speeds[str(tuple(code))].values())] for code in CODES],
+    )
+    slowest = {way: min(each[way] for each in speeds.values()) for way in ("check", "make", "restore")}
+    presets = {name: _round(load_preset(name), slowest) for name in preset_names()}
+    print("\nof a round that counts as many as begin a run, with the slowest code: CPU of a node beside its training")
+    rows = [[name, f"{megabytes:,.1f}", f"{cpu:,.2f}", f"{100 * cpu:,.0f}"] for name, (megabytes, cpu) in presets.items()]
+    table(["preset", "MB of payloads", "CPU s", "s of a round of which that is 1% of a core"], rows)
+    found = {str(tuple(code)): _samples(code, draws) for code in CODES}
+    print(f"\n{draws:,} times {SAMPLES} samples of blobs of which one share too few exists: nobody notices")
+    table(
+        ["shares", "restore", "of the draws", "said"],
+        [[*(str(n) for n in code), *(f"{each:.2g}" for each in found[str(tuple(code))])] for code in CODES],
+    )
+    write(
+        "shares",
+        {
+            "bytes": chunks * limits.CHUNK_BYTES,
+            "megabytes_per_second": speeds,
+            "cpu_seconds": {name: cpu for name, (_, cpu) in presets.items()},
+            "draws": draws,
+            "unnoticed": {code: {"found": counted, "said": said} for code, (counted, said) in found.items()},
+        },
+        options.quick,
+    )
+    judge([*_too_slow(speeds), *_surprising(found, draws)], options.check)
+
+
+def _too_slow(speeds: dict[str, dict[str, float]]) -> list[str]:
+    slow = [(code, way, each[way]) for code, each in speeds.items() for way in each if each[way] < BAR]
+    return [f"shares {code}: {way} {speed:.0f} MB/s, less than {BAR:g}" for code, way, speed in slow]
+
+
+def _surprising(found: dict[str, tuple[float, float]], draws: int) -> list[str]:
+    off = {code: abs(counted - said) - 1 / draws for code, (counted, said) in found.items()}
+    far = {code: SIGMAS * math.sqrt(said * (1 - said) / draws) for code, (_, said) in found.items()}
+    return [
+        f"shares {code}: unnoticed {found[code][0]:.2%}, said {found[code][1]:.2%}" for code in found if off[code] > far[code]
+    ]
+
+
+def _measured(folder: Path, code: Code, chunks: int) -> dict[str, float]:
+    """MB of a blob in a second."""
+    store, kept = BlobStore(folder / "blobs"), BlobStore(folder / "shares")
+    blob = store.put(os.urandom(limits.CHUNK_BYTES) for _ in range(chunks))
+    size = store.size(blob)
+    last = range(code.shares - code.needed, code.shares)
+    held = {index: make_share(store, blob, code, index, kept).digest for index in last}
+
+    def restore() -> None:
+        files = {index: kept.path(digest).open("rb") for index, digest in held.items()}
+        try:
+            assert digest_of(erasure.restored(size, code, files)) == blob
+        finally:
+            for file in files.values():
+                file.close()
+
+    ways: dict[str, Callable[[], object]] = {
+        "check": lambda: code_root(store, blob, code),
+        "make": lambda: make_share(store, blob, code, 0, kept),
+        "restore": restore,
+    }
+    return {way: size / 1e6 / _seconds(work) for way, work in ways.items()}
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _round(manifest: Manifest, speeds: dict[str, float]) -> tuple[float, float]:
+    """MB of payloads in a round that counts as many as begin a run, and the seconds of a core that a node codes them in."""
+    model = manifest.model
+    shapes = [[spec.shape for spec in stage_tensors(model, stage)] for stage in range(model.stages)]
+    megabytes = manifest.start_clusters * payload_bytes(layouts_of(shapes, manifest.compression)) / 1e6
+    return megabytes, megabytes / speeds["check"] + megabytes / speeds["make"]
+
+
+def _samples(code: Code, draws: int) -> tuple[float, float]:
+    """How often all samples were answered although one share too few exists, and what is said of that."""
+    dice, there = random.Random(0), code.needed - 1
+    unnoticed = sum(all(dice.randrange(code.shares) < there for _ in range(SAMPLES)) for _ in range(draws))
+    return unnoticed / draws, shares.chance(code, SAMPLES, 0)
+
+
+if __name__ == "__main__":
+    main()
