@@ -66,6 +66,9 @@ class Target:
     """What the corpus are canonical forms of."""
 
 
+LINK = JoinLink(RUN.run_id, identity(1).peer, "[2001:db8::1]:4711", digest("certificate"), ("/ip4/192.0.2.1/tcp/1/p2p/x",))
+
+
 def statements() -> tuple[Table, list[Statement[Any]]]:
     """A round machine in a round that everybody has contributed to, and a statement of each kind that would be accepted there."""
     table = Table(RUN).genesis().train(2).contribute()
@@ -80,6 +83,8 @@ def statements() -> tuple[Table, list[Statement[Any]]]:
         (pb.KIND_ANSWER, pb.Answer(statement=digest(1), outcome=pb.OUTCOME_REJECT, detail="no", round=3, head=head.digest)),
         (pb.KIND_HELD, pb.Held(blob=digest(2), round=3)),
         (pb.KIND_APPOINTMENT, pb.Appointment(term=1, coordinator=identity(1).peer, round=3, head=digest(3))),
+        (pb.KIND_JOB, pb.Job(link=str(LINK), expires_at=9, invited=[identity(2).peer])),
+        (pb.KIND_OFFER, pb.Offer(name="box", expires_at=9, devices=8, cuda=True, hours="22-06", price=7, account=bytes(20))),
         (
             pb.KIND_EVIDENCE,
             pb.BoundEvidence(key=identity(1).key, run=RUN.run_id, nonce=digest(3), evidence=evidence().message()),
@@ -234,7 +239,6 @@ def _names() -> list[Target]:
     ours = [RUN, manifest(compression={"codec": "topk-int2", "k": 64, "rank": None})]
     owned = manifest(run={"owner": COORDINATOR.key.hex()})
     signed = seal(COORDINATOR, pb.KIND_MANIFEST, owned.run_id, owned.canonical_bytes()).envelope
-    link = JoinLink(RUN.run_id, identity(1).peer, "[2001:db8::1]:4711", digest("certificate"), ("/ip4/192.0.2.1/tcp/1/p2p/x",))
     pen = callers.Credentials(identity(1), RUN.run_id, b"der")
     known = callers.Callers(RUN.run_id, b"der")
     tip = services.Tip(round=3, head=digest(3), why="a sentence").SerializeToString()
@@ -278,8 +282,8 @@ def _names() -> list[Target]:
         Target("manifest", [one.canonical_bytes() for one in ours], document),
         Target("manifest in its envelope", [canonical(signed)], opened, message=pb.Envelope, weight=SIGNED),
         Target("run file", [toml.encode()], lambda raw: Manifest.from_toml(_text(raw)), (ConfigError,), weight=SLOW),
-        Target("join link", [str(link).encode()], join, (ConfigError,)),
-        Target("cluster link", [str(ClusterLink(bytes(32), link, link)).encode()], cluster, (ConfigError,)),
+        Target("join link", [str(LINK).encode()], join, (ConfigError,)),
+        Target("cluster link", [str(ClusterLink(bytes(32), LINK, link)).encode()], cluster, (ConfigError,)),
         Target("peer id", [identity(number).peer.encode() for number in range(3)], peer, (ValueError,)),
         Target("credential", [raw for _, raw in pen.metadata], caller, message=pb.Envelope),
         Target("head in metadata", [tip], tips, (), message=services.Tip),

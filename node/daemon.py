@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from random import SystemRandom
+from typing import Any
 
 from dilocox.node.api.server import create_node_app
 from dilocox.node.attendance import Attendance
@@ -27,8 +30,10 @@ from dilocox.node.own_text import OwnText, open_own_text
 from dilocox.node.participant import Participant
 from dilocox.node.place import MANIFEST, Place, keep_manifest, make_holding, open_chain, run_peer
 from dilocox.node.privacy import steps_left
+from dilocox.node.restoring import Restorer
+from dilocox.node.sampling import Asker
 from dilocox.node.settings import NodeSettings
-from dilocox.node.sharing import open_sharing
+from dilocox.node.sharing import Sharing, open_sharing
 from dilocox.node.starts import Starts
 from dilocox.protocol import phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
@@ -168,10 +173,15 @@ async def _take_part(
         "supply holders": holding.supply(starts.newest_snapshot),
         "audit": Auditor(participant, machine, places, audits, supplies).run(),
         **({"prove": participant.prove()} if prover is not None else {}),
-        **({"share": sharing.run()} if sharing is not None else {}),
+        **(_keeping_shares(*sharing, participant) if sharing is not None else {}),
     }
     for name, loop in loops.items():
         tasks.start(loop, name)
+
+
+def _keeping_shares(sharing: Sharing, restorer: Restorer, participant: Participant) -> dict[str, Coroutine[Any, Any, None]]:
+    """Loops: make our shares, and ask others for theirs."""
+    return {"share": sharing.run(), "sample": Asker(participant, restorer, sharing.shares, SystemRandom()).run()}
 
 
 def warn_of_room(manifest: Manifest, home: Path, devices: int | None) -> None:

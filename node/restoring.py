@@ -76,6 +76,12 @@ class Holders:
         peers = order(commit, blob, hosts(roster, stage))
         return Due(peers, code_in(self._chain.manifest, roster, stage), b"" if by.state else root)
 
+    def in_cluster(self, round: int, cluster: str) -> tuple[list[str], bytes]:
+        """The boxes of a cluster on the roster of a round, of which some has a share of each blob that its commit counted; and the
+        root that proves them. Blocking. Raises RemoteError."""
+        _, root, roster = self._round(round)
+        return sorted(roster[cluster].peers) if cluster in roster else [], root
+
     def everybody(self) -> list[str]:
         """Of the roster now: a share that somebody keeps for a later commit may be wanted for an earlier one."""
         return sorted(self._chain.head.cluster_by_peer)
@@ -132,6 +138,10 @@ class Restorer:
             raise RemoteError(pb.REASON_UNAVAILABLE, f"the peer answered {error.code().name.lower()}") from error
         check_share(share, blob, largest, root)
         return share
+
+    async def can_dial(self, peer: str) -> bool:
+        record = await self._directory.find(peer)
+        return record is not None and bool(record.address)
 
     async def _channel(self, peer: str) -> grpc.aio.Channel:
         """Raises RemoteError where nobody can dial it."""

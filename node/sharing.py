@@ -225,7 +225,7 @@ class Sharing:
 
 def open_sharing(
     place: Place, manifest: Manifest, chain: ChainFile, me: str, starts: Starts, exchange: Exchange
-) -> Sharing | None:
+) -> tuple[Sharing, Restorer] | None:
     """Serve the shares that are here, and restore from shares what nobody serves; None where the run keeps none. Blocking. Raises
     ConfigError where none can be made here."""
     if manifest.availability is None:
@@ -234,5 +234,5 @@ def open_sharing(
     shares = ShareStore(place.folder / "shares")
     place.blobs.shelves = (*place.blobs.shelves, shares)
     place.blobs.share = shares.get
-    exchange.shares = Restorer(place.folder / "restoring", place.network.directory, place.channels, chain, shares)
-    return Sharing(manifest, chain, place.store, shares, me, starts.oldest_kept)
+    exchange.shares = restorer = Restorer(place.folder / "restoring", place.network.directory, place.channels, chain, shares)
+    return Sharing(manifest, chain, place.store, shares, me, starts.oldest_kept), restorer

@@ -73,7 +73,15 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
     excluded = [] if last else result.excluded
     why = {item.peer: item.reason for item in excluded}
     standings = standing.after(
-        manifest, head.standings, result.counted, why, result.scored, result.audited, roster, genesis=not head.round
+        manifest,
+        head.standings,
+        result.counted,
+        why,
+        result.scored,
+        result.audited,
+        result.lacking,
+        roster,
+        genesis=not head.round,
     )
     rank_or_k = (
         adaptive.next_rank_or_k(manifest, head.rank_or_k, [s.body for s in result.counted.values()])

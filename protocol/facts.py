@@ -31,6 +31,7 @@ __all__ = [
     "Rechecked",
     "Resynchronise",
     "Return",
+    "Sampled",
     "Score",
     "Scored",
     "Seen",
@@ -143,6 +144,14 @@ class Scored:
 
     contribution: bytes
     score: scoring.Score
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Whether a cluster that we were drawn to ask shows the share that it should keep."""
+
+    cluster: str
+    shown: bool
 
 
 @dataclass(frozen=True)
@@ -296,6 +305,7 @@ Input = (
     | Judged
     | Scored
     | Audited
+    | Sampled
     | Signed
     | Answered
     | Differs

@@ -182,7 +182,7 @@ def advance(manifest: Manifest, commit: Statement[pb.Commit]) -> Head:
 
 
 def _record(standing: pb.Standing) -> Record:
-    return Record(standing.earned, standing.counted, standing.refused, standing.scored, standing.audited)
+    return Record(standing.earned, standing.counted, standing.refused, standing.scored, standing.audited, standing.lacking)
 
 
 def authors(commit: pb.Commit, contributions: Sequence[int]) -> list[str]:

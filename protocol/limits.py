@@ -138,6 +138,9 @@ AUDITS = 64
 AUDITS_TOLD = 16
 """Most audits that one receipt tells of: of more, it found nothing."""
 
+SAMPLES_TOLD = 16
+"""Most samples that one receipt tells of: of more, it asked nobody."""
+
 AUDIT_DISTANCE = 1e6
 """Largest distance that an auditor tells, over the way of the stretch: one of 1 is as far off as no step at all."""
 

@@ -21,10 +21,10 @@ what was signed and put on disk comes back (`Signed`). Drivers are the daemon, t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from dilocox.protocol import auditing, counting, events, limits, scoring, voting
+from dilocox.protocol import auditing, counting, events, limits, sampling, scoring, voting
 from dilocox.protocol.facts import (
     Answered,
     Asked,
@@ -47,6 +47,7 @@ from dilocox.protocol.facts import (
     Rechecked,
     Resynchronise,
     Return,
+    Sampled,
     Score,
     Scored,
     Seen,
@@ -57,8 +58,9 @@ from dilocox.protocol.facts import (
     Verdict,
     Whole,
 )
-from dilocox.protocol.head import Head, HostRange, alone
+from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.member_state import MemberState
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
@@ -88,6 +90,7 @@ __all__ = [
     "Rechecked",
     "Resynchronise",
     "Return",
+    "Sampled",
     "Score",
     "Scored",
     "Seen",
@@ -109,86 +112,6 @@ VOTE_SHARE = 0.75
 """Share of a ballot's time after which a voter says what it has."""
 STATES_KEPT = 64
 """Own state roots remembered: more than rounds can be in dispute."""
-
-
-@dataclass(frozen=True)
-class MemberState:
-    manifest: Manifest
-    me: str
-    """Our peer id."""
-    head: Head
-    lead: str = ""
-    """Of the cluster whose box we are: it speaks for us; empty: we lead our own."""
-    asked: pb.Claim | None = None
-    """What it last asked us to agree to."""
-    hosts: tuple[HostRange, ...] = ()
-    """The boxes of our own cluster; empty: this one."""
-    whole: bool = True
-    """All of them are here."""
-    account: bytes = b""
-    """To which what our own cluster's work earns is paid; empty: to nobody."""
-    serial: int = 0
-    """Of the newest claim, layout or leave that we signed."""
-    roots: Mapping[int, bytes] = field(default_factory=dict)
-    """Own state root before each round."""
-    agreed: Mapping[int, bytes] = field(default_factory=dict)
-    """The run's, as commits name it. A slow node's own comes later than the commit."""
-    anew: bool = False
-    """Our workers started again from a state that the run agreed on, and none of ours agreed since."""
-    loss: float | None = None
-    """Held-out loss of the newest of them."""
-    own: Mapping[pb.Kind, Statement[Any]] = field(default_factory=dict)
-    """Our statements for the open round; a replayed report replaces the first one."""
-    signing: frozenset[pb.Kind] = frozenset()
-    """Kinds that are asked for and not signed yet."""
-    held: frozenset[bytes] = frozenset()
-    """Digests of those that the coordinator has."""
-    refused: Mapping[pb.Kind, tuple[pb.Reason, str]] = field(default_factory=dict)
-    """Why the coordinator turned one away for good."""
-    turned_away: tuple[pb.Reason, str] | None = None
-    """Why our last claim was: shown until one is held."""
-    seen: Mapping[bytes, Statement[pb.Contribution]] = field(default_factory=dict)
-    """Contributions of the open round, by digest."""
-    judging: frozenset[bytes] = frozenset()
-    verdicts: Mapping[bytes, Verdict] = field(default_factory=dict)
-    to_score: frozenset[bytes] = frozenset()
-    """Those that were given to be scored."""
-    scores: Mapping[bytes, scoring.Score] = field(default_factory=dict)
-    audits: Mapping[tuple[int, str], auditing.Result] = field(default_factory=dict)
-    """What we found of those that we were drawn for, and that are not decided yet."""
-    ballot: Statement[pb.Ballot] | None = None
-    vote_by: float | None = None
-    """When we vote with what we have."""
-    rechecking: bool = False
-    """The commit that made our state before the open round is being replayed, or was."""
-    connected: bool = False
-    attestation: Attestation | None = None
-    """None: the run asks for none."""
-    leaving: bool = False
-    """We say nothing but goodbye."""
-    finishing: int | None = None
-    """The round that is still to have what we owe it, before we leave; None: we stay."""
-
-    @property
-    def on_roster(self) -> bool:
-        """Whether we lead a cluster of it."""
-        return self.me in self.head.roster
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether we are a box of a cluster on it."""
-        return self.me in self.head.cluster_by_peer
-
-    @property
-    def seated(self) -> bool:
-        """Whether our cluster is on the roster as it is laid out, for the account that we name."""
-        wanted = self.hosts or alone(self.me, self.manifest.model.stages), self.account
-        return self.on_roster and (self.head.roster[self.me].hosts, self.head.roster[self.me].account) == wanted
-
-    @property
-    def root(self) -> bytes | None:
-        """Own state before the open round; None: not there yet."""
-        return self.roots.get(self.head.round)
 
 
 def start(manifest: Manifest, me: str, head: Head, serial: int = 0, lead: str = "", account: bytes = b"") -> MemberState:
@@ -224,6 +147,8 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
                 state = replace(state, scores={**state.scores, contribution: score})
         case Audited(audit, result):
             state = replace(state, audits={**state.audits, audit.name: result})
+        case Sampled(cluster, shown):
+            state = replace(state, without=state.without - {cluster} if shown else state.without | {cluster})
         case Signed(statement):
             state = _signed(state, statement)
         case Answered(statement, outcome, reason, detail):
@@ -281,6 +206,7 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
         to_score=frozenset(),
         scores={},
         audits={audit.name: state.audits[audit.name] for audit in after.audits if audit.name in state.audits},
+        without=frozenset(),
         ballot=None,
         vote_by=None,
         rechecking=False,
@@ -578,7 +504,9 @@ def _vote(state: MemberState, now: float) -> pb.Receipt | None:
     if not pressing and not (judged and scored):
         return None
     audits = auditing.results(state.head.audits, state.head.round, state.me, state.audits)
-    return voting.receipt(state.manifest, ballot, own.digest, state.verdicts, state.scores, [s.digest for s in ours], audits)
+    lacking = sampling.told(sampling.due(state.manifest, state.head), state.me, state.without)
+    duties = [s.digest for s in ours]
+    return voting.receipt(state.manifest, ballot, own.digest, state.verdicts, state.scores, duties, audits, lacking)
 
 
 def _has_vote(state: MemberState) -> bool:

@@ -217,6 +217,8 @@ def _check_receipt(body: pb.Receipt) -> None:
         _require(indices == sorted(set(indices)), "findings repeat or are not in order")
     _require(len(body.score) == len(body.scored), "a score for each of the scored")
     _require(len(body.audits) <= limits.AUDITS_TOLD, "too many audits", pb.REASON_OVERSIZE)
+    _require(len(body.lacking) <= limits.SAMPLES_TOLD, "too many samples", pb.REASON_OVERSIZE)
+    _require(list(body.lacking) == sorted(set(body.lacking)), "samples repeat or are not in order")
     audited = [result.index for result in body.audits]
     _require(audited == sorted(set(audited)), "audits repeat or are not in order")
     for result in body.audits:

@@ -25,7 +25,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
 
-from dilocox.protocol import auditing, limits
+from dilocox.protocol import auditing, limits, sampling
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.gathered import Gathered, Slot, holds, put, put_newest, single
 from dilocox.protocol.head import Cluster, Head, HostRange, alone, host_ranges, resting_on
@@ -353,6 +353,8 @@ def _receipt(manifest: Manifest, head: Head, gathered: Gathered, statement: Stat
     if len(body.measured) > (len(body.accepted) if manifest.scoring.voters else 0):
         return reject(pb.REASON_MALFORMED, "it measured more than it could be drawn to score"), gathered
     if why := auditing.finding_fault(head.audits, head.round, statement.peer, body.audits):
+        return reject(pb.REASON_MALFORMED, why), gathered
+    if body.lacking and (why := sampling.finding_fault(sampling.due(manifest, head), statement.peer, body.lacking)):
         return reject(pb.REASON_MALFORMED, why), gathered
     receipts = put(gathered.receipts, statement.peer, statement)
     if receipts is None:

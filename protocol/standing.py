@@ -8,6 +8,7 @@ counted for as long as others' has. In a run with an allow-list the owner named 
     takes a seat later                        a sixteenth of them, or what is left of what it had
     counted                                   one more
     not counted while others are, or away     one less, down to a newcomer's
+    counted, without its shares (sampling.py) one less, down to a newcomer's
     refused for what it did                   a quarter of all less
     signed two different things for one slot  one is left
 
@@ -58,6 +59,8 @@ class Record(NamedTuple):
     """Of the counted and the refused: by how many its committee measured what its work does."""
     audited: int = 0
     """Audits of its work of which somebody told what it found."""
+    lacking: int = 0
+    """Rounds in which those drawn to ask found it without a share that it should keep."""
 
 
 def newcomer(manifest: Manifest) -> Record:
@@ -102,33 +105,39 @@ def after(
     excluded: Mapping[str, pb.Reason],
     scored: Collection[str],
     audited: Collection[str],
+    lacking: Collection[str],
     seated: Collection[str],
     genesis: bool,
 ) -> dict[str, Record]:
     """By cluster, after a commit that counts these and seats those: of all who are seated, and of those who left with more than a
     newcomer has. `excluded`: why roster clusters do not count; `scored`: whose work was measured; `audited`:
-    whose an audit looked at."""
+    whose an audit looked at; `lacking`: who was found without shares."""
     founders = set(manifest.admission.allow or seated) if genesis else set[str]()
     full, fresh = Record(max(1, manifest.standing_rounds)), newcomer(manifest)
     known = {**{name: full if name in founders else fresh for name in seated}, **standings}
     if counted:
         known = {
-            name: _after_a_round(manifest, record, name in counted, excluded.get(name), name in scored)
+            name: _after_a_round(manifest, record, name in counted, excluded.get(name), name in scored, name in lacking)
             for name, record in known.items()
         }
-        known = {name: record._replace(audited=record.audited + (name in audited)) for name, record in known.items()}
+        known = {
+            name: record._replace(audited=record.audited + (name in audited), lacking=record.lacking + (name in lacking))
+            for name, record in known.items()
+        }
     away = [name for name, record in known.items() if name not in seated and record.earned > newcomer(manifest).earned]
     remembered = sorted(away, key=lambda name: (-known[name].earned, name))[: limits.AWAY]
     return {name: known[name] for name in sorted({*seated, *remembered})}
 
 
-def _after_a_round(manifest: Manifest, before: Record, counted: bool, why: pb.Reason | None, scored: bool) -> Record:
+def _after_a_round(
+    manifest: Manifest, before: Record, counted: bool, why: pb.Reason | None, scored: bool, lacking: bool
+) -> Record:
     refused = why is not None and why not in NOBODYS_FAULT
     record = before._replace(counted=before.counted + counted, refused=before.refused + refused, scored=before.scored + scored)
     most = manifest.standing_rounds
     if not most:
         return record
-    if counted:
+    if counted and not lacking:
         return record._replace(earned=min(most, record.earned + 1))
     if why == pb.REASON_EQUIVOCATION:
         return record._replace(earned=1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dilocox.protocol import auditing, counting, scoring, standing
+from dilocox.protocol import auditing, counting, sampling, scoring, standing
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.gathered import Gathered, single
 from dilocox.protocol.head import Head
@@ -49,6 +49,8 @@ class Tally:
     """Clusters whose work was measured by its committee."""
     audited: frozenset[str] = frozenset()
     """Those whose work of an earlier round was looked at by its auditors."""
+    lacking: frozenset[str] = frozenset()
+    """Those that were found without a share that they should keep."""
 
 
 def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[str]) -> Tally:
@@ -84,6 +86,7 @@ def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[
         _mean_loss(accepted, weights),
         frozenset(name for name, opinion in opinions.items() if opinion.votes),
         audited,
+        sampling.lacking(sampling.due(manifest, head), told, gathered.contributions),
     )
 
 

@@ -23,10 +23,11 @@ def receipt(
     scores: Mapping[bytes, scoring.Score],
     duties: Sequence[bytes],
     audits: Sequence[pb.AuditResult] = (),
+    lacking: Sequence[int] = (),
 ) -> pb.Receipt:
     """`own`: digest of our contribution; `duties`: of those that we were drawn to score, in the ballot's order; `audits`: what we
-    found of those that are due. What was judged well made and measured to harm is refused; of what has no room the bits say
-    enough."""
+    found of those that are due; `lacking`: places of the samples that showed nothing. What was judged well made and measured to
+    harm is refused; of what has no room the bits say enough."""
     listed, harmful = list(ballot.body.contributions), scoring.harmful(manifest, scores)
 
     def found(digest: bytes) -> Verdict:
@@ -58,6 +59,7 @@ def receipt(
         score=[gain(index) for index in worst],
         measured=rules.bits([digest in scores for digest in duties]),
         audits=audits,
+        lacking=lacking,
     )
 
 

@@ -208,6 +208,7 @@ PEER: Fields = {
     "standing.refused": "commits that refused what it made",
     "standing.scored": "of both: how often a committee measured what its work does",
     "standing.audited": "of both: how often an auditor looked at what it trained",
+    "standing.lacking": "rounds in which those who were drawn to ask found it without a share that it should keep",
     "standing.earned": "of its standing",
     "standing.of": "what there is to earn; 0: all stand equal",
     "attestation": "null: it gave no evidence",

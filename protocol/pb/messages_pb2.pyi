@@ -396,7 +396,7 @@ class Finding(_message.Message):
     def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[Reason, str]] = ..., stage: _Optional[int] = ..., score: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("round", "ballot", "accepted", "findings", "scores", "scored", "score", "measured", "audits")
+    __slots__ = ("round", "ballot", "accepted", "findings", "scores", "scored", "score", "measured", "audits", "lacking")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +406,7 @@ class Receipt(_message.Message):
     SCORE_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     AUDITS_FIELD_NUMBER: _ClassVar[int]
+    LACKING_FIELD_NUMBER: _ClassVar[int]
     round: int
     ballot: bytes
     accepted: bytes
@@ -415,7 +416,8 @@ class Receipt(_message.Message):
     score: _containers.RepeatedScalarFieldContainer[int]
     measured: bytes
     audits: _containers.RepeatedCompositeFieldContainer[AuditResult]
-    def __init__(self, round: _Optional[int] = ..., ballot: _Optional[bytes] = ..., accepted: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., scores: _Optional[bytes] = ..., scored: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[int]] = ..., measured: _Optional[bytes] = ..., audits: _Optional[_Iterable[_Union[AuditResult, _Mapping]]] = ...) -> None: ...
+    lacking: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, round: _Optional[int] = ..., ballot: _Optional[bytes] = ..., accepted: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., scores: _Optional[bytes] = ..., scored: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[int]] = ..., measured: _Optional[bytes] = ..., audits: _Optional[_Iterable[_Union[AuditResult, _Mapping]]] = ..., lacking: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AuditResult(_message.Message):
     __slots__ = ("index", "verdict", "distance")
@@ -550,18 +552,20 @@ class Member(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[Host, _Mapping]]] = ..., joined: _Optional[int] = ..., missed: _Optional[int] = ..., samples_counted: _Optional[int] = ..., lease: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., account: _Optional[bytes] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("earned", "counted", "refused", "scored", "audited")
+    __slots__ = ("earned", "counted", "refused", "scored", "audited", "lacking")
     EARNED_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     SCORED_FIELD_NUMBER: _ClassVar[int]
     AUDITED_FIELD_NUMBER: _ClassVar[int]
+    LACKING_FIELD_NUMBER: _ClassVar[int]
     earned: int
     counted: int
     refused: int
     scored: int
     audited: int
-    def __init__(self, earned: _Optional[int] = ..., counted: _Optional[int] = ..., refused: _Optional[int] = ..., scored: _Optional[int] = ..., audited: _Optional[int] = ...) -> None: ...
+    lacking: int
+    def __init__(self, earned: _Optional[int] = ..., counted: _Optional[int] = ..., refused: _Optional[int] = ..., scored: _Optional[int] = ..., audited: _Optional[int] = ..., lacking: _Optional[int] = ...) -> None: ...
 
 class Audit(_message.Message):
     __slots__ = ("round", "cluster", "lot", "auditors")

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -13,13 +13,16 @@ import pytest
 pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
 
 from dilocox.cli.shares import show, told
+from dilocox.node import sampling as node_sampling
 from dilocox.node.restoring import ASKED_AT_ONCE, Answer, Restorer
-from dilocox.node.sampling import Sample, Sampler
+from dilocox.node.sampling import Asker, Sample, Sampler
 from dilocox.node.sharing import Sharing, named_by
 from dilocox.node.starts import Starts
-from dilocox.protocol import shares
+from dilocox.protocol import member, sampling, shares
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.facts import Sampled
+from dilocox.protocol.member_state import MemberState
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.shares import Code, NamedBy
 from dilocox.transport import erasure
@@ -340,3 +343,60 @@ def test_what_was_sampled_is_told_with_its_chance(capsys: pytest.CaptureFixture[
     assert said["chance"] == {"all": shares.chance(code, 16, 1), "half": shares.chance(code, 16, 1, 0.5)}
     show(drawn)
     assert "15 of 16 answered" in capsys.readouterr().out
+
+
+# Who is drawn to ask
+
+
+@dataclass
+class Drawn:
+    """A member that is drawn to ask, and what it is told."""
+
+    state: MemberState
+    told: list[Sampled] = field(default_factory=list)
+
+    def feed(self, event: Sampled) -> None:
+        self.told.append(event)
+
+
+async def test_who_is_drawn_to_ask_hears_whether_the_shares_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(node_sampling, "SETTLED", 0)
+    async with sharing(tmp_path, ROUNDS) as (table, sharers):
+        [asked] = sampling.due(table.run, table.head)
+        by_peer = {identity(sharer.peer.number).peer: sharer for sharer in sharers}
+        me = sorted(asked.samplers)[0]
+        us = Drawn(member.start(table.run, me, table.head))
+        restorer = by_peer[me].peer.exchange.shares
+        assert isinstance(restorer, Restorer)
+        asker = Asker(us, restorer, by_peer[me].kept, Random(1))
+        await asker.look()
+        assert us.told == [Sampled(asked.cluster, True)]
+        await asker.look()
+        assert len(us.told) == 1, "once is enough in a round"
+
+        us.state = replace(us.state, head=replace(table.head, digest=next_that_asks(table, me, asked.cluster)))
+        by_peer[asked.cluster].peer.service.share = lambda blob: None  # it lost its disk, or never kept them
+        await asker.look()
+        await asker.look()
+        assert us.told[1:] == [Sampled(asked.cluster, False)] * 2, "it is asked again"
+        by_peer[asked.cluster].peer.service.share = by_peer[asked.cluster].kept.get
+        await asker.look()
+        assert us.told[3:] == [Sampled(asked.cluster, True)]
+
+        us.state = replace(us.state, head=replace(table.head, digest=next_that_asks(table, me, asked.cluster, 1)))
+        record = by_peer[me].peer.everybody.records[asked.cluster]
+        record.address, before = "", record.address
+        await asker.look()
+        assert len(us.told) == 4, "who cannot be dialled is asked by nobody"
+        record.address = before
+
+
+def next_that_asks(table: RealTable, me: str, cluster: str, skip: int = 0) -> bytes:
+    """The digest of a head with which this one is to ask that one."""
+    for number in range(10_000):
+        head = replace(table.head, digest=digest_of([number.to_bytes(4, "big")]))
+        if cluster in sampling.duties(sampling.due(table.run, head), me):
+            skip -= 1
+            if skip < 0:
+                return head.digest
+    raise AssertionError("nobody is ever asked")

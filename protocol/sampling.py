@@ -1,0 +1,81 @@
+"""Samples: whether a cluster has the shares that it should keep, asked by others who are drawn for it.
+
+Where the run keeps shares (shares.py), each round some clusters are asked for one, each by several others; whom, and by whom, is
+drawn from the commit that opened the round, by standing. For which share somebody asks nobody else can know: his own dice say it,
+among the blobs of which he keeps a share himself, so that what has no room on anybody's disk any more is not asked for.
+
+    commit t - 1 opens round t     some clusters of its roster, and who asks each of them
+    round t                        they ask, and again where they get no proof and no chunk
+    receipts of round t            whom they found without
+    commit t                       two thirds of what was drawn, and never one alone, found a cluster without, and it contributed in
+                                   this round: its standing goes down as if it had not been counted
+
+Heartbeats would not do: they are in no commit, and standing is read off the chain by everybody. Who went is absent and no more;
+whoever cannot be dialled is asked by nobody.
+"""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dilocox.protocol import limits, scoring, standing
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.head import Head
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
+
+__all__ = ["Sampled", "due", "duties", "finding_fault", "lacking", "told"]
+
+PART = 8
+"""One of so many clusters is asked in a round, and at least one."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A cluster that is asked in a round."""
+
+    cluster: str
+    samplers: Mapping[str, int]
+    """Who asks it, with how many votes."""
+
+
+def due(manifest: Manifest, head: Head) -> list[Sampled]:
+    """In the round that this head opens; nobody where the run keeps no shares, or asks for none."""
+    wanted = manifest.availability.samplers if manifest.availability is not None else 0
+    if not wanted or len(head.roster) < 2:
+        return []
+    seed = sha256(b"dilocox samples", head.digest)
+    asked = sorted(head.roster, key=lambda name: sha256(seed, name.encode()))[: max(1, len(head.roster) // PART)]
+    says = standing.capped(standing.by_standing(manifest, head.standings, sorted(head.roster)))
+    return [Sampled(name, scoring.draw(wanted, seed, name, says)) for name in asked]
+
+
+def duties(sampled: Iterable[Sampled], me: str) -> list[str]:
+    """Clusters that this one is to ask: no more than a receipt has room for."""
+    return [each.cluster for each in sampled if me in each.samplers][: limits.SAMPLES_TOLD]
+
+
+def told(sampled: Sequence[Sampled], me: str, without: Container[str]) -> list[int]:
+    """As it stands in our receipt."""
+    ours = set(duties(sampled, me))
+    return [index for index, each in enumerate(sampled) if each.cluster in ours and each.cluster in without]
+
+
+def finding_fault(sampled: Sequence[Sampled], voter: str, said: Sequence[int]) -> str:
+    """What is wrong with what a receipt says of samples; empty: nothing."""
+    if any(index >= len(sampled) or voter not in sampled[index].samplers for index in said):
+        return "it tells of a sample that it was not drawn for"
+    return ""
+
+
+def lacking(sampled: Sequence[Sampled], receipts: Mapping[str, pb.Receipt], here: Container[str]) -> frozenset[str]:
+    """Clusters that were found without their shares. `here`: who contributed in this round."""
+    found = set()
+    for index, each in enumerate(sampled):
+        against = [name for name in each.samplers if name in receipts and index in receipts[name].lacking]
+        if each.cluster in here and len(against) > 1 and 3 * votes(each, against) >= 2 * votes(each, each.samplers):
+            found.add(each.cluster)
+    return frozenset(found)
+
+
+def votes(each: Sampled, names: Iterable[str]) -> int:
+    return sum(each.samplers[name] for name in names)
