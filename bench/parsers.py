@@ -283,7 +283,7 @@ def _names() -> list[Target]:
         Target("manifest in its envelope", [canonical(signed)], opened, message=pb.Envelope, weight=SIGNED),
         Target("run file", [toml.encode()], lambda raw: Manifest.from_toml(_text(raw)), (ConfigError,), weight=SLOW),
         Target("join link", [str(LINK).encode()], join, (ConfigError,)),
-        Target("cluster link", [str(ClusterLink(bytes(32), LINK, link)).encode()], cluster, (ConfigError,)),
+        Target("cluster link", [str(ClusterLink(bytes(32), LINK, LINK)).encode()], cluster, (ConfigError,)),
         Target("peer id", [identity(number).peer.encode() for number in range(3)], peer, (ValueError,)),
         Target("credential", [raw for _, raw in pen.metadata], caller, message=pb.Envelope),
         Target("head in metadata", [tip], tips, (), message=services.Tip),
