@@ -83,7 +83,7 @@ def statements() -> tuple[Table, list[Statement[Any]]]:
         (pb.KIND_ANSWER, pb.Answer(statement=digest(1), outcome=pb.OUTCOME_REJECT, detail="no", round=3, head=head.digest)),
         (pb.KIND_HELD, pb.Held(blob=digest(2), round=3)),
         (pb.KIND_APPOINTMENT, pb.Appointment(term=1, coordinator=identity(1).peer, round=3, head=digest(3))),
-        (pb.KIND_JOB, pb.Job(link=str(LINK), expires_at=9, invited=[identity(2).peer])),
+        (pb.KIND_JOB, pb.Job(link=str(LINK), expires_at=9)),
         (pb.KIND_OFFER, pb.Offer(name="box", expires_at=9, devices=8, cuda=True, hours="22-06", price=7, account=bytes(20))),
         (
             pb.KIND_EVIDENCE,

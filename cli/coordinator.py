@@ -28,7 +28,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import imported_bytes
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import Folders, corpus_in, library, named_store, parse_folders, weights_library
-from dilocox.transport.data_directory import load_identity
+from dilocox.transport.data_directory import load_identity, run_folder
 from dilocox.transport.handover import read_handover
 
 __all__ = ["coordinator", "data_to_serve", "weights_to_serve"]
@@ -108,8 +108,8 @@ async def _announced(
             there.set_result(link)
 
     identity = settings.identity or load_identity(settings.home / "identity.key")
-    admits = settings.manifest.admission.allow
-    telling = asyncio.create_task(announced(market, port, settings.listen.host, identity, there, admits))
+    chain = run_folder(settings.home, settings.manifest.run_id) / "chain.db"
+    telling = asyncio.create_task(announced(market, port, settings.listen.host, identity, there, chain))
     try:
         await run_coordinator(settings, begun, appraise)
     finally:

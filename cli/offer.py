@@ -17,7 +17,7 @@ from dilocox.node.machine import this_machine
 from dilocox.protocol.attestation import SIMULATED, AttestationError, report_data
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.market import MARKET, nonce_of
+from dilocox.protocol.market import MARKET, manifest_of, nonce_of
 from dilocox.protocol.merit import parse_account
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -118,4 +118,5 @@ async def _say_invitations(board: "Board", me: str) -> None:
 
 def invitations(jobs: Iterable[Statement[pb.Job]], me: str) -> set[str]:
     """Links of the runs that ask for a peer by name."""
-    return {job.body.link for job in jobs if me in job.body.invited}
+    admissions = ((job.body.link, manifest_of(job.body, job.peer).admission) for job in jobs)
+    return {link for link, admission in admissions if admission.policy == "allow-list" and me in admission.allow}

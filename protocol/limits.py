@@ -99,8 +99,8 @@ COORDINATORS = 8
 DHT_RECORD_SECONDS = 600
 """Longest life of a record in the DHT: twice what ours ask for, whatever its writer asks for."""
 
-JOB_BYTES = 8 * KIB
-"""A link of half a KiB and 64 peer ids of 52 bytes: under 4 KiB."""
+JOB_BYTES = 2 * MANIFEST_BYTES
+"""A manifest as it is signed, an appointment, and a link of half a KiB: 4 KiB where no long list is in it."""
 
 OFFER_BYTES = 64 * KIB
 """A TDX quote with its collateral is 30 KiB, a report of SEV-SNP 6, one of a GPU about 5."""
@@ -110,9 +110,6 @@ LISTING_SECONDS = 2 * 3600
 
 LISTINGS = 512
 """Jobs, and as many offers, that one peer of the market keeps for others, and that one reader looks at."""
-
-INVITED = 64
-"""Peers that a job asks by name."""
 
 DHT_STRANGERS = 1024
 """Records of peers that the run does not know, kept by one peer for others to find: each is about 1 KiB."""

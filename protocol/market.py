@@ -9,14 +9,15 @@ Who keeps them for others checks what is checked here, and keeps a number of eac
 
 import struct
 
-from dilocox.protocol import limits
+from dilocox.protocol import limits, terms
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.manifest import Manifest, open_manifest
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["BUCKETS", "KINDS", "MARKET", "bucket_of", "key_of", "nonce_of", "open_listing", "place_of"]
+__all__ = ["BUCKETS", "KINDS", "MARKET", "bucket_of", "key_of", "manifest_of", "nonce_of", "open_listing", "place_of"]
 
 MARKET = sha256(b"dilocox-market-v1")
 KINDS = (pb.KIND_JOB, pb.KIND_OFFER)
@@ -43,11 +44,21 @@ def open_listing(raw: bytes, now: float, kinds: tuple[int, ...] = KINDS) -> Stat
     expires = listing.body.expires_at
     if not now < expires <= now + limits.LISTING_SECONDS:
         raise RemoteError(pb.REASON_STALE_ROUND, "it is expired, or would live too long")
-    if listing.kind == pb.KIND_JOB and JoinLink.parse(listing.body.link).coordinator != listing.peer:
-        raise RemoteError(
-            pb.REASON_MALFORMED, "a run is announced by its coordinator, which its link names, and by nobody else"
-        )
+    if listing.kind == pb.KIND_JOB:
+        manifest_of(listing.body, listing.peer)
     return listing
+
+
+def manifest_of(job: pb.Job, signer: str) -> Manifest:
+    """The run's, as its owner signed it. Raises RemoteError where it is not that of the link, or names another coordinator."""
+    link = JoinLink.parse(job.link)
+    manifest = open_manifest(job.manifest, link.run_id)
+    appointment = terms.open_appointment(manifest, job.appointment) if job.HasField("appointment") else None
+    if {link.coordinator, signer} != {terms.coordinator_of(manifest, appointment)}:
+        raise RemoteError(
+            pb.REASON_MALFORMED, "a run is announced by its coordinator, whom its owner names, and by nobody else"
+        )
+    return manifest
 
 
 def nonce_of(expires_at: int) -> bytes:

@@ -291,15 +291,8 @@ def _check_appointment(body: pb.Appointment) -> None:
 
 
 def _check_job(body: pb.Job) -> None:
-    _check_link(body.link)
-    _require(len(body.invited) <= limits.INVITED, "too many are invited", pb.REASON_OVERSIZE)
-    for peer in body.invited:
-        _check_peer(peer, "who is invited")
-
-
-def _check_link(text: str) -> None:
     try:
-        JoinLink.parse(text)
+        JoinLink.parse(body.link)
     except DilocoxError as error:
         raise RemoteError(pb.REASON_MALFORMED, "the link is no join link") from error
 

@@ -38,11 +38,12 @@ class Board:
         return bool((await self._dht.ask({"announce": value}))["ok"])
 
     async def announce_forever(self, identity: Identity, kind: pb.Kind, make: Callable[[int], pb.Job | pb.Offer]) -> None:
-        """`make`: what is to be said until that Unix second. What nobody takes is said again soon."""
+        """`make`: what is to be said until that Unix second; blocking. What nobody takes is said again soon."""
         while True:
             taken = False
             with suppress(LocalError):
-                taken = await self.announce(seal(identity, kind, MARKET, make(int(time.time()) + LIFE_SECONDS)))
+                said = await asyncio.to_thread(make, int(time.time()) + LIFE_SECONDS)
+                taken = await self.announce(seal(identity, kind, MARKET, said))
             await asyncio.sleep(AGAIN_SECONDS if taken else SOON_SECONDS)
 
     async def listed(self, kind: pb.Kind) -> list[Statement]:

@@ -736,14 +736,16 @@ class Appointment(_message.Message):
     def __init__(self, term: _Optional[int] = ..., coordinator: _Optional[str] = ..., round: _Optional[int] = ..., head: _Optional[bytes] = ..., state: _Optional[bytes] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("link", "expires_at", "invited")
+    __slots__ = ("link", "expires_at", "manifest", "appointment")
     LINK_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
-    INVITED_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    APPOINTMENT_FIELD_NUMBER: _ClassVar[int]
     link: str
     expires_at: int
-    invited: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, link: _Optional[str] = ..., expires_at: _Optional[int] = ..., invited: _Optional[_Iterable[str]] = ...) -> None: ...
+    manifest: Envelope
+    appointment: Envelope
+    def __init__(self, link: _Optional[str] = ..., expires_at: _Optional[int] = ..., manifest: _Optional[_Union[Envelope, _Mapping]] = ..., appointment: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("name", "expires_at", "devices", "cuda", "device_bytes", "host_bytes", "upload_bits", "download_bits", "hours", "price", "account", "evidence")

@@ -47,7 +47,6 @@ def test_a_run_is_found_by_who_knows_the_market_alone_and_joined(swarm: Swarm, t
     market = market_of(swarm)
     [found] = json.loads(say(tmp_path, "runs", "--market", market, "--devices", 1, "--seconds", PATIENCE_SECONDS, "--json"))
     assert found["fits"], found["findings"]
-    assert found["trained"] >= 1
     table = say(tmp_path, "runs", "--market", market, "--devices", 1, "--seconds", PATIENCE_SECONDS)
     [line] = re.findall(r"dilocox (node --join '\S+')", table)
     since = swarm.open_round()

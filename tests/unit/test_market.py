@@ -25,12 +25,23 @@ NOW = 1_800_000_000
 ME, OTHER = identity(1), identity(2)
 
 
-def link_of(peer: str) -> str:
-    return str(JoinLink(digest("run", 1), peer, "192.0.2.1:7000", digest("certificate", 1)))
+OWNER = identity(7)
+
+
+def run_of(coordinator: str, **sections: object) -> Manifest:
+    return manifest(run={"owner": OWNER.key.hex(), "coordinator": coordinator}, **sections)  # type: ignore[arg-type]
+
+
+def signed(run: Manifest, by=OWNER) -> pb.Envelope:
+    return seal(by, pb.KIND_MANIFEST, run.run_id, run.canonical_bytes()).envelope
+
+
+def link_of(peer: str, run: Manifest | None = None) -> str:
+    return str(JoinLink((run or run_of(peer)).run_id, peer, "192.0.2.1:7000", digest("certificate", 1)))
 
 
 def job(signer=ME, run=MARKET, **changes: object) -> Statement:
-    said = {"link": link_of(signer.peer), "expires_at": NOW + 1800, **changes}
+    said = {"link": link_of(signer.peer), "expires_at": NOW + 1800, "manifest": signed(run_of(signer.peer)), **changes}
     return seal(signer, pb.KIND_JOB, run, pb.Job(**said))  # type: ignore[arg-type]
 
 
@@ -44,7 +55,7 @@ def raw(listing: Statement) -> bytes:
 
 
 def test_a_job_and_an_offer_count_until_they_expire():
-    for listing in (job(), offer(), job(invited=[OTHER.peer]), offer(account=bytes(20), price=7)):
+    for listing in (job(), offer(), offer(account=bytes(20), price=7)):
         assert open_listing(raw(listing), NOW).body == listing.body
         for late in (NOW + 1800, NOW + 1801):
             with pytest.raises(RemoteError, match="expired"):
@@ -58,8 +69,10 @@ def test_a_job_and_an_offer_count_until_they_expire():
         job(link=link_of(OTHER.peer)),
         job(link="dilocox://nonsense"),
         job(link=""),
-        job(invited=["nobody"]),
-        job(invited=[OTHER.peer] * (limits.INVITED + 1)),
+        job(manifest=signed(run_of(OTHER.peer)), link=link_of(ME.peer, run_of(OTHER.peer))),
+        job(manifest=signed(run_of(ME.peer), by=ME)),
+        job(manifest=signed(run_of(ME.peer, rounds={"count": 9}))),
+        job(manifest=pb.Envelope()),
         job(run=digest("run", 1)),
         offer(devices=0),
         offer(devices=limits.HOSTS + 1),
@@ -163,8 +176,9 @@ def test_evidence_that_says_another_report_attests_nothing():
 
 
 def test_who_is_invited_hears_of_it():
-    jobs = [job(invited=[ME.peer, OTHER.peer]), job(OTHER, link=link_of(OTHER.peer))]
-    assert invitations(jobs, ME.peer) == {link_of(ME.peer)}
+    run = run_of(ME.peer, admission={"policy": "allow-list", "allow": [OTHER.peer]})
+    jobs = [job(manifest=signed(run), link=link_of(ME.peer, run)), job()]
+    assert invitations(jobs, OTHER.peer) == {link_of(ME.peer, run)}
     assert invitations(jobs, identity(5).peer) == set()
 
 
