@@ -2,8 +2,8 @@
 
 Every field that has a size is full: contributions with an audit root (one in eight names eight holders), receipts with 16 findings,
 scores and a digest, evaluated reports, accounts, leases of two spans, newcomers that claim. The bar on a commit's bytes is that of
-a run without audits and settlement, which are off unless a run asks for them; what these add is shown. `--check` exits with 1 where
-a bar is missed.
+a run without audits, settlement and shares, which are off unless a run asks for them; what these add is shown. `--check` exits with
+1 where a bar is missed.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from bench.report import bench_parser, judge, table, write
 from dilocox.coordinator.driver import clock
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest.verify import appraise
-from dilocox.protocol import chain, ids, limits, rules
+from dilocox.protocol import chain, ids, limits, rules, sampling
 from dilocox.protocol.chain import Closing
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.gathered import Gathered
@@ -57,6 +57,7 @@ COORDINATOR = helpers.COORDINATOR
 OPTIONS: dict[str, dict[str, Any]] = {
     "settlement": {"chain_id": 1, "contract": "0x" + "ab" * 20},
     "audit": {"segments": 4},
+    "availability": {},
 }
 """What a run has if it asks for it."""
 
@@ -160,12 +161,14 @@ class Crowd:
                 error=0.3,
                 holders=holders,
                 audit=helpers.digest("audit", number, head.round) if self.run.audit.segments else b"",
+                shares=helpers.digest("shares", number, head.round) if self.run.availability is not None else b"",
             )
 
         return self.everybody(pb.KIND_CONTRIBUTION, body)
 
     def receipts(self, head: Head, ballot: Statement[pb.Ballot], listed: Sequence[str]) -> list[Statement[pb.Receipt]]:
         at = {peer: index for index, peer in enumerate(listed)}
+        samples = sampling.due(self.run, head)
 
         def body(number: int, peer: str) -> pb.Receipt:
             others = [index for index in range(len(listed)) if index != at[peer]]
@@ -181,6 +184,7 @@ class Crowd:
                 scored=scored,
                 score=[-150 - number % 100 for _ in scored],
                 scores=helpers.digest("scores", number, head.round),
+                lacking=sampling.told(samples, peer, head.roster),
             )
 
         return self.everybody(pb.KIND_RECEIPT, body)

@@ -16,6 +16,7 @@ whoever cannot be dialled is asked by nobody.
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dilocox.protocol import limits, scoring, standing
 from dilocox.protocol.crypto import sha256
@@ -38,15 +39,20 @@ class Sampled:
     """Who asks it, with how many votes."""
 
 
-def due(manifest: Manifest, head: Head) -> list[Sampled]:
+def due(manifest: Manifest, head: Head) -> Sequence[Sampled]:
     """In the round that this head opens; nobody where the run keeps no shares, or asks for none."""
     wanted = manifest.availability.samplers if manifest.availability is not None else 0
     if not wanted or len(head.roster) < 2:
-        return []
-    seed = sha256(b"dilocox samples", head.digest)
-    asked = sorted(head.roster, key=lambda name: sha256(seed, name.encode()))[: max(1, len(head.roster) // PART)]
+        return ()
     says = standing.capped(standing.by_standing(manifest, head.standings, sorted(head.roster)))
-    return [Sampled(name, scoring.draw(wanted, seed, name, says)) for name in asked]
+    return _drawn(wanted, sha256(b"dilocox samples", head.digest), tuple(says.items()))
+
+
+@lru_cache(maxsize=8)
+def _drawn(wanted: int, seed: bytes, says: tuple[tuple[str, int], ...]) -> Sequence[Sampled]:
+    """Asked for each receipt that tells of a sample: at once."""
+    asked = sorted((name for name, _ in says), key=lambda name: sha256(seed, name.encode()))[: max(1, len(says) // PART)]
+    return tuple(Sampled(name, scoring.draw(wanted, seed, name, dict(says))) for name in asked)
 
 
 def duties(sampled: Iterable[Sampled], me: str) -> list[str]:

@@ -50,10 +50,10 @@ def test_in_each_round_some_are_asked_by_as_many_others_as_the_run_says():
 
 
 def test_nobody_is_asked_where_the_run_asks_for_none_or_there_is_nobody_else():
-    assert sampling.due(run_of(0), head_of()) == []
-    assert sampling.due(manifest(), head_of()) == []
+    assert sampling.due(run_of(0), head_of()) == ()
+    assert sampling.due(manifest(), head_of()) == ()
     alone = head_of()
-    assert sampling.due(run_of(), replace(alone, roster=dict(list(alone.roster.items())[:1]))) == []
+    assert sampling.due(run_of(), replace(alone, roster=dict(list(alone.roster.items())[:1]))) == ()
 
 
 def test_where_few_are_there_all_others_ask():
