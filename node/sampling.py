@@ -27,7 +27,8 @@ __all__ = ["Asker", "Sample", "Sampler"]
 AGAIN_SECONDS = 3.0
 """Between two looks whom we are to ask, and have not had an answer from in this round."""
 SETTLED = 3
-"""Rounds after which whoever is to keep a share has made it: it is looked for every 2 s, and rounds may be shorter."""
+"""So many rounds after the one that a commit closed whoever is to keep a share has made it: it is looked for every 2 s, and rounds
+may be shorter."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,10 @@ class Sampler:
         self._manifest, self._chain, self._store, self._exchange = manifest, chain, store, exchange
         self._restorer, self._dice = restorer, dice
         head = chain.head.round
-        found = (chain.commit(number) for number in range(max(1, head - manifest.availability.rounds), head))
+        found = (chain.commit(number) for number in range(max(1, head - manifest.availability.rounds), head - SETTLED + 1))
         self._commits = [commit for commit in found if commit is not None and commit.body.counted]
         if not self._commits:
-            raise ConfigError("no round has counted anybody yet: there are no shares to ask for")
+            raise ConfigError(f"no round has counted anybody yet, {SETTLED} rounds ago: there are no shares to ask for")
 
     async def draw(self) -> Sample:
         """Raises ConfigError where the rosters of all rounds are too small to share."""

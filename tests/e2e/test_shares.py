@@ -34,7 +34,9 @@ def test_nodes_answer_for_their_shares(tmp_path: Path):
     changes = {"snapshot_every = 4": "snapshot_every = 4\n[availability]\nrounds = 100"}
     testnet = build(tmp_path, count=100_000, nodes=4, changes=changes)  # the last does not start
     with running(testnet, rounds=3) as swarm:
-        swarm.wait_for_round(4)
+        swarm.wait_for_round(10)  # from the fifth on they ask each other
+        peers = json.loads(dilocox("peers", "--home", str(testnet.coordinator.home), "--json"))
+        assert [peer["standing"]["lacking"] for peer in peers if peer["on_roster"]] == [0, 0, 0]
         link, home = f"@{testnet.folder / 'link'}", str(tmp_path / "reader")
 
         def sampled() -> dict:

@@ -20,7 +20,7 @@ from dilocox.node.sharing import Sharing, named_by
 from dilocox.node.starts import Starts
 from dilocox.protocol import member, sampling, shares
 from dilocox.protocol.chain import taken
-from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.facts import Sampled
 from dilocox.protocol.member_state import MemberState
 from dilocox.protocol.pb import services_pb2 as services
@@ -39,6 +39,12 @@ PEERS, ROUNDS = 6, 3
 def _disk_that_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred small files a round; that they survive is the matter of test_share_store.py and test_files.py."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture(autouse=True)
+def _shares_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `follow`."""
+    monkeypatch.setattr(node_sampling, "SETTLED", 1)
 
 
 @dataclass
@@ -359,8 +365,7 @@ class Drawn:
         self.told.append(event)
 
 
-async def test_who_is_drawn_to_ask_hears_whether_the_shares_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(node_sampling, "SETTLED", 0)
+async def test_who_is_drawn_to_ask_hears_whether_the_shares_are_there(tmp_path: Path):
     async with sharing(tmp_path, ROUNDS) as (table, sharers):
         [asked] = sampling.due(table.run, table.head)
         by_peer = {identity(sharer.peer.number).peer: sharer for sharer in sharers}
@@ -400,3 +405,16 @@ def next_that_asks(table: RealTable, me: str, cluster: str, skip: int = 0) -> by
             if skip < 0:
                 return head.digest
     raise AssertionError("nobody is ever asked")
+
+
+async def test_nobody_is_asked_for_shares_of_a_round_that_just_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with sharing(tmp_path, ROUNDS) as (table, sharers):
+        one = sharers[0]
+        assert isinstance(one.peer.exchange.shares, Restorer)
+        parts = table.run, one.peer.chain, one.peer.store, one.peer.exchange, one.peer.exchange.shares
+        monkeypatch.setattr(node_sampling, "SETTLED", 3)
+        sampler = Sampler(*parts, Random(1))
+        assert {(await sampler.draw()).round for _ in range(20)} == {1}, "of three"
+        monkeypatch.setattr(node_sampling, "SETTLED", 4)
+        with pytest.raises(ConfigError, match="no shares to ask for"):
+            Sampler(*parts, Random(1))
