@@ -45,13 +45,13 @@ def check_addresses(market: Sequence[str]) -> None:
 
 @asynccontextmanager
 async def opened_board(
-    market: Sequence[str], host: str = "127.0.0.1", identity: Identity | None = None, port: int = 0
+    market: Sequence[str], host: str | None = None, identity: Identity | None = None, port: int = 0
 ) -> AsyncIterator["Board"]:
-    """`identity`: of our node; None: one that is forgotten. Raises ConfigError."""
+    """As the board's own. `identity`: None: one that is forgotten. Raises ConfigError."""
     from dilocox.around.market import board
 
     check_addresses(market)
-    async with board.opened(identity or Identity(token_bytes(32)), host, market, port) as opened:
+    async with board.opened(identity or Identity(token_bytes(32)), market, host, port) as opened:
         yield opened
 
 

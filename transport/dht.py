@@ -40,6 +40,8 @@ class DhtSettings:
     """Multiaddr, with the port that others were told."""
     bootstrap: Sequence[str]
     """Where to begin; nobody has to answer."""
+    keeps: bool = True
+    """Records for others, who dial it; else it asks, and nobody learns of it."""
 
 
 class Dht:
@@ -80,6 +82,7 @@ class Dht:
             "identity": str(identity),
             "listen": self._settings.listen,
             "bootstrap": self._bootstrap,
+            "keeps": self._settings.keeps,
         }
         process = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -151,7 +151,7 @@ async def run(settings: dict[str, Any]) -> None:
         startup_timeout=None,  # a slow machine is not a dead one: its end is noticed
     )
     try:
-        working = asyncio.create_task(_work(p2p, run_id, settings["bootstrap"]))
+        working = asyncio.create_task(_work(p2p, run_id, settings["bootstrap"], settings["keeps"]))
         libp2p = asyncio.create_task(process_of(p2p).wait())  # its end leaves hivemind waiting for an answer, perhaps for ever
         await asyncio.wait({working, libp2p}, return_when=asyncio.FIRST_COMPLETED)
         if libp2p.done():
@@ -168,7 +168,7 @@ def process_of(p2p: P2P) -> asyncio.subprocess.Process:
     return process
 
 
-async def _work(p2p: P2P, run_id: bytes, bootstrap: list[str]) -> None:
+async def _work(p2p: P2P, run_id: bytes, bootstrap: list[str], keeps: bool) -> None:
     """Say that we listen, meet the others, answer requests until stdin ends, leave."""
     validator = ListingValidator() if run_id == market.MARKET else PeerRecordValidator(run_id)
     node = await DHTNode.create(
@@ -176,6 +176,7 @@ async def _work(p2p: P2P, run_id: bytes, bootstrap: list[str]) -> None:
         node_id=DHTID.generate(source=str(p2p.peer_id)),  # a restart is the same node to the others
         record_validator=validator,
         cache_size=limits.DHT_STRANGERS,
+        client_mode=not keeps,
     )
     print(json.dumps({"up": True}), flush=True)
     meeting = asyncio.create_task(_meet_forever(p2p, node, bootstrap))

@@ -59,16 +59,17 @@ class Board:
 
 
 @asynccontextmanager
-async def opened(identity: Identity, host: str, bootstrap: Sequence[str], port: int = 0) -> AsyncIterator[Board]:
-    """While this is open our node keeps others' listings, too. `identity`: the node's; `host`: by which others reach this machine;
-    `bootstrap`: multiaddrs of some who are there."""
-    at = port or choose_port()
+async def opened(identity: Identity, bootstrap: Sequence[str], host: str | None = None, port: int = 0) -> AsyncIterator[Board]:
+    """`identity`: our node's; `bootstrap`: multiaddrs of some who are there. `host`: by which others reach this machine: our node
+    keeps their listings, too, while this is open; None: it only asks, and listens to this machine alone."""
+    at, keeps = port or choose_port(), host is not None
+    listen = f"/ip4/{'0.0.0.0' if keeps else '127.0.0.1'}/tcp/{at}"
     with tempfile.TemporaryDirectory(prefix="dilocox-market-") as folder:
-        settings = DhtSettings(MARKET, identity, Path(folder), f"/ip4/0.0.0.0/tcp/{at}", tuple(bootstrap))
+        settings = DhtSettings(MARKET, identity, Path(folder), listen, tuple(bootstrap), keeps)
         dht = Dht(settings)
         running = asyncio.create_task(dht.run())
         try:
-            yield Board(dht, multiaddr(host, at, identity.peer))
+            yield Board(dht, multiaddr(host or "127.0.0.1", at, identity.peer))
         finally:
             running.cancel()
             with suppress(asyncio.CancelledError):
