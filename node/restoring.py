@@ -14,13 +14,14 @@ import grpc.aio
 
 from dilocox.node.exchange import Finder
 from dilocox.protocol import limits
+from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster, advance
 from dilocox.protocol.ids import short
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.shares import Code, NamedBy, check_share, code_in, hosts, order
+from dilocox.protocol.shares import Code, NamedBy, check_share, code_in, hosts, order, places
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
@@ -62,25 +63,29 @@ class Holders:
     def __init__(self, chain: ChainFile) -> None:
         self._chain, self._round = chain, lru_cache(ROSTERS_REMEMBERED)(self._read)
 
-    def _read(self, round: int) -> tuple[bytes, bytes, Mapping[str, Cluster]]:
-        """Digest and data root of a round's commit, and the roster on which it was made. Raises RemoteError where the chain has it
-        not."""
+    def _read(self, round: int) -> tuple[bytes, bytes, Mapping[str, Cluster], frozenset[str]]:
+        """Digest and data root of a round's commit, the roster on which it was made, and whom it counts. Raises RemoteError where
+        the chain has it not."""
         commit, before = self._chain.commit(round), self._chain.commit(round - 1) if round else None
         if commit is None or before is None:
             raise RemoteError(pb.REASON_UNAVAILABLE, f"no commit {round} is here that would say who keeps shares")
-        return commit.digest, commit.body.data_root, advance(self._chain.manifest, before).roster
+        counted = frozenset(item.cluster for item in taken(commit.body))
+        return commit.digest, commit.body.data_root, advance(self._chain.manifest, before).roster, counted
 
     def of(self, by: NamedBy, blob: bytes, stage: int | None) -> Due:
         """Blocking. Raises RemoteError."""
-        commit, root, roster = self._round(by.round)
+        commit, root, roster, _ = self._round(by.round)
         peers = order(commit, blob, hosts(roster, stage))
         return Due(peers, code_in(self._chain.manifest, roster, stage), b"" if by.state else root)
 
-    def in_cluster(self, round: int, cluster: str) -> tuple[list[str], bytes]:
-        """The boxes of a cluster on the roster of a round, of which some has a share of each blob that its commit counted; and the
-        root that proves them. Blocking. Raises RemoteError."""
-        _, root, roster = self._round(round)
-        return sorted(roster[cluster].peers) if cluster in roster else [], root
+    def in_cluster(self, ours: services.Share, me: str, cluster: str) -> tuple[dict[str, frozenset[int]], bytes]:
+        """Of a blob of which we keep a share: by box of a cluster the index of its own, or several where what we keep does not say
+        of which stage it is; and the root that proves them. Nobody where it was not counted then: it need not have had the blob.
+        Blocking. Raises RemoteError."""
+        commit, root, roster, counted = self._round(ours.round)
+        if cluster not in counted or cluster not in roster:
+            return {}, root
+        return places(self._chain.manifest, roster, commit, ours, me, roster[cluster].peers), root
 
     def everybody(self) -> list[str]:
         """Of the roster now: a share that somebody keeps for a later commit may be wanted for an earlier one."""

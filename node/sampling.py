@@ -2,6 +2,7 @@
 drawn to ask (protocol/sampling.py), and its receipt says what it found."""
 
 import asyncio
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -13,16 +14,18 @@ from dilocox.protocol import sampling
 from dilocox.protocol.chain import holders, taken
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.facts import Sampled
+from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member_state import MemberState
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.shares import Code, Named, NamedBy
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.shares import Code, Held, Named, NamedBy, worth_keeping
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.shares import ShareStore
+from dilocox.transport.shares import ShareStore, share_bytes
 
-__all__ = ["Asker", "Sample", "Sampler"]
+__all__ = ["Asker", "Sample", "Sampler", "askable"]
 
 AGAIN_SECONDS = 3.0
 """Between two looks whom we are to ask, and have not had an answer from in this round."""
@@ -104,13 +107,17 @@ class Us(Protocol):
 
 
 class Asker:
-    """Asks those whom we are drawn to ask, again until they show a share, for as long as the round is open."""
+    """Asks those whom we are drawn to ask, again until they show the share that was drawn, for as long as the round is open."""
 
     def __init__(self, us: Us, restorer: Restorer, shares: ShareStore, dice: Random) -> None:
         """`shares`: ours, of which we ask others theirs; `dice`: that nobody else can foresee."""
         self._us, self._restorer, self._shares, self._dice = us, restorer, shares, dice
-        self._shown: tuple[bytes, set[str]] = b"", set()
-        """In the round that this head opened."""
+        self._opened = b""
+        """The head of what follows: what is drawn and shown holds for one round."""
+        self._drawn: dict[str, services.Share | None] = {}
+        """By cluster our own share of the blob of which it is asked for its: drawn once, or who keeps a few would show one in the
+        end. None: there is nothing to ask it for."""
+        self._shown: set[str] = set()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -119,42 +126,69 @@ class Asker:
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def look(self) -> None:
-        """Ask those who have shown nothing in this round yet."""
+        """Ask those who have shown nothing in this round yet: all at once, so that none who is slow has the others wait."""
         state = self._us.state
-        if self._shown[0] != state.head.digest:
-            self._shown = state.head.digest, set()
+        if self._opened != state.head.digest:
+            self._opened, self._drawn, self._shown = state.head.digest, {}, set()
         due = sampling.due(state.manifest, state.head) if state.on_roster else []
-        for cluster in sampling.duties(due, state.me):
-            if cluster in self._shown[1] or (shown := await self._ask(cluster, state.head.round)) is None:
-                continue
-            if self._us.state.head.digest != state.head.digest:
-                return  # what it would be told of is over
-            if shown:
-                self._shown[1].add(cluster)
-            self._us.feed(Sampled(cluster, shown))
+        waiting = [cluster for cluster in sampling.duties(due, state.me) if cluster not in self._shown]
+        await asyncio.gather(*(self._sample(cluster, state) for cluster in waiting))
 
-    async def _ask(self, cluster: str, round: int) -> bool | None:
-        """Whether it shows a share of a blob of which we keep one; None: there is nothing to ask it for, or nobody can dial it."""
-        kept = await asyncio.to_thread(self._shares.shares)
-        ours = [share for share in kept if not share.state and share.round + SETTLED <= round]
-        self._dice.shuffle(ours)
-        for share in ours:
-            try:
-                peers, root = await asyncio.to_thread(self._restorer.holders.in_cluster, share.round, cluster)
-            except RemoteError:
-                continue
-            dialled = [peer for peer in peers if await self._restorer.can_dial(peer)]
-            if not dialled or len(dialled) < len(peers):
-                continue
-            return await self._shows(share.blob, dialled, root)
-        return None
+    async def _sample(self, cluster: str, state: MemberState) -> None:
+        shown = await self._ask(cluster, state)
+        if shown is None or self._us.state.head.digest != state.head.digest:
+            return  # nobody was asked, or what it would be told of is over
+        if shown:
+            self._shown.add(cluster)
+        self._us.feed(Sampled(cluster, shown))
 
-    async def _shows(self, blob: bytes, peers: list[str], root: bytes) -> bool:
-        """Whether one of a cluster's boxes proves a share of it, and sends a chunk that is drawn."""
-        for answer in await self._restorer.ask(blob, peers, root=root):
+    async def _ask(self, cluster: str, state: MemberState) -> bool | None:
+        """Whether it shows its share of the blob that we drew; None: there is nothing to ask it for, or nobody can dial it."""
+        ours = await asyncio.to_thread(self._draw, cluster, state)
+        if ours is None:
+            return None
+        due, root = await asyncio.to_thread(self._restorer.holders.in_cluster, ours, state.me, cluster)
+        if not all([await self._restorer.can_dial(peer) for peer in due]):
+            return None
+        return await self._shows(ours, due, root)
+
+    def _draw(self, cluster: str, state: MemberState) -> services.Share | None:
+        """Once a round, and again where our own time for it is over: it may be over there, too. Blocking."""
+        before = self._drawn.get(cluster)
+        if cluster not in self._drawn or (before is not None and before.blob not in self._shares):
+            ours = askable(state.manifest, state.head, state.me, cluster, self._shares.shares())
+            self._dice.shuffle(ours)
+            self._drawn[cluster] = next((each for each in ours if self._is_due(each, state.me, cluster)), None)
+        return self._drawn[cluster]
+
+    def _is_due(self, ours: services.Share, me: str, cluster: str) -> bool:
+        try:
+            return bool(self._restorer.holders.in_cluster(ours, me, cluster)[0])
+        except RemoteError:
+            return False
+
+    async def _shows(self, ours: services.Share, due: Mapping[str, Container[int]], root: bytes) -> bool:
+        """Whether one of a cluster's boxes proves the share that is its own, and sends a chunk that is drawn. Another's proves
+        nothing: whoever keeps none could pass that on."""
+        for answer in await self._restorer.ask(ours.blob, due, root=root):
+            share = answer.share
+            if (share.shares, share.needed) != (ours.shares, ours.needed) or share.index not in due[answer.peer]:
+                continue
             try:
                 await self._restorer.try_chunk(answer, self._dice.randrange)
             except RemoteError:
                 continue
             return True
         return False
+
+
+def askable(manifest: Manifest, head: Head, me: str, cluster: str, ours: Iterable[services.Share]) -> list[services.Share]:
+    """Those of our shares of whose blobs a cluster has its own, if it was counted when they were: made since it took its seat, so
+    long ago that they are there, and so late that they have room where all stages are hosted. We may host a few, and keep more."""
+    assert manifest.availability is not None, "the run shares"
+    here, stages = list(ours), manifest.model.stages
+    room = manifest.availability.megabytes * 1_000_000 * len(set(head.roster[me].stages_of(me))) // stages
+    held = [Held(share.round, share.state, share_bytes(share), share.blob) for share in here]
+    keep = worth_keeping(held, head.round, manifest.availability.rounds, room)
+    rounds = range(head.roster[cluster].joined, head.round - SETTLED + 1)
+    return [share for share in here if not share.state and share.round in rounds and share.blob in keep]

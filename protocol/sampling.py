@@ -2,7 +2,8 @@
 
 Where the run keeps shares (shares.py), each round some clusters are asked for one, each by several others; whom, and by whom, is
 drawn from the commit that opened the round, by standing. For which share somebody asks nobody else can know: his own dice say it,
-among the blobs of which he keeps a share himself, so that what has no room on anybody's disk any more is not asked for.
+once for the round, among the blobs of which he keeps a share himself, so that what has no room on anybody's disk any more is not
+asked for, and of those only of rounds in which the cluster was counted. The share must be the cluster's own.
 
     commit t - 1 opens round t     some clusters of its roster, and who asks each of them
     round t                        they ask, and again where they get no proof and no chunk

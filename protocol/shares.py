@@ -36,6 +36,7 @@ __all__ = [
     "leaf",
     "make_shares",
     "order",
+    "places",
     "root_over",
     "share_of",
     "worth_keeping",
@@ -119,6 +120,22 @@ def order(commit: bytes, blob: bytes, peers: Iterable[str]) -> list[str]:
 def share_of(commit: bytes, blob: bytes, peers: Sequence[str], me: str, code: Code) -> int | None:
     """The index of this peer's share; None: it holds none."""
     return order(commit, blob, peers).index(me) % code.shares if me in peers else None
+
+
+def places(
+    manifest: Manifest, roster: Mapping[str, Cluster], commit: bytes, ours: services.Share, me: str, peers: Iterable[str]
+) -> dict[str, frozenset[int]]:
+    """Indices of the shares that these peers hold of a blob of which we hold this one, by peer; none of who holds none. Of which
+    stage the blob is stands nowhere: they are of all those of which ours would be."""
+    found: dict[str, set[int]] = {}
+    for stage in (None, *range(manifest.model.stages)):
+        code, holding = code_in(manifest, roster, stage), hosts(roster, stage)
+        if code != (ours.shares, ours.needed) or share_of(commit, ours.blob, holding, me, code) != ours.index:
+            continue
+        for peer in peers:
+            if (index := share_of(commit, ours.blob, holding, peer, code)) is not None:
+                found.setdefault(peer, set()).add(index)
+    return {peer: frozenset(indices) for peer, indices in found.items()}
 
 
 def leaf(blob: bytes, size: int, code: Code, index: int, digest: bytes) -> bytes:

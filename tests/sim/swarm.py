@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dilocox.protocol import auditing, chain, events, member, norms, round
+from dilocox.protocol import auditing, chain, events, member, norms, round, sampling
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Head, HostRange, initial_head
@@ -243,7 +243,9 @@ class SimPeer:
             effective_rank=4.0,
             error=0.1,
             audit=digest("marks", self.name, head.digest) if self.run.audit.segments else b"",
+            shares=digest("shares", self.name, head.digest) if self.run.availability is not None else b"",
         )
+        self.sample()
         self.phase_ends = self.swarm.now + self.phase_seconds()
         self.feed(event)
 
@@ -257,6 +259,13 @@ class SimPeer:
     def score(self, contribution: Statement[pb.Contribution]) -> None:
         harmful = contribution.body.error > 1  # as much as a tensor-free model can say of it
         self.feed(member.Scored(contribution.digest, Score(2.0, 2.5, -0.5) if harmful else Score(2.0, 1.5, 0.5)))
+
+    def sample(self) -> None:
+        """Whom we are drawn to ask: most find the same of it, and some have another opinion, or none."""
+        for cluster in sampling.duties(sampling.due(self.run, self.head), self.name):
+            if self.swarm.random.random() < 0.9:
+                shown = digest("shows", cluster, self.head.digest)[0] < 128
+                self.feed(member.Sampled(cluster, shown is (self.swarm.random.random() < 0.9)))
 
     def audit(self, audit: auditing.Audit) -> None:
         taken = chain.taken(self.disk.commits[audit.round].body)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dilocox.protocol import chain, limits, round
 from dilocox.protocol.head import initial_head
+from dilocox.protocol.manifest import Availability, Manifest
 from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from tests.helpers import COORDINATOR, digest, identity, manifest
@@ -38,6 +39,8 @@ RUN = manifest(
     },
     scoring={"voters": 2},
 )
+SHARES = RUN.model_copy(update={"availability": Availability()})
+"""In which clusters are drawn to ask others for shares, and tell of it."""
 LIAR = 1
 """Who reports false states: one, for two thirds of three who agree on a state are believed."""
 NUMBER = st.integers(0, PEERS - 1)
@@ -195,6 +198,27 @@ def test_whatever_happens_to_a_cluster_of_boxes_the_run_goes_on_with_one_chain(s
         explore(faults, gone, seed, boxes=True)
 
 
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=SCHEDULES // 2, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(WITH_BOXES, st.booleans())
+def test_whatever_receipts_say_of_samples_the_run_goes_on_with_one_chain(schedule, boxes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "CLAIMS", PEERS + 1)
+        patch.setattr(limits, "CLUSTERS", 8)
+        faults, gone, seed = schedule
+        explore([fault for fault in faults if boxes or fault[0] != "cut boxes"], gone, seed, boxes, SHARES)
+
+
+def test_what_receipts_say_of_samples_costs_standing_in_explored_runs():
+    swarm = explore([], [], 3, run=SHARES)
+    assert any(member.standing.lacking for commit in swarm.commits for member in commit.body.roster)
+    assert any(receipt_of(signed).lacking for commit in swarm.commits for signed in commit.body.receipts)
+
+
+def receipt_of(signed: pb.Signed) -> pb.Receipt:
+    return pb.Receipt.FromString(signed.body)
+
+
 def hosting(swarm: Swarm, round: int) -> int:
     """How many boxes peer 0's cluster has on this round's roster."""
     roster = {member.cluster: member for member in swarm.commits[round].body.roster}
@@ -222,8 +246,10 @@ def test_the_last_one_who_leaves_does_not_say_what_the_model_is(monkeypatch: pyt
     explore([*faults, ("leave", [0, 1, 3, 4, 2], 80.0, 0.5)], [], 2912)
 
 
-def explore(faults: list[tuple[str, Any, float, float]], gone: list[int], seed: int, boxes: bool = False) -> Swarm:
-    swarm = Swarm(RUN, PEERS, seed, loss=0.002, delay=0.2)
+def explore(
+    faults: list[tuple[str, Any, float, float]], gone: list[int], seed: int, boxes: bool = False, run: Manifest = RUN
+) -> Swarm:
+    swarm = Swarm(run, PEERS, seed, loss=0.002, delay=0.2)
     if boxes:
         swarm.boxes(0, BOX)
     for fault in faults:

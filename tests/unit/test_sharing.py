@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from threading import Event
 
 import pytest
 
@@ -15,14 +16,17 @@ pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
 from dilocox.cli.shares import show, told
 from dilocox.node import sampling as node_sampling
 from dilocox.node.restoring import ASKED_AT_ONCE, Answer, Restorer
-from dilocox.node.sampling import Asker, Sample, Sampler
+from dilocox.node.sampling import Asker, Sample, Sampler, askable
 from dilocox.node.sharing import Sharing, named_by
 from dilocox.node.starts import Starts
 from dilocox.protocol import member, sampling, shares
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.facts import Sampled
+from dilocox.protocol.head import HostRange
+from dilocox.protocol.manifest import Availability
 from dilocox.protocol.member_state import MemberState
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.shares import Code, NamedBy
 from dilocox.transport import erasure
@@ -365,35 +369,134 @@ class Drawn:
         self.told.append(event)
 
 
+def drawn_to_ask(table: RealTable, sharers: list[Sharer]) -> tuple[Drawn, Asker, Sharer, str]:
+    """Somebody who is to ask in the open round; whom it asks, and its name."""
+    [asked] = sampling.due(table.run, table.head)
+    by_peer = {identity(sharer.peer.number).peer: sharer for sharer in sharers}
+    me = sorted(asked.samplers)[0]
+    us, restorer = Drawn(member.start(table.run, me, table.head)), by_peer[me].peer.exchange.shares
+    assert isinstance(restorer, Restorer)
+    return us, Asker(us, restorer, by_peer[me].kept, Random(1)), by_peer[asked.cluster], asked.cluster
+
+
 async def test_who_is_drawn_to_ask_hears_whether_the_shares_are_there(tmp_path: Path):
     async with sharing(tmp_path, ROUNDS) as (table, sharers):
-        [asked] = sampling.due(table.run, table.head)
-        by_peer = {identity(sharer.peer.number).peer: sharer for sharer in sharers}
-        me = sorted(asked.samplers)[0]
-        us = Drawn(member.start(table.run, me, table.head))
-        restorer = by_peer[me].peer.exchange.shares
-        assert isinstance(restorer, Restorer)
-        asker = Asker(us, restorer, by_peer[me].kept, Random(1))
+        us, asker, target, asked = drawn_to_ask(table, sharers)
+        me = us.state.me
         await asker.look()
-        assert us.told == [Sampled(asked.cluster, True)]
+        assert us.told == [Sampled(asked, True)]
         await asker.look()
         assert len(us.told) == 1, "once is enough in a round"
 
-        us.state = replace(us.state, head=replace(table.head, digest=next_that_asks(table, me, asked.cluster)))
-        by_peer[asked.cluster].peer.service.share = lambda blob: None  # it lost its disk, or never kept them
+        us.state = replace(us.state, head=replace(table.head, digest=next_that_asks(table, me, asked)))
+        target.peer.service.share = lambda blob: None  # it lost its disk, or never kept them
         await asker.look()
         await asker.look()
-        assert us.told[1:] == [Sampled(asked.cluster, False)] * 2, "it is asked again"
-        by_peer[asked.cluster].peer.service.share = by_peer[asked.cluster].kept.get
+        assert us.told[1:] == [Sampled(asked, False)] * 2, "it is asked again"
+        target.peer.service.share = target.kept.get
         await asker.look()
-        assert us.told[3:] == [Sampled(asked.cluster, True)]
+        assert us.told[3:] == [Sampled(asked, True)]
 
-        us.state = replace(us.state, head=replace(table.head, digest=next_that_asks(table, me, asked.cluster, 1)))
-        record = by_peer[me].peer.everybody.records[asked.cluster]
+        us.state = replace(us.state, head=replace(table.head, digest=next_that_asks(table, me, asked, 1)))
+        record = target.peer.everybody.records[asked]
         record.address, before = "", record.address
         await asker.look()
         assert len(us.told) == 4, "who cannot be dialled is asked by nobody"
         record.address = before
+
+
+async def test_who_passes_on_another_s_share_shows_none(tmp_path: Path):
+    """It keeps nothing, and asks others in turn: for proof and for chunks."""
+    async with sharing(tmp_path, ROUNDS) as (table, sharers):
+        us, asker, target, asked = drawn_to_ask(table, sharers)
+        other = next(sharer for sharer in sharers if identity(sharer.peer.number).peer not in (us.state.me, asked))
+        target.peer.service.share, target.peer.service.shelves = other.kept.get, (other.kept,)
+        await asker.look()
+        assert us.told == [Sampled(asked, False)]
+
+
+async def test_who_keeps_a_few_shares_is_not_asked_until_it_has_one(tmp_path: Path):
+    async with sharing(tmp_path, ROUNDS) as (table, sharers):
+        us, asker, target, asked = drawn_to_ask(table, sharers)
+        wanted: list[bytes] = []
+        target.peer.service.share = lambda blob: wanted.append(blob)  # nothing, yet
+        for _ in range(12):
+            await asker.look()
+        assert us.told == [Sampled(asked, False)] * 12
+        assert len(wanted) == 12
+        assert len(set(wanted)) == 1, "one is drawn for the round"
+        target.peer.service.share = target.kept.get
+        await asker.look()
+        assert us.told[12:] == [Sampled(asked, True)]
+
+
+async def test_who_lets_us_wait_keeps_nobody_else_from_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with sharing(tmp_path, ROUNDS) as (table, sharers):
+        us, asker, _, _ = drawn_to_ask(table, sharers)
+        monkeypatch.setattr(sampling, "PART", 2)
+        heads = (replace(table.head, digest=digest_of([bytes([number])])) for number in range(99))
+        duties = ((head, sampling.duties(sampling.due(table.run, head), us.state.me)) for head in heads)
+        head, (slow, *others) = next((head, asked) for head, asked in duties if len(asked) > 1)
+        us.state = replace(us.state, head=head)
+        target = next(sharer for sharer in sharers if identity(sharer.peer.number).peer == slow)
+        others_were_asked = Event()
+
+        def tell(event: Sampled) -> None:
+            us.told.append(event)
+            if len(us.told) == len(others):
+                others_were_asked.set()
+
+        def late(blob: bytes) -> services.Share | None:
+            assert others_were_asked.wait(9)
+            return target.kept.get(blob)
+
+        monkeypatch.setattr(us, "feed", tell)
+        target.peer.service.share = late
+        await asker.look()
+        assert sorted(us.told[:-1], key=str) == sorted((Sampled(other, True) for other in others), key=str)
+        assert us.told[-1] == Sampled(slow, True)
+
+
+async def test_nobody_is_asked_for_what_it_need_not_have_had(tmp_path: Path):
+    """It was not counted while the others were: it may have been away."""
+    async with sharing(tmp_path, 0) as (table, sharers):
+        away = next(each.cluster for each in sampling.due(table.run, table.head))
+        number = next(number for number in range(PEERS) if identity(number).peer == away)
+        others = [each for each in range(PEERS) if each != number]
+        table.contribute(range(PEERS)).vote(range(PEERS), {number: pb.REASON_UNAVAILABLE})
+        assert table.counted() == others
+        assert away in table.head.roster
+        for sharer in sharers:
+            sharer.follow(table, len(table.commits) - 1)
+        us = Drawn(member.start(table.run, identity(others[0]).peer, table.head))
+        us.state = replace(us.state, head=replace(table.head, digest=next_that_asks(table, us.state.me, away)))
+        restorer = sharers[others[0]].peer.exchange.shares
+        assert isinstance(restorer, Restorer)
+        asker = Asker(us, restorer, sharers[others[0]].kept, Random(1))
+        sharers[number].peer.service.share = lambda blob: None
+        await asker.look()
+        assert us.told == []
+
+
+async def test_who_hosts_a_few_stages_asks_for_what_has_room_where_all_are_hosted(tmp_path: Path):
+    async with sharing(tmp_path, 0) as (table, _):
+        me, cluster = sorted(table.head.roster)[:2]
+        million = services.Share(size=1_000_000, shares=2, needed=1)
+        ours = [services.Share(blob=bytes([round]), round=round) for round in range(1, 9)]
+        for share in ours:
+            share.MergeFrom(million)
+        run = table.run.model_copy(update={"availability": Availability(megabytes=5)})
+        lone = replace(table.head, round=9)
+        half = replace(lone.roster[me], hosts=(HostRange(me, 0, 1, 0), HostRange("box", 1, 1, 0)))
+        rounds = [
+            {share.round for share in askable(run, head, me, cluster, ours)}
+            for head in (lone, replace(lone, roster={**lone.roster, me: half}))
+        ]
+        assert rounds == [{4, 5, 6, 7, 8}, {7, 8}]
+        newcomer = replace(lone.roster[cluster], joined=8)
+        assert {s.round for s in askable(run, replace(lone, roster={**lone.roster, cluster: newcomer}), me, cluster, ours)} == {
+            8
+        }
 
 
 def next_that_asks(table: RealTable, me: str, cluster: str, skip: int = 0) -> bytes:
