@@ -9,7 +9,7 @@ asked for, and of those only of rounds in which the cluster was counted. The sha
     round t                        they ask, and again where they get no proof and no chunk
     receipts of round t            whom they found without
     commit t                       two thirds of what was drawn, and never one alone, found a cluster without, and it contributed in
-                                   this round: its standing goes down as if it had not been counted
+                                   this round: its standing goes down by a quarter of what there is to earn, to a newcomer's at most
 
 Heartbeats would not do: they are in no commit, and standing is read off the chain by everybody. Who went is absent and no more;
 whoever cannot be dialled is asked by nobody.

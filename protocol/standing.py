@@ -8,7 +8,7 @@ counted for as long as others' has. In a run with an allow-list the owner named 
     takes a seat later                        a sixteenth of them, or what is left of what it had
     counted                                   one more
     not counted while others are, or away     one less, down to a newcomer's
-    counted, without its shares (sampling.py) one less, down to a newcomer's
+    counted, without its shares (sampling.py) a quarter of all less, down to a newcomer's
     refused for what it did                   a quarter of all less
     signed two different things for one slot  one is left
 
@@ -137,10 +137,17 @@ def _after_a_round(
     most = manifest.standing_rounds
     if not most:
         return record
-    if counted and not lacking:
+    if counted and lacking:  # it is looked for in one round of eight: a round's worth would be earned again before the next
+        return record._replace(earned=_down(manifest, record.earned, max(1, most // REFUSAL_SHARE)))
+    if counted:
         return record._replace(earned=min(most, record.earned + 1))
     if why == pb.REASON_EQUIVOCATION:
         return record._replace(earned=1)
     if refused:
         return record._replace(earned=max(1, record.earned - max(1, most // REFUSAL_SHARE)))
-    return record._replace(earned=max(min(record.earned, newcomer(manifest).earned), record.earned - 1))
+    return record._replace(earned=_down(manifest, record.earned, 1))
+
+
+def _down(manifest: Manifest, earned: int, rounds: int) -> int:
+    """So many less, but not below a newcomer's."""
+    return max(min(earned, newcomer(manifest).earned), earned - rounds)

@@ -92,7 +92,7 @@ def test_a_receipt_tells_of_the_samples_that_were_its_voter_s():
         assert "not drawn for" in sampling.finding_fault(drawn, liar, said)
 
 
-def test_who_is_found_without_its_shares_loses_standing_as_if_it_had_not_been_counted():
+def test_who_is_found_without_its_shares_loses_more_standing_than_it_earns_between_two_looks():
     run = run_of()
     records = {name(number): Record(20, counted=20) for number in range(4)}
 
@@ -101,10 +101,17 @@ def test_who_is_found_without_its_shares_loses_standing_as_if_it_had_not_been_co
 
     found = after(set(records), {name(1)})
     assert found[name(0)] == Record(21, counted=21)
-    assert found[name(1)] == Record(19, counted=21, lacking=1)
+    assert found[name(1)] == Record(20 - ROUNDS // 4, counted=21, lacking=1)
     refused = after(set(records) - {name(1)}, {name(1)}, {name(1): pb.REASON_HARMS})[name(1)]
     assert refused.earned == 20 - ROUNDS // standing.REFUSAL_SHARE, "once, and for the worse of the two"
     newcomer = standing.newcomer(run)
+    for earned in range(newcomer.earned, ROUNDS + 1):
+        once = {name(0): Record(earned)}
+        for round in range(sampling.PART):  # found in one of so many rounds, and counted in all
+            once = standing.after(
+                run, once, {name(0)}, {}, set(), set(), {name(0)} if not round else (), {name(0)}, genesis=False
+            )
+        assert once[name(0)].earned <= max(earned, newcomer.earned + sampling.PART), "it does not earn more than it loses"
     low = standing.after(run, {name(0): newcomer}, {name(0)}, {}, set(), set(), {name(0)}, {name(0)}, genesis=False)
     assert low[name(0)].earned == newcomer.earned
 
