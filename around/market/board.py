@@ -5,7 +5,7 @@ import base64
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from dilocox.protocol.crypto import Identity
@@ -59,12 +59,16 @@ class Board:
 
 
 @asynccontextmanager
-async def opened(identity: Identity, host: str, bootstrap: Sequence[str], port: int = 0) -> AsyncIterator[Board]:
+async def opened(
+    identity: Identity, host: str, bootstrap: Sequence[str], port: int = 0, home: Path | None = None
+) -> AsyncIterator[Board]:
     """While this is open our node keeps others' listings, too. `identity`: the node's; `host`: by which others reach this machine;
-    `bootstrap`: multiaddrs of some who are there."""
+    `bootstrap`: multiaddrs of some who are there; `home`: where the identity lies, if anywhere: its libp2p form lies nowhere else,
+    whatever ends us."""
     at = port or choose_port()
-    with tempfile.TemporaryDirectory(prefix="dilocox-market-") as folder:
-        settings = DhtSettings(MARKET, identity, Path(folder), f"/ip4/0.0.0.0/tcp/{at}", tuple(bootstrap))
+    with ExitStack() as stack:
+        folder = home or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dilocox-market-")))
+        settings = DhtSettings(MARKET, identity, folder, f"/ip4/0.0.0.0/tcp/{at}", tuple(bootstrap))
         dht = Dht(settings)
         running = asyncio.create_task(dht.run())
         try:
