@@ -21,7 +21,7 @@ from rich.text import Text
 
 from dilocox.cli.exits import Exit
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.ids import JoinLink, printable
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.archive.sealing import load_key
 from dilocox.transport.archive.source import ArchivePlace
@@ -150,7 +150,8 @@ def testnet_folder() -> Path:
 def fail(message: str, exit: Exit = Exit.UNEXPECTED, help: str | None = None, code: str | None = None) -> NoReturn:
     """Say what failed and one thing to do, and exit. `code`: of views/faults.py; None: what follows from the exit."""
     code = CODES[exit] if code is None else code
-    errors.print(Text.assemble((f"error[{code}]", "bold red"), f": {message}"), soft_wrap=True)
+    said = "\n".join(map(printable, message.split("\n")))  # others' words may be in it
+    errors.print(Text.assemble((f"error[{code}]", "bold red"), f": {said}"), soft_wrap=True)
     if help:
         errors.print(f"  help  {help}", highlight=False, soft_wrap=True)
     raise typer.Exit(exit)

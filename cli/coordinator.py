@@ -109,7 +109,7 @@ async def _announced(
 
     identity = settings.identity or load_identity(settings.home / "identity.key")
     chain = run_folder(settings.home, settings.manifest.run_id) / "chain.db"
-    telling = asyncio.create_task(announced(market, port, settings.listen.host, identity, there, chain))
+    telling = asyncio.create_task(announced(market, port, settings.listen.host, identity, there, chain, settings.home))
     try:
         await run_coordinator(settings, begun, appraise)
     finally:

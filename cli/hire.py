@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_IMODE
 from typing import Annotated, Any
 
 import typer
@@ -140,9 +141,9 @@ def _told_of(each: Offered) -> dict[str, Any]:
 
 
 def _admit(run_file: Path, text: str, peers: Sequence[str]) -> None:
-    changed = with_allowed(text, peers)
-    write_atomically(run_file, changed.encode())
+    changed, place = with_allowed(text, peers), run_file.resolve()
     manifest = Manifest.from_toml(changed)
+    write_atomically(place, changed.encode(), mode=S_IMODE(place.stat().st_mode))
     console.print(
         f"{len(manifest.admission.allow)} may take part in {printable(manifest.run.name)}; its id is now {manifest.run_id.hex()}",
         highlight=False,
@@ -151,14 +152,33 @@ def _admit(run_file: Path, text: str, peers: Sequence[str]) -> None:
 
 
 def with_allowed(text: str, peers: Iterable[str]) -> str:
-    """A run file with these on its allow-list, too. Raises ConfigError where one is no peer id."""
+    """A run file, of a manifest, with these on its allow-list, too. Raises ConfigError where one is no peer id, or where the
+    file is written so that a person has to do it."""
     for peer in peers:
         try:
             key_of_peer(peer)
         except ValueError as error:
             raise ConfigError(f"{peer} is no peer id: `dilocox hire RUN.toml` lists those who offer") from error
-    admission = tomllib.loads(text).get("admission", {})
+    said = tomllib.loads(text)
+    admission = said.get("admission", {})
     allow = list(dict.fromkeys([*admission.get("allow", ()), *peers]))
+    changed = _with_admission(text, allow)
+    try:
+        holds = tomllib.loads(changed) == {**said, "admission": {**admission, "policy": "allow-list", "allow": allow}}
+    except tomllib.TOMLDecodeError:
+        holds = False
+    if not holds:
+        lines = "".join(f'\n  "{peer}",' for peer in allow)
+        raise ConfigError(
+            f'the admission of this run file is written in a way that is not edited here: write policy = "allow-list" and '
+            f"allow = [{lines}\n] into it by hand"
+        )
+    return changed
+
+
+def _with_admission(text: str, allow: Iterable[str]) -> str:
+    """As run files are written; what comes out of any other is to be looked at."""
+    text = text if text.endswith("\n") else f"{text}\n"
     lines = 'policy = "allow-list"\nallow = [\n' + "".join(f'  "{peer}",\n' for peer in allow) + "]\n"
     section = re.search(r"^\[admission\][^\n]*\n(.*?)(?=^\[|\Z)", text, re.M | re.S)
     if section is None:

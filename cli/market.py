@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from secrets import token_bytes
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,13 +46,13 @@ def check_addresses(market: Sequence[str]) -> None:
 
 @asynccontextmanager
 async def opened_board(
-    market: Sequence[str], host: str | None = None, identity: Identity | None = None, port: int = 0
+    market: Sequence[str], host: str | None = None, identity: Identity | None = None, port: int = 0, home: Path | None = None
 ) -> AsyncIterator["Board"]:
-    """As the board's own. `identity`: None: one that is forgotten. Raises ConfigError."""
+    """As the board's own. `identity`: None: one that is forgotten. `home`: where it lies. Raises ConfigError."""
     from dilocox.around.market import board
 
     check_addresses(market)
-    async with board.opened(identity or Identity(token_bytes(32)), market, host, port) as opened:
+    async with board.opened(identity or Identity(token_bytes(32)), market, host, port, home) as opened:
         yield opened
 
 

@@ -29,7 +29,7 @@ from dilocox.transport.rates import bits_per_second
 if TYPE_CHECKING:
     from dilocox.around.market.board import Board
 
-__all__ = ["invitations", "offer"]
+__all__ = ["invitations", "offer", "offered"]
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,8 @@ def offer(
 ) -> None:
     """Offer this machine until Ctrl-C, and say when a run asks for it by name."""
     set_up_logging(verbose=False)
-    identity, machine = load_identity((home or base_folder() / "node") / "identity.key"), this_machine(devices)
+    folder = home or base_folder() / "node"
+    identity, machine = load_identity(folder / "identity.key"), this_machine(devices)
     proves = _prover(identity, simulated_measurement) if attest else None
 
     def made(until: int) -> pb.Offer:
@@ -82,7 +83,7 @@ def offer(
 
     made(0)  # what is wrong with it is said before it is offered
     console.print(f"{identity.peer} is offered until Ctrl-C", highlight=False)
-    asyncio.run(_offered(market or (), market_port or 0, host, identity, made))
+    asyncio.run(offered(market or (), market_port or 0, host, identity, folder, made))
 
 
 def _prover(identity: Identity, simulated: Path | None) -> Callable[[bytes], pb.BoundEvidence]:
@@ -100,8 +101,11 @@ def _prover(identity: Identity, simulated: Path | None) -> Callable[[bytes], pb.
     return prove
 
 
-async def _offered(market: Sequence[str], port: int, host: str, identity: Identity, made: Callable[[int], pb.Offer]) -> None:
-    async with opened_board(market, host, identity, port) as board, asyncio.TaskGroup() as tasks:
+async def offered(
+    market: Sequence[str], port: int, host: str, identity: Identity, home: Path, made: Callable[[int], pb.Offer]
+) -> None:
+    """For ever. `home`: where the identity lies; `made`: what is said until that Unix second."""
+    async with opened_board(market, host, identity, port, home) as board, asyncio.TaskGroup() as tasks:
         log.info("this machine is offered in the market; others begin at %s", board.address)
         tasks.create_task(board.announce_forever(identity, pb.KIND_OFFER, made))
         tasks.create_task(_say_invitations(board, identity.peer))

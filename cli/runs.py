@@ -101,15 +101,22 @@ def _told(seat: Seat) -> dict[str, Any]:
 
 
 async def announced(
-    market: Sequence[str], port: int, host: str, identity: Identity, link: "asyncio.Future[JoinLink]", chain: Path
+    market: Sequence[str],
+    port: int,
+    host: str,
+    identity: Identity,
+    link: "asyncio.Future[JoinLink]",
+    chain: Path,
+    home: Path,
 ) -> None:
-    """Say for ever that a run looks for machines, once its link is there. `identity`: its coordinator's; `chain`: where it lies."""
+    """Say for ever that a run looks for machines, once its link is there. `identity`: its coordinator's, of `home`; `chain`: where
+    it lies."""
     said = str(await link)
 
     def job(until: int) -> pb.Job:
         with ChainFile.for_reading(chain) as read:
             return pb.Job(link=said, expires_at=until, manifest=read.signed_manifest, appointment=read.newest_word)
 
-    async with opened_board(market, host, identity, port) as board:
+    async with opened_board(market, host, identity, port, home) as board:
         log.info("this run is announced in the market; others begin at %s", board.address)
         await board.announce_forever(identity, pb.KIND_JOB, job)

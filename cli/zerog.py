@@ -1,6 +1,7 @@
 """`dilocox zerog store | restore | disperse | retrieve`: a run's archive on 0G Storage, and its chain on 0G's data availability."""
 
 import asyncio
+import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -44,6 +45,13 @@ DaOption = Annotated[str, typer.Option("--da", metavar="URL", help="A disperser:
 RecordOption = Annotated[Path, typer.Option("--record", metavar="FILE", help="What was handed over; made where there is none.")]
 
 
+def _check_place(record: Path) -> None:
+    """Before anything is paid for. Raises ConfigError where a record cannot be written."""
+    folder = record.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or record.is_dir():
+        raise ConfigError(f"--record {record}: no file can be written there: name one in a folder that is there")
+
+
 def _need_sdk() -> None:
     """Raises ConfigError where 0G's SDK is not installed."""
     if any(find_spec(name) is None for name in ("Crypto", "web3", "core")):
@@ -66,6 +74,7 @@ def store(
     from dilocox.around.zerog.network import Network
     from dilocox.around.zerog.volume import Stored, new_objects, split
 
+    _check_place(record)
     opened = open_archive(archive, archive_key)
     stored = _read_stored(record, opened.run_id) if record.exists() else Stored(run=opened.run_id.hex())
     sizes = new_objects(opened.storage.sizes(""), stored)
@@ -154,7 +163,7 @@ def _restore(network: "Network", root: bytes, folder: Path, bar: Working) -> Non
     wanted: bytes | None = root
     while wanted is not None:
         bar.begin(f"fetching the volume {wanted.hex()[:16]}…")
-        with tempfile.TemporaryDirectory(prefix=".volume.", dir=folder.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=".volume.", dir=folder) as scratch:
             path = Path(scratch) / "volume"
             network.get(wanted, path)
             with path.open("rb") as file:
@@ -173,6 +182,8 @@ def disperse(
 ) -> None:
     """Disperse the commits of a run that are not dispersed yet, and wait until they are final."""
     from dilocox.around.zerog.dispersed import new_record, read_record, waiting
+
+    _check_place(record)
 
     async def nothing(_: object) -> int:
         return 0

@@ -111,6 +111,9 @@ LISTING_SECONDS = 2 * 3600
 LISTINGS = 512
 """Jobs, and as many offers, that one peer of the market keeps for others, and that one reader looks at."""
 
+LISTINGS_BYTES = 3 * MIB
+"""Jobs, and as much of offers, that one peer keeps: libp2p carries 4 MiB in an answer, and one with more does not come at all."""
+
 DHT_STRANGERS = 1024
 """Records of peers that the run does not know, kept by one peer for others to find: each is about 1 KiB."""
 

@@ -292,9 +292,10 @@ def _check_appointment(body: pb.Appointment) -> None:
 
 def _check_job(body: pb.Job) -> None:
     try:
-        JoinLink.parse(body.link)
+        written = str(JoinLink.parse(body.link))
     except DilocoxError as error:
         raise RemoteError(pb.REASON_MALFORMED, "the link is no join link") from error
+    _require(written == body.link, "the link is not as links are written")  # it is shown, and pasted into shells
 
 
 def _check_offer(body: pb.Offer) -> None:

@@ -111,8 +111,8 @@ class ListingValidator(RecordValidatorBase):
     """Stores nothing but jobs and offers that count, each under its signer's key and name, and so many of each kind."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, dict[str, float]] = {kind: {} for kind in market.KINDS}
-        """By kind and peer: when it expires."""
+        self._kept: dict[int, dict[str, tuple[float, int]]] = {kind: {} for kind in market.KINDS}
+        """By kind and peer: when it expires, and its bytes."""
 
     def validate(self, record: DHTRecord) -> bool:
         try:
@@ -122,20 +122,21 @@ class ListingValidator(RecordValidatorBase):
             here = record.key == DHTID.generate(source=market.place_of(listing)).to_bytes()
             named = record.subkey == MSGPackSerializer.dumps(listing.peer)
             lives = record.expiration_time <= listing.body.expires_at
-            return here and named and lives and self._has_room(listing.kind, listing.peer, record.expiration_time, now)
+            fits = here and named and lives
+            return fits and self._has_room(self._kept[listing.kind], listing.peer, record.expiration_time, len(value), now)
         except (RemoteError, ValueError, TypeError):
             return False
         except Exception:  # as of peer records
             return False
 
-    def _has_room(self, kind: int, peer: str, expires: float, now: float) -> bool:
-        kept = self._kept[kind]
-        if peer not in kept and len(kept) >= limits.LISTINGS:
-            for other in [other for other, end in kept.items() if end <= now]:
-                del kept[other]
-            if len(kept) >= limits.LISTINGS:
-                return False
-        kept[peer] = max(expires, kept.get(peer, 0.0))
+    def _has_room(self, kept: dict[str, tuple[float, int]], peer: str, expires: float, size: int, now: float) -> bool:
+        for other in [other for other, (end, _) in kept.items() if end <= now]:
+            del kept[other]
+        until, most = kept.get(peer, (0.0, 0))
+        held = sum(each for other, (_, each) in kept.items() if other != peer)
+        if (peer not in kept and len(kept) >= limits.LISTINGS) or held + max(size, most) > limits.LISTINGS_BYTES:
+            return False
+        kept[peer] = max(expires, until), max(size, most)
         return True
 
 

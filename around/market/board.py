@@ -5,7 +5,7 @@ import base64
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from dilocox.protocol.crypto import Identity
@@ -59,13 +59,17 @@ class Board:
 
 
 @asynccontextmanager
-async def opened(identity: Identity, bootstrap: Sequence[str], host: str | None = None, port: int = 0) -> AsyncIterator[Board]:
+async def opened(
+    identity: Identity, bootstrap: Sequence[str], host: str | None = None, port: int = 0, home: Path | None = None
+) -> AsyncIterator[Board]:
     """`identity`: our node's; `bootstrap`: multiaddrs of some who are there. `host`: by which others reach this machine: our node
-    keeps their listings, too, while this is open; None: it only asks, and listens to this machine alone."""
+    keeps their listings, too, while this is open; None: it only asks, and listens to this machine alone. `home`: where the identity
+    lies, if anywhere: its libp2p form lies nowhere else, whatever ends us."""
     at, keeps = port or choose_port(), host is not None
     listen = f"/ip4/{'0.0.0.0' if keeps else '127.0.0.1'}/tcp/{at}"
-    with tempfile.TemporaryDirectory(prefix="dilocox-market-") as folder:
-        settings = DhtSettings(MARKET, identity, Path(folder), listen, tuple(bootstrap), keeps)
+    with ExitStack() as stack:
+        folder = home or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dilocox-market-")))
+        settings = DhtSettings(MARKET, identity, folder, listen, tuple(bootstrap), keeps)
         dht = Dht(settings)
         running = asyncio.create_task(dht.run())
         try:

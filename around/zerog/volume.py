@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, BinaryIO, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
@@ -97,13 +97,19 @@ def _damaged(why: str) -> RemoteError:
 
 
 def fill(file: BinaryIO, header: Header, folder: Path) -> None:
-    """Write the objects of a volume that are not there yet; `file` stands where they begin. Blocking. Raises OSError."""
+    """Write the objects of a volume that are not there yet; `file` stands where they begin. Blocking. Raises OSError, RemoteError
+    where a name is a file's and a folder's."""
     for name, size in header.objects:
         path = folder / PurePosixPath(name)
+        if path.is_dir():
+            raise _damaged(f"{name} is a folder of others")
         if path.exists():
             file.seek(size, os.SEEK_CUR)
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise _damaged(f"{name} lies below what is a file") from error
         with path.open("wb") as target:
             while size:
                 size -= target.write(file.read(min(COPIED, size)))
@@ -120,6 +126,12 @@ class Stored(BaseModel):
     """Of the last volume."""
     objects: frozenset[Name] = frozenset()
     """In all of them."""
+
+    @model_validator(mode="after")
+    def _has_a_root_for_objects(self) -> "Stored":
+        if bool(self.objects) != (self.root is not None):
+            raise ValueError("it names objects and no volume that holds them, or a volume of none")
+        return self
 
     @property
     def last(self) -> bytes | None:

@@ -1,5 +1,7 @@
 """Jobs and offers: what counts, who may say it, what hostile entries come to; the DHT itself is in tests/e2e/test_market.py."""
 
+import asyncio
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from dilocox.protocol.market import BUCKETS, MARKET, bucket_of, key_of, nonce_of
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.dht_child import DHTID, PLAIN, DHTRecord, ListingValidator, MSGPackSerializer, get_dht_time
-from tests.helpers import digest, identity, manifest
+from tests.helpers import digest, identity, manifest, until
 
 NOW = 1_800_000_000
 ME, OTHER = identity(1), identity(2)
@@ -69,6 +71,9 @@ def test_a_job_and_an_offer_count_until_they_expire():
         job(link=link_of(OTHER.peer)),
         job(link="dilocox://nonsense"),
         job(link=""),
+        job(link=link_of(ME.peer) + "&x=';echo pasted;'"),
+        job(link=link_of(ME.peer) + "&x=\x1b]0;title\x07"),
+        job(link=f" {link_of(ME.peer)}"),
         job(manifest=signed(run_of(OTHER.peer)), link=link_of(ME.peer, run_of(OTHER.peer))),
         job(manifest=signed(run_of(ME.peer), by=ME)),
         job(manifest=signed(run_of(ME.peer, rounds={"count": 9}))),
@@ -122,15 +127,15 @@ def record(listing: Statement, key: str = "", subkey: str = "", lives: float | N
 
 
 def test_a_node_keeps_what_counts_under_its_signers_name_alone():
-    until = int(get_dht_time()) + 1000
+    expires = int(get_dht_time()) + 1000
     keeps = ListingValidator().validate
-    listing = offer(expires_at=until)
+    listing = offer(expires_at=expires)
     assert keeps(record(listing))
-    assert keeps(record(job(expires_at=until)))
+    assert keeps(record(job(expires_at=expires)))
     assert not keeps(record(listing, subkey=OTHER.peer))
     assert not keeps(record(listing, key=key_of(pb.KIND_JOB, bucket_of(ME.peer))))
-    assert not keeps(record(listing, lives=until + 1))
-    assert not keeps(record(offer(expires_at=until - 2000)))
+    assert not keeps(record(listing, lives=expires + 1))
+    assert not keeps(record(offer(expires_at=expires - 2000)))
     plain = record(listing)
     assert not keeps(DHTRecord(plain.key, PLAIN, plain.value, plain.expiration_time))
     assert not keeps(DHTRecord(plain.key, plain.subkey, b"\xc1 nonsense", plain.expiration_time))
@@ -148,15 +153,37 @@ def test_a_node_keeps_so_many_of_each_kind_and_has_room_again_when_they_expire(m
     assert keeps(record(offer(identity(9), expires_at=now + 2000)))
 
 
+def test_what_a_node_keeps_of_a_kind_passes_in_one_answer(monkeypatch: pytest.MonkeyPatch):
+    now = int(get_dht_time())
+    keeps = ListingValidator().validate
+    small, large = (record(offer(expires_at=now + 1000, hours=hours)) for hours in ("", "x" * 20))
+    monkeypatch.setattr(limits, "LISTINGS_BYTES", len(raw(offer(expires_at=now + 1000, hours=""))) * 2 + 10)
+    assert keeps(small)
+    assert keeps(record(offer(OTHER, expires_at=now + 1000)))
+    assert not keeps(record(offer(identity(3), expires_at=now + 1000)))
+    assert not keeps(large), "what it is replaced by counts, too"
+    assert keeps(small), "and who is there may say it again"
+    monkeypatch.setattr("dilocox.transport.dht_child.get_dht_time", lambda: now + 999.5)
+    assert not keeps(record(offer(identity(3), expires_at=now + 2000)))
+    monkeypatch.setattr("dilocox.transport.dht_child.get_dht_time", lambda: now + 1000)
+    assert keeps(record(offer(identity(3), expires_at=now + 2000)))
+
+
+def test_the_most_that_is_kept_of_a_kind_fits_libp2ps_answer():
+    from hivemind.p2p.p2p_daemon_bindings.control import DEFAULT_MAX_MSG_SIZE
+
+    assert limits.JOB_BYTES < limits.LISTINGS_BYTES <= DEFAULT_MAX_MSG_SIZE * 7 // 8, "keys and addresses come with it"
+
+
 # What an offer's evidence is worth
 
 
-def proved(signer=ME, run=MARKET, nonce: bytes | None = None, until: int | None = None) -> Statement:
-    until = int(time.time()) + 1000 if until is None else until
-    nonce = nonce_of(until) if nonce is None else nonce
+def proved(signer=ME, run=MARKET, nonce: bytes | None = None) -> Statement:
+    expires = int(time.time()) + 1000
+    nonce = nonce_of(expires) if nonce is None else nonce
     evidence = simulated.make(report_data(SIMULATED, signer.key, run, nonce), bytes(48))
     bound = pb.BoundEvidence(key=signer.key, run=run, nonce=nonce, evidence=evidence.message())
-    return offer(ME, expires_at=until, evidence=bound)
+    return offer(ME, expires_at=expires, evidence=bound)
 
 
 def test_an_offer_is_attested_where_its_evidence_was_made_for_it():
@@ -180,6 +207,22 @@ def test_who_is_invited_hears_of_it():
     jobs = [job(manifest=signed(run), link=link_of(ME.peer, run)), job()]
     assert invitations(jobs, OTHER.peer) == {link_of(ME.peer, run)}
     assert invitations(jobs, identity(5).peer) == set()
+
+
+async def test_an_identity_that_is_offered_lies_nowhere_but_in_its_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from dilocox.cli.offer import offered
+
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    offering = asyncio.create_task(offered((), 0, "127.0.0.1", ME, home, lambda end: pb.Offer(expires_at=end, devices=1)))
+    try:
+        await until(lambda: (home / "libp2p.key").exists() or any(elsewhere.iterdir()))
+        assert list(elsewhere.iterdir()) == [], "a process that is killed leaves it there"
+    finally:
+        offering.cancel()
+        await asyncio.wait([offering])
 
 
 # Whom a run admits
@@ -219,6 +262,46 @@ def test_who_is_hired_comes_onto_the_allow_list_and_all_else_stays(section: str,
         k: v for k, v in was.get("admission", {}).items() if k not in ("policy", "allow")
     }
     assert {k: v for k, v in rest.items() if k != "admission"} == {k: v for k, v in was.items() if k != "admission"}
+
+
+@pytest.mark.parametrize("last", ['policy = "open"', f'policy = "allow-list"\nallow = ["{OTHER.peer}"]'])
+def test_a_run_file_without_its_last_line_s_end_is_edited_too(last: str):
+    assert ME.peer in admitted(with_allowed(f"{RUN_FILE}[admission]\n{last}", [ME.peer]))[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'admission = { policy = "open" }\n' + RUN_FILE,
+        'admission.policy = "open"\n' + RUN_FILE,
+        RUN_FILE + '["admission"]\npolicy = "open"\n',
+        RUN_FILE + '[admission]\n"policy" = "open"\n',
+        RUN_FILE + f'[admission]\npolicy = "allow-list"\nallow = [\n  "{OTHER.peer}",  # one ] of them\n]\n',
+        '[run]\nname = """\n[admission]\npolicy = 1\n"""\n',
+    ],
+)
+def test_a_run_file_that_is_written_in_another_way_is_left_to_a_person(text: str):
+    with pytest.raises(ConfigError, match=f"by hand|{ME.peer}"):
+        with_allowed(text, [ME.peer])
+
+
+def test_a_run_file_keeps_its_mode_and_its_place_and_is_left_as_it_is_where_it_cannot_be_edited(tmp_path: Path):
+    from dilocox.cli.hire import hire
+    from dilocox.cli.init import render_preset
+
+    there, named = tmp_path / "there.toml", tmp_path / "run.toml"
+    there.write_text(render_preset("tiny", "t", "00" * 32))
+    there.chmod(0o600)
+    named.symlink_to(there)
+    hire(named, [ME.peer])
+    assert named.is_symlink()
+    assert there.stat().st_mode & 0o777 == 0o600
+    assert ME.peer in there.read_text()
+    other = there.read_text().replace("[admission]", '["admission"]')
+    there.write_text(other)
+    with pytest.raises(ConfigError):
+        hire(named, [OTHER.peer])
+    assert there.read_text() == other
 
 
 def test_who_is_no_peer_is_not_hired():

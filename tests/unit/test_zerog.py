@@ -230,6 +230,80 @@ def test_an_archive_is_stored_as_it_grows_and_restored_from_one_root(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("names", [["a", "a/b"], ["a/b", "a"]])
+def test_a_volume_whose_names_are_a_file_s_and_a_folder_s_is_refused(names: list[str], tmp_path: Path):
+    header = volume.Header(before=None, objects=[(name, 1) for name in names])
+    with pytest.raises(RemoteError, match="no volume"):
+        fill(io.BytesIO(b"xy"), header, tmp_path)
+
+
+def test_nothing_is_paid_for_where_no_record_of_it_can_be_written(
+    say: Callable[..., tuple[int, str]], network: dict[bytes, bytes], archive: FolderStorage, tmp_path: Path
+):
+    archive.put("archive.json", json.dumps({"format": "dilocox-archive-1", "run": "ab" * 32, "check": ""}).encode())
+    paying = ("--indexer", "i", "--rpc", "r", "--key", "k", "--send")
+    code, said = say("store", tmp_path / "archive", "--record", tmp_path / "none" / "record", *paying)
+    assert code == 2
+    assert "name one in a folder that is there" in said
+    assert not network
+    code, said = say("disperse", "--record", tmp_path, "--da", "grpc://127.0.0.1:1", "--home", tmp_path / "node", "--send")
+    assert code == 2
+    assert "name one in a folder that is there" in said
+
+
+def test_what_lies_half_fetched_is_gone_once_it_is_restored(
+    say: Callable[..., tuple[int, str]],
+    network: dict[bytes, bytes],
+    archive: FolderStorage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    write_volume(archive, list(OBJECTS), None, tmp_path / "volume")
+    root = root_of(tmp_path / "volume")
+    network[root] = (tmp_path / "volume").read_bytes()
+    whole = Network.get
+    seen: list[Path] = []
+
+    def get(self: Network, root: bytes, path: Path) -> None:
+        seen.append(path)
+        whole(self, root, path)
+
+    monkeypatch.setattr(Network, "get", get)
+    assert say("restore", root.hex(), tmp_path / "again", "--indexer", "i")[0] == 0
+    assert tmp_path / ".again.part" in seen[0].parents, "which the next call clears, should this one be killed"
+    assert objects_in(tmp_path / "again") == OBJECTS
+
+
+def test_what_others_say_of_an_error_reaches_no_terminal_as_control(
+    say: Callable[..., tuple[int, str]], network: dict[bytes, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def get(self: Network, root: bytes, path: Path) -> None:
+        raise RemoteError(wire.REASON_UNAVAILABLE, "0G Storage: \x1b]0;title\x07\x1b[2J")
+
+    monkeypatch.setattr(Network, "get", get)
+    code, said = say("restore", "ab" * 32, tmp_path / "again", "--indexer", "i")
+    assert code != 0
+    assert "0G Storage" in said
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize("lie", [{"root": None, "objects": ["a"]}, {"root": "ab" * 32, "objects": []}])
+def test_a_record_whose_objects_lie_in_no_volume_is_refused(
+    lie: dict[str, object],
+    say: Callable[..., tuple[int, str]],
+    network: dict[bytes, bytes],
+    archive: FolderStorage,
+    tmp_path: Path,
+):
+    archive.put("archive.json", json.dumps({"format": "dilocox-archive-1", "run": "ab" * 32, "check": ""}).encode())
+    (tmp_path / "record").write_text(json.dumps({"format": "dilocox-stored-1", "run": "ab" * 32, **lie}))
+    asking = ("store", tmp_path / "archive", "--record", tmp_path / "record", "--indexer", "i", "--rpc", "r", "--key", "k")
+    code, said = say(*asking, "--send")
+    assert code == 2
+    assert "no record of what was stored" in said
+    assert not network
+
+
 def test_a_record_of_another_run_is_refused(
     say: Callable[..., tuple[int, str]], network: dict[bytes, bytes], archive: FolderStorage, tmp_path: Path
 ):
