@@ -437,7 +437,7 @@ async def test_the_dht_process_ends_when_libp2p_dies_while_joining(tmp_path: Pat
     monkeypatch.setattr("dilocox.transport.dht_child.DHTNode.create", killed_while_joining)
     key = tmp_path / "libp2p.key"
     write_atomically(key, load_identity(tmp_path / "identity.key").libp2p_private_key(), mode=0o600)
-    settings = {"run_id": "00" * 32, "identity": str(key), "listen": "/ip4/127.0.0.1/tcp/0", "bootstrap": []}
+    settings = {"run_id": "00" * 32, "identity": str(key), "listen": "/ip4/127.0.0.1/tcp/0", "bootstrap": [], "keeps": True}
     with pytest.raises(RuntimeError, match="libp2p's process ended"):
         async with asyncio.timeout(20):
             await dht_child.run(settings)
