@@ -109,7 +109,14 @@ async def _announced(
 
     identity = settings.identity or load_identity(settings.home / "identity.key")
     chain = run_folder(settings.home, settings.manifest.run_id) / "chain.db"
-    telling = asyncio.create_task(announced(market, port, settings.listen.host, identity, there, chain, settings.home))
+
+    async def tell() -> None:
+        try:
+            await announced(market, port, settings.listen.host, identity, there, chain, settings.home)
+        except Exception:  # whatever ends it: the run goes on
+            log.exception("the run is not announced in the market any more; start the coordinator again to announce it")
+
+    telling = asyncio.create_task(tell())
     try:
         await run_coordinator(settings, begun, appraise)
     finally:

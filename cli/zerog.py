@@ -6,11 +6,11 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import ValidationError
 
 from dilocox.cli.common import ArchiveKeyOption, HomeOption, ReadOption, console
 from dilocox.cli.progress import Working, working
@@ -21,11 +21,11 @@ from dilocox.protocol.manifest import open_manifest
 from dilocox.transport.archive.archive import open_archive
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.files import whole_folder, write_atomically
+from dilocox.transport.files import whole_folder
 from dilocox.views import rows
 
 if TYPE_CHECKING:
-    from dilocox.around.zerog.dispersed import Record
+    from dilocox.around.zerog.dispersed import Dispersed
     from dilocox.around.zerog.disperser import Disperser
     from dilocox.around.zerog.network import Network
     from dilocox.around.zerog.volume import Stored
@@ -72,11 +72,12 @@ def store(
     pays. A sealed archive stays sealed."""
     _need_sdk()
     from dilocox.around.zerog.network import Network
-    from dilocox.around.zerog.volume import Stored, new_objects, split
+    from dilocox.around.zerog.record import write_record
+    from dilocox.around.zerog.volume import new_objects, split
 
     _check_place(record)
     opened = open_archive(archive, archive_key)
-    stored = _read_stored(record, opened.run_id) if record.exists() else Stored(run=opened.run_id.hex())
+    stored = _stored(record, opened.run_id)
     sizes = new_objects(opened.storage.sizes(""), stored)
     if not sizes:
         console.print(f"nothing is new in {opened.url}; its last volume is {stored.root}", highlight=False, soft_wrap=True)
@@ -88,7 +89,7 @@ def store(
             bar.begin(f"volume {number} of {len(volumes)}")
             stored = _store(Network(indexer), opened.storage, names, stored, (rpc, key) if send else None)
             if send:
-                write_atomically(record, stored.model_dump_json().encode())
+                write_record(record, stored)
     console.print(f"the archive's root is {stored.root}", highlight=False, soft_wrap=True)
     if not send:
         console.print("nothing was sent; --send sends it", highlight=False)
@@ -114,14 +115,14 @@ def _store(
     return stored.and_volume(root, names)
 
 
-def _read_stored(path: Path, run_id: bytes) -> "Stored":
-    """Raises ConfigError."""
+def _stored(path: Path, run_id: bytes) -> "Stored":
+    """Of an archive's run. Raises ConfigError where the record is none, or another run's."""
+    from dilocox.around.zerog.record import read_record
     from dilocox.around.zerog.volume import Stored
 
-    try:
-        stored = Stored.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise ConfigError(f"{path} is no record of what was stored: {error.errors()[0]['msg']}") from error
+    if not path.exists():
+        return Stored(run=run_id.hex())
+    stored = read_record(path, Stored, "what was stored")
     if stored.run != run_id.hex():
         raise ConfigError(f"{path} is of the run {stored.run}, the archive of {run_id.hex()}")
     return stored
@@ -181,7 +182,8 @@ def disperse(
     send: SendOption = False,
 ) -> None:
     """Disperse the commits of a run that are not dispersed yet, and wait until they are final."""
-    from dilocox.around.zerog.dispersed import new_record, read_record, waiting
+    from dilocox.around.zerog.dispersed import Dispersed, waiting
+    from dilocox.around.zerog.record import read_record, write_record
 
     _check_place(record)
 
@@ -192,21 +194,23 @@ def disperse(
         if len(chains) != 1:
             raise ConfigError(f"{len(chains)} runs are here: name one by --join LINK, or the --home of its daemon")
         with ChainFile.for_reading(chains[0]) as chain:
-            found = (read_record(record) if record.exists() else new_record(chain.manifest.run_id)).of(chain)
-            batches = list(waiting(chain, found))
-    commits, size = sum(each.count for each in batches), sum(len(each.blob) for each in batches)
-    console.print(f"{commits:,} commits, {size:,} bytes, in {len(batches)} blobs", highlight=False)
-    if not send:
-        console.print("nothing was sent; --send sends it", highlight=False)
-        return
+            run = chain.manifest.run_id
+            said = read_record(record, Dispersed, "what was dispersed") if record.exists() else Dispersed(run=run.hex())
+            found = said.of(chain)
+            sizes = [(each.count, len(each.blob)) for each in waiting(chain, found)]
+            commits, size = sum(count for count, _ in sizes), sum(size for _, size in sizes)
+            console.print(f"{commits:,} commits, {size:,} bytes, in {len(sizes)} blobs", highlight=False)
+            if not send:
+                console.print("nothing was sent; --send sends it", highlight=False)
+                return
 
-    async def hand_over(disperser: "Disperser", bar: Working) -> None:
-        nonlocal found
-        for each in bar.each("dispersing", batches, len(batches)):
-            found = found.with_batch(each.at(await disperser.disperse(each.blob, _patience())))
-            write_atomically(record, found.model_dump_json(indent=1).encode())
+            async def hand_over(disperser: "Disperser", bar: Working) -> None:
+                nonlocal found
+                for each in bar.each("dispersing", islice(waiting(chain, found), len(sizes)), len(sizes)):
+                    found = found.with_batch(each.at(await disperser.disperse(each.blob, _patience())))
+                    write_record(record, found)
 
-    asyncio.run(_with_disperser(da, "dispersing", hand_over))
+            asyncio.run(_with_disperser(da, "dispersing", hand_over))
     console.print(f"{found.commits:,} commits are dispersed: keep {record}", highlight=False, soft_wrap=True)
 
 
@@ -236,9 +240,10 @@ def retrieve(
     home: Annotated[Path, typer.Option("--home", metavar="DIR", help="A folder, for `dilocox verify --home DIR`.")],
 ) -> None:
     """Have a run's chain again from what was dispersed, every commit verified."""
-    from dilocox.around.zerog.dispersed import read_record
+    from dilocox.around.zerog.dispersed import Dispersed
+    from dilocox.around.zerog.record import read_record
 
-    found = read_record(record)
+    found = read_record(record, Dispersed, "what was dispersed")
     if not found.batches:
         raise ConfigError(f"{record} says that nothing is dispersed")
     folder = DataDirectory(home, None)
@@ -253,7 +258,7 @@ def retrieve(
     console.print(f"{found.commits:,} commits of the run {found.run}: {home} has them", highlight=False, soft_wrap=True)
 
 
-async def _retrieve(disperser: "Disperser", record: "Record", folder: DataDirectory, bar: Working) -> None:
+async def _retrieve(disperser: "Disperser", record: "Dispersed", folder: DataDirectory, bar: Working) -> None:
     """Raises RemoteError where what comes is something else, or does not hold."""
     from dilocox.around.zerog.dispersed import envelopes
 

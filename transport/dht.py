@@ -66,8 +66,8 @@ class Dht:
         while True:
             try:
                 came_up = await self._run_once()
-            except OSError as error:  # no process, no memory, no disk: it may be there later
-                log.warning("the DHT process cannot be started: %s", error)
+            except (OSError, ValueError) as error:  # no process, no memory, no disk; what it says is no line of ours
+                log.warning("the DHT process cannot be used: %s", error)
                 came_up = False
             pause = FIRST_RESTART_SECONDS if came_up else min(LONGEST_RESTART_SECONDS, 2 * pause)
             log.warning("the DHT process ended; starting it again in %.0f s", pause)

@@ -5,6 +5,7 @@ as if it had never been there. `identity.key` is not such a file: without it a n
 """
 
 import contextlib
+import fcntl
 import io
 import itertools
 import json
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+HALF = ".dilocox-part"
+"""At the end of the name of a folder that is being written."""
 NAMED_BYTES = 1 << 20
 """Of a file that a person names and that holds a line or a page: a run, a link, a template."""
 JSON_BYTES = 64 << 20
@@ -84,12 +87,9 @@ def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `target`, on disk, once all went well: after any crash that is whole or not there.
-    Raises OSError where something is there already."""
+    Raises OSError where something is there already, FileExistsError where another process writes it."""
     there = next(each for each in target.absolute().parents if each.is_dir())
-    scratch = there / f".{target.name}.part"
-    shutil.rmtree(scratch, ignore_errors=True)  # what a crash left there
-    scratch.mkdir()
-    try:
+    with _scratch_folder(there / f".{target.name}{HALF}") as scratch:
         yield scratch
         for path in sorted(scratch.rglob("*"), reverse=True):
             if path.is_dir():
@@ -100,10 +100,31 @@ def whole_folder(target: Path) -> Iterator[Path]:
         fsync_directory(scratch)
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch.rename(target)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
     fsync_directory(target.parent)
+
+
+@contextlib.contextmanager
+def _scratch_folder(path: Path) -> Iterator[Path]:
+    """An empty folder of this process alone, gone where an error comes; what a crash left there is removed. Raises FileExistsError
+    where it is another's."""
+    path.mkdir(exist_ok=True)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not path.is_dir() or not os.path.samestat(os.fstat(handle), path.stat()):
+            raise BlockingIOError  # its owner has just ended
+    except BlockingIOError as error:
+        os.close(handle)
+        raise FileExistsError(f"another process writes {path}: wait for it") from error
+    try:
+        for left in path.iterdir():
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+        yield path
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    finally:
+        os.close(handle)
 
 
 def in_order_of_use(files: Iterable[Path]) -> list[Path]:

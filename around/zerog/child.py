@@ -10,6 +10,7 @@ from core.indexer import Indexer
 
 from dilocox.around.settlement.keys import read_key
 from dilocox.around.zerog.merkle import segment_root
+from dilocox.transport.parent_pipe import exit_with_parent
 
 __all__ = ["main"]
 
@@ -45,6 +46,7 @@ def get(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    exit_with_parent()
     answer, sys.stdout = sys.stdout, sys.stderr
     AbstractFile.segment_root = staticmethod(_segment_root)
     task = json.load(sys.stdin)

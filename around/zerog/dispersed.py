@@ -5,13 +5,13 @@ any chain is."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 from typing import Annotated, Literal
 
 from google.protobuf.message import DecodeError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, model_validator
 
 from dilocox.around.zerog.disperser import Place
+from dilocox.around.zerog.record import Part
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
@@ -19,21 +19,14 @@ from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.chain import packed, packs, unpacked
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.files import write_atomically
 
-__all__ = ["Batch", "Record", "Waiting", "envelopes", "new_record", "read_record", "waiting", "write_record"]
+__all__ = ["Batch", "Dispersed", "Waiting", "envelopes", "waiting"]
 
-RECORD_BYTES = 256 * limits.MIB
-"""Of a run of a million rounds: about 300 bytes for each batch of 64."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Number = Annotated[int, Field(ge=0, lt=1 << 64)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Batch(_Part):
+class Batch(Part):
     """Consecutive commits in one blob."""
 
     first: Annotated[int, Field(ge=0, lt=limits.ROUNDS)]
@@ -56,47 +49,34 @@ class Batch(_Part):
         return Place(bytes.fromhex(self.root), self.epoch, self.quorum)
 
 
-class Record(_Part):
-    format: Literal["dilocox-dispersed-1"]
+class Dispersed(Part):
+    """What of a run's chain was."""
+
+    format: Literal["dilocox-dispersed-1"] = "dilocox-dispersed-1"
     run: Digest
-    batches: list[Batch]
+    batches: tuple[Batch, ...] = ()
+
+    @model_validator(mode="after")
+    def _is_without_gaps(self) -> "Dispersed":
+        starts = [0, *(batch.first + batch.count for batch in self.batches)]
+        if [batch.first for batch in self.batches] != starts[:-1]:
+            raise ValueError("commits are missing between its batches")
+        return self
 
     @property
     def commits(self) -> int:
         """So many are dispersed, the first the first."""
         return self.batches[-1].first + self.batches[-1].count if self.batches else 0
 
-    def of(self, chain: ChainFile) -> "Record":
+    def of(self, chain: ChainFile) -> "Dispersed":
         """Without the batches of commits that the run's owner gave up since. Raises ConfigError where it is another run's."""
         if self.run != chain.manifest.run_id.hex():
             raise ConfigError(f"the record is of the run {self.run}, not of {chain.manifest.run_id.hex()}")
-        kept = list(takewhile(lambda batch: batch.is_of(chain), self.batches))
+        kept = tuple(takewhile(lambda batch: batch.is_of(chain), self.batches))
         return self.model_copy(update={"batches": kept})
 
-    def with_batch(self, batch: Batch) -> "Record":
-        return self.model_copy(update={"batches": [*self.batches, batch]})
-
-
-def new_record(run_id: bytes) -> Record:
-    return Record(format="dilocox-dispersed-1", run=run_id.hex(), batches=[])
-
-
-def read_record(path: Path) -> Record:
-    """Raises ConfigError where it is none, OSError."""
-    if path.stat().st_size > RECORD_BYTES:
-        raise ConfigError(f"{path} is too large for a record of what was dispersed")
-    try:
-        record = Record.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise ConfigError(f"{path} is no record of what was dispersed: {error.errors()[0]['msg']}") from error
-    starts = [0, *(batch.first + batch.count for batch in record.batches)]
-    if [batch.first for batch in record.batches] != starts[:-1]:
-        raise ConfigError(f"{path} is no record of what was dispersed: commits are missing between its batches")
-    return record
-
-
-def write_record(path: Path, record: Record) -> None:
-    write_atomically(path, record.model_dump_json(indent=1).encode() + b"\n")
+    def with_batch(self, batch: Batch) -> "Dispersed":
+        return self.model_copy(update={"batches": (*self.batches, batch)})
 
 
 @dataclass(frozen=True)
@@ -120,7 +100,7 @@ class Waiting:
         )
 
 
-def waiting(chain: ChainFile, record: Record) -> Iterator[Waiting]:
+def waiting(chain: ChainFile, record: Dispersed) -> Iterator[Waiting]:
     """What the chain has beyond the record, which is of it. Raises LocalError where its folder lacks the signed manifest."""
     manifest = chain.signed_manifest
     if manifest is None:

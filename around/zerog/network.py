@@ -1,9 +1,12 @@
 """0G Storage, by 0G's own SDK in a process of its own (child.py): it installs packages named `core`, `utils` and `config`, and
-prints. What it says is checked here: the root of what is sent before it goes, of what came before anybody reads it."""
+prints. That process ends when this one does, however it does: nobody would write down what it went on to pay for. What it says is
+checked here: the root of what is sent before it goes, of what came before anybody reads it."""
 
 import json
 import subprocess
 import sys
+import tempfile
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 from dilocox.around.zerog.merkle import file_root
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.parent_pipe import ParentPipe
 
 __all__ = ["Network", "root_of"]
 
@@ -44,13 +48,15 @@ class Network:
             raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"what came for {root.hex()} is something else")
 
     def _ask(self, task: dict[str, Any]) -> dict[str, Any]:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", CHILD],
-            input=json.dumps({**task, "indexer": self.indexer}),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        with tempfile.TemporaryDirectory(prefix="dilocox-zerog-") as folder, closing(ParentPipe(Path(folder))) as pipe:
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", CHILD],
+                input=json.dumps({**task, "indexer": self.indexer}),
+                env=pipe.environment(),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         try:
             said = json.loads(done.stdout)
         except ValueError:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, BinaryIO, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from dilocox.around.zerog.record import Part
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -35,9 +36,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[0-9a-z]+([./-][0-9a-z]+)*$", max_length=200)]
 
 
-class Header(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
+class Header(Part):
     before: Digest | None
     """Root of the volume that this one adds to."""
     objects: list[tuple[Name, Annotated[int, Field(ge=0, le=OBJECT_BYTES)]]]
@@ -115,10 +114,8 @@ def fill(file: BinaryIO, header: Header, folder: Path) -> None:
                 size -= target.write(file.read(min(COPIED, size)))
 
 
-class Stored(BaseModel):
+class Stored(Part):
     """What of an archive lies in volumes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: Literal["dilocox-stored-1"] = "dilocox-stored-1"
     run: Digest

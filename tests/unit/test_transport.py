@@ -26,6 +26,7 @@ from dilocox.transport import rpc as transport_rpc
 from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest, digest_of
 from dilocox.transport.callers import Callers
 from dilocox.transport.data_directory import DataDirectory, load_identity
+from dilocox.transport.dht import Dht, DhtSettings
 from dilocox.transport.files import write_atomically
 from dilocox.transport.health import running_daemon
 from dilocox.transport.parent_pipe import ParentPipe
@@ -441,6 +442,22 @@ async def test_the_dht_process_ends_when_libp2p_dies_while_joining(tmp_path: Pat
     with pytest.raises(RuntimeError, match="libp2p's process ended"):
         async with asyncio.timeout(20):
             await dht_child.run(settings)
+
+
+async def test_a_dht_process_that_says_too_much_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    child = tmp_path / "child"
+    child.write_text(f"#!/bin/sh\necho >> {tmp_path}/starts\nhead -c 20000000 /dev/zero\nsleep 3600\n")
+    child.chmod(0o700)
+    monkeypatch.setattr("dilocox.transport.dht.sys.executable", str(child))
+    monkeypatch.setattr("dilocox.transport.dht.LONGEST_RESTART_SECONDS", 0.0)
+    running = asyncio.create_task(Dht(DhtSettings(RUN_ID, helpers.identity(1), tmp_path, "/ip4/127.0.0.1/tcp/0", ())).run())
+    await helpers.until(
+        lambda: running.done() or ((tmp_path / "starts").exists() and len((tmp_path / "starts").read_text()) > 1)
+    )
+    assert not running.done()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
 
 
 def test_cutting_the_pipe_ends_the_child_and_late_children_too(tmp_path: Path):

@@ -3,14 +3,18 @@
 import asyncio
 import io
 import json
+import os
 import random
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("Crypto", reason="pip install -e '.[zerog]'")
@@ -270,7 +274,7 @@ def test_what_lies_half_fetched_is_gone_once_it_is_restored(
 
     monkeypatch.setattr(Network, "get", get)
     assert say("restore", root.hex(), tmp_path / "again", "--indexer", "i")[0] == 0
-    assert tmp_path / ".again.part" in seen[0].parents, "which the next call clears, should this one be killed"
+    assert tmp_path / ".again.dilocox-part" in seen[0].parents, "which the next call clears, should this one be killed"
     assert objects_in(tmp_path / "again") == OBJECTS
 
 
@@ -355,6 +359,54 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path):
     assert objects_in(tmp_path / "deep") == {"target/sub/file": b"whole"}
     with pytest.raises(OSError, match="not empty"), whole_folder(tmp_path / "deep" / "target"):
         pass
+
+
+def test_a_folder_that_another_writes_is_left_to_it_and_one_of_a_crash_is_written_anew(tmp_path: Path):
+    ours = tmp_path / ".target.part"  # somebody's own
+    ours.mkdir()
+    crashed = tmp_path / ".target.dilocox-part"
+    (crashed / "sub").mkdir(parents=True)
+    (crashed / "sub" / "half").write_text("half")
+    with whole_folder(tmp_path / "target") as scratch:
+        (scratch / "file").write_text("whole")
+        with pytest.raises(FileExistsError, match="another process writes"), whole_folder(tmp_path / "target"):
+            pass
+        assert objects_in(scratch) == {"file": b"whole"}
+    assert objects_in(tmp_path / "target") == {"file": b"whole"}
+    assert ours.is_dir()
+    assert not crashed.exists()
+
+
+SDK = """
+import os, time
+from pathlib import Path
+class AbstractFile: pass
+class ZgFile: pass
+class Indexer:
+    def __init__(self, url): pass
+    def download(self, root, path, proof):
+        Path(path).write_text(str(os.getpid()))
+        time.sleep(3600)
+"""
+
+
+def test_the_sdk_s_process_ends_with_ours_however_that_ends(tmp_path: Path):
+    (tmp_path / "core").mkdir()
+    for name in ("__init__", "file", "indexer"):
+        (tmp_path / "core" / f"{name}.py").write_text(SDK)
+    got = tmp_path / "got"
+    asking = f"Network('i').get(bytes(32), Path({str(got)!r}))"
+    code = f"from pathlib import Path; from dilocox.around.zerog.network import Network; {asking}"
+    ours = subprocess.Popen([sys.executable, "-P", "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    try:
+        while not got.exists() or not got.read_text():
+            assert ours.poll() is None
+            time.sleep(0.05)
+        child = psutil.Process(int(got.read_text()))
+    finally:
+        ours.kill()
+        ours.wait()
+    child.wait(60)
 
 
 # Data availability
