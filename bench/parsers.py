@@ -85,6 +85,7 @@ def statements() -> tuple[Table, list[Statement[Any]]]:
         (pb.KIND_APPOINTMENT, pb.Appointment(term=1, coordinator=identity(1).peer, round=3, head=digest(3))),
         (pb.KIND_JOB, pb.Job(link=str(LINK), expires_at=9)),
         (pb.KIND_OFFER, pb.Offer(name="box", expires_at=9, devices=8, cuda=True, hours="22-06", price=7, account=bytes(20))),
+        (pb.KIND_LINE, pb.Line(peer=identity(2).peer, upload_bits=10**8, download_bits=10**9, measured_at=9)),
         (
             pb.KIND_EVIDENCE,
             pb.BoundEvidence(key=identity(1).key, run=RUN.run_id, nonce=digest(3), evidence=evidence().message()),

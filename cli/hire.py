@@ -23,12 +23,12 @@ from dilocox.protocol.attestation import AttestationError, Evidence, check_bindi
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import key_of_peer, printable
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.market import MARKET, nonce_of
+from dilocox.protocol.market import MARKET, lines_of, middle_line, nonce_of
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import write_atomically
 
-__all__ = ["attested", "hire", "with_allowed"]
+__all__ = ["Offered", "attested", "hire", "line_of", "with_allowed"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Offered:
 
     peer: str
     body: pb.Offer
+    lines: Sequence[Statement[pb.Line]]
+    """What others measured of its line."""
     attested: str
     """Kind of its evidence, where that holds."""
     lacks: str
@@ -66,7 +68,7 @@ def hire(
         print_json([_told_of(each) for each in found])
         return
     rows = [_offer_row(each) for each in sorted(found, key=lambda each: (bool(each.lacks), each.body.price))]
-    print_table(["peer", "name", "devices", "memory", "up", "hours", "price", "attested", "fits"], rows)
+    print_table(["peer", "name", "devices", "memory", "Mbit/s", "hours", "price", "attested", "fits"], rows)
     if not found:
         console.print(f"no offer was found in {seconds:g} s", highlight=False)
 
@@ -81,7 +83,7 @@ def _looked_at(listing: Statement[pb.Offer], manifest: Manifest) -> Offered:
     """Blocking: verifies evidence."""
     body = listing.body
     machine = Machine(body.devices, body.cuda, body.device_bytes, body.host_bytes)
-    return Offered(listing.peer, body, attested(listing), _lacking(manifest, machine))
+    return Offered(listing.peer, body, lines_of(listing, time.time()), attested(listing), _lacking(manifest, machine))
 
 
 def attested(listing: Statement[pb.Offer]) -> str:
@@ -117,7 +119,7 @@ def _offer_row(each: Offered) -> list[str]:
         printable(body.name),
         f"{body.devices} {'GPU' if body.cuda else 'CPU worker'}{'s' * (body.devices > 1)}",
         f"{memory / 1e9:,.0f} GB" if memory else "",
-        f"{body.upload_bits / 1e6:,.0f} Mbit/s" if body.upload_bits else "",
+        line_of(each),
         printable(body.hours) or "always",
         f"{body.price:,}" if body.price else "nothing",
         each.attested,
@@ -125,14 +127,27 @@ def _offer_row(each: Offered) -> list[str]:
     ]
 
 
+def line_of(each: Offered) -> str:
+    """In Mbit/s, as others measured it, or else as it says."""
+    if each.lines:
+        upload, download = middle_line(each.lines)
+        return f"{upload / 1e6:,.0f} up, {download / 1e6:,.0f} down, measured by {len(each.lines)}"
+    said = [(each.body.upload_bits, "up"), (each.body.download_bits, "down")]
+    rates = ", ".join(f"{bits / 1e6:,.0f} {way}" for bits, way in said if bits)
+    return f"{rates}, as it says" if rates else ""
+
+
 def _told_of(each: Offered) -> dict[str, Any]:
     body = each.body
-    plain = {
-        field.name: getattr(body, field.name) for field in body.DESCRIPTOR.fields if field.name not in ("account", "evidence")
-    }
+    apart = ("account", "evidence", "lines")
+    plain = {field.name: getattr(body, field.name) for field in body.DESCRIPTOR.fields if field.name not in apart}
+    upload, download = middle_line(each.lines) if each.lines else (0, 0)
     return {
         "peer": each.peer,
         **plain,
+        "measured_upload_bits": upload,
+        "measured_download_bits": download,
+        "measured_by": [line.peer for line in each.lines],
         "account": body.account.hex(),
         "attested": each.attested,
         "fits": not each.lacks,

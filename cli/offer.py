@@ -35,6 +35,13 @@ log = logging.getLogger(__name__)
 
 INVITED_SECONDS = 60.0
 """Between two looks for a run that asks for this machine by name."""
+MEASURED_SECONDS, UNMEASURED_SECONDS = 8 * 3600.0, 300.0
+"""Between two measurements of its line; after one for which nobody was there."""
+UP_SECONDS = 1.0
+"""Between two looks for our node while it begins."""
+
+Made = Callable[[int, Sequence[pb.Envelope]], pb.Offer]
+"""An offer until that Unix second, with what others measured of its line."""
 
 
 def offer(
@@ -54,6 +61,10 @@ def offer(
     account: Annotated[
         str | None, typer.Option(metavar="0x…", callback=validated(parse_account), help="EVM account to be paid.")
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(help="Have up to three others measure this machine's line, 11 MiB each way at most, three times a day."),
+    ] = True,
     attest: Annotated[bool, typer.Option("--attest", help="With evidence of this machine's hardware.")] = False,
     simulated_measurement: Annotated[Path | None, typer.Option(help="As of `dilocox node` (testnets).")] = None,
 ) -> None:
@@ -63,7 +74,7 @@ def offer(
     identity, machine = load_identity(folder / "identity.key"), this_machine(devices)
     proves = _prover(identity, simulated_measurement) if attest else None
 
-    def made(until: int) -> pb.Offer:
+    def made(until: int, lines: Sequence[pb.Envelope]) -> pb.Offer:
         said = pb.Offer(
             name=name,
             expires_at=until,
@@ -76,14 +87,15 @@ def offer(
             hours=hours or "",
             price=price,
             account=parse_account(account) if account is not None else b"",
+            lines=lines,
         )
         if proves is not None:
             said.evidence.CopyFrom(proves(nonce_of(until)))
         return said
 
-    made(0)  # what is wrong with it is said before it is offered
+    made(0, ())  # what is wrong with it is said before it is offered
     console.print(f"{identity.peer} is offered until Ctrl-C", highlight=False)
-    asyncio.run(offered(market or (), market_port or 0, host, identity, folder, made))
+    asyncio.run(offered(market or (), market_port or 0, host, identity, folder, made, measure))
 
 
 def _prover(identity: Identity, simulated: Path | None) -> Callable[[bytes], pb.BoundEvidence]:
@@ -102,13 +114,41 @@ def _prover(identity: Identity, simulated: Path | None) -> Callable[[bytes], pb.
 
 
 async def offered(
-    market: Sequence[str], port: int, host: str, identity: Identity, home: Path, made: Callable[[int], pb.Offer]
+    market: Sequence[str], port: int, host: str, identity: Identity, home: Path, made: Made, measure: bool
 ) -> None:
-    """For ever. `home`: where the identity lies; `made`: what is said until that Unix second."""
+    """For ever. `home`: where the identity lies; `measure`: whether others are to measure its line."""
+    lines: list[pb.Envelope] = []
+
+    def now(until: int) -> pb.Offer:
+        return made(until, lines)
+
     async with opened_board(market, host, identity, port, home) as board, asyncio.TaskGroup() as tasks:
         log.info("this machine is offered in the market; others begin at %s", board.address)
-        tasks.create_task(board.announce_forever(identity, pb.KIND_OFFER, made))
+        if measure:
+            lines += await _measured(board)
+            tasks.create_task(_keep_measured(board, lines))
+        tasks.create_task(board.announce_forever(identity, pb.KIND_OFFER, now))
         tasks.create_task(_say_invitations(board, identity.peer))
+
+
+async def _measured(board: "Board") -> list[pb.Envelope]:
+    """Once our node is up."""
+    while True:
+        try:
+            found = await board.measured()
+        except LocalError as error:
+            log.debug("%s", error)
+            await asyncio.sleep(UP_SECONDS)
+        else:
+            log.info("%d others measured this machine's line", len(found))
+            return found
+
+
+async def _keep_measured(board: "Board", lines: list[pb.Envelope]) -> None:
+    """`lines`: what is announced. What was measured stays until it is again."""
+    while True:
+        await asyncio.sleep(MEASURED_SECONDS if lines else UNMEASURED_SECONDS)
+        lines[:] = await _measured(board) or lines
 
 
 async def _say_invitations(board: "Board", me: str) -> None:

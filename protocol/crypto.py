@@ -15,6 +15,8 @@ from dilocox.protocol import ids
 __all__ = ["Identity", "length_prefixed", "sha256", "signed_bytes", "verify"]
 
 DOMAIN = b"dilocox-v1\0"
+LIBP2P = b"\x08\x01\x12\x40"
+"""Of its form of a key, before seed ‖ public key: `Type = Ed25519`, `Data` of 64 bytes."""
 
 
 def sha256(*parts: bytes) -> bytes:
@@ -54,5 +56,12 @@ class Identity:
         return self._private.sign(signed_bytes(kind, run_id, body))
 
     def libp2p_private_key(self) -> bytes:
-        """The protobuf form that libp2p reads from an identity file: `Type = Ed25519, Data = seed ‖ public key`."""
-        return b"\x08\x01\x12\x40" + self.seed + self.key
+        """The protobuf form that libp2p reads from an identity file."""
+        return LIBP2P + self.seed + self.key
+
+    @classmethod
+    def from_libp2p(cls, form: bytes) -> "Identity":
+        """Raises ValueError where it is not that form."""
+        if not form.startswith(LIBP2P) or len(form) != len(LIBP2P) + 64:
+            raise ValueError("not libp2p's form of an Ed25519 key")
+        return cls(form[len(LIBP2P) : len(LIBP2P) + 32])

@@ -105,6 +105,15 @@ JOB_BYTES = 2 * MANIFEST_BYTES
 OFFER_BYTES = 64 * KIB
 """A TDX quote with its collateral is 30 KiB, a report of SEV-SNP 6, one of a GPU about 5."""
 
+LINES = 3
+"""Measurements of its line in an offer: a liar among them is in the minority."""
+
+LINE_BYTES = 256
+"""A peer id of about 52, and three numbers."""
+
+LINE_SECONDS = 24 * 3600
+"""So long a measurement counts."""
+
 LISTING_SECONDS = 2 * 3600
 """Longest life of a job or an offer in the market: who is gone disappears with it."""
 

@@ -8,6 +8,8 @@ Who keeps them for others checks what is checked here, and keeps a number of eac
 """
 
 import struct
+from collections.abc import Sequence
+from contextlib import suppress
 
 from dilocox.protocol import limits, terms
 from dilocox.protocol.crypto import sha256
@@ -17,7 +19,20 @@ from dilocox.protocol.manifest import Manifest, open_manifest
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["BUCKETS", "KINDS", "MARKET", "bucket_of", "key_of", "manifest_of", "nonce_of", "open_listing", "place_of"]
+__all__ = [
+    "BUCKETS",
+    "KINDS",
+    "MARKET",
+    "bucket_of",
+    "key_of",
+    "lines_of",
+    "manifest_of",
+    "middle_line",
+    "nonce_of",
+    "open_line",
+    "open_listing",
+    "place_of",
+]
 
 MARKET = sha256(b"dilocox-market-v1")
 KINDS = (pb.KIND_JOB, pb.KIND_OFFER)
@@ -59,6 +74,33 @@ def manifest_of(job: pb.Job, signer: str) -> Manifest:
             pb.REASON_MALFORMED, "a run is announced by its coordinator, whom its owner names, and by nobody else"
         )
     return manifest
+
+
+def open_line(envelope: pb.Envelope, peer: str, now: float) -> Statement[pb.Line]:
+    """What another measured of a peer's line. Raises RemoteError where it does not count at `now`, Unix seconds."""
+    line = open_envelope(envelope, MARKET, (pb.KIND_LINE,))
+    if line.peer == peer or line.body.peer != peer:
+        raise RemoteError(pb.REASON_MALFORMED, "it is not another's word on this peer's line")
+    if not now - limits.LINE_SECONDS < line.body.measured_at <= now + limits.LISTING_SECONDS:
+        raise RemoteError(pb.REASON_STALE_ROUND, "it was measured too long ago, or is to be")
+    return line
+
+
+def lines_of(offer: Statement[pb.Offer], now: float) -> list[Statement[pb.Line]]:
+    """What others measured of an offer's line, one of each: those that count."""
+    found: dict[str, Statement[pb.Line]] = {}
+    for envelope in offer.body.lines:
+        with suppress(RemoteError):
+            line = open_line(envelope, offer.peer, now)
+            found[line.peer] = line
+    return list(found.values())
+
+
+def middle_line(lines: Sequence[Statement[pb.Line]]) -> tuple[int, int]:
+    """Upload and download in bits a second: the lower median of each. There is one line at least."""
+    rates = [sorted(getattr(line.body, name) for line in lines) for name in ("upload_bits", "download_bits")]
+    middle = (len(lines) - 1) // 2
+    return rates[0][middle], rates[1][middle]
 
 
 def nonce_of(expires_at: int) -> bytes:

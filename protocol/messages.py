@@ -305,6 +305,11 @@ def _check_offer(body: pb.Offer) -> None:
     _require(len(body.account) in (0, 20), "the account is not 20 bytes")
     if body.HasField("evidence"):
         _check_evidence(body.evidence)
+    _require(len(body.lines) <= limits.LINES, "too many measurements of its line", pb.REASON_OVERSIZE)
+
+
+def _check_line(body: pb.Line) -> None:
+    _check_peer(body.peer, "peer")
 
 
 _OUTCOMES = frozenset((pb.OUTCOME_ACCEPT, pb.OUTCOME_IGNORE, pb.OUTCOME_REJECT))
@@ -335,4 +340,5 @@ _KINDS: Mapping[int, _Kind] = {
     pb.KIND_APPOINTMENT: _Kind(pb.Appointment, limits.APPOINTMENT_BYTES, _check_appointment),
     pb.KIND_JOB: _Kind(pb.Job, limits.JOB_BYTES, _check_job),
     pb.KIND_OFFER: _Kind(pb.Offer, limits.OFFER_BYTES, _check_offer),
+    pb.KIND_LINE: _Kind(pb.Line, limits.LINE_BYTES, _check_line),
 }

@@ -134,8 +134,8 @@ class Dht:
         """More places to bootstrap from, should the child start again."""
         self._bootstrap = list(dict.fromkeys([*self._bootstrap, *addresses]))[-64:]
 
-    async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The child's reply. Raises LocalError."""
+    async def ask(self, message: dict[str, Any], patience: float = REQUEST_SECONDS) -> dict[str, Any]:
+        """The child's reply, within so many seconds. Raises LocalError."""
         process = self._process
         if process is None or process.stdin is None or not self._up:
             raise LocalError("the DHT process is not up")
@@ -144,7 +144,7 @@ class Dht:
         self._requests[self._next_id] = future
         process.stdin.write(json.dumps({"id": self._next_id, **message}).encode() + b"\n")
         try:
-            async with asyncio.timeout(REQUEST_SECONDS):
+            async with asyncio.timeout(patience):
                 reply = await future
         except (TimeoutError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and not future.cancelled():

@@ -10,8 +10,8 @@ as it listens: the peers it was told of are met in the background, and tried aga
 
 In the market (protocol/market.py), which is a DHT of no run:
 
-    request    {"id": 1, "announce": BASE64}    {"id": 2, "list": KIND}
-    reply      {"id": 1, "ok": true}            {"id": 2, "listings": [BASE64, …]}
+    request    {"id": 1, "announce": BASE64}    {"id": 2, "list": KIND}                   {"id": 3, "measure": true}
+    reply      {"id": 1, "ok": true}            {"id": 2, "listings": [BASE64, …]}        {"id": 3, "lines": [BASE64, …]}
 """
 
 import asyncio
@@ -24,6 +24,10 @@ import select
 import signal
 import sys
 import threading
+import time
+from asyncio import StreamReader, StreamWriter
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 # isort: off
@@ -40,15 +44,18 @@ from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
 from dilocox.protocol import limits, market
+from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.messages import open_envelope
+from dilocox.protocol.messages import open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport import line
 
 __all__ = [
     "DHTID",
     "PLAIN",
     "DHTNode",
     "DHTRecord",
+    "LineMeter",
     "ListingValidator",
     "MSGPackSerializer",
     "PeerRecordValidator",
@@ -64,6 +71,13 @@ MEET_SECONDS = 30.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
 """Between two looks for peers that we were told of and have not met."""
 STOP_SECONDS = 3.0
+LINE_PROTOCOL = "dilocox/market/line/1"
+MEASURE_SECONDS = 60.0
+"""For one peer to measure a line: 256 KiB both ways at 64 kbit/s."""
+LINES_AN_HOUR = 12
+"""That we measure for others, of 21 MiB at most; each peer once."""
+ASKED = 8
+"""Peers, at most, to measure our line."""
 
 
 def key_of(run_id: bytes, peer: str) -> str:
@@ -140,6 +154,42 @@ class ListingValidator(RecordValidatorBase):
         return True
 
 
+class LineMeter:
+    """Measures the lines of others who ask for it, one at a time, and not for ever."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._busy = False
+        self._since: dict[str, float] = {}
+        """By peer: when it was measured, by the monotonic clock."""
+
+    async def serve(self, peer: str, reader: StreamReader, writer: StreamWriter) -> None:
+        """Who asks too often, or while another is measured, gets no answer."""
+        try:
+            if self._takes(peer):
+                self._busy = True
+                try:
+                    async with asyncio.timeout(MEASURE_SECONDS):
+                        upload, download = await line.measure(reader, writer)
+                        said = pb.Line(peer=peer, upload_bits=upload, download_bits=download, measured_at=int(get_dht_time()))
+                        signed = seal(self._identity, pb.KIND_LINE, market.MARKET, said).envelope
+                        await line.answer(writer, signed.SerializeToString())
+                finally:
+                    self._busy = False
+        except (RemoteError, EOFError, OSError):
+            pass  # it is not measured, then
+        finally:
+            writer.close()
+
+    def _takes(self, peer: str) -> bool:
+        now = time.monotonic()
+        self._since = {other: at for other, at in self._since.items() if at > now - 3600}
+        if self._busy or peer in self._since or len(self._since) >= LINES_AN_HOUR:
+            return False
+        self._since[peer] = now
+        return True
+
+
 async def run(settings: dict[str, Any]) -> None:
     run_id = bytes.fromhex(settings["run_id"])
     p2p = await P2P.create(
@@ -152,7 +202,8 @@ async def run(settings: dict[str, Any]) -> None:
         startup_timeout=None,  # a slow machine is not a dead one: its end is noticed
     )
     try:
-        working = asyncio.create_task(_work(p2p, run_id, settings["bootstrap"], settings["keeps"]))
+        identity = Identity.from_libp2p(Path(settings["identity"]).read_bytes())
+        working = asyncio.create_task(_work(p2p, identity, run_id, settings["bootstrap"], settings["keeps"]))
         libp2p = asyncio.create_task(process_of(p2p).wait())  # its end leaves hivemind waiting for an answer, perhaps for ever
         await asyncio.wait({working, libp2p}, return_when=asyncio.FIRST_COMPLETED)
         if libp2p.done():
@@ -169,7 +220,7 @@ def process_of(p2p: P2P) -> asyncio.subprocess.Process:
     return process
 
 
-async def _work(p2p: P2P, run_id: bytes, bootstrap: list[str], keeps: bool) -> None:
+async def _work(p2p: P2P, identity: Identity, run_id: bytes, bootstrap: list[str], keeps: bool) -> None:
     """Say that we listen, meet the others, answer requests until stdin ends, leave."""
     validator = ListingValidator() if run_id == market.MARKET else PeerRecordValidator(run_id)
     node = await DHTNode.create(
@@ -179,11 +230,36 @@ async def _work(p2p: P2P, run_id: bytes, bootstrap: list[str], keeps: bool) -> N
         cache_size=limits.DHT_STRANGERS,
         client_mode=not keeps,
     )
+    if keeps and run_id == market.MARKET:
+        meter = LineMeter(identity)
+        await p2p.add_binary_stream_handler(
+            LINE_PROTOCOL, lambda info, reader, writer: meter.serve(info.peer_id.to_base58(), reader, writer)
+        )
     print(json.dumps({"up": True}), flush=True)
     meeting = asyncio.create_task(_meet_forever(p2p, node, bootstrap))
-    await _serve(node, run_id, validator)
+    await _serve(_Here(p2p, node, run_id, not bootstrap), validator)
     meeting.cancel()
     await node.shutdown()
+
+
+@dataclass(frozen=True)
+class _Here:
+    """What answers requests."""
+
+    p2p: P2P
+    node: DHTNode
+    run_id: bytes
+    begins: bool
+    """It was told of nobody: others begin with it."""
+
+    @property
+    def others(self) -> list[PeerID]:
+        """Whom we met."""
+        return list(self.node.protocol.routing_table.peer_id_to_uid)
+
+    def is_kept(self, stored: bool) -> bool:
+        """Where somebody finds what was stored: what only this node has is found by nobody who does not know of it."""
+        return stored and (self.begins or bool(self.others))
 
 
 async def _meet_forever(p2p: P2P, node: DHTNode, bootstrap: list[str]) -> None:
@@ -214,7 +290,7 @@ async def _meet(p2p: P2P, node: DHTNode, peer: PeerID, address: Multiaddr) -> bo
         return False
 
 
-async def _serve(node: DHTNode, run_id: bytes, validator: PeerRecordValidator | ListingValidator) -> None:
+async def _serve(here: _Here, validator: PeerRecordValidator | ListingValidator) -> None:
     reader = asyncio.StreamReader(limit=4 * limits.MIB)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     pending: set[asyncio.Task[None]] = set()
@@ -224,29 +300,32 @@ async def _serve(node: DHTNode, run_id: bytes, validator: PeerRecordValidator | 
             if isinstance(validator, PeerRecordValidator):
                 validator.known = frozenset(known)
             continue
-        task = asyncio.create_task(_answer(node, run_id, request))
+        task = asyncio.create_task(_answer(here, request))
         pending.add(task)
         task.add_done_callback(pending.discard)
 
 
-async def _answer(node: DHTNode, run_id: bytes, request: dict[str, Any]) -> None:
+async def _answer(here: _Here, request: dict[str, Any]) -> None:
+    node = here.node
     reply: dict[str, Any] = {"id": request["id"]}
     try:
         if put := request.get("put"):
             expiration = get_dht_time() + put["seconds"]
             value = base64.b64decode(put["value"])
-            reply["ok"] = bool(await node.store(key_of(run_id, put["peer"]), value, expiration))
+            reply["ok"] = here.is_kept(bool(await node.store(key_of(here.run_id, put["peer"]), value, expiration)))
         elif announced := request.get("announce"):
             value = base64.b64decode(announced)
             listing = market.open_listing(value, get_dht_time())
             place = market.place_of(listing)
-            reply["ok"] = bool(await node.store(place, value, listing.body.expires_at, subkey=listing.peer))
+            reply["ok"] = here.is_kept(bool(await node.store(place, value, listing.body.expires_at, subkey=listing.peer)))
         elif kind := request.get("list"):
             reply["listings"] = [base64.b64encode(value).decode() for value in await _listings(node, kind)]
+        elif request.get("measure"):
+            reply["lines"] = [base64.b64encode(value).decode() for value in await _lines(here)]
         else:
-            found = await node.get(key_of(run_id, request["find"]), latest=True)
-            here = found is not None and isinstance(found.value, bytes)
-            reply["record"] = base64.b64encode(found.value).decode() if here else None
+            found = await node.get(key_of(here.run_id, request["find"]), latest=True)
+            is_one = found is not None and isinstance(found.value, bytes)
+            reply["record"] = base64.b64encode(found.value).decode() if is_one else None
     except Exception as error:
         reply["error"] = f"{type(error).__name__}: {error}"
     print(json.dumps(reply), flush=True)
@@ -259,6 +338,32 @@ async def _listings(node: DHTNode, kind: int) -> list[bytes]:
     by_key = [each.value for each in found.values() if each is not None and isinstance(each.value, dict)]
     values = [each.value for listed in by_key for each in listed.values() if isinstance(each.value, bytes)]
     return random.sample(values, min(len(values), limits.LISTINGS))
+
+
+async def _lines(here: _Here) -> list[bytes]:
+    """What some of those who are there measure of our line, one after the other, for they would take from each other."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0 if here.begins else MEET_SECONDS):
+            while not here.others:
+                await asyncio.sleep(FIRST_PAUSE_SECONDS)
+    found: list[bytes] = []
+    for peer in random.sample(here.others, min(ASKED, len(here.others))):
+        if len(found) < limits.LINES:
+            with contextlib.suppress(Exception):  # as of meeting them: whatever it is, the next may do it
+                found.append(await _line(here.p2p, peer))
+    return found
+
+
+async def _line(p2p: P2P, peer: PeerID) -> bytes:
+    """What this peer measures of our line, signed by it."""
+    async with asyncio.timeout(MEASURE_SECONDS):
+        _, reader, writer = await p2p.call_binary_stream_handler(peer, LINE_PROTOCOL)
+        with contextlib.closing(writer):
+            said = await line.measured(reader, writer)
+    signed = market.open_line(pb.Envelope.FromString(said), p2p.peer_id.to_base58(), get_dht_time())
+    if signed.peer != peer.to_base58():
+        raise RemoteError(pb.REASON_BAD_SIGNATURE, "it is another's word")
+    return said
 
 
 def _end_with_daemon() -> None:

@@ -24,6 +24,8 @@ AGAIN_SECONDS = 300.0
 """… and how often it is announced: five may fail before it is gone."""
 SOON_SECONDS = 2.0
 """After one that nobody took."""
+MEASURED_SECONDS = 600.0
+"""For all who are asked to measure our line."""
 
 
 class Board:
@@ -45,6 +47,11 @@ class Board:
                 said = await asyncio.to_thread(make, int(time.time()) + LIFE_SECONDS)
                 taken = await self.announce(seal(identity, kind, MARKET, said))
             await asyncio.sleep(AGAIN_SECONDS if taken else SOON_SECONDS)
+
+    async def measured(self) -> list[pb.Envelope]:
+        """What others measure of our line now: some MiB each way, several times. Raises LocalError while our node is not up."""
+        lines = (await self._dht.ask({"measure": True}, MEASURED_SECONDS))["lines"]
+        return [pb.Envelope.FromString(base64.b64decode(line)) for line in lines]
 
     async def listed(self, kind: pb.Kind) -> list[Statement]:
         """Those that count now, of each signer the one that expires last. Raises LocalError while our node is not up."""

@@ -28,6 +28,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_APPOINTMENT: _ClassVar[Kind]
     KIND_JOB: _ClassVar[Kind]
     KIND_OFFER: _ClassVar[Kind]
+    KIND_LINE: _ClassVar[Kind]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -104,6 +105,7 @@ KIND_HELD: Kind
 KIND_APPOINTMENT: Kind
 KIND_JOB: Kind
 KIND_OFFER: Kind
+KIND_LINE: Kind
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_ACCEPT: Outcome
 OUTCOME_IGNORE: Outcome
@@ -748,7 +750,7 @@ class Job(_message.Message):
     def __init__(self, link: _Optional[str] = ..., expires_at: _Optional[int] = ..., manifest: _Optional[_Union[Envelope, _Mapping]] = ..., appointment: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("name", "expires_at", "devices", "cuda", "device_bytes", "host_bytes", "upload_bits", "download_bits", "hours", "price", "account", "evidence")
+    __slots__ = ("name", "expires_at", "devices", "cuda", "device_bytes", "host_bytes", "upload_bits", "download_bits", "hours", "price", "account", "evidence", "lines")
     NAME_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
@@ -761,6 +763,7 @@ class Offer(_message.Message):
     PRICE_FIELD_NUMBER: _ClassVar[int]
     ACCOUNT_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
     name: str
     expires_at: int
     devices: int
@@ -773,4 +776,17 @@ class Offer(_message.Message):
     price: int
     account: bytes
     evidence: BoundEvidence
-    def __init__(self, name: _Optional[str] = ..., expires_at: _Optional[int] = ..., devices: _Optional[int] = ..., cuda: _Optional[bool] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., upload_bits: _Optional[int] = ..., download_bits: _Optional[int] = ..., hours: _Optional[str] = ..., price: _Optional[int] = ..., account: _Optional[bytes] = ..., evidence: _Optional[_Union[BoundEvidence, _Mapping]] = ...) -> None: ...
+    lines: _containers.RepeatedCompositeFieldContainer[Envelope]
+    def __init__(self, name: _Optional[str] = ..., expires_at: _Optional[int] = ..., devices: _Optional[int] = ..., cuda: _Optional[bool] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., upload_bits: _Optional[int] = ..., download_bits: _Optional[int] = ..., hours: _Optional[str] = ..., price: _Optional[int] = ..., account: _Optional[bytes] = ..., evidence: _Optional[_Union[BoundEvidence, _Mapping]] = ..., lines: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ...) -> None: ...
+
+class Line(_message.Message):
+    __slots__ = ("peer", "upload_bits", "download_bits", "measured_at")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_BITS_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_BITS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_AT_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    upload_bits: int
+    download_bits: int
+    measured_at: int
+    def __init__(self, peer: _Optional[str] = ..., upload_bits: _Optional[int] = ..., download_bits: _Optional[int] = ..., measured_at: _Optional[int] = ...) -> None: ...

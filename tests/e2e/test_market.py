@@ -85,6 +85,8 @@ def test_a_machine_is_found_by_who_hires_and_hears_of_it(swarm: Swarm, tmp_path:
             [found] = json.loads(say(tmp_path, "hire", run_file, "--market", market, "--seconds", PATIENCE_SECONDS, "--json"))
             assert (found["name"], found["devices"], found["price"], found["attested"]) == ("spare", 2, 7, "simulated")
             assert found["fits"], found["lacks"]
+            assert found["measured_by"] == [market.rpartition("/")[2]]
+            assert min(found["measured_upload_bits"], found["measured_download_bits"]) > 0
             assert found["peer"] == say(tmp_path, "id", "--home", tmp_path / "box").split()[-1]
         finally:
             offering.terminate()

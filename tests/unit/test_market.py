@@ -3,13 +3,14 @@
 import asyncio
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.cli.hire import attested, with_allowed
+from dilocox.cli.hire import Offered, attested, line_of, with_allowed
 from dilocox.cli.offer import invitations
 from dilocox.node.attest import simulated
 from dilocox.protocol import limits
@@ -17,7 +18,7 @@ from dilocox.protocol.attestation import SIMULATED, report_data
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.market import BUCKETS, MARKET, bucket_of, key_of, nonce_of, open_listing, place_of
+from dilocox.protocol.market import BUCKETS, MARKET, bucket_of, key_of, lines_of, middle_line, nonce_of, open_listing, place_of
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.dht_child import DHTID, PLAIN, DHTRecord, ListingValidator, MSGPackSerializer, get_dht_time
@@ -216,13 +217,62 @@ async def test_an_identity_that_is_offered_lies_nowhere_but_in_its_home(tmp_path
     home.mkdir()
     elsewhere.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
-    offering = asyncio.create_task(offered((), 0, "127.0.0.1", ME, home, lambda end: pb.Offer(expires_at=end, devices=1)))
+
+    def made(end: int, lines: Sequence[pb.Envelope]) -> pb.Offer:
+        return pb.Offer(expires_at=end, devices=1, lines=lines)
+
+    offering = asyncio.create_task(offered((), 0, "127.0.0.1", ME, home, made, True))
     try:
         await until(lambda: (home / "libp2p.key").exists() or any(elsewhere.iterdir()))
         assert list(elsewhere.iterdir()) == [], "a process that is killed leaves it there"
     finally:
         offering.cancel()
         await asyncio.wait([offering])
+
+
+# What others measured of a line
+
+
+def line(signer=OTHER, run=MARKET, **changes: object) -> pb.Envelope:
+    said = {"peer": ME.peer, "upload_bits": 10**8, "download_bits": 10**9, "measured_at": NOW - 60, **changes}
+    return seal(signer, pb.KIND_LINE, run, pb.Line(**said)).envelope  # type: ignore[arg-type]
+
+
+def test_of_what_others_measured_the_middle_counts_and_each_once():
+    three = [line(identity(n), upload_bits=n * 10, download_bits=100 - n) for n in (3, 4, 5)]
+    found = lines_of(offer(lines=three), NOW)
+    assert [each.peer for each in found] == [identity(n).peer for n in (3, 4, 5)]
+    assert middle_line(found) == (40, 96)
+    assert middle_line(found[:2]) == (30, 96), "of two the lower"
+    assert len(lines_of(offer(lines=[line(upload_bits=n) for n in range(3)]), NOW)) == 1
+    assert lines_of(offer(), NOW) == []
+    with pytest.raises(RemoteError, match="too many"):
+        open_listing(raw(offer(lines=[line(identity(n)) for n in range(3, 7)])), NOW)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        line(ME),
+        line(peer=OTHER.peer),
+        line(peer=identity(5).peer),
+        line(run=digest("run", 1)),
+        line(measured_at=NOW - limits.LINE_SECONDS),
+        line(measured_at=NOW + limits.LISTING_SECONDS + 1),
+        pb.Envelope(),
+        offer(OTHER).envelope,
+    ],
+)
+def test_a_measurement_that_is_not_anothers_of_this_line_does_not_count(lie: pb.Envelope):
+    assert lines_of(offer(lines=[lie, line(identity(3))]), NOW)[0].peer == identity(3).peer
+    assert len(lines_of(offer(lines=[lie, line(identity(3))]), NOW)) == 1
+
+
+def test_who_hires_sees_what_was_measured_or_else_what_is_said():
+    said = offer(upload_bits=5 * 10**8, download_bits=10**9, lines=[line()])
+    assert line_of(Offered(ME.peer, said.body, lines_of(said, NOW), "", "")) == "100 up, 1,000 down, measured by 1"
+    assert line_of(Offered(ME.peer, said.body, [], "", "")) == "500 up, 1,000 down, as it says"
+    assert line_of(Offered(ME.peer, offer().body, [], "", "")) == ""
 
 
 # Whom a run admits
