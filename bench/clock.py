@@ -204,8 +204,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table(COLUMNS, [described(cell) for cell in cells])
     shown = {"columns": COLUMNS, "cells": [described(cell) for cell in cells]}
     write(
-        "clock" + ("-quick" if options.quick else ""),
+        "clock",
         {"cells": [asdict(cell) for cell in cells], "table": shown, "notes": [where]},
+        options.quick,
     )
     judge(missed(cells), options.check)
 

@@ -258,8 +258,8 @@ def choice_text(choice: Settings) -> str:
     return " ".join(f"{name}.{key}={value:g}" for name, section in choice.items() for key, value in section.items())
 
 
-def plot(summaries: Sequence[dict[str, Any]], folder: Path, name: str) -> list[Path]:
-    """Loss over tokens and over wire bytes: the mean of the seeds."""
+def plot(summaries: Sequence[dict[str, Any]], beside: Path) -> list[Path]:
+    """Loss over tokens and over wire bytes: the mean of the seeds. `beside`: the file of results."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -277,7 +277,7 @@ def plot(summaries: Sequence[dict[str, Any]], folder: Path, name: str) -> list[P
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
         figure.tight_layout()
-        paths.append(folder / f"{name}-{key.replace('_', '-')}.png")
+        paths.append(beside.with_name(f"{beside.stem}-{key.replace('_', '-')}.png"))
         figure.savefig(paths[-1], dpi=110)
         pyplot.close(figure)
     return paths
@@ -304,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seeds = 1 if options.quick else options.seeds
     summaries = compare(arms, seeds, lengths, text, options.ratio, options.processes)
     print_summary(summaries)
-    name = "convergence" + ("-quick" if options.quick else "") + ("" if options.data is None else "-text")
+    name = "convergence" + ("" if options.data is None else "-text")
     cost = delay_cost(summaries, options.ratio, text)
     if cost is not None:
         print(f"overlap: {cost:.3f} more tokens to the same loss for a commit a whole phase late")
@@ -316,8 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "source": text.name,
         "ratio": options.ratio,
     }
-    write(name, {**facts, "arms": summaries})
-    for path in plot(summaries, RESULTS, name):
+    kept = write(name, {**facts, "arms": summaries}, options.quick)
+    for path in plot(summaries, kept):
         print(f"wrote {path}")
 
 

@@ -126,8 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shown = {"columns": COLUMNS, "cells": [described(row, rows) for row in rows]}
     notes = [f"{parameters:,} parameters, {PEERS} peers of one thread, {rounds} exchanges"]
     write(
-        "exchange" + ("-quick" if options.quick else ""),
+        "exchange",
         {"rows": [asdict(row) for row in rows], "table": shown, "notes": notes},
+        options.quick,
     )
     judge(missed(rows), options.check)
 

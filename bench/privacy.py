@@ -368,8 +368,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         table(columns, [[f"{row['sequences']:,}", *(f"{row[name]:,.4g}" for name in columns[1:])] for row in large])
     kept = [{"trained": t, "sites": s, "bound": b, "losses": values} for (t, s, b), values in losses.items()]
     write(
-        "privacy" + ("-quick" if options.quick else ""),
+        "privacy",
         {"before": before, "sequences": sequences, "noises": noises, "cells": kept, "seconds": seconds, "sizes": large},
+        options.quick,
     )
     judge(missed({key: statistics.fmean(values) for key, values in losses.items()}), options.check)
 

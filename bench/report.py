@@ -30,12 +30,12 @@ def machine() -> dict[str, Any]:
     return {"device": device, "cores": os.cpu_count(), "torch": torch.__version__, "platform": platform.platform()}
 
 
-def write(name: str, results: Any, quick: bool = False) -> None:
-    """`quick`: beside those of a whole run, which stay."""
+def write(name: str, results: Any, quick: bool = False) -> Path:
+    """Where they are. `quick`: beside those of a whole run, which stay."""
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}{'-quick' * quick}.json").write_text(
-        json.dumps({"machine": machine(), "results": results}, indent=1) + "\n"
-    )
+    path = RESULTS / f"{name}{'-quick' * quick}.json"
+    path.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+    return path
 
 
 def bench_parser(name: str, doc: str | None, quick: str, bars: bool = True) -> argparse.ArgumentParser:

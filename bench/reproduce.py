@@ -534,13 +534,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (found := row_of(scale, method, rows)) is not None:
             rows[method.name] = found
     report(scale, methods, rows)
-    name = "reproduce" + ("-quick" if quick else "")
     facts = {**asdict(scale), "text": scale.text.settings, "line": line}
     shown = {"columns": COLUMNS, "cells": [cells(scale, rows, name) for name in rows]}
     notes = [f"{method.name}: {method.note}" for method in methods]
-    write(name, {"scale": facts, "rows": {name: asdict(found) for name, found in rows.items()}, "table": shown, "notes": notes})
-    plot(rows, RESULTS / f"{name}.png")
-    print(f"wrote {RESULTS / name}.json and .png")
+    results = {"scale": facts, "rows": {name: asdict(found) for name, found in rows.items()}, "table": shown, "notes": notes}
+    kept = write("reproduce", results, quick)
+    plot(rows, kept.with_suffix(".png"))
+    print(f"wrote {kept} and .png")
     judge(missed(scale, rows), options.check)
 
 

@@ -418,11 +418,16 @@ class Manifest(Section):
     def from_toml(cls, text: str) -> "Manifest":
         """Raises RunFileError naming every key that is wrong."""
         try:
-            return cls.model_validate(tomllib.loads(text))
+            manifest = cls.model_validate(tomllib.loads(text))
         except ValidationError as error:
             raise RunFileError([_explain(item) for item in error.errors()]) from error
         except (ValueError, RecursionError) as error:
             raise RunFileError([("", f"the run file is not TOML: {error}")]) from error
+        if (size := len(manifest.canonical_bytes())) > limits.MANIFEST_BYTES:
+            raise RunFileError(
+                [("", f"the run's manifest has {size:,} bytes; no peer takes more than {limits.MANIFEST_BYTES:,}")]
+            )
+        return manifest
 
     @classmethod
     def from_canonical(cls, raw: bytes) -> "Manifest":

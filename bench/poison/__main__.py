@@ -56,9 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plan = Plan(settings, attacks, defences, not options.attacks and not options.defences)
     plan.run(options.processes, time.monotonic() + 60 * options.minutes)
     found = [report(plan, setting) for setting in settings]
-    short = f"poison-quick-{quick.hostile}-of-{quick.clusters}-{quick.codec.replace(' ', '-')}"
+    short = f"poison-{quick.hostile}-of-{quick.clusters}-{quick.codec.replace(' ', '-')}"
     results = [result for result, _ in found]
-    write(short if options.quick else "poison", json.loads(json.dumps(results, default=asdict)))
+    write(short if options.quick else "poison", json.loads(json.dumps(results, default=asdict)), options.quick)
     judge([sentence for _, sentences in found for sentence in sentences], options.check)
 
 

@@ -56,7 +56,7 @@ def main() -> None:
     if not options.list:
         run(plan, options.processes, time.monotonic() + 60 * options.minutes)
     by_cell = {cell: plan.rows(cell) for cell in plan.cells}
-    report(plan, by_cell, "-quick" if options.quick else "")
+    report(plan, by_cell, options.quick)
     if not options.quick:
         judge(missed(by_cell, len(plan.arms)), options.check)
 
@@ -90,7 +90,7 @@ def say(trial: Trial, count: int, of: int) -> None:
     print(f"{where}: test {result.test:.4f}, tuning {result.tuning:.4f}  ({result.took:.0f} s)", flush=True)
 
 
-def report(plan: Plan, by_cell: dict[Cell, list[Row]], suffix: str) -> None:
+def report(plan: Plan, by_cell: dict[Cell, list[Row]], quick: bool) -> None:
     for cell, of_cell in by_cell.items():
         number = f"{CELLS.index(cell)}: " if cell in CELLS else ""
         print(f"\n{number}{cell.name}; {len(of_cell)} of {len(plan.arms)} arms are finished")
@@ -101,7 +101,7 @@ def report(plan: Plan, by_cell: dict[Cell, list[Row]], suffix: str) -> None:
         {"name": cell.name, "cell": asdict(cell), "rows": [row_facts(row) for row in of_cell]}
         for cell, of_cell in by_cell.items()
     ]
-    write("study" + suffix, {"text": plan.text.settings, "sets": sets, "budget": asdict(plan.budget), "cells": cells})
+    write("study", {"text": plan.text.settings, "sets": sets, "budget": asdict(plan.budget), "cells": cells}, quick)
 
 
 if __name__ == "__main__":

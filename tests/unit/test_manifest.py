@@ -8,10 +8,11 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from dilocox.cli.hire import with_allowed
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node.plan import DELAY_COST
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.manifest import Manifest, RunFileError
 from dilocox.protocol.tensors import parameter_count, stage_tensors
 from tests.helpers import identity, manifest
 
@@ -240,3 +241,11 @@ def test_the_largest_change_of_a_round_is_its_longest_phase_at_the_largest_rate(
 def test_bounds_that_bound_nothing_or_all_are_refused(section: str, key: str, value: object):
     with pytest.raises(ValueError, match=key):
         manifest(**{section: {key: value}})
+
+
+def test_a_run_file_that_no_peer_would_take_is_refused_where_it_is_read():
+    names = [identity(number).peer for number in range(1500)]
+    text = with_allowed(render_preset("tiny", "t", "00" * 32), names[:800])
+    assert Manifest.from_toml(text).admission.allow == tuple(names[:800])
+    with pytest.raises(RunFileError, match="no peer takes more"):
+        Manifest.from_toml(with_allowed(text, names))
