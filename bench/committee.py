@@ -37,6 +37,8 @@ class Work:
     """Digests, by stage."""
     norm: int
     """Code of all of it, as announced."""
+    tokens: int
+    """As announced."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Committee:
             due = [name for name in listed if voter in scoring.committee(self.run, ballot, name, listed) and name in well_made]
             positions = scoring.positions(self.run, ballot, voter, head.ledger.leases[voter])
             scores = self._scores(head, voter, trainer, works, due, positions, read)
-            harmful = scoring.harmful(self.run, scores)
+            harmful = scoring.harmful(self.run, scores, {name: works[name].tokens for name in scores})
             self.measured += [Measured(head.round, voter, name, score, name in harmful) for name, score in scores.items()]
             found = {name: name in well_made and name not in harmful for name in listed}
             said = say(voter, found)

@@ -271,7 +271,9 @@ class Lab:
     def _refused(self, announced: Mapping[str, Sent], well_made: Container[str]) -> Container[str]:
         """By their committees: every phase of the round is over and no commit has come, so everybody's Θ is what it built on."""
         trainers = {member.state.cluster: member.trainer for member in self.members}
-        works = {name: Work(sent.payloads, sent.contribution.norm) for name, sent in announced.items()}
+        works = {
+            name: Work(sent.payloads, sent.contribution.norm, sent.contribution.tokens) for name, sent in announced.items()
+        }
         return self.committee.refused(self.head, trainers, works, well_made, self.payload, self._say)
 
     def _say(self, voter: str, found: Votes) -> Votes:

@@ -36,7 +36,8 @@ ADAPTERS = """[compression]
 codec = "int4"            # adapters are of low rank already
 
 """
-APART = "agreement = 0.0         # sites' texts differ, and so does what they learn"
+APART = """agreement = 0.0         # sites' texts differ, and so does what they learn
+worth = 0.0"""
 PRIVATE = "private = true            # each cluster brings its own: dilocox node --private DIR"
 
 

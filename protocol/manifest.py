@@ -244,10 +244,12 @@ class Scoring(Section):
     sequences: Annotated[int, Field(gt=0, le=1024)] = 8
     """Samples on which a voter measures the loss."""
     margin: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """A loss that becomes worse by this or more, in nats per token, is harm; with 0 one that becomes no better: where the
-    contribution also points another way than the voter's own."""
-    agreement: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """It does where its cosine is below this share of the median of those that the voter measured in the round, or below 0."""
+    """A contribution harms where it points another way than the voter's own, and makes the loss worse by this or more, in nats per
+    token; with 0 where it makes it no better, or by no more than …"""
+    worth: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """… this share of the median of what the voter measured in the round, of as many tokens."""
+    agreement: Annotated[float, Field(ge=0, lt=1)] = 0.6
+    """It points another way where its cosine is below this share of that median, or below 0."""
     share: Fraction = 0.03
     """Of a cluster's time that scoring may take; what is not scored in time is accepted as far as its voter is concerned."""
 

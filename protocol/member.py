@@ -505,8 +505,8 @@ def _vote(state: MemberState, now: float) -> pb.Receipt | None:
         return None
     audits = auditing.results(state.head.audits, state.head.round, state.me, state.audits)
     lacking = sampling.told(sampling.due(state.manifest, state.head), state.me, state.without)
-    duties = [s.digest for s in ours]
-    return voting.receipt(state.manifest, ballot, own.digest, state.verdicts, state.scores, duties, audits, lacking)
+    duties, tokens = [s.digest for s in ours], {digest: s.body.tokens for digest, s in state.seen.items()}
+    return voting.receipt(state.manifest, ballot, own.digest, state.verdicts, state.scores, tokens, duties, audits, lacking)
 
 
 def _has_vote(state: MemberState) -> bool:

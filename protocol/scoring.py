@@ -4,12 +4,13 @@ Each contribution has a committee of voters, drawn from SHA-256 of the coordinat
 while he trains, and receipts name that very signature. The draw is by standing (standing.py), and who is drawn twice has two votes;
 where the others are no more than there are votes all of them score, and vote by standing. A member applies the contribution alone
 to the round's state, and measures the loss before and after on samples of its own lease, drawn in the same way. It finds harm in
-what does not make the loss better and does not point the way of its own contribution as the others do: either alone refuses too
-much honest work. What harms in the eyes of more than a third of its committee's votes that measured it (the manifest's threshold)
-does not count: who had no time for it says nothing. One who finds harm is never enough: among three clusters one would stop the
-run, and of two each could.
+what makes the loss no better, or by much less than the others do, and does not point the way of its own contribution as they do:
+either alone refuses too much honest work. What harms in the eyes of more than a third of its committee's votes that measured it
+(the manifest's threshold) does not count: who had no time for it says nothing. One who finds harm is never enough: among three
+clusters one would stop the run, and of two each could.
 """
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -53,15 +54,26 @@ def units(gain: float) -> int:
     return round(max(-LARGEST, min(LARGEST, gain * UNITS))) if gain == gain else -LARGEST  # not a number is no gain
 
 
-def harmful(manifest: Manifest, scores: Mapping[Of, Score]) -> frozenset[Of]:
-    """Of all that one voter measured in a round, what it refuses. The median of its cosines, of two the smaller, says how much
-    honest work points the same way in this round."""
+def harmful(manifest: Manifest, scores: Mapping[Of, Score], tokens: Mapping[Of, int]) -> frozenset[Of]:
+    """Of all that one voter measured in a round, what it refuses. The medians of what it measured, of two the smaller, say what
+    honest work gains in this round, and how much of it points the same way. `tokens`: as announced; of fewer than the median's as
+    much less is expected, by which they weigh less, too: a gain goes with them, a cosine that noise outweighs with their root."""
     if not scores:
         return frozenset()
-    cosines = sorted(score.cosine if score.cosine == score.cosine else -1.0 for score in scores.values())
-    least = max(0.0, manifest.scoring.agreement * cosines[(len(cosines) - 1) // 2])
-    margin = manifest.scoring.margin
-    return frozenset(of for of, score in scores.items() if not score.gain > -margin and not score.cosine >= least)
+    rules, usual = manifest.scoring, max(1.0, _lower_median(tokens[of] for of in scores))
+    cosine = rules.agreement * max(0.0, _lower_median(score.cosine for score in scores.values()))
+    gain = rules.worth * max(0.0, _lower_median(score.gain for score in scores.values()))
+
+    def harms(score: Score, share: float) -> bool:
+        least = -rules.margin or share * gain
+        return not score.gain > least and not score.cosine >= math.sqrt(share) * cosine
+
+    return frozenset(of for of, score in scores.items() if harms(score, min(1.0, tokens[of] / usual)))
+
+
+def _lower_median(values: Iterable[float]) -> float:
+    ordered = sorted(value if value == value else -math.inf for value in values)
+    return ordered[(len(ordered) - 1) // 2]
 
 
 def seed_of(ballot: Statement[pb.Ballot]) -> bytes:

@@ -21,14 +21,15 @@ def receipt(
     own: bytes,
     verdicts: Mapping[bytes, Verdict],
     scores: Mapping[bytes, scoring.Score],
+    tokens: Mapping[bytes, int],
     duties: Sequence[bytes],
     audits: Sequence[pb.AuditResult] = (),
     lacking: Sequence[int] = (),
 ) -> pb.Receipt:
-    """`own`: digest of our contribution; `duties`: of those that we were drawn to score, in the ballot's order; `audits`: what we
-    found of those that are due; `lacking`: places of the samples that showed nothing. What was judged well made and measured to
-    harm is refused; of what has no room the bits say enough."""
-    listed, harmful = list(ballot.body.contributions), scoring.harmful(manifest, scores)
+    """`own`: digest of our contribution; `tokens`: of those that we scored, as announced; `duties`: of those that we were drawn to
+    score, in the ballot's order; `audits`: what we found of those that are due; `lacking`: places of the samples that showed
+    nothing. What was judged well made and measured to harm is refused; of what has no room the bits say enough."""
+    listed, harmful = list(ballot.body.contributions), scoring.harmful(manifest, scores, tokens)
 
     def found(digest: bytes) -> Verdict:
         verdict = verdicts.get(digest, REFUSED)

@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench.poison.cells import run_all
-from bench.poison.design import ARRIVAL, BY_NAME, CODECS, DEFENCES, FULL, QUICK, SCORED, TENSORS, Setting
-from bench.poison.report import complete, judged, losses, missed, missed_by_scores, say
+from bench.poison.design import ARRIVAL, BY_NAME, CODECS, DEFENCES, FULL, QUICK, SCORED, SCORES, TENSORS, Setting
+from bench.poison.report import UNJUST, complete, judged, losses, missed, missed_by_scores, say
 from bench.report import bench_parser, judge, table, write
 
 __all__ = ["main"]
+
+COUNTED = ("contributions", "refused", "scores", "against")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.own_data:
         own_data(settings)
         return
+    if options.slow_boxes:
+        judge(slow(settings), options.check)
+        return
     from bench.attacks import ATTACKS
 
     attacks = [attack.name for attack in ATTACKS if not options.attacks or attack.name in ("nobody", *options.attacks)]
@@ -72,6 +77,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--defences", nargs="+", choices=[each.name for each in BY_NAME], help="only these columns")
     parser.add_argument("--attacks", nargs="+", help="only these rows, and nobody's")
     parser.add_argument("--own-data", action="store_true", help="what a contribution does on its own samples and on others")
+    parser.add_argument(
+        "--slow-boxes", action="store_true", help="whether the honest work of slower clusters is told from harm"
+    )
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
     return parser
@@ -113,6 +121,26 @@ def own_data(settings: Sequence[Setting]) -> None:
             )
         ]
         table(["samples of", "measured", "mean", "standard error", "standard deviation"], rows)
+
+
+def slow(settings: Sequence[Setting]) -> list[str]:
+    """The bars that do not hold. Nobody is hostile: of settings that differ by that one is enough."""
+    from bench.slow_boxes import slow_boxes
+
+    sentences = list[str]()
+    for setting in (each for each in settings if each.hostile == 1):
+        runs = [slow_boxes(cell) for cell in setting.cells("nobody", SCORES.name)]
+        by_speed = [
+            (of[0].speed, *(sum(getattr(each, name) for each in of) for name in COUNTED)) for of in zip(*runs, strict=True)
+        ]
+        print(f"\n{setting.clusters} honest clusters, two of them slower; {setting.codec} payloads, {setting.length}")
+        table(["speed", "contributions", "refused", "scores", "that find harm"], [list(map(str, row)) for row in by_speed])
+        sentences += [
+            f"{setting.clusters} clusters, {setting.codec}: {refused} of {count} contributions of those at {speed:g} of the speed are refused"
+            for speed, count, refused, *_ in by_speed
+            if refused > UNJUST * count
+        ]
+    return sentences
 
 
 if __name__ == "__main__":

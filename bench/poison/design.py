@@ -64,10 +64,11 @@ TENSORS = _more(
 )
 CENTERED = _more(TENSORS, "centered-clip", "outer.aggregate", outer={"aggregate": "centered-clip"})
 SCORING = {"voters": 32}
+AT_FIRST = {"voters": 32, "agreement": 0.0, "worth": 0.0}
 SCORES = _more(TENSORS, "scores", "the defaults, and a committee of 32 that scores", scoring=SCORING)
 SCORES_CENTERED = _more(CENTERED, "scores + centered-clip", "both", scoring=SCORING)
-AWAY = _more(TENSORS, "scores, agreement 0", "as it was first: harm points away", scoring={**SCORING, "agreement": 0.0})
-AWAY_CENTERED = _more(CENTERED, "scores, agreement 0 + centered-clip", "both", scoring={**SCORING, "agreement": 0.0})
+AWAY = _more(TENSORS, "scores, agreement 0", "as it was first: harm points away", scoring=AT_FIRST)
+AWAY_CENTERED = _more(CENTERED, "scores, agreement 0 + centered-clip", "both", scoring=AT_FIRST)
 DEFENCES = [
     NONE,
     CAP,
@@ -117,9 +118,12 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What a later version of the product has beside, with defaults, does not change it."""
-        run = self.manifest().model_dump(mode="json", exclude_defaults=True)
-        return sha256(json.dumps([self.said, run], sort_keys=True).encode()).hex()[:24]
+        """What a later version of the product has beside, with defaults, does not change it, but for how a committee scores."""
+        run = self.manifest()
+        said = [self.said, run.model_dump(mode="json", exclude_defaults=True)]
+        if run.scoring.voters:
+            said.append(run.scoring.model_dump(mode="json"))
+        return sha256(json.dumps(said, sort_keys=True).encode()).hex()[:24]
 
 
 @dataclass(frozen=True)
@@ -146,8 +150,13 @@ class Setting:
     @property
     def title(self) -> str:
         parts = f"{self.hostile} of {self.clusters} hostile, {self.codec} payloads"
+        return f"{parts}, {self.layers} layer{'s' * (self.layers > 1)}, {self.length}"
+
+    @property
+    def length(self) -> str:
+        """In words."""
         rounds = f"{self.steps // HORIZON} rounds of {HORIZON} inner steps"
-        return f"{parts}, {self.layers} layer{'s' * (self.layers > 1)}, {rounds}, {self.seeds} seed{'s' * (self.seeds > 1)}"
+        return f"{rounds}, {self.seeds} seed{'s' * (self.seeds > 1)}"
 
 
 QUICK = Setting(4, 1, "sparse", 1, 50, 1)

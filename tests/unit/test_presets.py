@@ -60,7 +60,7 @@ def test_a_small_preset_takes_steps_as_it_is_shipped(name: str, process_group: N
 def test_sites_on_texts_of_their_own_are_not_measured_by_how_much_they_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DILOCOX_HOME", str(tmp_path))
     folder = corpus_of(tmp_path / "text", words(400, 60)).folder
-    for name, options, agreement in (("shared", [], 0.5), ("apart", ["--private"], 0.0)):
+    for name, options, agreement in (("shared", [], 0.6), ("apart", ["--private"], 0.0)):
         file = tmp_path / f"{name}.toml"
         told = CliRunner().invoke(app, ["init", str(file), "--preset", "llama-125m", "--data", f"text={folder}", *options])
         assert told.exit_code == 0, told.output

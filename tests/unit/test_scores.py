@@ -95,7 +95,7 @@ def test_an_honest_contribution_helps_and_one_with_its_signs_turned_harms(world:
     assert turned.gain < -0.01
     assert honest.cosine > 0.1
     assert turned.cosine == pytest.approx(-honest.cosine, abs=0.05)
-    assert scoring.harmful(world.run, {"honest": honest, "turned": turned}) == {"turned"}
+    assert scoring.harmful(world.run, {"honest": honest, "turned": turned}, {"honest": 1, "turned": 1}) == {"turned"}
 
 
 def test_a_contribution_points_where_itself_does(world: World):

@@ -94,7 +94,7 @@ def test_a_short_lease_gives_what_it_has():
     ],
 )
 def test_what_makes_the_loss_worse_and_points_away_harms(after: float, cosine: float, refused: bool):
-    assert bool(scoring.harmful(RUN, {"one": Score(2.0, after, cosine)})) == refused
+    assert bool(scoring.harmful(RUN, {"one": Score(2.0, after, cosine)}, {"one": 7})) == refused
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,47 @@ def test_what_helps_nothing_and_points_half_as_much_the_same_way_as_the_median_h
     cosine: float, others: tuple[float, ...], refused: bool
 ):
     """Of two the smaller is the median: one other alone says nothing of what is usual."""
-    run = manifest(scoring={"voters": 5})
+    run = manifest(scoring={"voters": 5, "agreement": 0.5, "worth": 0.0})
     scores = {str(number): Score(2.0, 1.9, each) for number, each in enumerate(others)}
-    assert scoring.harmful(run, {**scores, "it": Score(2.0, 2.0, cosine)}) == ({"it"} if refused else set())
-    assert not scoring.harmful(run, {**scores, "it": Score(2.0, 1.999, cosine)}), "what helps is work, wherever it points"
-    before = manifest(scoring={"voters": 5, "agreement": 0.0})
-    assert scoring.harmful(before, {**scores, "it": Score(2.0, 2.0, cosine)}) == (set() if cosine >= 0 else {"it"})
+    tokens = dict.fromkeys([*scores, "it"], 1)
+    assert scoring.harmful(run, {**scores, "it": Score(2.0, 2.0, cosine)}, tokens) == ({"it"} if refused else set())
+    assert not scoring.harmful(run, {**scores, "it": Score(2.0, 1.999, cosine)}, tokens), (
+        "what helps is work, wherever it points"
+    )
+    before = manifest(scoring={"voters": 5, "agreement": 0.0, "worth": 0.0})
+    assert scoring.harmful(before, {**scores, "it": Score(2.0, 2.0, cosine)}, tokens) == (set() if cosine >= 0 else {"it"})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "gain", "cosine", "refused"),
+    [
+        (100, 0.049, 0.11, True),
+        (100, 0.051, 0.11, False),
+        (100, 0.049, 0.13, False),
+        (900, 0.049, 0.11, True),
+        (25, 0.049, 0.11, False),
+        (25, 0.012, 0.059, True),
+        (25, 0.013, 0.059, False),
+        (25, 0.012, 0.061, False),
+        (0, 0.0, -0.01, True),
+        (100, math.nan, math.nan, True),
+    ],
+)
+def test_what_helps_half_as_much_as_the_median_and_points_away_harms_by_its_tokens(
+    tokens: int, gain: float, cosine: float, refused: bool
+):
+    """A drift is half work: it helps a little. Who has few tokens helps little, too, and weighs little."""
+    run = manifest(scoring={"voters": 5})
+    scores = {name: Score(2.0, 1.9, 0.2) for name in ("a", "b", "c")}
+    announced = {"a": 100, "b": 100, "c": 1000, "it": tokens}
+    assert scoring.harmful(run, {**scores, "it": Score(2.0, 2.0 - gain, cosine)}, announced) == ({"it"} if refused else set())
+
+
+def test_where_nothing_helps_only_harm_is_harm():
+    run = manifest(scoring={"voters": 5})
+    scores = {name: Score(2.0, 2.1, 0.2) for name in ("a", "b", "c")} | {"it": Score(2.0, 1.999, -0.5)}
+    assert not scoring.harmful(run, scores, dict.fromkeys(scores, 1))
+    assert scoring.harmful(run, scores | {"it": Score(2.0, 2.0, -0.5)}, dict.fromkeys(scores, 1)) == {"it"}
 
 
 def test_a_score_stands_in_a_receipt_in_whole_units():
