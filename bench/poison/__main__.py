@@ -136,7 +136,7 @@ def slow(settings: Sequence[Setting]) -> list[str]:
         print(f"\n{setting.clusters} honest clusters, two of them slower; {setting.codec} payloads, {setting.length}")
         table(["speed", "contributions", "refused", "scores", "that find harm"], [list(map(str, row)) for row in by_speed])
         sentences += [
-            f"{setting.clusters} clusters, {setting.codec}: {refused} of {count} contributions of those at {speed:g} of the speed are refused"
+            f"{setting.clusters} clusters, {setting.codec}: {refused} of {count} of those at {speed:g} of the speed are refused"
             for speed, count, refused, *_ in by_speed
             if refused > UNJUST * count
         ]
