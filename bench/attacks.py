@@ -74,10 +74,14 @@ def _noise(seen: Seen) -> Tensor:
     return drawn * (LOUD * seen.norm / float(drawn.norm()))
 
 
-def _drift(seen: Seen) -> Tensor:
-    """The same direction in each round, from each of them; in size no different from the others."""
-    direction = torch.randn(seen.own.shape, generator=torch.Generator().manual_seed(0))
-    return 0.5 * seen.own + direction * (seen.norm / float(direction.norm()))
+def _drift(share: float) -> Callable[[Seen], Tensor]:
+    """So much of one's own work, and the same direction in each round, from each of them; in size no different from the others."""
+
+    def drift(seen: Seen) -> Tensor:
+        direction = torch.randn(seen.own.shape, generator=torch.Generator().manual_seed(0))
+        return share * seen.own + direction * (seen.norm / float(direction.norm()))
+
+    return drift
 
 
 FLIPPED = "the signs of another's payload turned"
@@ -95,7 +99,12 @@ ATTACKS = [
         "renamed copy", "another's payload under one's own name, the most tokens allowed", most_tokens=True, takes="renamed"
     ),
     Attack("noise", "random, to every bound", _noise),
-    Attack("drift", "half its work, and one direction that is the same in each round", _drift),
+    Attack("drift", "half its work, and one direction that is the same in each round", _drift(0.5)),
+    Attack(
+        "quiet drift",
+        "as drift, with three quarters of its work: it points the way of the others as far as it must",
+        _drift(0.75),
+    ),
     Attack("ALIE", "the mean less 1.5 standard deviations in each coordinate", lambda s: s.mean - 1.5 * s.honest.std(0)),
     Attack("IPM", "the mean turned and doubled", lambda seen: -2 * seen.mean),
     Attack("labels", "its own work on wrong labels", flips_labels=True),
