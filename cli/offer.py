@@ -118,37 +118,33 @@ async def offered(
 ) -> None:
     """For ever. `home`: where the identity lies; `measure`: whether others are to measure its line."""
     lines: list[pb.Envelope] = []
+    measured = asyncio.Event()
 
     def now(until: int) -> pb.Offer:
         return made(until, lines)
 
     async with opened_board(market, host, identity, port, home) as board, asyncio.TaskGroup() as tasks:
         log.info("this machine is offered in the market; others begin at %s", board.address)
+        tasks.create_task(board.announce_forever(identity, pb.KIND_OFFER, now, measured))
         if measure:
-            lines += await _measured(board)
-            tasks.create_task(_keep_measured(board, lines))
-        tasks.create_task(board.announce_forever(identity, pb.KIND_OFFER, now))
+            tasks.create_task(_keep_measured(board, lines, measured))
         tasks.create_task(_say_invitations(board, identity.peer))
 
 
-async def _measured(board: "Board") -> list[pb.Envelope]:
-    """Once our node is up."""
+async def _keep_measured(board: "Board", lines: list[pb.Envelope], measured: asyncio.Event) -> None:
+    """`lines`: what is announced; `measured`: set where they changed. What was measured stays until it is again."""
     while True:
         try:
             found = await board.measured()
-        except LocalError as error:
+        except LocalError as error:  # our node is not up yet
             log.debug("%s", error)
             await asyncio.sleep(UP_SECONDS)
-        else:
+            continue
+        if found:
             log.info("%d others measured this machine's line", len(found))
-            return found
-
-
-async def _keep_measured(board: "Board", lines: list[pb.Envelope]) -> None:
-    """`lines`: what is announced. What was measured stays until it is again."""
-    while True:
-        await asyncio.sleep(MEASURED_SECONDS if lines else UNMEASURED_SECONDS)
-        lines[:] = await _measured(board) or lines
+            lines[:] = found
+            measured.set()
+        await asyncio.sleep(MEASURED_SECONDS if found else UNMEASURED_SECONDS)
 
 
 async def _say_invitations(board: "Board", me: str) -> None:

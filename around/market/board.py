@@ -39,14 +39,20 @@ class Board:
         value = base64.b64encode(listing.envelope.SerializeToString()).decode()
         return bool((await self._dht.ask({"announce": value}))["ok"])
 
-    async def announce_forever(self, identity: Identity, kind: pb.Kind, make: Callable[[int], pb.Job | pb.Offer]) -> None:
-        """`make`: what is to be said until that Unix second; blocking. What nobody takes is said again soon."""
+    async def announce_forever(
+        self, identity: Identity, kind: pb.Kind, make: Callable[[int], pb.Job | pb.Offer], changed: asyncio.Event | None = None
+    ) -> None:
+        """`make`: what is to be said until that Unix second; blocking. What nobody takes is said again soon, and what has `changed`
+        at once."""
+        changed = changed or asyncio.Event()
         while True:
             taken = False
             with suppress(LocalError):
                 said = await asyncio.to_thread(make, int(time.time()) + LIFE_SECONDS)
                 taken = await self.announce(seal(identity, kind, MARKET, said))
-            await asyncio.sleep(AGAIN_SECONDS if taken else SOON_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), AGAIN_SECONDS if taken else SOON_SECONDS)
+            changed.clear()
 
     async def measured(self) -> list[pb.Envelope]:
         """What others measure of our line now: some MiB each way, several times. Raises LocalError while our node is not up."""

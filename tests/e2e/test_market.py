@@ -82,7 +82,12 @@ def test_a_machine_is_found_by_who_hires_and_hears_of_it(swarm: Swarm, tmp_path:
     with subprocess.Popen([*CLI, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as offering:
         try:
             run_file = swarm.testnet.folder / "run.toml"
-            [found] = json.loads(say(tmp_path, "hire", run_file, "--market", market, "--seconds", PATIENCE_SECONDS, "--json"))
+
+            def offers() -> list[dict[str, Any]]:
+                told = say(tmp_path, "hire", run_file, "--market", market, "--seconds", PATIENCE_SECONDS, "--json")
+                return [offer for offer in json.loads(told) if offer["measured_by"]]
+
+            [found] = wait_for(offers, "the line that is offered is measured")
             assert (found["name"], found["devices"], found["price"], found["attested"]) == ("spare", 2, 7, "simulated")
             assert found["fits"], found["lacks"]
             assert found["measured_by"] == [market.rpartition("/")[2]]
