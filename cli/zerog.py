@@ -73,20 +73,23 @@ def store(
     _need_sdk()
     from dilocox.around.zerog.network import Network
     from dilocox.around.zerog.record import write_record
-    from dilocox.around.zerog.volume import new_objects, split
+    from dilocox.around.zerog.volume import due
 
     _check_place(record)
     opened = open_archive(archive, archive_key)
     stored = _stored(record, opened.run_id)
-    sizes = new_objects(opened.storage.sizes(""), stored)
-    if not sizes:
+    sizes = opened.storage.sizes("")
+    volumes = due(sizes, stored)
+    if not volumes:
         console.print(f"nothing is new in {opened.url}; its last volume is {stored.root}", highlight=False, soft_wrap=True)
         return
-    volumes = list(split(sizes))
-    console.print(f"{len(sizes):,} objects, {sum(sizes.values()):,} bytes, in {len(volumes)} volumes", highlight=False)
+    count, size = sum(map(len, volumes)), sum(sizes[name] for names in volumes for name in names)
+    console.print(f"{count:,} objects, {size:,} bytes, in {len(volumes)} volumes", highlight=False)
     with working("packing") as bar:
         for number, names in enumerate(volumes, 1):
             bar.begin(f"volume {number} of {len(volumes)}")
+            if send:
+                write_record(record, stored.beginning(names))
             stored = _store(Network(indexer), opened.storage, names, stored, (rpc, key) if send else None)
             if send:
                 write_record(record, stored)

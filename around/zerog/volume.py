@@ -21,7 +21,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.archive import HEAD_BYTES, HEADS
 from dilocox.transport.archive.storage import Storage
 
-__all__ = ["VOLUME_BYTES", "Header", "Stored", "fill", "new_objects", "read_header", "split", "write_volume"]
+__all__ = ["VOLUME_BYTES", "Header", "Stored", "due", "fill", "read_header", "split", "write_volume"]
 
 VOLUME_BYTES = 1 << 30
 """Of objects in one: what is sent again where a line breaks, and lies on the disk twice."""
@@ -123,6 +123,8 @@ class Stored(Part):
     """Of the last volume."""
     objects: frozenset[Name] = frozenset()
     """In all of them."""
+    begun: tuple[Name, ...] = ()
+    """In one that was perhaps sent, and paid for: a killed call does not say."""
 
     @model_validator(mode="after")
     def _has_a_root_for_objects(self) -> "Stored":
@@ -134,11 +136,17 @@ class Stored(Part):
     def last(self) -> bytes | None:
         return bytes.fromhex(self.root) if self.root is not None else None
 
+    def beginning(self, names: Sequence[str]) -> "Stored":
+        return self.model_copy(update={"begun": tuple(names)})
+
     def and_volume(self, root: bytes, names: Sequence[str]) -> "Stored":
-        return self.model_copy(update={"root": root.hex(), "objects": self.objects | set(names)})
+        return self.model_copy(update={"root": root.hex(), "objects": self.objects | set(names), "begun": ()})
 
 
-def new_objects(sizes: Mapping[str, int], stored: Stored) -> dict[str, int]:
-    """Of an archive's objects those that no volume holds; none where no head is among them: nothing is new then."""
-    found = {name: size for name, size in sizes.items() if name not in stored.objects}
-    return found if any(name.startswith(f"{HEADS}/") for name in found) else {}
+def due(sizes: Mapping[str, int], stored: Stored) -> list[list[str]]:
+    """By volume, an archive's objects that none holds; none where no head is among them: nothing is new then. One that was begun
+    comes first, and as it was: it has the same root, and is not paid for twice."""
+    begun = [list(stored.begun)] if stored.begun and all(name in sizes for name in stored.begun) else []
+    known = stored.objects.union(*begun)
+    found = {name: size for name, size in sizes.items() if name not in known}
+    return [*begun, *(split(found) if any(name.startswith(f"{HEADS}/") for name in found) else ())]

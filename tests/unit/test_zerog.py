@@ -234,6 +234,36 @@ def test_an_archive_is_stored_as_it_grows_and_restored_from_one_root(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_what_a_killed_call_had_paid_for_is_not_paid_for_again(
+    say: Callable[..., tuple[int, str]],
+    network: dict[bytes, bytes],
+    archive: FolderStorage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    archive.put("archive.json", json.dumps({"format": "dilocox-archive-1", "run": "ab" * 32, "check": ""}).encode())
+    asking = ("store", tmp_path / "archive", "--record", tmp_path / "record", "--indexer", "i", "--rpc", "r", "--key", "k")
+    put = Network.put
+
+    def killed(self: Network, path: Path, root: bytes, rpc: str, key: Path) -> str:
+        put(self, path, root, rpc, key)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Network, "put", killed)
+    assert say(*asking, "--send")[0] != 0
+    [paid] = network
+    monkeypatch.setattr(Network, "put", put)
+    archive.put("heads/000000000009", b"a later head")
+    archive.put("blobs/" + "cd" * 32 + "/0", b"more")
+    code, said = say(*asking, "--send")
+    assert code == 0, said
+    assert len(network) == 2
+    assert paid in network, "the same volume was sent again, which costs nothing"
+    assert say("restore", said.rpartition("root is ")[2].strip(), tmp_path / "again", "--indexer", "i")[0] == 0
+    assert objects_in(tmp_path / "again") == objects_in(tmp_path / "archive")
+    assert "nothing is new" in say(*asking, "--send")[1]
+
+
 @pytest.mark.parametrize("names", [["a", "a/b"], ["a/b", "a"]])
 def test_a_volume_whose_names_are_a_file_s_and_a_folder_s_is_refused(names: list[str], tmp_path: Path):
     header = volume.Header(before=None, objects=[(name, 1) for name in names])
