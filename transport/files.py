@@ -108,10 +108,10 @@ def _scratch_folder(path: Path) -> Iterator[Path]:
     """An empty folder of this process alone, gone where an error comes; what a crash left there is removed. Raises FileExistsError
     where it is another's."""
     path.mkdir(exist_ok=True)
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # where a link leads is not ours to clear
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not path.is_dir() or not os.path.samestat(os.fstat(handle), path.stat()):
+        if not path.is_dir() or not os.path.samestat(os.fstat(handle), path.lstat()):
             raise BlockingIOError  # its owner has just ended
     except BlockingIOError as error:
         os.close(handle)

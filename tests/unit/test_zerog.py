@@ -407,6 +407,15 @@ def test_a_folder_that_another_writes_is_left_to_it_and_one_of_a_crash_is_writte
     assert not crashed.exists()
 
 
+def test_where_a_link_leads_nothing_is_cleared(tmp_path: Path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "file").write_text("theirs")
+    (tmp_path / ".target.dilocox-part").symlink_to(tmp_path / "theirs")
+    with pytest.raises(OSError), whole_folder(tmp_path / "target"):  # noqa: PT011
+        pass
+    assert objects_in(tmp_path / "theirs") == {"file": b"theirs"}
+
+
 SDK = """
 import os, time
 from pathlib import Path
