@@ -137,10 +137,15 @@ def missed_by_scores(
     return [f"{setting.title}: {sentence}" for sentence in sentences]
 
 
-def shares(setting: Setting, each: Judged) -> dict[str, float]:
-    """What scoring takes, by preset that scores."""
-    batch = setting.cells("nobody", SCORES.name)[0].manifest().training.batch_size
-    found = {name: preset_share(name, steps_a_score(setting, each), batch, setting.clusters) for name in preset_names()}
+def shares(setting: Setting, score: Judged) -> dict[str, float]:
+    """What scoring takes, by preset that scores, of those that train as the setting does: inner steps of Muon are longer than those
+    of AdamW."""
+    run = setting.cells("nobody", SCORES.name)[0].manifest()
+    steps, found = steps_a_score(setting, score), dict[str, float]()
+    for name in preset_names():
+        preset = load_preset(name)
+        if (preset.training.optimizer, preset.compression.codec) == (run.training.optimizer, run.compression.codec):
+            found[name] = preset_share(name, steps, run.training.batch_size, setting.clusters)
     return {name: share for name, share in found.items() if share}
 
 
@@ -167,8 +172,8 @@ def say(setting: Setting, found: Mapping[str, Mapping[str, float]], votes: Mappi
     found_harm = ["scores that find harm", "that find a larger loss", "smallest cosine"]
     table(["defence", *found_harm, "losses / training", "candidates / training", "inner steps a score"], rows)
     for defence, each in votes["nobody"].items():
-        of_presets = ", ".join(f"{share:.1%} in {preset}" for preset, share in shares(setting, each).items())
-        print(f"{defence}: of the time that a round trains, with as many clusters: {of_presets}")
+        if of_presets := ", ".join(f"{share:.1%} in {preset}" for preset, share in shares(setting, each).items()):
+            print(f"{defence}: of the time that a round trains, with as many clusters: {of_presets}")
 
 
 def scored(settings: Sequence[Setting], attacks: Sequence[str]) -> tuple[list[str], list[list[str]]]:
