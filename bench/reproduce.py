@@ -58,6 +58,11 @@ CURVE = 25
 """Steps between the losses of the arithmetic."""
 EVALUATIONS = 3
 """Of a swarm's run, at least."""
+FILLING = 2
+"""Rounds until each takes as long as the next: no exchange runs beside the first, so its commit comes late and the next soon."""
+STEADY = 3
+"""Rounds from then on whose tokens per second are told, at least; where the exchange runs beside training as many as make the run's
+steps: when their last commit comes is a matter of seconds."""
 RATIO = PUBLISHED["DiLoCoX"] / PUBLISHED["AllReduce"]
 UTILISATION_BAR, GAP_BAR = 0.97, 0.5
 PAPER_LOSSES = {
@@ -276,13 +281,16 @@ def train(scale: Scale, method: Method) -> Found:
 
 
 def trained(running: Swarm, scale: Scale) -> list[dict[str, Any]] | None:
-    """The rounds until the loss after the last step is known."""
-    rows = running.rows()
-    steps = list(accumulate(steps_of(scale, running.manifest, row) for row in rows))
-    enough = [
-        row for row, done in zip(rows[1:], steps, strict=False) if done >= scale.steps and row["evaluation_loss"] is not None
-    ]
-    return rows[: enough[0]["round"]] if enough else None
+    """The rounds until the loss after the last step is known, and enough of them are steady."""
+    rows, run = running.rows(), running.manifest
+    steps = list(accumulate(steps_of(scale, run, row) for row in rows))
+    measured = any(
+        done >= scale.steps and row["evaluation_loss"] is not None for row, done in zip(rows[1:], steps, strict=False)
+    )
+    steady = rows[FILLING:]
+    waits = run.rounds.overlap == "none"
+    settled = len(steady) >= STEADY and (waits or sum(steps_of(scale, run, row) for row in steady) >= scale.steps)
+    return rows if measured and settled else None
 
 
 def steps_of(scale: Scale, run: Manifest, row: dict[str, Any]) -> float:
@@ -290,13 +298,13 @@ def steps_of(scale: Scale, run: Manifest, row: dict[str, Any]) -> float:
 
 
 def found_of(scale: Scale, run: Manifest, rows: list[dict[str, Any]], moved: Sequence[Any]) -> Found:
-    """The first round has no exchange before it: it is on the clock, and not in the tokens per second."""
+    """The first rounds are on the clock, and not in the tokens per second."""
     points, steps, seconds = [Point(0, 0.0, initial_loss(run))], 0.0, 0.0
     for row, following in pairwise(rows):
         steps, seconds = steps + steps_of(scale, run, row), seconds + row["seconds"]
         if following["evaluation_loss"] is not None:
             points.append(Point(round(steps), seconds, following["evaluation_loss"]))
-    steady = rows[1:-1]
+    steady = rows[FILLING:]
     taken = sum(steps_of(scale, run, row) for row in rows[1:])
     return Found(
         sum(row["tokens"] for row in steady) / sum(row["seconds"] for row in steady),
@@ -369,7 +377,8 @@ def step_by_step(scale: Scale, method: Method, like: Found | None) -> Found:
 
 def path_of(scale: Scale, method: Method) -> Path:
     said = asdict(replace(scale, text=Text(scale.text.name, Path(), scale.text.digest)))
-    facts = [said, str(said["text"]), method.name, method.kind, DRAWN_SHARE, machine(), lacking()]
+    rule = (FILLING, STEADY) if method.kind == "swarm" else ()
+    facts = [said, str(said["text"]), method.name, method.kind, DRAWN_SHARE, *rule, machine(), lacking()]
     key = json.dumps(facts, default=str).encode() + scale.manifest(method).canonical_bytes()
     return KEPT / f"{sha256(key).hex()[:24]}.json"
 

@@ -1,7 +1,8 @@
 """The paper's table: rows stand on one scale, losses are read off measured curves, and bars say when they are missed."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from dilocox.node.plan import PAPER
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
 
+METHOD = {method.name: method for method in METHODS}
 SCALE = Scale("", 2, 750, 10, 0.08, None, Text("x", Path(), "00" * 32))
 FOUND = Found(100.0, 1.0, 1.0, [Point(0, 0.0, 5.0), Point(100, 10.0, 3.0), Point(200, 30.0, 2.0)])
 
@@ -38,8 +40,7 @@ def test_every_row_has_a_run_file_that_says_what_its_manifest_says(method: repro
 
 
 def test_ours_sends_no_more_than_the_published_payload_for_each_step():
-    of = {method.name: method for method in METHODS}
-    runs = {name: SCALE.manifest(of[name]) for name in ("ours", "DiLoCoX")}
+    runs = {name: SCALE.manifest(METHOD[name]) for name in ("ours", "DiLoCoX")}
     sent = {name: reproduce.expected_bytes(run, run.compression) / run.rounds.inner_steps for name, run in runs.items()}
     assert 0.98 * sent["DiLoCoX"] < sent["ours"] <= sent["DiLoCoX"]
 
@@ -49,24 +50,42 @@ def test_losses_are_read_between_measured_points():
     assert [FOUND.loss_at(seconds, "seconds") for seconds in (5.0, 20.0)] == [4.0, 2.5]
 
 
-def test_rounds_become_a_curve_and_the_first_is_not_in_the_tokens_per_second():
-    run = SCALE.manifest(next(method for method in METHODS if method.name == "DiLoCoX"))
-    tokens = 2 * 125 * run.tokens_per_step
-    losses = [None, None, 3.0, None, 2.0]
-    rows = [
-        {
-            "round": number,
-            "tokens": tokens,
-            "seconds": 20.0 if number == 1 else 10.0,
-            "payload_bytes": 500,
-            "evaluation_loss": loss,
-        }
-        for number, loss in enumerate(losses, 1)
+def rows_of(run: Manifest, seconds: list[float], losses: list[float | None]) -> list[dict[str, Any]]:
+    """Of rounds of 125 steps of two clusters."""
+    same = {"tokens": 2 * 125 * run.tokens_per_step, "payload_bytes": 500}
+    return [
+        {**same, "round": number, "seconds": taken, "evaluation_loss": loss}
+        for number, (taken, loss) in enumerate(zip(seconds, losses, strict=True), 1)
     ]
+
+
+def test_rounds_become_a_curve_and_those_before_it_is_steady_are_not_in_the_tokens_per_second():
+    run = SCALE.manifest(METHOD["DiLoCoX"])
+    rows = rows_of(run, [20.0, 5.0, 10.0, 11.0, 9.0], [None, None, 3.0, None, 2.0])
     found = reproduce.found_of(SCALE, run, rows, [])
-    assert found.curve[1:] == [Point(250, 30.0, 3.0), Point(500, 50.0, 2.0)]
-    assert found.tokens_per_second == tokens / 10
+    assert found.curve[1:] == [Point(250, 25.0, 3.0), Point(500, 46.0, 2.0)]
+    assert found.tokens_per_second == rows[0]["tokens"] / 10
     assert found.step_bytes == 250 / 125
+
+
+@dataclass
+class Running:
+    manifest: Manifest
+    closed: list[dict[str, Any]]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return self.closed
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("DiLoCoX", 8), ("DiLoCoX without overlap", 7)])
+def test_a_swarm_trains_until_its_last_loss_and_enough_steady_rounds_are_known(name: str, rounds: int):
+    """750 steps are six rounds of 125, whose loss the seventh says; beside an exchange as many are to be steady."""
+    run = SCALE.manifest(METHOD[name])
+    rows = rows_of(run, [10.0] * 9, [2.0] * 9)
+    lengths = [length for length in range(len(rows) + 1) if reproduce.trained(Running(run, rows[:length]), SCALE)]  # type: ignore[arg-type]
+    assert lengths == list(range(rounds, 10))
+    unknown = Running(run, rows_of(run, [10.0] * 9, [2.0] * 6 + [None] * 3))
+    assert reproduce.trained(unknown, SCALE) is None  # type: ignore[arg-type]
 
 
 def test_bars_are_missed_one_by_one():
