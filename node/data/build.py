@@ -43,16 +43,18 @@ def build(
     field: str = "text",
     held_out_every: int = HELD_OUT_EVERY,
     follow: Callable[[int], None] = lambda read: None,
+    wait: bool = False,
 ) -> tuple[bytes, Corpus]:
     """Make a corpus in `folder`, beside what was built there before; with a ChatEncoder of conversations. `follow`: bytes of the
-    files that were read since it was told last. Returns its digest, and what it says.
+    files that were read since it was told last; `wait`: while another build writes there. Returns its digest, and what it says.
 
-    Raises ConfigError where the sources cannot be read or are too few, LocalError while another build writes there.
+    Raises ConfigError where the sources cannot be read or are too few, LocalError where another build writes there and it is not to
+    wait.
     """
     total = sum(path.stat().st_size for path in files)
     counts = [min(limits.SHARDS, math.ceil(size / SHARD_BYTES) or 1) for size in (total, total / held_out_every)]
     folder.mkdir(parents=True, exist_ok=True)
-    with _scratch(folder) as scratch:
+    with _scratch(folder, wait) as scratch:
         store, chat = BlobStore(scratch / "blobs"), encoder if isinstance(encoder, ChatEncoder) else None
         tokenizer = encoder.encoder if isinstance(encoder, ChatEncoder) else encoder
         dtype = np.dtype(f"<u{token_bytes(tokenizer.vocabulary_size)}")
@@ -94,8 +96,9 @@ def build(
 
 
 def build_stdlib(folder: Path) -> tuple[bytes, Corpus]:
-    """The text of this Python's standard library, by bytes: what a run trains on that names nothing else. Takes a second."""
-    return build(folder, find_files([STDLIB]), open_encoder(BYTES))
+    """The text of this Python's standard library, by bytes: what a run trains on that names nothing else. Takes a second,
+    and as long as others who began it before."""
+    return build(folder, find_files([STDLIB]), open_encoder(BYTES), wait=True)
 
 
 def _texts(files: Iterable[Path], field: str, encoder: Encoder, follow: Callable[[int], None]) -> Iterator[tuple[str, Encoded]]:
@@ -154,13 +157,13 @@ def _is_ours(folder: Path) -> bool:
 
 
 @contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
+def _scratch(folder: Path, wait: bool) -> Iterator[Path]:
     """An empty folder in it, gone afterwards; what a killed build left there is removed."""
     if not _is_ours(folder) and any(path.name != LOCK or path.stat().st_size for path in folder.iterdir()):  # no room for MAGIC
         raise ConfigError(f"{folder} holds files that no build made. Name another folder with --to.")
     with (folder / LOCK).open("a+") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise LocalError(f"another build writes in {folder}. Wait for it, or build in another folder with --to.") from error
         if not lock.tell():

@@ -1,12 +1,14 @@
 """A run reads the corpus that its manifest names by digest, and nothing else on any disk."""
 
 import errno
+import fcntl
 import gzip
 import itertools
 import json
 import os
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -192,6 +194,22 @@ def test_two_builds_in_one_folder_do_not_meet(tmp_path: Path, monkeypatch: pytes
 
     with pytest.raises(LocalError, match="another build"):
         build(tmp_path / "c", [tmp_path / "c.jsonl"], open_encoder("bytes"), follow=again)
+
+
+def test_who_waits_for_another_build_makes_its_own_when_that_is_over(tmp_path: Path):
+    corpus_of(tmp_path / "c", words(200, 20))
+    made: list[tuple[bytes, Corpus]] = []
+    waiting = threading.Thread(
+        target=lambda: made.append(build(tmp_path / "c", [tmp_path / "c.jsonl"], open_encoder("bytes"), wait=True))
+    )
+    with (tmp_path / "c" / builder.LOCK).open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        assert not made
+    waiting.join()
+    assert made[0][0] == last_built(tmp_path / "c")
 
 
 def test_a_killed_build_leaves_what_was_there_and_the_next_one_builds(tmp_path: Path):
