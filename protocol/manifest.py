@@ -86,6 +86,8 @@ class Training(Section):
     learning_rate: Rate
     muon_learning_rate: Rate = 0.02
     """For hidden matrices when optimizer is muon; the rest uses AdamW at learning_rate."""
+    muon_momentum: Beta = 0.95
+    """A cluster alone, with a small batch, does better with less of it (docs/results.md)."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     beta1: Beta = 0.9
     beta2: Beta = 0.95

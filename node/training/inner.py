@@ -50,7 +50,8 @@ class InnerOptimizer:
             self._peaks.append(training.learning_rate)
         if hidden:
             rate = training.muon_learning_rate
-            self._optimizers.append(torch.optim.Muon(hidden, lr=rate, weight_decay=training.weight_decay))
+            muon = torch.optim.Muon(hidden, lr=rate, weight_decay=training.weight_decay, momentum=training.muon_momentum)
+            self._optimizers.append(muon)
             self._peaks.append(rate)
 
     def step(self) -> None:

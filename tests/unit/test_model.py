@@ -128,3 +128,19 @@ def test_the_inner_optimizer_resumes_where_it_stood(kind: str):
     step(chain, optimizer, 2)
     step(other, restored, 2)
     assert all(torch.equal(a, b) for a, b in zip(chain.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("momentum", [0.95, 0.5])
+def test_muon_has_the_momentum_that_the_run_says(momentum: float):
+    run = manifest(training={"optimizer": "muon", "muon_momentum": momentum})
+    chain = build_chain(run.model, [0, 1], torch.device("cpu"))
+    optimizer = InnerOptimizer(run, list(chain))
+    hidden = [parameter for name, parameter in chain.named_parameters() if "q_proj.weight" in name]
+    for gradient in (1.0, 0.0):
+        for parameter in chain.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        optimizer.step()
+    assert hidden
+    for parameter in hidden:
+        buffer = optimizer.tensors(parameter)["momentum_buffer"]
+        assert torch.allclose(buffer, torch.full_like(buffer, (1 - momentum) * momentum))
