@@ -15,7 +15,7 @@ from bench.report import bench_parser, judge, write
 from bench.study.analysis import Row, rows
 from bench.study.design import ARMS, CELLS, REFERENCES, Cell, Trial, drawn
 from bench.study.report import DEFAULT, missed, row_facts, show
-from bench.study.search import Budget, next_trials
+from bench.study.search import Budget, next_parts, next_trials
 from bench.study.trial import digests, found, run_all
 from bench.texts import Text, text_of
 
@@ -30,29 +30,34 @@ class Plan:
     arms: Sequence[str]
     budget: Budget
     text: Text
+    parts: bool = False
+    """Whether what gaps are made of is run, too."""
 
     def rows(self, cell: Cell) -> list[Row]:
         return rows(cell, self.arms, self.text, self.budget, found)
 
     def next_trials(self, cell: Cell, arm: str) -> list[Trial]:
-        return next_trials(cell, arm, self.text, self.budget, found)
+        known = (cell, arm, self.text, self.budget, found)
+        return next_trials(*known) or (next_parts(*known) if self.parts else [])
 
 
 def quick(text: Text) -> Plan:
-    return Plan([Cell("small", 2, 48, 0.1)], [REFERENCES["muon"], DEFAULT], Budget(2, 2), text)
+    return Plan([Cell("small", 2, 48, 0.1)], [REFERENCES["muon"], DEFAULT], Budget(2, 2), text, parts=True)
 
 
 def main() -> None:
     parser = bench_parser("bench.study", __doc__, "two arms in a cell of 48 steps: a minute")
     parser.add_argument("--cells", help="numbers of cells, as they are printed, separated by commas; default all")
     parser.add_argument("--arms", help="names separated by semicolons; default all")
+    parser.add_argument("--parts", action="store_true", help="also what makes the gap of each arm: six runs more of each")
     parser.add_argument("--list", action="store_true", help="run nothing: what there is, and what is finished")
     parser.add_argument("--data", metavar="NAME=DIR", help="a corpus of `dilocox data build` (default: the standard library)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at a time")
     options = parser.parse_args()
     text = text_of(options.data)
-    plan = quick(text) if options.quick else Plan(chosen_cells(options, parser), chosen_arms(options, parser), Budget(), text)
+    chosen = Plan(chosen_cells(options, parser), chosen_arms(options, parser), Budget(), text, options.parts)
+    plan = quick(text) if options.quick else chosen
     if not options.list:
         run(plan, options.processes, time.monotonic() + 60 * options.minutes)
     by_cell = {cell: plan.rows(cell) for cell in plan.cells}
@@ -86,7 +91,8 @@ def run(plan: Plan, processes: int, until: float) -> None:
 def say(trial: Trial, count: int, of: int) -> None:
     result = found(trial)
     assert result is not None
-    where = f"{count}/{of}  {trial.cell.name}  {trial.arm}, seed {trial.seed}"
+    part = f", up to: {trial.part}" if trial.part else ""
+    where = f"{count}/{of}  {trial.cell.name}  {trial.arm}, seed {trial.seed}{part}"
     print(f"{where}: test {result.test:.4f}, tuning {result.tuning:.4f}  ({result.took:.0f} s)", flush=True)
 
 

@@ -2,11 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from bench.study.design import ARMS, REFERENCES, Cell, Trial
-from bench.study.search import Budget, Known, Tuned, next_trials, tuned
+from bench.study.design import ARMS, PARTS, REFERENCES, Cell, Part
+from bench.study.search import Budget, Known, Tuned, finals, next_parts, next_trials, tuned
 from bench.study.trial import Found
 from bench.texts import Text
 
@@ -25,6 +25,8 @@ class Row:
     runs: Sequence[Found]
     gap: float | None = None
     """Over the reference with the same inner optimizer, as a share of its loss."""
+    parts: Mapping[Part, float] = field(default_factory=dict)
+    """Of the gap, where they were measured; `""`: commits that come late."""
 
     @property
     def loss(self) -> float:
@@ -49,13 +51,24 @@ def rows(cell: Cell, arms: Sequence[str], text: Text, budget: Budget, known: Kno
     for arm, row in finished.items():
         reference = finished.get(REFERENCES[ARMS[arm].inner])
         gap = row.loss / reference.loss - 1 if reference is not None else None
-        found.append(Row(arm, row.tuned, row.runs, gap))
+        losses = _losses_of_parts(cell, arm, text, budget, known) if reference is not None else []
+        before = [reference.loss, *losses[:-1]] if reference is not None else []
+        parts = {part: (loss - less) / before[0] for part, loss, less in zip(PARTS, losses, before, strict=False)}
+        found.append(Row(arm, row.tuned, row.runs, gap, parts))
     return sorted(found, key=lambda row: row.loss)
+
+
+def _losses_of_parts(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[float]:
+    """In the order of PARTS; empty where they were not all run."""
+    if ARMS[arm].is_reference or next_parts(cell, arm, text, budget, known):
+        return []
+    runs = [[known(trial) for trial in finals(cell, arm, text, budget, known, part)] for part in PARTS]
+    return [statistics.fmean(run.test for run in of_part if run is not None) for of_part in runs]
 
 
 def _row(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> Row:
     best = tuned(cell, arm, text, budget, known)
-    runs = [known(Trial(cell, arm, best.choice, seed, text)) for seed in range(budget.seeds)]
+    runs = [known(trial) for trial in finals(cell, arm, text, budget, known)]
     return Row(arm, best, [run for run in runs if run is not None])
 
 

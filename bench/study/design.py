@@ -8,6 +8,8 @@
                set is run at full length with every seed
     reference  AllReduce with the same inner optimizer and as many steps as arms that hide their exchange take; its draws go on
                until the best lies inside what was tried
+    parts      of an arm's gap, at its best setting: the same phases with exact payloads that cost no time, then with its own,
+               then as it is
     reported   the loss of the committed model on the test set, which no choice has seen: mean and 95% interval of the seeds
 
 The two sets are the halves of the corpus' held-out documents.
@@ -29,7 +31,21 @@ from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors
 
-__all__ = ["ARMS", "CELLS", "CENTRE", "HALF", "REFERENCES", "SEEDS", "TRIALS", "Arm", "Cell", "Choice", "Trial", "drawn"]
+__all__ = [
+    "ARMS",
+    "CELLS",
+    "CENTRE",
+    "HALF",
+    "PARTS",
+    "REFERENCES",
+    "SEEDS",
+    "TRIALS",
+    "Arm",
+    "Cell",
+    "Choice",
+    "Trial",
+    "drawn",
+]
 
 TRIALS = 6
 """Settings that every arm is tried with."""
@@ -52,7 +68,10 @@ RANGES = ((1.5e-3, 1.2e-2), (0.01, 0.06), (0.7, 2.0))
 """Of AdamW's rate, Muon's, and the outer steady rate: drawn evenly in the logarithm."""
 MOMENTA = (0.0, 0.0, 0.4, 0.8)
 
-Inner = Literal["adamw", "muon"]
+Inner = Literal["adamw", "muon", "muon 0.9"]
+Part = Literal["", "local steps", "codec"]
+PARTS: tuple[Part, ...] = ("local steps", "codec", "")
+"""Each has what is before it, too."""
 Settings = Mapping[str, Mapping[str, Any]]
 
 SIZES = {
@@ -60,6 +79,12 @@ SIZES = {
     "large": {"hidden_size": 128, "intermediate_size": 352, "layers": 4, "heads": 4, "kv_heads": 4},
 }
 """0.23M and 0.87M parameters, byte-level."""
+
+INNERS: dict[Inner, dict[str, Any]] = {
+    "adamw": {"optimizer": "adamw"},
+    "muon": {"optimizer": "muon"},
+    "muon 0.9": {"optimizer": "muon", "muon_momentum": 0.9},
+}
 
 CODECS: dict[str, dict[str, Any]] = {
     "fp32": {"codec": "fp32"},
@@ -82,7 +107,10 @@ OVERLAPS: dict[str, dict[str, Any]] = {
     "none": {"overlap": "none"},
     "delayed": {"overlap": "delayed"},
     "rebase": {"overlap": "rebase", "lead_weight": 0.5},
+    "rebase, whole lead": {"overlap": "rebase", "lead_weight": 1.0},
 }
+LATER_CODECS = ("int2", "top 230", "top 540")
+"""With which what was thought of later is tried: Muon with less momentum, and the whole lead."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +130,7 @@ class Arm:
 
 
 def _arms() -> list[Arm]:
-    """Every inner optimizer with every codec, synchronous and by rebase; delayed as published."""
+    """Every inner optimizer with every codec, synchronous and by rebase; delayed as published; what came later with few codecs."""
     known = {
         ("adamw", "fp32", "none"): "DiLoCo",
         ("adamw", "low rank", "delayed"): "DiLoCoX",
@@ -112,20 +140,21 @@ def _arms() -> list[Arm]:
         ("muon", "int2", "none"): "MuLoCo, int2",
         ("muon", "int4", "none"): "MuLoCo, int4",
     }
-    inners: tuple[Inner, ...] = ("adamw", "muon")
-    arms = [Arm("AllReduce" if inner == "adamw" else "AllReduce, Muon", inner) for inner in inners]
-    for inner in inners:
+    arms = [Arm(name, inner) for inner, name in REFERENCES.items()]
+    for inner in INNERS:
         for codec in CODECS:
             for overlap in OVERLAPS:
                 published = known.get((inner, codec, overlap), "")
                 if overlap == "delayed" and codec not in ("low rank", "int2"):
                     continue
+                if (inner == "muon 0.9" or overlap == "rebase, whole lead") and codec not in LATER_CODECS:
+                    continue
                 arms.append(Arm(f"{inner} | {codec} | {overlap}", inner, codec, overlap, published))
     return arms
 
 
+REFERENCES: dict[Inner, str] = {"adamw": "AllReduce", "muon": "AllReduce, Muon", "muon 0.9": "AllReduce, Muon 0.9"}
 ARMS = {arm.name: arm for arm in _arms()}
-REFERENCES: dict[Inner, str] = {"adamw": "AllReduce", "muon": "AllReduce, Muon"}
 
 
 @dataclass(frozen=True)
@@ -195,16 +224,23 @@ class Trial:
     choice: Choice
     seed: int
     text: Text
+    part: Part = ""
+    """Of what makes its gap, with what is before it. Empty: all of it."""
 
     @property
     def definition(self) -> Arm:
         return ARMS[self.arm]
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether commits come by the clock; else at once."""
+        return not self.definition.is_reference and not self.part
+
     @cached_property
     def key(self) -> str:
         """What a later version of the product has beside, with defaults, does not change it."""
         run = self.run.model_dump(mode="json", exclude_defaults=True)
-        site = [] if self.definition.is_reference else [self.site.line.up, self.site.fixed_seconds]
+        site = [self.site.line.up, self.site.fixed_seconds] if self.is_timed else []
         said = [self.definition.is_reference, self.cell.clusters, HALF, site, run]
         return sha256(json.dumps(said, sort_keys=True).encode()).hex()[:24]
 
@@ -260,7 +296,8 @@ class Trial:
             taken = self.clock.round
             count = max(1, round(self.cell.steps / taken.seconds))
             steps, h = count * taken.steps, self.inner_steps(self.compression)
-            merged["compression"] = self.compression.model_dump()
+            payloads = Compression(codec="fp32") if self.part == "local steps" else self.compression
+            merged["compression"] = payloads.model_dump()
             merged["rounds"] |= {
                 **OVERLAPS[arm.overlap],
                 "inner_steps": h,
@@ -269,8 +306,10 @@ class Trial:
                 "synchronous_rounds": 0,
                 "first_inner_steps": None,
             }
+            if self.part:
+                merged["rounds"] |= {**OVERLAPS["none"], "inner_steps": taken.steps, "max_inner_steps": taken.steps}
         merged["training"] |= {
-            "optimizer": arm.inner,
+            **INNERS[arm.inner],
             "total_steps": steps,
             "warmup_steps": max(1, int(WARMUP * steps)),
         }
@@ -286,6 +325,7 @@ class Trial:
             "choice": asdict(self.choice),
             "seed": self.seed,
             "text": self.text.name,
+            **({"part": self.part} if self.part else {}),
         }
 
 

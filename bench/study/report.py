@@ -16,7 +16,7 @@ DEFAULT = "muon | top 230 | rebase"
 """What presets take."""
 
 
-COLUMNS = ["arm", "known as", "test loss", "± 95%", "gap", "H", "arrives at", "steps", "bit", "clock", "tuned"]
+COLUMNS = ["arm", "known as", "test loss", "± 95%", "gap", "of which", "H", "arrives at", "steps", "bit", "clock", "tuned"]
 
 
 def show(found: Sequence[Row]) -> None:
@@ -34,6 +34,7 @@ def cells(facts: Mapping[str, Any]) -> list[str]:
         f"{facts['loss']:.4f}",
         f"{facts['half_width']:.4f}",
         "–" if facts["gap"] is None else f"{facts['gap']:+.1%}",
+        ", ".join(f"{part or 'late'} {share:+.1%}" for part, share in facts.get("parts", {}).items()) or "–",
         str(one["inner_steps"] or "–"),
         str(one["arrival_step"]) if one["inner_steps"] else "–",
         f"{one['steps']:,}",
@@ -51,6 +52,7 @@ def row_facts(row: Row) -> dict[str, Any]:
         "loss": row.loss,
         "half_width": row.half_width,
         "gap": row.gap,
+        "parts": dict(row.parts),
         "tuned": asdict(row.tuned),
         "runs": [asdict(run) for run in row.runs],
     }

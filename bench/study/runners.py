@@ -55,11 +55,11 @@ def run_rounds(trial: Trial) -> dict[str, Any]:
     lab = Measured(
         trial.run,
         trial.cell.clusters,
-        site=trial.site,
+        site=trial.site if trial.is_timed else None,
         evaluate_every=max(1, rounds.count // POINTS),
         data=trial.text.folder,
     ).rounds()
-    return _found(lab, trial, rounds.inner_steps, trial.clock.arrival_step)
+    return _found(lab, trial, rounds.inner_steps, trial.clock.arrival_step if trial.is_timed else 0)
 
 
 def run_reference(trial: Trial) -> dict[str, Any]:

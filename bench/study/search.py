@@ -3,15 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.study.design import ARMS, EDGE, SEEDS, TRIALS, Cell, Choice, Trial, drawn
+from bench.study.design import ARMS, EDGE, PARTS, SEEDS, TRIALS, Cell, Choice, Inner, Part, Trial, drawn
 from bench.study.trial import Found
 from bench.texts import Text
 
-__all__ = ["MOST_EDGES", "Budget", "Tuned", "next_trials", "tuned"]
+__all__ = ["MOST_EDGES", "Budget", "Tuned", "finals", "next_parts", "next_trials", "tuned"]
 
 MOST_EDGES = 8
 """Further draws of a reference, at most."""
-RATES = {"adamw": ("learning_rate",), "muon": ("learning_rate", "muon_learning_rate")}
+MUON_RATES = ("learning_rate", "muon_learning_rate")
+RATES: dict[Inner, Sequence[str]] = {"adamw": ("learning_rate",), "muon": MUON_RATES, "muon 0.9": MUON_RATES}
 
 Known = Callable[[Trial], Found | None]
 
@@ -46,9 +47,20 @@ def next_trials(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) 
     further = _further(cell, arm, text, budget, known)
     if missing := [trial for trial in further if known(trial) is None]:
         return missing
+    return [trial for trial in finals(cell, arm, text, budget, known) if known(trial) is None]
+
+
+def next_parts(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[Trial]:
+    """Those that say what the gap of a finished arm is made of, and were not run yet."""
+    if ARMS[arm].is_reference:
+        return []
+    return [trial for part in PARTS for trial in finals(cell, arm, text, budget, known, part) if known(trial) is None]
+
+
+def finals(cell: Cell, arm: str, text: Text, budget: Budget, known: Known, part: Part = "") -> list[Trial]:
+    """What a tuned arm is reported by."""
     best = tuned(cell, arm, text, budget, known)
-    finals = [Trial(cell, arm, best.choice, seed, text) for seed in range(budget.seeds)]
-    return [trial for trial in finals if known(trial) is None]
+    return [Trial(cell, arm, best.choice, seed, text, part) for seed in range(budget.seeds)]
 
 
 def tuned(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> Tuned:

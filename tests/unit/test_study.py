@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from bench.study.analysis import interval, rows, winner
-from bench.study.design import ARMS, CELLS, CENTRE, REFERENCES, Cell, Choice, Trial, drawn
+from bench.study.design import ARMS, CELLS, CENTRE, PARTS, REFERENCES, Cell, Choice, Trial, drawn
 from bench.study.report import DEFAULT, missed
-from bench.study.search import MOST_EDGES, Budget, next_trials, tuned
+from bench.study.search import MOST_EDGES, Budget, next_parts, next_trials, tuned
 from bench.study.trial import Found
 from bench.texts import stdlib
 from dilocox.node.plan import PAPER_RATIO
@@ -155,3 +155,35 @@ def test_bars(ours: float, rival: float, count: int):
     by_cell = {CENTRE: rows(CENTRE, list(losses), stdlib(), BUDGET, of_losses(losses).known)}
     assert len(missed(by_cell, len(losses))) == count
     assert len(missed({CENTRE: []}, len(losses))) == 2, "what is not known is not met"
+
+
+@pytest.mark.parametrize("arm", [OURS, DEFAULT, "muon | int2 | none"])
+def test_parts_of_a_gap_have_the_phases_of_the_whole(arm: str):
+    whole = trial(arm)
+    local, codec = (replace(whole, part=part) for part in PARTS[:2])
+    for part in (local, codec):
+        assert part.run.rounds.overlap == "none", "nothing is late"
+        assert not part.is_timed
+        assert part.run.rounds.inner_steps == whole.clock.round.steps
+        assert part.run.rounds.count == whole.run.rounds.count
+        assert part.run.training == whole.run.training
+        assert part.run.outer == whole.run.outer
+    assert local.run.compression.codec == "fp32"
+    assert codec.run.compression == whole.run.compression
+    assert len({whole.key, local.key, codec.key}) == 3
+
+
+def test_parts_add_up_to_the_gap():
+    losses = {"local steps": 1.04, "codec": 1.05, "": 1.08}
+    runs = Runs(lambda each: found_of(1.0, 1.0 if each.arm == MUON else losses[each.part]))
+    for arm in (MUON, OURS):
+        runs.run(CENTRE, arm)
+    known = (CENTRE, OURS, stdlib(), BUDGET, runs.known)
+    assert next(row for row in rows(CENTRE, [MUON, OURS], stdlib(), BUDGET, runs.known) if row.arm == OURS).parts == {}
+    for each in next_parts(*known):
+        runs.done[each.key] = runs.loss(each)
+    assert next_parts(*known) == []
+    (row,) = (row for row in rows(CENTRE, [MUON, OURS], stdlib(), BUDGET, runs.known) if row.arm == OURS)
+    assert row.parts == {part: pytest.approx(share) for part, share in zip(PARTS, (0.04, 0.01, 0.03), strict=True)}
+    assert sum(row.parts.values()) == pytest.approx(row.gap)
+    assert next_parts(CENTRE, MUON, *known[2:]) == [], "a reference has none"
