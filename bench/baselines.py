@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from bisect import bisect_right
 from pathlib import Path
 from typing import Self
 
@@ -129,14 +130,27 @@ class CocktailSGD(AllReduce):
             feedback[offset : offset + parameter.numel()] += parameter.grad.view(-1)
             parameter.grad.zero_()
             offset += parameter.numel()
-        candidates = feedback[self.drawn]
-        chosen = candidates.abs().topk(int(len(candidates) * self.share)).indices.sort().values
-        values = codec.quantize(candidates[chosen][None])
-        decoded = torch.from_numpy(values.values()[0]).to(feedback)
+        chosen, decoded, raw = self.message(feedback[self.drawn], self.share)
         positions = self.drawn[chosen]
         feedback[positions] -= decoded
         self.sum[positions] += decoded
-        self.sent = max(self.sent, len(encoded_message(chosen.cpu().numpy(), values)))
+        self.sent = max(self.sent, len(raw))
+
+    @classmethod
+    def share_within(cls, most_bytes: float, parameters: int) -> float:
+        """Of what is drawn: as much as makes messages of so many bytes, of gradients that are normal."""
+        size = int(cls.DRAWN * parameters)
+        drawn = torch.randn(size, generator=torch.Generator().manual_seed(0))
+        counts = range(1, size // 2)
+        fitting = bisect_right(counts, most_bytes, key=lambda count: len(cls.message(drawn, count / size)[-1]))
+        return counts[max(0, fitting - 1)] / size
+
+    @staticmethod
+    def message(drawn: Tensor, share: float) -> tuple[Tensor, Tensor, bytes]:
+        """Of what was drawn: (which are sent, what they decode to, what says so)."""
+        chosen = drawn.abs().topk(round(len(drawn) * share)).indices.sort().values
+        values = codec.quantize(drawn[chosen][None])
+        return chosen, torch.from_numpy(values.values()[0]).to(drawn), encoded_message(chosen.cpu().numpy(), values)
 
     def exchange(self) -> int:
         offset = 0

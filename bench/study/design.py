@@ -23,9 +23,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from bench.baselines import CocktailSGD
 from bench.report import load_preset
 from bench.texts import Text
-from dilocox.node.clock import Estimate, Line, Method, Site, Step, estimate, layouts_of, payload_bytes
+from dilocox.node.clock import Estimate, Line, Method, Round, Site, Step, estimate, layouts_of, payload_bytes
 from dilocox.node.plan import like_the_paper
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Compression, Manifest
@@ -100,8 +101,12 @@ CODECS: dict[str, dict[str, Any]] = {
         "entropy_coding": True,
         "feedback_decay": 0.95,
     },
+    "int4, nothing kept": {"codec": "int4", "entropy_coding": True, "error_feedback": False},
 }
-"""`top k`: of every 4,096 values; of chunks with SparseLoCo's decay."""
+"""`top k`: of every 4,096 values; of chunks with SparseLoCo's decay. Nothing kept: no error feedback."""
+FACTORS = [name for name in CODECS if name != "int4, nothing kept"]
+COCKTAIL = "drawn int4"
+"""CocktailSGD's, of gradients."""
 
 OVERLAPS: dict[str, dict[str, Any]] = {
     "none": {"overlap": "none"},
@@ -109,6 +114,10 @@ OVERLAPS: dict[str, dict[str, Any]] = {
     "rebase": {"overlap": "rebase", "lead_weight": 0.5},
     "rebase, whole lead": {"overlap": "rebase", "lead_weight": 1.0},
 }
+FRAGMENTS = 2
+"""Of four layers; published: of about three layers, of many."""
+MIXED = 0.5
+"""Published: the share of a live fragment that stays when the averaged one arrives."""
 LATER_CODECS = ("int2", "top 230", "top 540")
 """With which what was thought of later is tried: Muon with less momentum, and the whole lead."""
 
@@ -122,11 +131,18 @@ class Arm:
     overlap: str = "none"
     published: str = ""
     """As what it is known."""
-    settings: Settings | None = None
+    fragments: int = 1
+    """Streaming: each has its turn (bench/streaming.py)."""
+    mixed: float | None = None
+    """With fragments: bench.streaming.Streaming's."""
 
     @property
     def is_reference(self) -> bool:
         return not self.codec
+
+    @property
+    def has_rounds(self) -> bool:
+        return self.codec not in ("", COCKTAIL)
 
 
 def _arms() -> list[Arm]:
@@ -142,7 +158,7 @@ def _arms() -> list[Arm]:
     }
     arms = [Arm(name, inner) for inner, name in REFERENCES.items()]
     for inner in INNERS:
-        for codec in CODECS:
+        for codec in FACTORS:
             for overlap in OVERLAPS:
                 published = known.get((inner, codec, overlap), "")
                 if overlap == "delayed" and codec not in ("low rank", "int2"):
@@ -150,6 +166,12 @@ def _arms() -> list[Arm]:
                 if (inner == "muon 0.9" or overlap == "rebase, whole lead") and codec not in LATER_CODECS:
                     continue
                 arms.append(Arm(f"{inner} | {codec} | {overlap}", inner, codec, overlap, published))
+    streaming: dict[Inner, str] = {"adamw": "Streaming DiLoCo", "muon": "Streaming DiLoCo, Muon"}
+    for inner, published in streaming.items():
+        name = f"{inner} | int4, nothing kept | {FRAGMENTS} fragments, mixed"
+        arms.append(Arm(name, inner, "int4, nothing kept", "rebase", published, FRAGMENTS, MIXED))
+    arms.append(Arm(f"muon 0.9 | int2 | {FRAGMENTS} fragments, rebased", "muon 0.9", "int2", "rebase", "", FRAGMENTS))
+    arms.append(Arm("CocktailSGD", "adamw", COCKTAIL, published="CocktailSGD"))
     return arms
 
 
@@ -242,6 +264,10 @@ class Trial:
         run = self.run.model_dump(mode="json", exclude_defaults=True)
         site = [self.site.line.up, self.site.fixed_seconds] if self.is_timed else []
         said = [self.definition.is_reference, self.cell.clusters, HALF, site, run]
+        if self.definition.fragments > 1:
+            said += [self.definition.fragments, self.definition.mixed]
+        if self.definition.codec == COCKTAIL:
+            said.append(self.share)
         return sha256(json.dumps(said, sort_keys=True).encode()).hex()[:24]
 
     @cached_property
@@ -282,18 +308,36 @@ class Trial:
 
     @cached_property
     def clock(self) -> Estimate:
-        """Of an arm that has rounds."""
-        size, h = expected_bytes(self.base, self.compression), self.inner_steps(self.compression)
+        """Of an arm that has rounds: of one exchange, which moves a fragment where there are such."""
+        size, h = expected_bytes(self.base, self.compression) / self.definition.fragments, self.inner_steps(self.compression)
         overlap = OVERLAPS[self.definition.overlap]["overlap"]
         return estimate(self.site, Method(self.arm, size, h, MOST_PHASES * h, overlap))
+
+    @property
+    def round(self) -> Round:
+        """Until everything was exchanged once. Fragments that the line cannot move in their time are waited for."""
+        if self.definition.fragments == 1:
+            return self.clock.round
+        computing = self.clock.method.inner_steps * self.site.step.seconds
+        seconds = max(computing, self.definition.fragments * self.clock.exchange_seconds)
+        return Round(self.clock.method.inner_steps, seconds, seconds - computing)
+
+    @cached_property
+    def share(self) -> float:
+        """Of what CocktailSGD draws: as much as the cell allows."""
+        size = parameter_count(self.base.model)
+        return CocktailSGD.share_within(self.cell.bits * size / 8, size)
 
     @cached_property
     def run(self) -> Manifest:
         """As many rounds as the cell's time has room for; the learning rate's schedule ends with the last."""
         arm, merged = self.definition, self.base.model_dump()
         steps = self.cell.steps
-        if not arm.is_reference:
-            taken = self.clock.round
+        if arm.codec == COCKTAIL:
+            moved = self.site.copies_seconds(self.cell.bits * parameter_count(self.base.model) / 8)
+            steps = int(steps * self.site.step.seconds / max(self.site.step.seconds, moved))
+        if arm.has_rounds:
+            taken = self.round
             count = max(1, round(self.cell.steps / taken.seconds))
             steps, h = count * taken.steps, self.inner_steps(self.compression)
             payloads = Compression(codec="fp32") if self.part == "local steps" else self.compression
@@ -313,9 +357,8 @@ class Trial:
             "total_steps": steps,
             "warmup_steps": max(1, int(WARMUP * steps)),
         }
-        for settings in (arm.settings or {}, self.choice.settings()):
-            for name, section in settings.items():
-                merged[name] |= section
+        for name, section in self.choice.settings().items():
+            merged[name] |= section
         return Manifest.model_validate(merged)
 
     def facts(self) -> dict[str, Any]:

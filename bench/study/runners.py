@@ -1,17 +1,19 @@
-"""How an arm trains: the lab with rounds, or an exchange of gradients in every step; measured on two held-out sets."""
+"""How an arm trains: the lab with rounds, fragments at their turns, or gradients in every step; measured on two held-out sets."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from bench.baselines import AllReduce
+from bench.baselines import AllReduce, CocktailSGD
 from bench.lab import Lab
+from bench.streaming import Streaming
 from bench.study.design import HALF, Trial
 from dilocox.node.training.data import Dataset
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.tensors import parameter_count
 
-__all__ = ["halves", "run_reference", "run_rounds"]
+__all__ = ["halves", "runner_of"]
 
 Batch = tuple[Tensor, Tensor]
 POINTS = 12
@@ -50,6 +52,29 @@ class MeasuredReference(AllReduce):
         return test
 
 
+class MeasuredCocktail(MeasuredReference, CocktailSGD):
+    pass
+
+
+class MeasuredStreaming(Streaming):
+    tuning = float("inf")
+
+    def evaluate_committed(self, trainer: Trainer) -> float:
+        with trainer.weights(trainer.committed):
+            self.tuning, test = both(trainer, self.dataset)
+        return test
+
+
+Trained = Measured | MeasuredReference | MeasuredCocktail | MeasuredStreaming
+
+
+def runner_of(trial: Trial) -> Callable[[Trial], dict[str, Any]]:
+    arm = trial.definition
+    if not arm.has_rounds:
+        return run_reference if arm.is_reference else run_cocktail
+    return run_rounds if arm.fragments == 1 else run_streaming
+
+
 def run_rounds(trial: Trial) -> dict[str, Any]:
     rounds = trial.run.rounds
     lab = Measured(
@@ -68,7 +93,7 @@ def run_reference(trial: Trial) -> dict[str, Any]:
     return _found(reference, trial, 0, 0)
 
 
-def _found(trained: Measured | MeasuredReference, trial: Trial, inner_steps: int, arrival_step: int) -> dict[str, Any]:
+def _found(trained: Trained, trial: Trial, inner_steps: int, arrival_step: int) -> dict[str, Any]:
     points, last = trained.points, trained.points[-1]
     steps = trial.run.training.total_steps
     return {
@@ -82,3 +107,24 @@ def _found(trained: Measured | MeasuredReference, trial: Trial, inner_steps: int
         "error": last.error,
         "curve": [{"seconds": p.seconds or float(p.steps), "tokens": p.tokens, "test": p.loss} for p in points],
     }
+
+
+def run_cocktail(trial: Trial) -> dict[str, Any]:
+    """Its exchange lasts a step and is hidden behind the next, as published; losses are without that delay, which favours it."""
+    every = max(1, trial.run.training.total_steps // POINTS)
+    cocktail = MeasuredCocktail(trial.run, trial.cell.clusters, trial.share, every, data=trial.text.folder).train()
+    return _found(cocktail, trial, 0, 0)
+
+
+def run_streaming(trial: Trial) -> dict[str, Any]:
+    arm = trial.definition
+    streaming = MeasuredStreaming(
+        trial.run,
+        trial.cell.clusters,
+        arm.fragments,
+        arm.mixed,
+        site=trial.site if trial.is_timed else None,
+        evaluate_every=max(1, trial.run.training.total_steps // POINTS),
+        data=trial.text.folder,
+    ).train()
+    return _found(streaming, trial, trial.run.rounds.inner_steps, trial.clock.arrival_step if trial.is_timed else 0)

@@ -95,12 +95,11 @@ def _run_before(job: tuple[Trial, float, Path]) -> Trial | None:
 
 def train(trial: Trial) -> Found:
     from bench.lab import process_group_of_one
-    from bench.study.runners import run_reference, run_rounds
+    from bench.study.runners import runner_of
 
     process_group_of_one()
     started = time.monotonic()
-    run = run_reference if trial.definition.is_reference else run_rounds
-    measured = run(trial)
+    measured = runner_of(trial)(trial)
     losses = {name: measured[name] if math.isfinite(measured[name]) else DIVERGED for name in ("tuning", "test")}
     curve = [Point(**point) for point in measured["curve"] if math.isfinite(point["test"])]
     return Found(**{**measured, **losses, "curve": curve}, took=time.monotonic() - started)

@@ -4,7 +4,9 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
+from bench.baselines import CocktailSGD
 from bench.study.analysis import interval, rows, winner
 from bench.study.design import ARMS, CELLS, CENTRE, PARTS, REFERENCES, Cell, Choice, Trial, drawn
 from bench.study.report import DEFAULT, missed
@@ -48,12 +50,32 @@ class Runs:
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_every_arm_has_the_time_of_its_cell_and_no_more_bytes(cell: Cell):
-    for one in (trial(name, cell) for name, arm in ARMS.items() if not arm.is_reference):
-        clock, rounds = one.clock, one.run.rounds
-        assert abs(rounds.count * clock.round.seconds - cell.steps) <= clock.round.seconds / 2 or rounds.count == 1
-        sent = 8 * clock.method.payload_bytes / parameter_count(one.run.model) / clock.round.steps
+    for one in (trial(name, cell) for name, arm in ARMS.items() if arm.has_rounds):
+        clock, rounds = one.round, one.run.rounds
+        assert abs(rounds.count * clock.seconds - cell.steps) <= clock.seconds / 2 or rounds.count == 1
+        sent = 8 * one.definition.fragments * one.clock.method.payload_bytes / parameter_count(one.run.model) / clock.steps
         assert sent <= cell.bits or rounds.inner_steps == cell.steps // 2, "a codec that is too large has two rounds"
-        assert one.run.training.total_steps == rounds.count * clock.round.steps
+        assert one.run.training.total_steps == rounds.count * clock.steps
+
+
+@pytest.mark.parametrize("bits", [0.016, 0.04])
+def test_cocktail_sgd_sends_as_much_as_a_cell_allows_in_every_step_of_its_time(bits: float):
+    one = trial("CocktailSGD", replace(CELL, bits=bits))
+    size = parameter_count(one.run.model)
+    drawn = torch.randn(int(CocktailSGD.DRAWN * size), generator=torch.Generator().manual_seed(7))
+    sent = 8 * len(CocktailSGD.message(drawn, one.share)[-1]) / size
+    assert sent == pytest.approx(bits, rel=0.03)
+    assert one.run.training.total_steps == CELL.steps, "its line is hidden"
+
+
+def test_fragments_wait_where_the_line_cannot_move_them_in_time():
+    one = trial("muon 0.9 | int2 | 2 fragments, rebased")
+    assert one.round.waited == 0
+    assert one.clock.exchange_seconds < trial("muon 0.9 | int2 | rebase").clock.exchange_seconds, "half of the bytes"
+    one = trial("muon 0.9 | int2 | 2 fragments, rebased")
+    one.__dict__["clock"] = replace(one.clock, exchange_seconds=100.0)
+    assert one.round.seconds == pytest.approx(200.0)
+    assert one.round.waited == pytest.approx(200.0 - one.clock.method.inner_steps)
 
 
 def test_a_reference_is_the_same_whatever_a_line_allows():
