@@ -66,6 +66,11 @@ class Swarm:
             raise SystemExit("a round did not count everybody: its seconds are not those of a whole exchange")
         return found[first : first + rounds]
 
+    def steps(self) -> dict[str, tuple[int, float]]:
+        """Of every node: (inner steps since its start, its worker's clock after the last of them, in seconds)."""
+        documents = {node.name: until(lambda node=node: node.get("/v1/status")) for node in self.testnet.nodes}  # type: ignore[misc]
+        return {name: (said["total_steps"], said["clock_seconds"]) for name, said in documents.items()}
+
     def traffic(self) -> dict[str, Traffic]:
         """Of every node's line since it was laid; empty on loopback."""
         network = self.testnet.network

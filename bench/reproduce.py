@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -46,6 +46,9 @@ from dilocox.transport.rates import bits_per_second
 
 __all__ = ["METHODS", "Found", "Point", "Scale", "main", "missed"]
 
+Steps = Mapping[str, tuple[int, float]]
+"""Of each node: inner steps, and its clock after them."""
+
 KEPT = RESULTS / "reproduce"
 OURS_STEPS = 104
 """H of ours, with a quarter of all values: in shorter rounds what each costs whatever its bytes is paid more often."""
@@ -67,7 +70,7 @@ FILLING = 2
 """Rounds until each takes as long as the next: no exchange runs beside the first, so its commit comes late and the next soon."""
 STEADY = 3
 """Rounds from then on whose tokens per second are told, at least; where the exchange runs beside training as many as make the run's
-steps: when their last commit comes is a matter of seconds."""
+steps."""
 RATIO = PUBLISHED["DiLoCoX"] / PUBLISHED["AllReduce"]
 UTILISATION_BAR, GAP_BAR = 0.97, 0.5
 PAPER_LOSSES = {
@@ -287,9 +290,16 @@ def train(scale: Scale, method: Method) -> Found:
     ):
         until(lambda: running.rows())
         before = running.traffic()
+        until(lambda: len(running.rows()) >= FILLING)
+        filled = running.steps()
         rows = until(lambda: trained(running, scale))
-        after = running.traffic()
-    return found_of(scale, run, rows, [after[node].since(before[node]) for node in before])
+        done, after = running.steps(), running.traffic()
+    return found_of(scale, run, rows, pace(filled, done), [after[node].since(before[node]) for node in before])
+
+
+def pace(before: Steps, after: Steps) -> float:
+    """Inner steps that all nodes together took in a second, by their own clocks: when a commit comes is a matter of seconds."""
+    return sum((after[node][0] - steps) / (after[node][1] - seconds) for node, (steps, seconds) in before.items())
 
 
 def trained(running: Swarm, scale: Scale) -> list[dict[str, Any]] | None:
@@ -309,8 +319,8 @@ def steps_of(scale: Scale, run: Manifest, row: dict[str, Any]) -> float:
     return row["tokens"] / run.tokens_per_step / scale.clusters
 
 
-def found_of(scale: Scale, run: Manifest, rows: list[dict[str, Any]], moved: Sequence[Any]) -> Found:
-    """The first rounds are on the clock, and not in the tokens per second."""
+def found_of(scale: Scale, run: Manifest, rows: list[dict[str, Any]], pace: float, moved: Sequence[Any]) -> Found:
+    """`pace`: inner steps in a second, once rounds are steady. The first rounds are on the clock, and not in it."""
     points, steps, seconds = [Point(0, 0.0, initial_loss(run))], 0.0, 0.0
     for row, following in pairwise(rows):
         steps, seconds = steps + steps_of(scale, run, row), seconds + row["seconds"]
@@ -319,7 +329,7 @@ def found_of(scale: Scale, run: Manifest, rows: list[dict[str, Any]], moved: Seq
     steady = rows[FILLING:]
     taken = sum(steps_of(scale, run, row) for row in rows[1:])
     return Found(
-        sum(row["tokens"] for row in steady) / sum(row["seconds"] for row in steady),
+        pace * run.tokens_per_step,
         sum(row["payload_bytes"] for row in steady) / scale.clusters / sum(steps_of(scale, run, row) for row in steady),
         sum(each.sent + each.received for each in moved) / scale.clusters / taken if moved else 0.0,
         points,
@@ -389,7 +399,7 @@ def step_by_step(scale: Scale, method: Method, like: Found | None) -> Found:
 
 def path_of(scale: Scale, method: Method) -> Path:
     said = asdict(replace(scale, text=Text(scale.text.name, Path(), scale.text.digest)))
-    rule = (FILLING, STEADY) if method.kind == "swarm" else ()
+    rule = (FILLING, STEADY, "steps") if method.kind == "swarm" else ()
     facts = [said, str(said["text"]), method.name, method.kind, DRAWN_SHARE, *rule, machine(), lacking()]
     key = json.dumps(facts, default=str).encode() + scale.manifest(method).canonical_bytes()
     return KEPT / f"{sha256(key).hex()[:24]}.json"

@@ -59,12 +59,17 @@ def rows_of(run: Manifest, seconds: list[float], losses: list[float | None]) -> 
     ]
 
 
-def test_rounds_become_a_curve_and_those_before_it_is_steady_are_not_in_the_tokens_per_second():
+def test_a_pace_is_the_sum_of_what_nodes_take_by_their_own_clocks():
+    before, after = {"a": (100, 7.0), "b": (90, 1000.0)}, {"a": (200, 17.0), "b": (190, 1020.0)}
+    assert reproduce.pace(before, after) == 10 + 5
+
+
+def test_rounds_become_a_curve():
     run = SCALE.manifest(METHOD["DiLoCoX"])
     rows = rows_of(run, [20.0, 5.0, 10.0, 11.0, 9.0], [None, None, 3.0, None, 2.0])
-    found = reproduce.found_of(SCALE, run, rows, [])
+    found = reproduce.found_of(SCALE, run, rows, 25.0, [])
     assert found.curve[1:] == [Point(250, 25.0, 3.0), Point(500, 46.0, 2.0)]
-    assert found.tokens_per_second == rows[0]["tokens"] / 10
+    assert found.tokens_per_second == 25.0 * run.tokens_per_step
     assert found.step_bytes == 250 / 125
 
 
