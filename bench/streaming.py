@@ -100,7 +100,8 @@ class Streaming:
         (stage,) = (stage for _, stage in trainer.pairs())
         yield from zip((spec.name for spec in stage.specs), trainer.live(stage), strict=True)
 
-    def _live(self, cluster: int, fragment: int) -> list[Tensor]:
+    def live(self, cluster: int, fragment: int) -> list[Tensor]:
+        """What a cluster trains of a fragment."""
         named = dict(self._named(self.trainers[cluster]))
         return [named[spec.name] for spec in self.states[cluster][fragment].specs]
 
@@ -112,11 +113,11 @@ class Streaming:
                 first = ((step - 1) * self.clusters + cluster) * batch
                 trainer.step(*self.dataset.batch(list(range(first, first + batch))))
             self.now += self.site.step.seconds if self.site is not None else 1.0
-            self._land()
+            self.land()
             for fragment in turns(step, self.run.rounds.inner_steps, self.fragments, total):
                 self._wait_for(fragment)
-                self._send(fragment)
-            self._land()
+                self.send(fragment)
+            self.land()
             if step % self.evaluate_every == 0 and step < total:
                 self.measure(step)
         for fragment in sorted(self.in_flight, key=lambda each: self.in_flight[each].arrives):
@@ -127,14 +128,14 @@ class Streaming:
     def _wait_for(self, fragment: int) -> None:
         if fragment in self.in_flight:
             self.now = max(self.now, self.in_flight[fragment].arrives)
-            self._land()
+            self.land()
 
-    def _land(self) -> None:
+    def land(self) -> None:
         """What has arrived by now."""
         for fragment in [each for each, moved in self.in_flight.items() if moved.arrives <= self.now]:
             payloads = [memoryview(sent.raw) for sent in self.in_flight.pop(fragment).payloads]
             for cluster, states in enumerate(self.states):
-                self._take(states[fragment], self._live(cluster, fragment), payloads)
+                self._take(states[fragment], self.live(cluster, fragment), payloads)
 
     def _take(self, state: StageState, live: Sequence[Tensor], payloads: Sequence[memoryview]) -> None:
         state.apply(payloads, [1] * len(payloads))
@@ -145,10 +146,11 @@ class Streaming:
             mine.mul_(self.mixed).add_(theta, alpha=1 - self.mixed)
         state.anchor.copy_(state.parameters)
 
-    def _send(self, fragment: int) -> None:
+    def send(self, fragment: int) -> None:
+        """What every cluster has trained of it since its last turn, on its way from now on."""
         payloads = []
         for cluster, states in enumerate(self.states):
-            start_phase(states[fragment], self._live(cluster, fragment))
+            start_phase(states[fragment], self.live(cluster, fragment))
             payloads.append(states[fragment].encode())
         size = max(len(sent.raw) for sent in payloads)
         self.wire_bytes += size

@@ -81,15 +81,15 @@ def test_a_live_fragment_becomes_a_mean_of_itself_and_the_averaged_one():
     run = run_of(outer={"learning_rate": 1.0, "momentum": 0.0})
     streaming = Streaming(run, 2, 1, mixed=0.25)
     for cluster, change in enumerate((1e-3, 3e-3)):
-        for live in streaming._live(cluster, 0):
+        for live in streaming.live(cluster, 0):
             live.add_(change)
     before = streaming.states[0][0].parameters.clone()
-    streaming._send(0)
-    streaming._land()
+    streaming.send(0)
+    streaming.land()
     theta = streaming.states[0][0].parameters
     assert torch.allclose(theta, before + 2e-3, atol=1e-6), "the mean of what they did"
     assert torch.equal(theta, streaming.states[1][0].parameters)
-    live = torch.cat([each.flatten() for each in streaming._live(1, 0)])
+    live = torch.cat([each.flatten() for each in streaming.live(1, 0)])
     assert torch.allclose(live, 0.25 * (before + 3e-3) + 0.75 * theta, atol=1e-6)
 
 
