@@ -32,6 +32,7 @@ from bench.lines import Swarm, swarm, until
 from bench.processes import started
 from bench.report import RESULTS, bench_parser, judge, load_preset, machine, table, write
 from bench.texts import Text, text_of
+from bench.tuning import Kind, Trial, drawn, merged, with_aside
 from dilocox.cli.init import preset_names
 from dilocox.node.clock import Line, Site, Step, layouts_of, payload_bytes, ring
 from dilocox.node.namespaces import Namespaces, Net, lacking
@@ -50,11 +51,15 @@ Steps = Mapping[str, tuple[int, float]]
 """Of each node: inner steps, and its clock after them."""
 
 KEPT = RESULTS / "reproduce"
+FOLDER = Path(__file__).parents[1] / "docs" / "results"
+TUNED = "reproduce-settings"
+FIXED_SECONDS = 1.5
+"""Of a round, whatever its bytes: about what swarms here take, by which commits come while rows are tuned."""
 OURS_STEPS = 156
 """H of ours, four rounds in the run: more bytes in each, as many in all, and less often what each costs whatever its bytes."""
 OURS_INNER: Settings = {"training": {"muon_momentum": 0.9}}
-OURS: Settings = {**OURS_INNER, "outer": {"learning_rate": 1.3, "momentum": 0.0}, "rounds": {"lead_weight": 1.0}}
-"""Chosen by ten runs of the arithmetic alone (seed 0, the losses that are told); docs/results.md says what of it is known."""
+OURS: Settings = {**OURS_INNER, "rounds": {"lead_weight": 1.0}}
+"""Chosen, with OURS_STEPS, by ten runs of the arithmetic alone (the table's seed and losses); docs/results.md says so."""
 RANK_SHARE = 4
 """Of the width, the published rank: 2,048 of 8,192."""
 DRAWN_SHARE = 0.2
@@ -92,11 +97,17 @@ PAPER_TOKENS = {
 @dataclass(frozen=True)
 class Method:
     name: str
-    kind: Literal["swarm", "allreduce", "cocktail"]
+    kind: Kind
     arm: str
     """Of bench/arms.py: whose settings, and those that won its sweep, it takes."""
     note: str
     settings: Settings = field(default_factory=dict)
+    like: str = ""
+    """The row whose settings it takes; empty: it is tuned itself."""
+
+    @property
+    def tuned_as(self) -> str:
+        return self.like or self.name
 
     @property
     def ours(self) -> bool:
@@ -130,7 +141,7 @@ METHODS = (
         "swarm",
         "DiLoCoX",
         "the paper's restart is not known for sure: here a phase goes on from its own work",
-        settings={"rounds": {"overlap": "rebase", "lead_weight": 1.0}, "outer": {"learning_rate": 1.0, "momentum": 0.0}},
+        settings={"rounds": {"overlap": "rebase", "lead_weight": 1.0}},
     ),
     Method("DiLoCoX without overlap", "swarm", "DiLoCoX without overlap", "the paper's ablation"),
     Method(
@@ -139,6 +150,7 @@ METHODS = (
         "DiLoCoX without compression",
         "the paper's ablation, in 16 bits",
         settings={"compression": {"codec": "fp16"}},
+        like="DiLoCoX",
     ),
     Method(
         "ours",
@@ -178,9 +190,10 @@ class Scale:
         site = Site(parameters, Step(self.step_seconds), 0.0, self.clusters, Line.both_ways(1.0))
         return ring(site).line_seconds / (self.step_seconds * ring(PAPER).line_seconds / PAPER.step.seconds)
 
-    def manifest(self, method: Method) -> Manifest:
+    def manifest(self, method: Method, settings: Settings | None = None) -> Manifest:
+        """`settings`: instead of those that are chosen."""
         arm = next(arm for arm in ARMS if arm.name == method.arm)
-        merged = arm.manifest(tuned(method.arm), self.steps, 0, self.text).model_dump(exclude_none=True)
+        merged = arm.manifest(won(method.arm), self.steps, 0, self.text).model_dump(exclude_none=True)
         if self.preset:
             merged["model"] = {**self.model.model.model_dump(exclude_none=True), "stages": 1}
             size = self.model.training
@@ -191,8 +204,9 @@ class Scale:
             }
         merged["data"]["evaluation_sequences"] = 64
         merged["rounds"] |= self.rounds(method, merged)
-        for name, section in method.settings.items():
-            merged[name] |= section
+        for each in (method.settings, chosen(method) if settings is None else settings):
+            for name, section in each.items():
+                merged[name] |= section
         run = Manifest.model_validate(merged)
         return run.model_copy(update={"compression": self.compression(run, method)})
 
@@ -230,11 +244,19 @@ def of_equal_bytes(run: Manifest, inner_steps: int) -> Compression:
     return sparse.model_copy(update={"k": max(1, fitting)})
 
 
-def tuned(arm: str) -> Settings:
-    """What won the arm's sweep of bench.convergence, as docs/results has it."""
-    published = Path(__file__).parents[1] / "docs" / "results" / "convergence.json"
-    arms = json.loads(published.read_text())["results"]["arms"]
+def won(arm: str) -> Settings:
+    """The arm's sweep of bench.convergence, as docs/results has it."""
+    arms = json.loads((FOLDER / "convergence.json").read_text())["results"]["arms"]
     return next(each["choice"] for each in arms if each["arm"] == arm)
+
+
+def chosen(method: "Method") -> Settings:
+    """The best of what `--tune` tried; nothing where it has not looked yet."""
+    path = next((path for folder in (RESULTS, FOLDER) if (path := folder / f"{TUNED}.json").exists()), None)
+    if path is None:
+        return {}
+    best: Settings = json.loads(path.read_text())["results"]["rows"][method.tuned_as]["chosen"]
+    return best
 
 
 @dataclass(frozen=True)
@@ -397,6 +419,48 @@ def step_by_step(scale: Scale, method: Method, like: Found | None) -> Found:
     return Found(scale.clusters * run.tokens_per_step / seconds, sent, carried, curve, times)
 
 
+# Tuning
+
+
+def trials(scale: Scale, method: Method) -> list[Trial]:
+    """The settings that won the sweep, and the draws."""
+    parameters = parameter_count(scale.model.model)
+    site = Site(parameters, Step(scale.step_seconds), 0.0, scale.clusters, Line.both_ways(scale.bits_per_second()))
+    site = replace(site, fixed_seconds=FIXED_SECONDS)
+    count: Settings = {"rounds": {"count": max(1, scale.steps // method.inner_steps)}}
+    found = []
+    for settings in (won(method.arm), *drawn()):
+        run = with_aside(merged(scale.manifest(method, settings), count))
+        found.append(Trial(method.name, method.kind, run, scale.clusters, site, DRAWN_SHARE, scale.text.folder, settings))
+    return found
+
+
+def tune(scale: Scale) -> None:
+    """Try as many settings for every row, and keep the best of each."""
+    rows = {method.name: trials(scale, method) for method in METHODS if not method.like}
+    losses = {}
+    with get_context("spawn").Pool() as pool:
+        for trial, loss in pool.imap_unordered(_tried, [trial for of_row in rows.values() for trial in of_row]):
+            losses[trial.key] = loss
+            print(f"{trial.row}: {json.dumps(trial.settings)}: {loss:.4f}", flush=True)
+    kept = {}
+    for name, of_row in rows.items():
+        best = min(of_row, key=lambda trial: losses[trial.key])
+        tried = [{"settings": trial.settings, "loss": losses[trial.key]} for trial in of_row]
+        kept[name] = {"chosen": best.settings, "tried": tried}
+    print(f"wrote {write(TUNED, {'rows': kept})}")
+
+
+def _tried(trial: Trial) -> tuple[Trial, float]:
+    path = KEPT / "tuning" / f"{trial.key}.json"
+    if path.exists():
+        return trial, float(json.loads(path.read_text()))
+    loss = trial.loss()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(loss).encode())
+    return trial, loss
+
+
 # Rows
 
 
@@ -515,6 +579,9 @@ def plot(rows: dict[str, Found], path: Path) -> None:
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = bench_parser("bench.reproduce", __doc__, f"{', '.join(QUICK)}; {QUICK_STEPS} steps, {QUICK_TIMED} of them timed")
     parser.add_argument("--rows", help="names separated by commas, DiLoCoX and ours always (default: all)")
+    parser.add_argument(
+        "--tune", action="store_true", help="first look for the settings of each row: half an hour on two cores"
+    )
     parser.add_argument("--preset", default="", choices=["", *preset_names()], help="a bigger model than the toy, in one stage")
     parser.add_argument("--clusters", type=int, default=PAPER.clusters)
     parser.add_argument("--steps", type=int, help=f"inner steps of a cluster (default {STEPS})")
@@ -522,6 +589,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--line", help="of a cluster, each way, such as 20mbit (default: the published ratio)")
     parser.add_argument("--data", metavar="NAME=DIR", help="a corpus of `dilocox data build` (default: the standard library)")
     options = parser.parse_args(arguments)
+    if options.tune and options.quick:
+        parser.error("--tune and --quick: settings of short runs would be none of the table's")
     if options.clusters < 2 or options.step_seconds <= 0 or (options.steps is not None and options.steps < 2 * PAPER_STEPS):
         parser.error(f"--clusters 2 at least, --step-seconds above 0, --steps {2 * PAPER_STEPS} at least: two published rounds")
     named = set(options.rows.split(",")) if options.rows else {method.name for method in METHODS}
@@ -560,6 +629,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         bits_per_second(options.line, "--line") if options.line else None,
         text_of(options.data),
     )
+    if options.tune:
+        tune(scale)
     methods = [method for method in METHODS if method.name in options.rows]
     line, parameters = scale.bits_per_second(), parameter_count(scale.model.model)
     print(f"{scale.clusters} clusters of {parameters:,} parameters on lines of {line / 1e3:,.0f} kbit/s", flush=True)

@@ -1,0 +1,121 @@
+"""How rows of the paper's table are tuned: as many settings for each, by the arithmetic alone, on what the table does not report.
+
+settings   what won the row's sweep of bench.convergence, and draws from ranges that are the same for all rows
+measured   the loss at a run's end, of another seed than the table's and of held-out sequences that are none of the table's
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from bench.baselines import AllReduce, CocktailSGD
+from bench.lab import Lab, process_group_of_one
+from dilocox.node.clock import Site
+from dilocox.node.training.data import Dataset
+from dilocox.protocol.crypto import sha256
+from dilocox.protocol.manifest import Manifest
+
+__all__ = ["DRAWS", "SEED", "Kind", "Trial", "drawn", "merged", "with_aside"]
+
+Kind = Literal["swarm", "allreduce", "cocktail"]
+Settings = Mapping[str, Mapping[str, Any]]
+
+DRAWS = 4
+SEED = 1
+RANGES = ((1.5e-3, 1.2e-2), (0.01, 0.06), (0.4, 2.0))
+"""Of AdamW's rate, Muon's, and the outer rate / (1 - momentum): drawn evenly in the logarithm."""
+MOMENTA = (0.0, 0.0, 0.4, 0.8)
+
+
+def drawn() -> list[Settings]:
+    """A Latin hypercube: of each range as many equal parts as draws, each once. What a row has no use for does not matter to it."""
+    source = random.Random("the paper's table")
+    columns = []
+    for low, high in RANGES:
+        parts = source.sample(range(DRAWS), DRAWS)
+        columns.append([low * (high / low) ** ((part + source.random()) / DRAWS) for part in parts])
+    momenta = source.sample(MOMENTA, DRAWS)
+    return [
+        {
+            "training": {"learning_rate": round(inner, 5), "muon_learning_rate": round(muon, 4)},
+            "outer": {"learning_rate": round(steady * (1 - momentum), 3), "momentum": momentum},
+        }
+        for inner, muon, steady, momentum in zip(*columns, momenta, strict=True)
+    ]
+
+
+def merged(run: Manifest, *settings: Settings) -> Manifest:
+    values = run.model_dump()
+    for each in settings:
+        for name, section in each.items():
+            values[name] |= section
+    return Manifest.model_validate(values)
+
+
+def with_aside(run: Manifest) -> Manifest:
+    """Of another seed, and with as many held-out sequences again, which lie between those that it has (`aside`)."""
+    doubled = {"data": {"seed": SEED, "evaluation_sequences": 2 * run.data.evaluation_sequences}}
+    return merged(run, doubled, {"model": {"seed": SEED}})
+
+
+def aside(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    inputs, targets = dataset.evaluation()
+    return inputs[1::2], targets[1::2]
+
+
+class AsideLab(Lab):
+    def evaluate(self) -> float:
+        trainer = self.trainers[0]
+        with trainer.weights(trainer.committed):
+            return trainer.evaluate(*aside(self.dataset))
+
+
+class AsideAllReduce(AllReduce):
+    def evaluate(self) -> float:
+        return self.trainer.evaluate(*aside(self.dataset))
+
+
+class AsideCocktail(AsideAllReduce, CocktailSGD):
+    pass
+
+
+@dataclass(frozen=True)
+class Trial:
+    row: str
+    kind: Kind
+    run: Manifest
+    """By `with_aside`."""
+    clusters: int
+    site: Site
+    """By whose clock commits of a swarm come."""
+    share: float
+    """Of what CocktailSGD draws, that it sends."""
+    data: Path
+    settings: Settings
+    """That are tried."""
+
+    @property
+    def key(self) -> str:
+        """The digest of all that it depends on."""
+        said = [self.kind, self.clusters, sorted(asdict(self.site).items()), self.share, SEED]
+        return sha256(repr(said).encode(), self.run.canonical_bytes()).hex()[:24]
+
+    def loss(self) -> float:
+        """Nats per token at the run's end."""
+        process_group_of_one()
+        steps = self.run.training.total_steps
+        trained: Lab | AllReduce
+        match self.kind:
+            case "swarm":
+                rounds = self.run.rounds.count
+                trained = AsideLab(self.run, self.clusters, site=self.site, evaluate_every=rounds, data=self.data).rounds()
+            case "allreduce":
+                trained = AsideAllReduce(self.run, self.clusters, steps, data=self.data).train()
+            case "cocktail":
+                trained = AsideCocktail(self.run, self.clusters, self.share, steps, data=self.data).train()
+        points: Sequence[Any] = trained.points
+        return float(points[-1].loss)
