@@ -91,7 +91,7 @@ class AllReduce:
 
 class CocktailSGD(AllReduce):
     """CocktailSGD (ICML 2023): of a tenth of the gradient, drawn anew each step by a shared seed, the largest values in Int4, with
-    error feedback. Positions are entropy coded as in our payloads. The published one-step delay is left out, which favours it."""
+    error feedback. Positions and values are compressed by zlib. The published one-step delay is left out, which favours it."""
 
     DRAWN = 0.1
 
@@ -138,7 +138,8 @@ class CocktailSGD(AllReduce):
 
     @classmethod
     def share_within(cls, most_bytes: float, parameters: int) -> float:
-        """Of what is drawn: as much as makes messages of so many bytes, of gradients that are normal."""
+        """Of what is drawn: as much as makes messages of so many bytes, of gradients that are normal; real ones may take some
+        percent more."""
         size = int(cls.DRAWN * parameters)
         drawn = torch.randn(size, generator=torch.Generator().manual_seed(0))
         counts = range(1, size // 2)
@@ -170,7 +171,7 @@ WIDE_GAP = 255
 
 
 def encoded_message(positions: "np.ndarray[tuple[int], np.dtype[np.int64]]", values: BlockInt4) -> bytes:
-    """`values` at ascending `positions`: gaps in bytes, Int4 codes, both Huffman coded."""
+    """`values` at ascending `positions`: gaps in bytes, Int4 codes, both by zlib."""
     gaps = np.diff(positions, prepend=-1) - 1
     wide = np.repeat(WIDE_GAP, int((gaps // WIDE_GAP).sum()))
     narrow = np.insert(gaps % WIDE_GAP, np.repeat(np.arange(len(gaps)), gaps // WIDE_GAP), wide).astype(np.uint8)

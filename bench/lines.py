@@ -67,7 +67,7 @@ class Swarm:
         return found[first : first + rounds]
 
     def steps(self) -> dict[str, tuple[int, float]]:
-        """Of every node: (inner steps since its start, its worker's clock after the last of them, in seconds)."""
+        """Of every node: (inner steps since its start, its worker's clock when it last said so, in seconds)."""
         documents = {node.name: until(lambda node=node: node.get("/v1/status")) for node in self.testnet.nodes}  # type: ignore[misc]
         return {name: (said["total_steps"], said["clock_seconds"]) for name, said in documents.items()}
 

@@ -18,7 +18,6 @@ import math
 import statistics
 import tempfile
 import time
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -27,21 +26,19 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.arms import ARMS, Settings
 from bench.lines import Swarm, swarm, until
+from bench.methods import DRAWN_SHARE, METHODS, Method, Scale, toml
 from bench.processes import started
-from bench.report import RESULTS, bench_parser, judge, load_preset, machine, table, write
+from bench.report import RESULTS, bench_parser, judge, machine, table, write
 from bench.texts import Text, text_of
-from bench.tuning import Kind, Trial, drawn, merged, with_aside
+from bench.tuning import tune
 from dilocox.cli.init import preset_names
-from dilocox.node.clock import Line, Site, Step, layouts_of, payload_bytes, ring
 from dilocox.node.namespaces import Namespaces, Net, lacking
 from dilocox.node.plan import PAPER, PAPER_STEPS, PUBLISHED
 from dilocox.node.testnet import WAN
-from dilocox.protocol.arrays import GROUP
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.manifest import Compression, Manifest
-from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import parameter_count
 from dilocox.transport.files import write_atomically
 from dilocox.transport.rates import bits_per_second
 
@@ -51,26 +48,11 @@ Steps = Mapping[str, tuple[int, float]]
 """Of each node: inner steps, and its clock after them."""
 
 KEPT = RESULTS / "reproduce"
-FOLDER = Path(__file__).parents[1] / "docs" / "results"
-TUNED = "reproduce-settings"
-FIXED_SECONDS = 1.5
-"""Of a round, whatever its bytes: about what swarms here take, by which commits come while rows are tuned."""
-OURS_STEPS = 156
-"""H of ours, four rounds in the run: more bytes in each, as many in all, and less often what each costs whatever its bytes."""
-OURS_INNER: Settings = {"training": {"muon_momentum": 0.9}}
-OURS: Settings = {**OURS_INNER, "rounds": {"lead_weight": 1.0}}
-"""Chosen, with OURS_STEPS, by ten runs of the arithmetic alone (the table's seed and losses); docs/results.md says so."""
-RANK_SHARE = 4
-"""Of the width, the published rank: 2,048 of 8,192."""
-DRAWN_SHARE = 0.2
-"""Of what CocktailSGD draws, that it sends: with a tenth drawn and Int4 its published 117 times less (ICML 2023)."""
 TIMED, QUICK_TIMED = 10, 3
 """Steps on the line, of methods that exchange in each."""
 STEPS, QUICK_STEPS = 625, 250
 CURVE = 25
 """Steps between the losses of the arithmetic."""
-EVALUATIONS = 3
-"""Of a swarm's run, at least."""
 FILLING = 2
 """Rounds until each takes as long as the next: no exchange runs beside the first, so its commit comes late and the next soon."""
 STEADY = 3
@@ -94,169 +76,7 @@ PAPER_TOKENS = {
 }
 
 
-@dataclass(frozen=True)
-class Method:
-    name: str
-    kind: Kind
-    arm: str
-    """Of bench/arms.py: whose settings, and those that won its sweep, it takes."""
-    note: str
-    settings: Settings = field(default_factory=dict)
-    like: str = ""
-    """The row whose settings it takes; empty: it is tuned itself."""
-
-    @property
-    def tuned_as(self) -> str:
-        return self.like or self.name
-
-    @property
-    def ours(self) -> bool:
-        return self.name == "ours"
-
-    @property
-    def inner_steps(self) -> int:
-        return OURS_STEPS if self.ours else PAPER_STEPS
-
-
-METHODS = (
-    Method("AllReduce", "allreduce", "AllReduce", "torch DDP over gloo, gradients in 16 bits, AdamW"),
-    Method("AllReduce (Muon)", "allreduce", "AllReduce, Muon", "the same with Muon; timed as AllReduce", settings=OURS_INNER),
-    Method(
-        "CocktailSGD",
-        "cocktail",
-        "CocktailSGD",
-        "timed with its overlap of one step; its losses without that delay, which favours it",
-    ),
-    Method(
-        "OpenDiLoCo", "swarm", "OpenDiLoCo", "its rule on our exchange: synchronous, 16 bits; in the paper it could not run"
-    ),
-    Method(
-        "DiLoCoX",
-        "swarm",
-        "DiLoCoX",
-        "as published: low rank and Int4, one round late; the next phase starts from the delayed state",
-    ),
-    Method(
-        "DiLoCoX (other restart)",
-        "swarm",
-        "DiLoCoX",
-        "the paper's restart is not known for sure: here a phase goes on from its own work",
-        settings={"rounds": {"overlap": "rebase", "lead_weight": 1.0}},
-    ),
-    Method("DiLoCoX without overlap", "swarm", "DiLoCoX without overlap", "the paper's ablation"),
-    Method(
-        "DiLoCoX without compression",
-        "swarm",
-        "DiLoCoX without compression",
-        "the paper's ablation, in 16 bits",
-        settings={"compression": {"codec": "fp16"}},
-        like="DiLoCoX",
-    ),
-    Method(
-        "ours",
-        "swarm",
-        "ours",
-        "Muon, sparse 2 bits as equal bytes allow, rebase with the whole lead, an outer rate above 1",
-        OURS,
-    ),
-)
 QUICK = ("AllReduce", "AllReduce (Muon)", "DiLoCoX", "ours")
-
-
-@dataclass(frozen=True)
-class Scale:
-    """What all rows share."""
-
-    preset: str
-    """Empty: the toy of bench/arms.py."""
-    clusters: int
-    steps: int
-    """Inner steps of every cluster."""
-    timed: int
-    step_seconds: float
-    line: float | None
-    """Bits per second; None: by the paper's ratio."""
-    text: Text
-
-    @property
-    def model(self) -> Manifest:
-        return load_preset(self.preset) if self.preset else ARMS[0].manifest({}, self.steps, 0, self.text)
-
-    def bits_per_second(self) -> float:
-        """On which a ring of 16-bit gradients takes as many steps' time as in the published run."""
-        if self.line is not None:
-            return self.line
-        parameters = parameter_count(self.model.model)
-        site = Site(parameters, Step(self.step_seconds), 0.0, self.clusters, Line.both_ways(1.0))
-        return ring(site).line_seconds / (self.step_seconds * ring(PAPER).line_seconds / PAPER.step.seconds)
-
-    def manifest(self, method: Method, settings: Settings | None = None) -> Manifest:
-        """`settings`: instead of those that are chosen."""
-        arm = next(arm for arm in ARMS if arm.name == method.arm)
-        merged = arm.manifest(won(method.arm), self.steps, 0, self.text).model_dump(exclude_none=True)
-        if self.preset:
-            merged["model"] = {**self.model.model.model_dump(exclude_none=True), "stages": 1}
-            size = self.model.training
-            merged["training"] |= {
-                "batch_size": size.batch_size,
-                "microbatches": size.microbatches,
-                "warmup_steps": size.warmup_steps,
-            }
-        merged["data"]["evaluation_sequences"] = 64
-        merged["rounds"] |= self.rounds(method, merged)
-        for each in (method.settings, chosen(method) if settings is None else settings):
-            for name, section in each.items():
-                merged[name] |= section
-        run = Manifest.model_validate(merged)
-        return run.model_copy(update={"compression": self.compression(run, method)})
-
-    def rounds(self, method: Method, merged: dict[str, Any]) -> dict[str, Any]:
-        count = max(1, self.steps // method.inner_steps)
-        return {
-            "inner_steps": method.inner_steps,
-            "max_inner_steps": (3 if method.ours else 1) * method.inner_steps,  # the published methods wait
-            "count": 10 * count,  # it is stopped once its last loss is measured
-            "evaluate_every": max(1, count // EVALUATIONS),
-            "start_clusters": self.clusters,
-            "min_clusters": self.clusters,
-            "deadline_seconds": 3600,
-            "vote_seconds": 1800,
-            "liveness_seconds": 120,
-            "snapshot_every": 1000,
-        }
-
-    def compression(self, run: Manifest, method: Method) -> Compression:
-        if run.compression.codec == "lowrank-int4":
-            return Compression(rank=run.model.hidden_size // RANK_SHARE)
-        return of_equal_bytes(run, method.inner_steps) if method.ours else run.compression
-
-
-def expected_bytes(run: Manifest, compression: Compression) -> float:
-    shapes = [[spec.shape for spec in stage_tensors(run.model, stage)] for stage in range(run.model.stages)]
-    return payload_bytes(layouts_of(shapes, compression))
-
-
-def of_equal_bytes(run: Manifest, inner_steps: int) -> Compression:
-    """Sparse payloads with as many values as make DiLoCoX's bytes per inner step."""
-    budget = expected_bytes(run, Compression(rank=run.model.hidden_size // RANK_SHARE)) * inner_steps / PAPER_STEPS
-    sparse = run.compression
-    fitting = bisect_right(range(1, GROUP), budget, key=lambda k: expected_bytes(run, sparse.model_copy(update={"k": k})))
-    return sparse.model_copy(update={"k": max(1, fitting)})
-
-
-def won(arm: str) -> Settings:
-    """The arm's sweep of bench.convergence, as docs/results has it."""
-    arms = json.loads((FOLDER / "convergence.json").read_text())["results"]["arms"]
-    return next(each["choice"] for each in arms if each["arm"] == arm)
-
-
-def chosen(method: "Method") -> Settings:
-    """The best of what `--tune` tried; nothing where it has not looked yet."""
-    path = next((path for folder in (RESULTS, FOLDER) if (path := folder / f"{TUNED}.json").exists()), None)
-    if path is None:
-        return {}
-    best: Settings = json.loads(path.read_text())["results"]["rows"][method.tuned_as]["chosen"]
-    return best
 
 
 @dataclass(frozen=True)
@@ -291,17 +111,6 @@ class Found:
                 share = (value - at) / (then - at) if then > at else 1.0
                 return before.loss + max(0.0, share) * (after.loss - before.loss)
         return points[-1].loss
-
-
-def toml(run: Manifest) -> str:
-    """A run file, whose owner is to be filled in."""
-    lines = []
-    for name, section in run.model_dump(mode="json", exclude_none=True).items():
-        if isinstance(section, dict):
-            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
-        else:
-            lines.insert(0, f"{name} = {json.dumps(section)}")
-    return "\n".join(lines).replace(f'owner = "{run.run.owner}"', 'owner = "{owner}"') + "\n"
 
 
 # Swarms
@@ -419,48 +228,6 @@ def step_by_step(scale: Scale, method: Method, like: Found | None) -> Found:
     return Found(scale.clusters * run.tokens_per_step / seconds, sent, carried, curve, times)
 
 
-# Tuning
-
-
-def trials(scale: Scale, method: Method) -> list[Trial]:
-    """The settings that won the sweep, and the draws."""
-    parameters = parameter_count(scale.model.model)
-    site = Site(parameters, Step(scale.step_seconds), 0.0, scale.clusters, Line.both_ways(scale.bits_per_second()))
-    site = replace(site, fixed_seconds=FIXED_SECONDS)
-    count: Settings = {"rounds": {"count": max(1, scale.steps // method.inner_steps)}}
-    found = []
-    for settings in (won(method.arm), *drawn()):
-        run = with_aside(merged(scale.manifest(method, settings), count))
-        found.append(Trial(method.name, method.kind, run, scale.clusters, site, DRAWN_SHARE, scale.text.folder, settings))
-    return found
-
-
-def tune(scale: Scale) -> None:
-    """Try as many settings for every row, and keep the best of each."""
-    rows = {method.name: trials(scale, method) for method in METHODS if not method.like}
-    losses = {}
-    with get_context("spawn").Pool() as pool:
-        for trial, loss in pool.imap_unordered(_tried, [trial for of_row in rows.values() for trial in of_row]):
-            losses[trial.key] = loss
-            print(f"{trial.row}: {json.dumps(trial.settings)}: {loss:.4f}", flush=True)
-    kept = {}
-    for name, of_row in rows.items():
-        best = min(of_row, key=lambda trial: losses[trial.key])
-        tried = [{"settings": trial.settings, "loss": losses[trial.key]} for trial in of_row]
-        kept[name] = {"chosen": best.settings, "tried": tried}
-    print(f"wrote {write(TUNED, {'rows': kept})}")
-
-
-def _tried(trial: Trial) -> tuple[Trial, float]:
-    path = KEPT / "tuning" / f"{trial.key}.json"
-    if path.exists():
-        return trial, float(json.loads(path.read_text()))
-    loss = trial.loss()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(loss).encode())
-    return trial, loss
-
-
 # Rows
 
 
@@ -495,6 +262,8 @@ def row_of(scale: Scale, method: Method, rows: dict[str, Found]) -> Found | None
     return found
 
 
+READINGS = ("DiLoCoX", "DiLoCoX (other restart)")
+"""Of the published restart. Ours is held against the better one."""
 REFERENCES = {"ours": "AllReduce (Muon)"}
 """AllReduce with the same inner optimizer; of all others AllReduce."""
 
@@ -517,10 +286,13 @@ def missed(scale: Scale, rows: dict[str, Found]) -> list[str]:
     theirs, ours = rows["DiLoCoX"], rows["ours"]
     if ours.tokens_per_second < theirs.tokens_per_second:
         sentences.append(f"ours makes {ours.tokens_per_second:,.0f} tokens/s, DiLoCoX {theirs.tokens_per_second:,.0f}")
-    of_ours, of_theirs = gap(rows, "ours", scale.steps), gap(rows, "DiLoCoX", scale.steps)
-    if of_ours is not None and of_theirs is not None and of_ours > GAP_BAR * of_theirs:
+    of_ours = gap(rows, "ours", scale.steps)
+    of_theirs = [found for name in READINGS if name in rows and (found := gap(rows, name, scale.steps)) is not None]
+    if of_ours is None or not of_theirs:
+        sentences.append("how far losses are over AllReduce's is not known: its rows are left out")
+    elif of_ours > GAP_BAR * min(of_theirs):
         sentences.append(
-            f"our loss is {of_ours:+.1%} over AllReduce's with the same optimizer, DiLoCoX's {of_theirs:+.1%}: not half"
+            f"our loss is {of_ours:+.1%} over AllReduce's with the same optimizer, DiLoCoX's {min(of_theirs):+.1%}: not half"
         )
     if (used := utilisation(scale, ours)) < UTILISATION_BAR:
         sentences.append(f"utilisation of ours is {used:.3f}, not {UTILISATION_BAR}")

@@ -4,26 +4,34 @@ settings   what won the row's sweep of bench.convergence, and draws from ranges 
 measured   the loss at a run's end, of another seed than the table's and of held-out sequences that are none of the table's
 """
 
+import json
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
+from bench.arms import Settings
 from bench.baselines import AllReduce, CocktailSGD
 from bench.lab import Lab, process_group_of_one
-from dilocox.node.clock import Site
+from bench.methods import DRAWN_SHARE, METHODS, TUNED, Kind, Method, Scale, won
+from bench.report import RESULTS, write
+from dilocox.node.clock import Line, Site, Step
 from dilocox.node.training.data import Dataset
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.tensors import parameter_count
+from dilocox.transport.files import write_atomically
 
-__all__ = ["DRAWS", "SEED", "Kind", "Trial", "drawn", "merged", "with_aside"]
+__all__ = ["DRAWS", "SEED", "Trial", "aside", "drawn", "trials", "tune", "with_aside"]
 
-Kind = Literal["swarm", "allreduce", "cocktail"]
-Settings = Mapping[str, Mapping[str, Any]]
+KEPT = RESULTS / "reproduce" / "tuning"
 
+FIXED_SECONDS = 1.5
+"""Of a round, whatever its bytes: about what swarms here take, by which commits come while rows are tuned."""
 DRAWS = 4
 SEED = 1
 RANGES = ((1.5e-3, 1.2e-2), (0.01, 0.06), (0.4, 2.0))
@@ -119,3 +127,42 @@ class Trial:
                 trained = AsideCocktail(self.run, self.clusters, self.share, steps, data=self.data).train()
         points: Sequence[Any] = trained.points
         return float(points[-1].loss)
+
+
+def trials(scale: Scale, method: Method) -> list[Trial]:
+    """The settings that won the sweep, and the draws."""
+    parameters = parameter_count(scale.model.model)
+    site = Site(parameters, Step(scale.step_seconds), 0.0, scale.clusters, Line.both_ways(scale.bits_per_second()))
+    site = replace(site, fixed_seconds=FIXED_SECONDS)
+    count: Settings = {"rounds": {"count": max(1, scale.steps // method.inner_steps)}}
+    found = []
+    for settings in (won(method.arm), *drawn()):
+        run = with_aside(merged(scale.manifest(method, settings), count))
+        found.append(Trial(method.name, method.kind, run, scale.clusters, site, DRAWN_SHARE, scale.text.folder, settings))
+    return found
+
+
+def tune(scale: Scale) -> None:
+    """Try as many settings for every row, and keep the best of each."""
+    rows = {method.name: trials(scale, method) for method in METHODS if not method.like}
+    losses = {}
+    with get_context("spawn").Pool() as pool:
+        for trial, loss in pool.imap_unordered(_tried, [trial for of_row in rows.values() for trial in of_row]):
+            losses[trial.key] = loss
+            print(f"{trial.row}: {json.dumps(trial.settings)}: {loss:.4f}", flush=True)
+    kept = {}
+    for name, of_row in rows.items():
+        best = min(of_row, key=lambda trial: losses[trial.key])
+        tried = [{"settings": trial.settings, "loss": losses[trial.key]} for trial in of_row]
+        kept[name] = {"chosen": best.settings, "tried": tried}
+    print(f"wrote {write(TUNED, {'rows': kept})}")
+
+
+def _tried(trial: Trial) -> tuple[Trial, float]:
+    path = KEPT / f"{trial.key}.json"
+    if path.exists():
+        return trial, float(json.loads(path.read_text()))
+    loss = trial.loss()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(loss).encode())
+    return trial, loss

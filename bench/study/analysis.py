@@ -60,7 +60,7 @@ def rows(cell: Cell, arms: Sequence[str], text: Text, budget: Budget, known: Kno
 
 def _losses_of_parts(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[float]:
     """In the order of PARTS; empty where they were not all run."""
-    if ARMS[arm].is_reference or next_parts(cell, arm, text, budget, known):
+    if not ARMS[arm].hides or next_parts(cell, arm, text, budget, known):
         return []
     runs = [[known(trial) for trial in finals(cell, arm, text, budget, known, part)] for part in PARTS]
     return [statistics.fmean(run.test for run in of_part if run is not None) for of_part in runs]
@@ -74,4 +74,4 @@ def _row(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> Row:
 
 def winner(found: Sequence[Row]) -> Row | None:
     """Of the arms that have rounds."""
-    return next((row for row in found if not ARMS[row.arm].is_reference), None)
+    return next((row for row in found if ARMS[row.arm].has_rounds), None)

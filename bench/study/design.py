@@ -1,15 +1,17 @@
 """The design of the study, written down before it is run; nothing here is chosen by what comes out.
 
     factors    inner optimizer x codec x overlap; H is no factor: it is what the bytes that a step may cost make of a codec
-    cells      size of the model, clusters, length, bytes, text. What is compared in a cell has the same time by the clock
-               (node/clock.py) of a site in the published run's proportions, and sends at most as many bits for each inner step
+    cells      size of the model, clusters, length, bytes, text. What is compared in a cell has as much time by the clock
+               (node/clock.py) of a site in the published run's proportions as whole rounds take, one half more or less, and
+               sends at most as many bits for each inner step. The last exchange of what hides its own comes on top. Exact payloads
+               send more, where two rounds would be longer than a cell: tables tell the time and the bits of each arm
     tuning     as many random settings for every arm, from a seed and the same ranges: inner rates, outer rate and momentum, the
-               rate at lr / (1 - momentum), which is how far a steady gradient moves. Each is a short run; the best by the tuning
-               set is run at full length with every seed
+               rate at lr / (1 - momentum), which is how far a steady gradient moves. Each is a short run (in the shortest cells a
+               whole one); the best by the tuning set is run at full length with every seed
     reference  AllReduce with the same inner optimizer and as many steps as arms that hide their exchange take; its draws go on
                until the best lies inside what was tried
-    parts      of an arm's gap, at its best setting: the same phases with exact payloads that cost no time, then with its own,
-               then as it is
+    parts      of the gap of an arm that hides its exchange, at its best setting: as many phases as long with exact payloads that
+               cost no time, then with its own, then as it is
     reported   the loss of the committed model on the test set, which no choice has seen: mean and 95% interval of the seeds
 
 The two sets are the halves of the corpus' held-out documents.
@@ -51,8 +53,8 @@ __all__ = [
 TRIALS = 6
 """Settings that every arm is tried with."""
 SEEDS = 3
-SHORTER = 3
-"""A trial's share of a run's length."""
+SHORTER, SHORTEST = 3, 1000
+"""A trial's share of a run's length, of runs of so many steps at least."""
 HALF = 192
 """Sequences of each held-out set."""
 MOST_PHASES = 4
@@ -144,6 +146,11 @@ class Arm:
     def has_rounds(self) -> bool:
         return self.codec not in ("", COCKTAIL)
 
+    @property
+    def hides(self) -> bool:
+        """Whether it trains on beside its exchange, in rounds: then its gap has parts."""
+        return self.has_rounds and self.overlap != "none"
+
 
 def _arms() -> list[Arm]:
     """Every inner optimizer with every codec, synchronous and by rebase; delayed as published; what came later with few codecs."""
@@ -197,7 +204,8 @@ class Cell:
         return self == CENTRE
 
     def shorter(self) -> "Cell":
-        return replace(self, steps=self.steps // SHORTER)
+        """What is tuned: itself, where a part of it would have room for a round or two alone."""
+        return self if self.steps < SHORTEST else replace(self, steps=self.steps // SHORTER)
 
 
 CENTRE = Cell("small", 4, 3000, 0.016)
@@ -301,8 +309,7 @@ class Trial:
         return Compression.model_validate(CODECS[self.definition.codec])
 
     def inner_steps(self, compression: Compression) -> int:
-        """H with which a codec's payloads cost as many bits for each step as the cell allows; at most half of the run, so that
-        there are two rounds."""
+        """H with which a codec's payloads cost as many bits for each step as the cell allows; at most half of the run's steps."""
         bits = 8 * expected_bytes(self.base, compression) / parameter_count(self.base.model)
         return min(max(1, math.ceil(bits / self.cell.bits)), self.cell.steps // 2)
 

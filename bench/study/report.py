@@ -58,15 +58,15 @@ def row_facts(row: Row) -> dict[str, Any]:
     }
 
 
-def missed(by_cell: Mapping[Cell, Sequence[Row]], arms: int) -> list[str]:
-    """Bars of the study that do not hold, or are not known: `arms` of a cell have to be finished."""
+def missed(by_cell: Mapping[Cell, Sequence[Row]]) -> list[str]:
+    """Bars of the study that do not hold, or are not known: all arms of a cell have to be finished."""
     sentences = []
     centre = next((row for row in by_cell.get(CENTRE, ()) if row.arm == DEFAULT), None)
     if centre is None or centre.gap is None:
         sentences.append(f"{CENTRE.name}: the gap of {DEFAULT} is not known yet")
     elif centre.gap > GAP_BAR:
         sentences.append(f"{CENTRE.name}: {DEFAULT} is {centre.gap:.2%} over its reference, more than {GAP_BAR:.0%}")
-    whole = [found for found in by_cell.values() if len(found) == arms]
+    whole = [found for found in by_cell.values() if len(found) == len(ARMS)]
     won = sum(first is not None and first.arm == DEFAULT for first in map(winner, whole))
     if 2 * won <= len(whole) or not whole:
         sentences.append(f"{DEFAULT} is first in {won} of {len(whole)} finished cells, not in most")

@@ -95,7 +95,7 @@ def run_reference(trial: Trial) -> dict[str, Any]:
 
 def _found(trained: Trained, trial: Trial, inner_steps: int, arrival_step: int) -> dict[str, Any]:
     points, last = trained.points, trained.points[-1]
-    steps = trial.run.training.total_steps
+    steps = round(last.tokens / trial.run.tokens_per_step / trial.cell.clusters)
     return {
         "tuning": trained.tuning,
         "test": last.loss,

@@ -52,7 +52,7 @@ def next_trials(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) 
 
 def next_parts(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[Trial]:
     """Those that say what the gap of a finished arm is made of, and were not run yet."""
-    if ARMS[arm].is_reference:
+    if not ARMS[arm].hides:
         return []
     return [trial for part in PARTS for trial in finals(cell, arm, text, budget, known, part) if known(trial) is None]
 

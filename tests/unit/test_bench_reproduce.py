@@ -12,7 +12,8 @@ from bench import reproduce
 from bench.baselines import decoded_message, encoded_message
 from bench.exchange import Row
 from bench.exchange import missed as exchange_missed
-from bench.reproduce import METHODS, Found, Point, Scale
+from bench.methods import METHODS, Method, Scale, expected_bytes, toml
+from bench.reproduce import Found, Point
 from bench.texts import Text
 from dilocox.node.clock import Line, Site, Step, ring
 from dilocox.node.outer import codec
@@ -32,16 +33,16 @@ def test_a_line_has_the_published_run_s_ratio_unless_another_is_asked_for():
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_every_row_has_a_run_file_that_says_what_its_manifest_says(method: reproduce.Method):
+def test_every_row_has_a_run_file_that_says_what_its_manifest_says(method: Method):
     run = SCALE.manifest(method)
-    assert Manifest.from_toml(reproduce.toml(run).replace("{owner}", run.run.owner)) == run
+    assert Manifest.from_toml(toml(run).replace("{owner}", run.run.owner)) == run
     assert run.rounds.start_clusters == SCALE.clusters
     assert run.training.total_steps == SCALE.steps
 
 
 def test_ours_sends_no_more_than_the_published_payload_for_each_step():
     runs = {name: SCALE.manifest(METHOD[name]) for name in ("ours", "DiLoCoX")}
-    sent = {name: reproduce.expected_bytes(run, run.compression) / run.rounds.inner_steps for name, run in runs.items()}
+    sent = {name: expected_bytes(run, run.compression) / run.rounds.inner_steps for name, run in runs.items()}
     assert 0.98 * sent["DiLoCoX"] < sent["ours"] <= sent["DiLoCoX"]
 
 
@@ -103,6 +104,10 @@ def test_bars_are_missed_one_by_one():
     for worse in (replace(ours, curve=theirs.curve), replace(ours, tokens_per_second=0.98 * full)):
         assert len(reproduce.missed(SCALE, {**rows, "ours": worse})) == 1
     assert len(reproduce.missed(SCALE, {**rows, "ours": replace(ours, tokens_per_second=0.96 * full)})) == 2
+    better = replace(theirs, curve=[Point(0, 0.0, 5.0), Point(750, 100.0, 2.15)])
+    assert len(reproduce.missed(SCALE, {**rows, "DiLoCoX (other restart)": better})) == 1, "the better reading counts"
+    del rows["AllReduce (Muon)"]
+    assert len(reproduce.missed(SCALE, rows)) == 1, "what is not known is not met"
 
 
 def test_a_row_is_kept_under_its_settings_alone():
