@@ -135,7 +135,7 @@ def settings(result: dict[str, Any]) -> str:
     ]
     columns = ["row", "chosen", "what won before", *(f"draw {index + 1}" for index in range(DRAWS))]
     told = "losses at the run's end of the arithmetic alone, of another seed and other held-out text than the table's"
-    return f"`make reproduce` takes the best of each row: `python -m bench.reproduce --tune` ({told})\n\n{markdown(columns, rows)}\n"
+    return f"`make reproduce` takes the best of each: `python -m bench.reproduce --tune` ({told})\n\n{markdown(columns, rows)}\n"
 
 
 def plan() -> str:
