@@ -18,7 +18,6 @@ from bench.poison.report import scored
 from bench.report import RESULTS
 from bench.study import report as of_study
 from bench.study import trial as of_study_runs
-from bench.tuning import DRAWS
 from dilocox.node.plan import PUBLISHED, paper_rows
 
 __all__ = ["POISONING", "main", "poisoning"]
@@ -130,12 +129,12 @@ def tabled(result: dict[str, Any], command: str) -> str:
 def settings(result: dict[str, Any]) -> str:
     """What the rows of the paper's table are trained with."""
     rows = [
-        [name, choice_text(row["chosen"]), *(f"{trial['loss']:.4f}" for trial in row["tried"])]
+        [name, choice_text(row["chosen"]), ", ".join(f"{trial['loss']:.3f}" for trial in row["tried"])]
         for name, row in result["results"]["rows"].items()
     ]
-    columns = ["row", "chosen", "what won before", *(f"draw {index + 1}" for index in range(DRAWS))]
     told = "losses at the run's end of the arithmetic alone, of another seed and other held-out text than the table's"
-    return f"`make reproduce` takes the best of each: `python -m bench.reproduce --tune` ({told})\n\n{markdown(columns, rows)}\n"
+    command = "`make reproduce` takes the best of each: `python -m bench.reproduce --tune`"
+    return f"{command} ({told})\n\n{markdown(['row', 'chosen', 'losses: what won before, draws, further ones'], rows)}\n"
 
 
 def plan() -> str:

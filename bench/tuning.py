@@ -5,8 +5,9 @@ measured   the loss at a run's end, of another seed than the table's and of held
 """
 
 import json
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,13 +27,15 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
 from dilocox.transport.files import write_atomically
 
-__all__ = ["DRAWS", "SEED", "Trial", "aside", "drawn", "trials", "tune", "with_aside"]
+__all__ = ["DRAWS", "RANGES", "SEED", "Trial", "aside", "beyond", "drawn", "trial", "trials", "tune", "with_aside"]
 
 KEPT = RESULTS / "reproduce" / "tuning"
 
 FIXED_SECONDS = 1.5
 """Of a round, whatever its bytes: about what swarms here take, by which commits come while rows are tuned."""
 DRAWS = 4
+EDGE, FURTHER = math.sqrt(2), 4
+"""By how much an inner rate is moved on while the best is at an edge of what was tried, and how often at most."""
 SEED = 1
 RANGES = ((1.5e-3, 1.2e-2), (0.01, 0.06), (0.4, 2.0))
 """Of AdamW's rate, Muon's, and the outer rate / (1 - momentum): drawn evenly in the logarithm."""
@@ -131,38 +134,65 @@ class Trial:
 
 def trials(scale: Scale, method: Method) -> list[Trial]:
     """The settings that won the sweep, and the draws."""
+    return [trial(scale, method, settings) for settings in (won(method.arm), *drawn())]
+
+
+def trial(scale: Scale, method: Method, settings: Settings) -> Trial:
     parameters = parameter_count(scale.model.model)
     site = Site(parameters, Step(scale.step_seconds), 0.0, scale.clusters, Line.both_ways(scale.bits_per_second()))
     site = replace(site, fixed_seconds=FIXED_SECONDS)
     count: Settings = {"rounds": {"count": max(1, scale.steps // method.inner_steps)}}
-    found = []
-    for settings in (won(method.arm), *drawn()):
-        run = with_aside(merged(scale.manifest(method, settings), count))
-        found.append(Trial(method.name, method.kind, run, scale.clusters, site, DRAWN_SHARE, scale.text.folder, settings))
-    return found
+    run = with_aside(merged(scale.manifest(method, settings), count))
+    return Trial(method.name, method.kind, run, scale.clusters, site, DRAWN_SHARE, scale.text.folder, settings)
+
+
+def beyond(tried: Sequence[Trial], best: Trial) -> Settings | None:
+    """The best settings with the first inner rate moved on that is the largest or the smallest of those that were tried."""
+    training = best.run.training
+    for key in ("learning_rate", "muon_learning_rate")[: 1 + (training.optimizer == "muon")]:
+        values, value = [getattr(each.run.training, key) for each in tried], getattr(training, key)
+        if value in (max(values), min(values)):
+            moved = round(value * (EDGE if value == max(values) else 1 / EDGE), 5)
+            return {**best.settings, "training": {**best.settings["training"], key: moved}}
+    return None
 
 
 def tune(scale: Scale) -> None:
-    """Try as many settings for every row, and keep the best of each."""
-    rows = {method.name: trials(scale, method) for method in METHODS if not method.like}
-    losses = {}
+    """Try as many settings for every row, and further ones while the best lies at an edge; keep the best of each."""
+    methods = {method.name: method for method in METHODS if not method.like}
+    rows = {name: trials(scale, method) for name, method in methods.items()}
+    losses: dict[str, float] = {}
+    waiting = [each for of_row in rows.values() for each in of_row]
     with get_context("spawn").Pool() as pool:
-        for trial, loss in pool.imap_unordered(_tried, [trial for of_row in rows.values() for trial in of_row]):
-            losses[trial.key] = loss
-            print(f"{trial.row}: {json.dumps(trial.settings)}: {loss:.4f}", flush=True)
-    kept = {}
-    for name, of_row in rows.items():
-        best = min(of_row, key=lambda trial: losses[trial.key])
-        tried = [{"settings": trial.settings, "loss": losses[trial.key]} for trial in of_row]
-        kept[name] = {"chosen": best.settings, "tried": tried}
+        while waiting:
+            for done, loss in pool.imap_unordered(_tried, waiting):
+                losses[done.key] = loss
+                print(f"{done.row}: {json.dumps(done.settings)}: {loss:.4f}", flush=True)
+            waiting = []
+            for name, of_row in rows.items():
+                settings = beyond(of_row, best_of(of_row, losses))
+                if settings is not None and len(of_row) <= DRAWS + FURTHER:
+                    waiting.append(trial(scale, methods[name], settings))
+                    of_row.append(waiting[-1])
+    kept = {
+        name: {
+            "chosen": best_of(of_row, losses).settings,
+            "tried": [{"settings": each.settings, "loss": losses[each.key]} for each in of_row],
+        }
+        for name, of_row in rows.items()
+    }
     print(f"wrote {write(TUNED, {'rows': kept})}")
 
 
-def _tried(trial: Trial) -> tuple[Trial, float]:
-    path = KEPT / f"{trial.key}.json"
+def best_of(tried: Sequence[Trial], losses: Mapping[str, float]) -> Trial:
+    return min(tried, key=lambda each: losses[each.key])
+
+
+def _tried(one: Trial) -> tuple[Trial, float]:
+    path = KEPT / f"{one.key}.json"
     if path.exists():
-        return trial, float(json.loads(path.read_text()))
-    loss = trial.loss()
+        return one, float(json.loads(path.read_text()))
+    loss = one.loss()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(loss).encode())
-    return trial, loss
+    return one, loss

@@ -1,0 +1,75 @@
+"""Rows of the paper's table are tuned alike, on nothing that the table reports."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import methods, tuning
+from bench.methods import METHODS, Scale
+from bench.texts import stdlib
+from dilocox.node.training.data import load_dataset
+
+SCALE = Scale("", 2, 625, 10, 0.08, None, stdlib())
+METHOD = {method.name: method for method in METHODS}
+
+
+def test_each_part_of_each_range_is_drawn_once():
+    found = tuning.drawn()
+    assert found == tuning.drawn()
+    outer = [each["outer"]["learning_rate"] / (1 - each["outer"]["momentum"]) for each in found]
+    columns = [[each["training"][key] for each in found] for key in ("learning_rate", "muon_learning_rate")] + [outer]
+    for (low, high), values in zip(tuning.RANGES, columns, strict=True):
+        parts = [low * (high / low) ** (part / tuning.DRAWS) for part in range(tuning.DRAWS + 1)]
+        for bottom, top, value in zip(parts, parts[1:], sorted(values), strict=False):
+            assert 0.99 * bottom <= value <= 1.01 * top
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if not method.like], ids=lambda method: method.name)
+def test_every_row_tries_as_many_settings_in_the_run_that_it_is(method: methods.Method):
+    tried = tuning.trials(SCALE, method)
+    assert len({trial.key for trial in tried}) == len(tried) == 1 + tuning.DRAWS
+    run = SCALE.manifest(method, tried[1].settings)
+    for trial in tried:
+        assert trial.run.rounds.inner_steps * trial.run.rounds.count <= SCALE.steps
+        assert (trial.run.compression, trial.run.training.total_steps) == (run.compression, SCALE.steps)
+        assert trial.run.data.seed != run.data.seed
+        assert trial.run.model.seed != run.model.seed
+
+
+@pytest.mark.parametrize(("name", "rates"), [("DiLoCoX", 1), ("ours", 2)])
+def test_a_rate_at_an_edge_is_moved_on(name: str, rates: int):
+    def beyond(*tried: tuple[float, float]) -> tuple[float, float] | None:
+        """Of trials with these inner rates; the first is the best."""
+        made = [{"training": {"learning_rate": inner, "muon_learning_rate": muon}} for inner, muon in tried]
+        trials = [tuning.trial(SCALE, METHOD[name], settings) for settings in made]
+        found = tuning.beyond(trials, trials[0])
+        return None if found is None else (found["training"]["learning_rate"], found["training"]["muon_learning_rate"])
+
+    assert beyond((0.002, 0.02), (0.003, 0.01), (0.004, 0.03)) == pytest.approx((0.00141, 0.02))
+    assert beyond((0.004, 0.02), (0.003, 0.01), (0.002, 0.03)) == pytest.approx((0.00566, 0.02))
+    inside = beyond((0.003, 0.02), (0.004, 0.01), (0.002, 0.015))
+    assert inside == (None if rates == 1 else pytest.approx((0.003, 0.02828), abs=1e-4))
+
+
+def test_none_of_the_table_s_sequences_is_looked_at():
+    run = SCALE.manifest(METHOD["DiLoCoX"])
+    told, _ = load_dataset(run, SCALE.text.folder).evaluation()
+    looked_at, _ = tuning.aside(load_dataset(tuning.with_aside(run), SCALE.text.folder))
+    assert len(looked_at) == len(told)
+    assert not {tuple(row) for row in looked_at.tolist()} & {tuple(row) for row in told.tolist()}
+
+
+def test_a_row_trains_with_what_was_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    best = {"training": {"learning_rate": 0.0071}, "outer": {"learning_rate": 0.6, "momentum": 0.4}}
+    rows = {method.name: {"chosen": best} for method in METHODS if not method.like}
+    (tmp_path / f"{methods.TUNED}.json").write_text(json.dumps({"results": {"rows": rows}}))
+    monkeypatch.setattr(methods, "RESULTS", tmp_path)
+    for method in METHODS:
+        run = SCALE.manifest(method)
+        assert (run.training.learning_rate, run.outer.learning_rate, run.outer.momentum) == (0.0071, 0.6, 0.4)
+    others = SCALE.manifest(METHOD["ours"], {})
+    assert others.training.learning_rate != 0.0071
+    assert others.training.muon_momentum == 0.9
+    assert replace(SCALE, steps=700).manifest(METHOD["ours"]).training.learning_rate == 0.0071
