@@ -22,13 +22,15 @@ __all__ = ["PATIENCE_SECONDS", "Swarm", "swarm", "until"]
 T = TypeVar("T")
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 1800.0
-"""So far away that only a swarm that stands still reaches it."""
+"""For which a swarm may stand still."""
 
 
-def until(condition: Callable[[], T | None]) -> T:
-    """What it gives, as soon as that is something."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def until(condition: Callable[[], T | None], progress: Callable[[], Any] = lambda: None) -> T:
+    """What it gives, as soon as that is something. `progress`: the wait begins anew whenever that changes."""
+    seen, deadline = progress(), time.monotonic() + PATIENCE_SECONDS
     while not (value := condition()):
+        if (now := progress()) != seen:
+            seen, deadline = now, time.monotonic() + PATIENCE_SECONDS
         if time.monotonic() > deadline:
             raise SystemExit(f"the swarm did not get there in {PATIENCE_SECONDS:.0f} s")
         time.sleep(POLL_SECONDS)
@@ -58,10 +60,14 @@ class Swarm:
             else:
                 self.testnet.network.slow(node.name, WAN, bits_per_second)
 
+    def closed(self) -> int:
+        """Rounds."""
+        return len(self.rows())
+
     def measure(self, rounds: int) -> list[dict[str, Any]]:
         """So many whole rounds that open from now on. Exits where one does not count everybody."""
         first = len(self.rows()) + 1  # the open one is not whole
-        found = until(lambda: rows if len(rows := self.rows()) >= first + rounds else None)
+        found = until(lambda: rows if len(rows := self.rows()) >= first + rounds else None, self.closed)
         if any(row["counted"] < self.clusters for row in found[first:]):
             raise SystemExit("a round did not count everybody: its seconds are not those of a whole exchange")
         return found[first : first + rounds]

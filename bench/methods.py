@@ -25,7 +25,7 @@ OURS_STEPS = 156
 """H of ours, four rounds in the run: more bytes in each, as many in all, and less often what each costs whatever its bytes."""
 OURS_INNER: Settings = {"training": {"muon_momentum": 0.9}}
 OURS: Settings = {**OURS_INNER, "rounds": {"lead_weight": 1.0}}
-"""Chosen, with OURS_STEPS, by ten runs of the arithmetic alone (the table's seed and losses); docs/results.md says so."""
+"""Chosen, with OURS_STEPS, by some ten runs of the arithmetic (the table's seed and losses) before rows were tuned alike."""
 RANK_SHARE = 4
 """Of the width, the published rank: 2,048 of 8,192."""
 DRAWN_SHARE = 0.2
@@ -96,7 +96,7 @@ METHODS = (
         "ours",
         "swarm",
         "ours",
-        "Muon, sparse 2 bits as equal bytes allow, rebase with the whole lead, an outer rate above 1",
+        "Muon, sparse 2 bits as equal bytes allow, rebase with the whole lead, rounds of 156 steps",
         OURS,
     ),
 )
@@ -116,6 +116,12 @@ class Scale:
     line: float | None
     """Bits per second; None: by the paper's ratio."""
     text: Text
+
+    @property
+    def tuned_for(self) -> dict[str, Any]:
+        """What settings are chosen for, of whatever length a run is."""
+        said = {"preset": self.preset, "clusters": self.clusters, "step_seconds": self.step_seconds, "line": self.line}
+        return {**said, "text": self.text.digest}
 
     @property
     def model(self) -> Manifest:
@@ -142,14 +148,14 @@ class Scale:
                 "warmup_steps": size.warmup_steps,
             }
         merged["data"]["evaluation_sequences"] = 64
-        merged["rounds"] |= self.rounds(method, merged)
-        for each in (method.settings, chosen(method) if settings is None else settings):
+        merged["rounds"] |= self.rounds(method)
+        for each in (method.settings, chosen(self, method) if settings is None else settings):
             for name, section in each.items():
                 merged[name] |= section
         run = Manifest.model_validate(merged)
         return run.model_copy(update={"compression": self.compression(run, method)})
 
-    def rounds(self, method: Method, merged: dict[str, Any]) -> dict[str, Any]:
+    def rounds(self, method: Method) -> dict[str, Any]:
         count = max(1, self.steps // method.inner_steps)
         return {
             "inner_steps": method.inner_steps,
@@ -189,13 +195,15 @@ def won(arm: str) -> Settings:
     return next(each["choice"] for each in arms if each["arm"] == arm)
 
 
-def chosen(method: "Method") -> Settings:
-    """The best of what `--tune` tried; nothing where it has not looked yet."""
-    path = next((path for folder in (RESULTS, FOLDER) if (path := folder / f"{TUNED}.json").exists()), None)
-    if path is None:
-        return {}
-    best: Settings = json.loads(path.read_text())["results"]["rows"][method.tuned_as]["chosen"]
-    return best
+def chosen(scale: Scale, method: Method) -> Settings:
+    """The best of what `--tune` tried at such a scale; nothing where it has not looked yet."""
+    for folder in (RESULTS, FOLDER):
+        if (path := folder / f"{TUNED}.json").exists():
+            found = json.loads(path.read_text())["results"]
+            if found["scale"] == scale.tuned_for:
+                best: Settings = found["rows"].get(method.tuned_as, {}).get("chosen", {})
+                return best
+    return {}
 
 
 def toml(run: Manifest) -> str:

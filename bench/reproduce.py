@@ -34,7 +34,7 @@ from bench.texts import Text, text_of
 from bench.tuning import tune
 from dilocox.cli.init import preset_names
 from dilocox.node.namespaces import Namespaces, Net, lacking
-from dilocox.node.plan import PAPER, PAPER_STEPS, PUBLISHED
+from dilocox.node.plan import PAPER, PUBLISHED
 from dilocox.node.testnet import WAN
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Manifest
@@ -50,7 +50,8 @@ Steps = Mapping[str, tuple[int, float]]
 KEPT = RESULTS / "reproduce"
 TIMED, QUICK_TIMED = 10, 3
 """Steps on the line, of methods that exchange in each."""
-STEPS, QUICK_STEPS = 625, 250
+STEPS = 625
+LEAST_STEPS = QUICK_STEPS = 2 * max(method.inner_steps for method in METHODS)
 CURVE = 25
 """Steps between the losses of the arithmetic."""
 FILLING = 2
@@ -122,11 +123,11 @@ def train(scale: Scale, method: Method) -> Found:
         tempfile.TemporaryDirectory(prefix="dx-") as name,
         swarm(Path(name), toml(run), scale.clusters, scale.step_seconds, scale.bits_per_second(), scale.text) as running,
     ):
-        until(lambda: running.rows())
+        until(running.closed)
         before = running.traffic()
-        until(lambda: len(running.rows()) >= FILLING)
+        until(lambda: running.closed() >= FILLING)
         filled = running.steps()
-        rows = until(lambda: trained(running, scale))
+        rows = until(lambda: trained(running, scale), running.closed)
         done, after = running.steps(), running.traffic()
     return found_of(scale, run, rows, pace(filled, done), [after[node].since(before[node]) for node in before])
 
@@ -363,11 +364,15 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.tune and options.quick:
         parser.error("--tune and --quick: settings of short runs would be none of the table's")
-    if options.clusters < 2 or options.step_seconds <= 0 or (options.steps is not None and options.steps < 2 * PAPER_STEPS):
-        parser.error(f"--clusters 2 at least, --step-seconds above 0, --steps {2 * PAPER_STEPS} at least: two published rounds")
+    if options.tune and options.rows:
+        parser.error("--tune and --rows: all rows are tuned alike")
+    if options.clusters < 2 or options.step_seconds <= 0 or (options.steps is not None and options.steps < LEAST_STEPS):
+        parser.error(f"--clusters 2 at least, --step-seconds above 0, --steps {LEAST_STEPS} at least: two rounds of every row")
     named = set(options.rows.split(",")) if options.rows else {method.name for method in METHODS}
     if unknown := named - {method.name for method in METHODS}:
         parser.error(f"no row {', '.join(sorted(unknown))}; rows: {', '.join(method.name for method in METHODS)}")
+    asked = ("rows", "preset", "clusters", "steps", "step_seconds", "line", "data")
+    options.whole = all(getattr(options, name) == parser.get_default(name) for name in asked)
     options.rows = set(QUICK) if options.quick and not options.rows else named | {"DiLoCoX", "ours"}
     return options
 
@@ -415,7 +420,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shown = {"columns": COLUMNS, "cells": [cells(scale, rows, name) for name in rows]}
     notes = [f"{method.name}: {method.note}" for method in methods]
     results = {"scale": facts, "rows": {name: asdict(found) for name, found in rows.items()}, "table": shown, "notes": notes}
-    kept = write("reproduce", results, quick)
+    kept = write("reproduce" if options.whole else "reproduce-other", results, quick)
     plot(rows, kept.with_suffix(".png"))
     print(f"wrote {kept} and .png")
     judge(missed(scale, rows), options.check)

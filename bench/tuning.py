@@ -1,5 +1,7 @@
 """How rows of the paper's table are tuned: as many settings for each, by the arithmetic alone, on what the table does not report.
 
+What a row is (its H, lead and codec) is not tuned here: bench/methods.py says how ours came to them.
+
 settings   what won the row's sweep of bench.convergence, and draws from ranges that are the same for all rows
 measured   the loss at a run's end, of another seed than the table's and of held-out sequences that are none of the table's
 """
@@ -11,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -23,11 +24,12 @@ from bench.report import RESULTS, write
 from dilocox.node.clock import Line, Site, Step
 from dilocox.node.training.data import Dataset
 from dilocox.protocol.crypto import sha256
+from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
 from dilocox.transport.files import write_atomically
 
-__all__ = ["DRAWS", "RANGES", "SEED", "Trial", "aside", "beyond", "drawn", "trial", "trials", "tune", "with_aside"]
+__all__ = ["DRAWS", "RANGES", "SEED", "Trial", "aside", "beyond", "drawn", "merged", "trial", "trials", "tune", "with_aside"]
 
 KEPT = RESULTS / "reproduce" / "tuning"
 
@@ -73,8 +75,13 @@ def with_aside(run: Manifest) -> Manifest:
     return merged(run, doubled, {"model": {"seed": SEED}})
 
 
-def aside(dataset: Dataset) -> tuple[Tensor, Tensor]:
+def aside(run: Manifest, dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """Raises ConfigError where the corpus has too little held-out text."""
     inputs, targets = dataset.evaluation()
+    if (wanted := run.data.evaluation_sequences) != len(inputs):
+        raise ConfigError(
+            f"the corpus holds out {len(inputs)} sequences, and tuning takes {wanted}: half of them are the table's"
+        )
     return inputs[1::2], targets[1::2]
 
 
@@ -82,12 +89,12 @@ class AsideLab(Lab):
     def evaluate(self) -> float:
         trainer = self.trainers[0]
         with trainer.weights(trainer.committed):
-            return trainer.evaluate(*aside(self.dataset))
+            return trainer.evaluate(*aside(self.run, self.dataset))
 
 
 class AsideAllReduce(AllReduce):
     def evaluate(self) -> float:
-        return self.trainer.evaluate(*aside(self.dataset))
+        return self.trainer.evaluate(*aside(self.run, self.dataset))
 
 
 class AsideCocktail(AsideAllReduce, CocktailSGD):
@@ -116,7 +123,7 @@ class Trial:
         return sha256(repr(said).encode(), self.run.canonical_bytes()).hex()[:24]
 
     def loss(self) -> float:
-        """Nats per token at the run's end."""
+        """Nats per token at the run's end; infinite where the model gives no numbers any more."""
         process_group_of_one()
         steps = self.run.training.total_steps
         trained: Lab | AllReduce
@@ -128,8 +135,8 @@ class Trial:
                 trained = AsideAllReduce(self.run, self.clusters, steps, data=self.data).train()
             case "cocktail":
                 trained = AsideCocktail(self.run, self.clusters, self.share, steps, data=self.data).train()
-        points: Sequence[Any] = trained.points
-        return float(points[-1].loss)
+        loss = float(trained.points[-1].loss)
+        return loss if math.isfinite(loss) else math.inf
 
 
 def trials(scale: Scale, method: Method) -> list[Trial]:
@@ -181,7 +188,7 @@ def tune(scale: Scale) -> None:
         }
         for name, of_row in rows.items()
     }
-    print(f"wrote {write(TUNED, {'rows': kept})}")
+    print(f"wrote {write(TUNED, {'scale': scale.tuned_for, 'rows': kept})}")
 
 
 def best_of(tried: Sequence[Trial], losses: Mapping[str, float]) -> Trial:

@@ -61,19 +61,24 @@ def main() -> None:
     options = parser.parse_args()
     text = text_of(options.data)
     chosen = Plan(chosen_cells(options, parser), chosen_arms(options, parser), Budget(), text, options.parts)
+    if options.quick and (options.cells or options.arms or options.parts):
+        parser.error("--quick has a cell and arms of its own")
     plan = quick(text) if options.quick else chosen
+    whole = not (options.cells or options.arms or options.data)
     if not options.list:
         run(plan, options.processes, time.monotonic() + 60 * options.minutes)
     by_cell = {cell: plan.rows(cell) for cell in plan.cells}
-    report(plan, by_cell, options.quick)
+    report(plan, by_cell)
+    if not options.list:
+        keep("study" if whole else "study-other", plan, by_cell, options.quick)
     if not options.quick:
         judge(missed(by_cell), options.check)
 
 
 def chosen_cells(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Sequence[Cell]:
     try:
-        return [CELLS[int(number)] for number in options.cells.split(",")] if options.cells else CELLS
-    except (ValueError, IndexError):
+        return [dict(enumerate(CELLS))[int(number)] for number in options.cells.split(",")] if options.cells else CELLS
+    except (ValueError, KeyError):
         parser.error(f"--cells {options.cells}: numbers up to {len(CELLS) - 1}, separated by commas")
 
 
@@ -100,18 +105,22 @@ def say(trial: Trial, count: int, of: int) -> None:
     print(f"{where}: test {result.test:.4f}, tuning {result.tuning:.4f}  ({result.took:.0f} s)", flush=True)
 
 
-def report(plan: Plan, by_cell: dict[Cell, list[Row]], quick: bool) -> None:
+def report(plan: Plan, by_cell: dict[Cell, list[Row]]) -> None:
     for cell, of_cell in by_cell.items():
         number = f"{CELLS.index(cell)}: " if cell in CELLS else ""
         print(f"\n{number}{cell.name}; {len(of_cell)} of {len(plan.arms)} arms are finished")
         if of_cell:
             show(of_cell)
+
+
+def keep(name: str, plan: Plan, by_cell: dict[Cell, list[Row]], quick: bool) -> None:
+    """What the page is made of, where it is of all cells and arms; else beside that."""
     sets = digests(Trial(plan.cells[0], plan.arms[0], drawn(0), 0, plan.text))
     cells = [
         {"name": cell.name, "cell": asdict(cell), "rows": [row_facts(row) for row in of_cell]}
         for cell, of_cell in by_cell.items()
     ]
-    write("study", {"text": plan.text.settings, "sets": sets, "budget": asdict(plan.budget), "cells": cells}, quick)
+    write(name, {"text": plan.text.settings, "sets": sets, "budget": asdict(plan.budget), "cells": cells}, quick)
 
 
 if __name__ == "__main__":

@@ -46,9 +46,16 @@ def interval(values: Sequence[float]) -> float:
 
 def rows(cell: Cell, arms: Sequence[str], text: Text, budget: Budget, known: Known) -> list[Row]:
     """Of the arms that are finished, the best loss first; gaps where their references are."""
-    finished = {arm: _row(cell, arm, text, budget, known) for arm in arms if not next_trials(cell, arm, text, budget, known)}
+    looked_at = {*arms, *(REFERENCES[ARMS[arm].inner] for arm in arms)}
+    finished = {
+        arm: _row(cell, arm, text, budget, known)
+        for arm in sorted(looked_at)
+        if not next_trials(cell, arm, text, budget, known)
+    }
     found = []
     for arm, row in finished.items():
+        if arm not in arms:
+            continue
         reference = finished.get(REFERENCES[ARMS[arm].inner])
         gap = row.loss / reference.loss - 1 if reference is not None else None
         losses = _losses_of_parts(cell, arm, text, budget, known) if reference is not None else []

@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.report import table
 from bench.study.analysis import Row, winner
-from bench.study.design import ARMS, CENTRE, Cell
+from bench.study.design import ARMS, CELLS, CENTRE, Cell
 
 __all__ = ["COLUMNS", "DEFAULT", "cells", "missed", "row_facts", "show"]
 
@@ -68,6 +68,6 @@ def missed(by_cell: Mapping[Cell, Sequence[Row]]) -> list[str]:
         sentences.append(f"{CENTRE.name}: {DEFAULT} is {centre.gap:.2%} over its reference, more than {GAP_BAR:.0%}")
     whole = [found for found in by_cell.values() if len(found) == len(ARMS)]
     won = sum(first is not None and first.arm == DEFAULT for first in map(winner, whole))
-    if 2 * won <= len(whole) or not whole:
-        sentences.append(f"{DEFAULT} is first in {won} of {len(whole)} finished cells, not in most")
+    if 2 * won <= len(CELLS):
+        sentences.append(f"{DEFAULT} is first in {won} of {len(CELLS)} cells, of which {len(whole)} are finished: not in most")
     return sentences

@@ -11,6 +11,7 @@ from bench.streaming import Streaming
 from bench.study.design import HALF, Trial
 from dilocox.node.training.data import Dataset
 from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.tensors import parameter_count
 
 __all__ = ["halves", "runner_of"]
@@ -21,8 +22,13 @@ POINTS = 12
 
 
 def halves(dataset: Dataset, size: int) -> tuple[Batch, Batch]:
-    """(tuning, test): the held-out samples lie in the order of the text, so at most one document is in both."""
+    """(tuning, test): the held-out samples lie in the order of the text, so at most one document is in both.
+
+    Raises ConfigError where the corpus has too little held-out text.
+    """
     inputs, targets = dataset.evaluation()
+    if len(inputs) < 2 * size:
+        raise ConfigError(f"the corpus holds out {len(inputs)} sequences, and the study takes {2 * size}: two sets of {size}")
     return (inputs[:size], targets[:size]), (inputs[-size:], targets[-size:])
 
 

@@ -91,7 +91,8 @@ def test_the_site_has_the_proportions_of_the_published_run():
 
 def test_draws_are_the_same_for_every_arm_and_momentum_comes_at_a_matched_rate():
     assert drawn(3) == drawn(3) != drawn(4)
-    assert {trial(arm).choice for arm in ARMS} == {drawn(0)}
+    asked = {arm: next_trials(CELL, arm, stdlib(), BUDGET, lambda trial: None) for arm in ARMS}
+    assert {tuple(each.choice for each in trials) for trials in asked.values()} == {tuple(map(drawn, range(BUDGET.trials)))}
     for momentum in (0.0, 0.8):
         outer = Choice(1e-3, 0.02, 1.2, momentum).settings()["outer"]
         assert outer["learning_rate"] / (1 - outer["momentum"]) == pytest.approx(1.2)
@@ -167,6 +168,8 @@ def test_gaps_are_to_the_reference_with_the_same_inner_optimizer():
     gaps = {row.arm: row.gap for row in of_cell}
     assert gaps[OURS] == pytest.approx(0.1, rel=0.01)
     assert gaps["adamw | int2 | none"] == pytest.approx(0.25, rel=0.01)
+    (alone,) = rows(CENTRE, [OURS], stdlib(), BUDGET, runs.known)
+    assert alone.gap == gaps[OURS], "the reference is looked at, too"
     assert (first := winner(of_cell)) is not None
     assert first.arm == OURS, "a reference wins nothing"
 
@@ -176,8 +179,10 @@ def test_bars(monkeypatch: pytest.MonkeyPatch, ours: float, rival: float, count:
     losses = {MUON: 1.0, DEFAULT: ours, "muon | int4 | none": rival}
     by_cell = {CENTRE: rows(CENTRE, list(losses), stdlib(), BUDGET, of_losses(losses).known)}
     assert len(missed({CENTRE: []})) == 2, "what is not known is not met"
-    assert any("0 of 0 finished" in sentence for sentence in missed(by_cell)), "nor is a cell of a few arms finished"
+    assert any("of which 0 are finished" in sentence for sentence in missed(by_cell)), "nor is a cell of a few arms finished"
     monkeypatch.setattr("bench.study.report.ARMS", dict.fromkeys(losses))
+    assert any("0 of 12 cells, of which 1" in each or "1 of 12 cells, of which 1" in each for each in missed(by_cell))
+    monkeypatch.setattr("bench.study.report.CELLS", [CENTRE])
     assert len(missed(by_cell)) == count
 
 

@@ -10,6 +10,7 @@ from bench import methods, tuning
 from bench.methods import METHODS, Scale
 from bench.texts import stdlib
 from dilocox.node.training.data import load_dataset
+from dilocox.protocol.errors import ConfigError
 
 SCALE = Scale("", 2, 625, 10, 0.08, None, stdlib())
 METHOD = {method.name: method for method in METHODS}
@@ -32,7 +33,8 @@ def test_every_row_tries_as_many_settings_in_the_run_that_it_is(method: methods.
     assert len({trial.key for trial in tried}) == len(tried) == 1 + tuning.DRAWS
     run = SCALE.manifest(method, tried[1].settings)
     for trial in tried:
-        assert trial.run.rounds.inner_steps * trial.run.rounds.count <= SCALE.steps
+        whole = trial.run.rounds.inner_steps * trial.run.rounds.count
+        assert SCALE.steps - trial.run.rounds.inner_steps < whole <= SCALE.steps
         assert (trial.run.compression, trial.run.training.total_steps) == (run.compression, SCALE.steps)
         assert trial.run.data.seed != run.data.seed
         assert trial.run.model.seed != run.model.seed
@@ -56,15 +58,19 @@ def test_a_rate_at_an_edge_is_moved_on(name: str, rates: int):
 def test_none_of_the_table_s_sequences_is_looked_at():
     run = SCALE.manifest(METHOD["DiLoCoX"])
     told, _ = load_dataset(run, SCALE.text.folder).evaluation()
-    looked_at, _ = tuning.aside(load_dataset(tuning.with_aside(run), SCALE.text.folder))
+    doubled = tuning.with_aside(run)
+    looked_at, _ = tuning.aside(doubled, load_dataset(doubled, SCALE.text.folder))
     assert len(looked_at) == len(told)
     assert not {tuple(row) for row in looked_at.tolist()} & {tuple(row) for row in told.tolist()}
+    more = tuning.merged(doubled, {"data": {"evaluation_sequences": 10**6}})
+    with pytest.raises(ConfigError, match="half of them are the table's"):
+        tuning.aside(more, load_dataset(more, SCALE.text.folder))
 
 
 def test_a_row_trains_with_what_was_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     best = {"training": {"learning_rate": 0.0071}, "outer": {"learning_rate": 0.6, "momentum": 0.4}}
     rows = {method.name: {"chosen": best} for method in METHODS if not method.like}
-    (tmp_path / f"{methods.TUNED}.json").write_text(json.dumps({"results": {"rows": rows}}))
+    (tmp_path / f"{methods.TUNED}.json").write_text(json.dumps({"results": {"scale": SCALE.tuned_for, "rows": rows}}))
     monkeypatch.setattr(methods, "RESULTS", tmp_path)
     for method in METHODS:
         run = SCALE.manifest(method)
@@ -73,3 +79,7 @@ def test_a_row_trains_with_what_was_best(tmp_path: Path, monkeypatch: pytest.Mon
     assert others.training.learning_rate != 0.0071
     assert others.training.muon_momentum == 0.9
     assert replace(SCALE, steps=700).manifest(METHOD["ours"]).training.learning_rate == 0.0071
+    for other in (replace(SCALE, clusters=3), replace(SCALE, line=1e6), replace(SCALE, step_seconds=0.1)):
+        assert other.manifest(METHOD["ours"]).training.learning_rate != 0.0071, "settings of another scale are none of this one"
+    unheard_of = replace(METHOD["OpenDiLoCo"], name="a new row")
+    assert SCALE.manifest(unheard_of).training.learning_rate == 0.003, "what won before, until it is tuned"
