@@ -15,7 +15,7 @@ from dilocox.protocol.arrays import GROUP
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import parameter_count, stage_tensors
 
-__all__ = ["DRAWN_SHARE", "METHODS", "TUNED", "Kind", "Method", "Scale", "expected_bytes", "toml", "won"]
+__all__ = ["DRAWN_SHARE", "METHOD", "METHODS", "TUNED", "Kind", "Method", "Scale", "expected_bytes", "toml", "won"]
 
 Kind = Literal["swarm", "allreduce", "cocktail"]
 
@@ -30,6 +30,8 @@ RANK_SHARE = 4
 """Of the width, the published rank: 2,048 of 8,192."""
 DRAWN_SHARE = 0.2
 """Of what CocktailSGD draws, that it sends: with a tenth drawn and Int4 its published 117 times less (ICML 2023)."""
+LEAST_WARMUPS = 10
+"""A preset's warm-up, which is made for long runs, takes no larger part of this one."""
 EVALUATIONS = 3
 """Of a swarm's run, at least."""
 
@@ -44,23 +46,31 @@ class Method:
     settings: Settings = field(default_factory=dict)
     like: str = ""
     """The row whose settings it takes; empty: it is tuned itself."""
+    timed_like: str = ""
+    """The row whose steps last as long; empty: it is timed itself."""
+    reference: str = "AllReduce"
+    """The row with the same inner optimizer that exchanges all in every step."""
+    inner_steps: int = PAPER_STEPS
+    """H."""
+    published: bool = True
+    """Else it trains on while its commit is late, and sends as many bytes for an inner step as DiLoCoX."""
 
     @property
     def tuned_as(self) -> str:
         return self.like or self.name
 
-    @property
-    def ours(self) -> bool:
-        return self.name == "ours"
-
-    @property
-    def inner_steps(self) -> int:
-        return OURS_STEPS if self.ours else PAPER_STEPS
-
 
 METHODS = (
     Method("AllReduce", "allreduce", "AllReduce", "torch DDP over gloo, gradients in 16 bits, AdamW"),
-    Method("AllReduce (Muon)", "allreduce", "AllReduce, Muon", "the same with Muon; timed as AllReduce", settings=OURS_INNER),
+    Method(
+        "AllReduce (Muon)",
+        "allreduce",
+        "AllReduce, Muon",
+        "the same with Muon; timed as AllReduce",
+        settings=OURS_INNER,
+        timed_like="AllReduce",
+        reference="AllReduce (Muon)",
+    ),
     Method(
         "CocktailSGD",
         "cocktail",
@@ -98,8 +108,12 @@ METHODS = (
         "ours",
         "Muon, sparse 2 bits as equal bytes allow, rebase with the whole lead, rounds of 156 steps",
         OURS,
+        reference="AllReduce (Muon)",
+        inner_steps=OURS_STEPS,
+        published=False,
     ),
 )
+METHOD = {method.name: method for method in METHODS}
 
 
 @dataclass(frozen=True)
@@ -145,7 +159,7 @@ class Scale:
             merged["training"] |= {
                 "batch_size": size.batch_size,
                 "microbatches": size.microbatches,
-                "warmup_steps": size.warmup_steps,
+                "warmup_steps": min(size.warmup_steps, self.steps // LEAST_WARMUPS),
             }
         merged["data"]["evaluation_sequences"] = 64
         merged["rounds"] |= self.rounds(method)
@@ -159,7 +173,7 @@ class Scale:
         count = max(1, self.steps // method.inner_steps)
         return {
             "inner_steps": method.inner_steps,
-            "max_inner_steps": (3 if method.ours else 1) * method.inner_steps,  # the published methods wait
+            "max_inner_steps": (1 if method.published else 3) * method.inner_steps,  # the published methods wait
             "count": 10 * count,  # it is stopped once its last loss is measured
             "evaluate_every": max(1, count // EVALUATIONS),
             "start_clusters": self.clusters,
@@ -173,7 +187,7 @@ class Scale:
     def compression(self, run: Manifest, method: Method) -> Compression:
         if run.compression.codec == "lowrank-int4":
             return Compression(rank=run.model.hidden_size // RANK_SHARE)
-        return of_equal_bytes(run, method.inner_steps) if method.ours else run.compression
+        return run.compression if method.published else of_equal_bytes(run, method.inner_steps)
 
 
 def expected_bytes(run: Manifest, compression: Compression) -> float:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.lines import Swarm, swarm, until
-from bench.methods import DRAWN_SHARE, METHODS, Method, Scale, toml
+from bench.methods import DRAWN_SHARE, METHOD, METHODS, Method, Scale, toml
 from bench.processes import started
 from bench.report import RESULTS, bench_parser, judge, machine, table, write
 from bench.texts import Text, text_of
@@ -189,8 +189,9 @@ def time_steps(scale: Scale, method: Method) -> tuple[list[float], float, float]
         run_file.write_text(toml(scale.manifest(method)).replace("{owner}", "00" * 32))
         arguments = [str(run_file), str(scale.text.folder), str(scale.step_seconds), share, str(scale.timed)]
         ranks = started(closing, "bench.reproducers", scale.clusters, network, Path(name), method.kind, *arguments)
-        for rank in ranks:
-            rank.said()
+        computing = max(rank.said()["computing"] for rank in ranks)
+        if computing > scale.step_seconds:
+            raise SystemExit(f"a step computes for {computing:.3g} s here: --step-seconds {computing * 1.5:.2g} or more")
         before = network.traffic(WAN)
         for rank in ranks:
             rank.tell(go=True)
@@ -255,7 +256,7 @@ def row_of(scale: Scale, method: Method, rows: dict[str, Found]) -> Found | None
     path = path_of(scale, method)
     if (found := kept(path)) is None:
         began = time.monotonic()
-        like = rows.get("AllReduce") if method.name == "AllReduce (Muon)" else None
+        like = rows.get(method.timed_like)
         found = train(scale, method) if method.kind == "swarm" else step_by_step(scale, method, like)
         KEPT.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(asdict(found)).encode())
@@ -265,13 +266,11 @@ def row_of(scale: Scale, method: Method, rows: dict[str, Found]) -> Found | None
 
 READINGS = ("DiLoCoX", "DiLoCoX (other restart)")
 """Of the published restart. Ours is held against the better one."""
-REFERENCES = {"ours": "AllReduce (Muon)"}
-"""AllReduce with the same inner optimizer; of all others AllReduce."""
 
 
 def gap(rows: dict[str, Found], name: str, steps: int) -> float | None:
     """Over AllReduce with the same inner optimizer, after equal tokens, as a share."""
-    reference = rows.get(REFERENCES.get(name, "AllReduce"))
+    reference = rows.get(METHOD[name].reference)
     return None if reference is None else rows[name].loss_at(steps, "steps") / reference.loss_at(steps, "steps") - 1
 
 
