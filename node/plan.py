@@ -151,8 +151,8 @@ def recommend(site: Site, method: Method) -> Overlap:
 
 
 GAPS: dict[str, dict[float, float]] = {
-    "int2": {0.016: 0.137},
-    "topk-int2": {0.016: 0.162},
+    "int2": {0.016: 0.137, 0.04: 0.108},
+    "topk-int2": {0.016: 0.162, 0.04: 0.086},
 }
 """By codec, then by bits for each parameter and inner step: how far a committed model ends above AllReduce's with the same inner
 optimizer, as a share of its loss, where the exchange is hidden (rebase, half the lead). Measured by `python -m bench.study` on a
