@@ -1,4 +1,4 @@
-"""One round's exchange of 25.8M parameters among four peers: ours, hivemind's averager and gloo's all-reduce, in the same run.
+"""One round's exchange of 26.0M parameters among four peers: ours, hivemind's averager and gloo's all-reduce, in the same run.
 
 Each peer is a process of one thread, in a network namespace (root; elsewhere on loopback, and no line is shaped); the time is from
 a common start until the last one is done. Ours is what the product does: encode, store, announce, fetch over TLS with credentials,
