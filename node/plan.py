@@ -156,9 +156,9 @@ GAPS: dict[str, dict[float, float]] = {
 }
 """By codec, then by bits for each parameter and inner step: how far a committed model ends above AllReduce's with the same inner
 optimizer, as a share of its loss, where the exchange is hidden (rebase, half the lead). Measured by `python -m bench.study` on a
-model of 0.23M parameters, 4 clusters and 1,200 steps, with Muon inside and Huffman coding; topk-int2 with k = 540 of 4,096, and other
-k are taken to cost as much at the same bits. Bits are a cell's limit, of which 94 to 98% were sent. It ranks codecs and says which way
-the loss goes, no more."""
+model of 0.23M parameters, 4 clusters and 1,200 steps, with Muon inside and Huffman coding; topk-int2 with k = 540 of 4,096, and
+other k are taken to cost as much at the same bits. Bits are a cell's limit, of which 94 to 98% were sent. It ranks codecs and says
+which way the loss goes, no more."""
 HORIZONS = tuple(sorted({round(10 * 1.25**power) for power in range(22)}))
 """H that are looked at: 10 to 1,084."""
 
