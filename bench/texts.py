@@ -32,9 +32,12 @@ class Text:
         return run.replace("[data]\n", f'[data]\nname = "{self.name}"\ndigest = "{self.digest}"\n')
 
 
-@cache
 def stdlib() -> Text:
-    folder = library(STDLIB)
+    return _built(library(STDLIB))
+
+
+@cache
+def _built(folder: Path) -> Text:
     digest, _ = build_stdlib(folder)
     return Text(STDLIB, folder, digest.hex())
 

@@ -12,8 +12,12 @@ from bench.texts import stdlib
 from dilocox.node.training.data import load_dataset
 from dilocox.protocol.errors import ConfigError
 
-SCALE = Scale("", 2, 625, 10, 0.08, None, stdlib())
 METHOD = {method.name: method for method in METHODS}
+
+
+@pytest.fixture
+def scale() -> Scale:
+    return Scale("", 2, 625, 10, 0.08, None, stdlib())
 
 
 def test_each_part_of_each_range_is_drawn_once():
@@ -28,24 +32,24 @@ def test_each_part_of_each_range_is_drawn_once():
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if not method.like], ids=lambda method: method.name)
-def test_every_row_tries_as_many_settings_in_the_run_that_it_is(method: methods.Method):
-    tried = tuning.trials(SCALE, method)
+def test_every_row_tries_as_many_settings_in_the_run_that_it_is(scale: Scale, method: methods.Method):
+    tried = tuning.trials(scale, method)
     assert len({trial.key for trial in tried}) == len(tried) == 1 + tuning.DRAWS
-    run = SCALE.manifest(method, tried[1].settings)
+    run = scale.manifest(method, tried[1].settings)
     for trial in tried:
         whole = trial.run.rounds.inner_steps * trial.run.rounds.count
-        assert SCALE.steps - trial.run.rounds.inner_steps < whole <= SCALE.steps
-        assert (trial.run.compression, trial.run.training.total_steps) == (run.compression, SCALE.steps)
+        assert scale.steps - trial.run.rounds.inner_steps < whole <= scale.steps
+        assert (trial.run.compression, trial.run.training.total_steps) == (run.compression, scale.steps)
         assert trial.run.data.seed != run.data.seed
         assert trial.run.model.seed != run.model.seed
 
 
 @pytest.mark.parametrize(("name", "rates"), [("DiLoCoX", 1), ("ours", 2)])
-def test_a_rate_at_an_edge_is_moved_on(name: str, rates: int):
+def test_a_rate_at_an_edge_is_moved_on(scale: Scale, name: str, rates: int):
     def beyond(*tried: tuple[float, float]) -> tuple[float, float] | None:
         """Of trials with these inner rates; the first is the best."""
         made = [{"training": {"learning_rate": inner, "muon_learning_rate": muon}} for inner, muon in tried]
-        trials = [tuning.trial(SCALE, METHOD[name], settings) for settings in made]
+        trials = [tuning.trial(scale, METHOD[name], settings) for settings in made]
         found = tuning.beyond(trials, trials[0])
         return None if found is None else (found["training"]["learning_rate"], found["training"]["muon_learning_rate"])
 
@@ -55,31 +59,31 @@ def test_a_rate_at_an_edge_is_moved_on(name: str, rates: int):
     assert inside == (None if rates == 1 else pytest.approx((0.003, 0.02828), abs=1e-4))
 
 
-def test_none_of_the_table_s_sequences_is_looked_at():
-    run = SCALE.manifest(METHOD["DiLoCoX"])
-    told, _ = load_dataset(run, SCALE.text.folder).evaluation()
+def test_none_of_the_table_s_sequences_is_looked_at(scale: Scale):
+    run = scale.manifest(METHOD["DiLoCoX"])
+    told, _ = load_dataset(run, scale.text.folder).evaluation()
     doubled = tuning.with_aside(run)
-    looked_at, _ = tuning.aside(doubled, load_dataset(doubled, SCALE.text.folder))
+    looked_at, _ = tuning.aside(doubled, load_dataset(doubled, scale.text.folder))
     assert len(looked_at) == len(told)
     assert not {tuple(row) for row in looked_at.tolist()} & {tuple(row) for row in told.tolist()}
     more = tuning.merged(doubled, {"data": {"evaluation_sequences": 10**6}})
     with pytest.raises(ConfigError, match="half of them are the table's"):
-        tuning.aside(more, load_dataset(more, SCALE.text.folder))
+        tuning.aside(more, load_dataset(more, scale.text.folder))
 
 
-def test_a_row_trains_with_what_was_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_row_trains_with_what_was_best(scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     best = {"training": {"learning_rate": 0.0071}, "outer": {"learning_rate": 0.6, "momentum": 0.4}}
     rows = {method.name: {"chosen": best} for method in METHODS if not method.like}
-    (tmp_path / f"{methods.TUNED}.json").write_text(json.dumps({"results": {"scale": SCALE.tuned_for, "rows": rows}}))
+    (tmp_path / f"{methods.TUNED}.json").write_text(json.dumps({"results": {"scale": scale.tuned_for, "rows": rows}}))
     monkeypatch.setattr(methods, "RESULTS", tmp_path)
     for method in METHODS:
-        run = SCALE.manifest(method)
+        run = scale.manifest(method)
         assert (run.training.learning_rate, run.outer.learning_rate, run.outer.momentum) == (0.0071, 0.6, 0.4)
-    others = SCALE.manifest(METHOD["ours"], {})
+    others = scale.manifest(METHOD["ours"], {})
     assert others.training.learning_rate != 0.0071
     assert others.training.muon_momentum == 0.9
-    assert replace(SCALE, steps=700).manifest(METHOD["ours"]).training.learning_rate == 0.0071
-    for other in (replace(SCALE, clusters=3), replace(SCALE, line=1e6), replace(SCALE, step_seconds=0.1)):
+    assert replace(scale, steps=700).manifest(METHOD["ours"]).training.learning_rate == 0.0071
+    for other in (replace(scale, clusters=3), replace(scale, line=1e6), replace(scale, step_seconds=0.1)):
         assert other.manifest(METHOD["ours"]).training.learning_rate != 0.0071, "settings of another scale are none of this one"
     unheard_of = replace(METHOD["OpenDiLoCo"], name="a new row")
-    assert SCALE.manifest(unheard_of).training.learning_rate == 0.003, "what won before, until it is tuned"
+    assert scale.manifest(unheard_of).training.learning_rate == 0.003, "what won before, until it is tuned"
