@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.arms import ARMS
-from bench.lab import Lab, process_group_of_one
+from bench.lab import Lab
 from bench.streaming import Streaming, fragment_of, turns
 from dilocox.node.clock import Line, Method, Site, Step, exchange_seconds
 from dilocox.protocol.manifest import Manifest
@@ -35,9 +35,7 @@ def site_of(run: Manifest, exchange: float) -> Site:
     return Site(one.parameters, one.step, 1.0, 2, Line.both_ways(exchange_seconds(one, Method("", size, H, H)) / exchange))
 
 
-@pytest.fixture(autouse=True)
-def _alone() -> None:
-    process_group_of_one()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.mark.parametrize("fragments", [1, 2, 4])
