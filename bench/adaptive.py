@@ -14,9 +14,9 @@ from typing import Any
 from bench.arms import ARMS, CLUSTERS, Settings
 from bench.lab import Lab, process_group_of_one
 from bench.report import bench_parser, judge, table, write
-from dilocox.node.clock import layouts_of, payload_bytes
+from dilocox.node.clock import model_payload_bytes
 from dilocox.protocol.manifest import Compression, Manifest
-from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.protocol.tensors import parameter_count
 
 __all__ = ["ADVISED", "COLUMNS", "Outcome", "cells", "main", "missed"]
 
@@ -89,12 +89,11 @@ def outcome(settings: Settings, steps: int, seeds: int) -> Outcome:
 def fixed_like(settings: Settings, bits: float, steps: int) -> Settings:
     """The fixed rank or k that sends about so many bits for a parameter and inner step, at the H with which the rule began."""
     run = manifest(settings, steps, 0)
-    shapes = [[spec.shape for spec in stage_tensors(run.model, stage)] for stage in range(run.model.stages)]
     name, most = ("rank", 96) if run.compression.codec == "lowrank-int4" else ("k", 2048)
     plain = {key: settings["compression"][key] for key in ("codec", "entropy_coding") if key in settings["compression"]}
 
     def off(keep: int) -> float:
-        size = payload_bytes(layouts_of(shapes, Compression.model_validate({**plain, name: keep})))
+        size = model_payload_bytes(run.model, Compression.model_validate({**plain, name: keep}))
         return abs(8 * size / parameter_count(run.model) / run.rounds.inner_steps - bits)
 
     return {"compression": {**plain, name: min(range(1, most + 1), key=off)}}

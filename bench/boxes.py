@@ -16,12 +16,12 @@ from typing import Any
 
 from bench.report import bench_parser, judge, machine, table, write
 from bench.texts import stdlib
-from dilocox.node.clock import layouts_of, payload_bytes
+from dilocox.node.clock import model_payload_bytes
 from dilocox.node.namespaces import Traffic, lacking
 from dilocox.node.plan import inside
 from dilocox.node.testnet import LAN, WAN, Lines, Testnet
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.protocol.tensors import parameter_count
 from dilocox.transport.data_directory import load_identity
 
 __all__ = ["Line", "main", "missed"]
@@ -181,8 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         key, rounds = (folder / "run.key").read_bytes(), QUICK_ROUNDS if options.quick else ROUNDS
         found = [measure(folder / f"b{boxes}", text, key, boxes, rounds) for boxes in BOXES]
     run = Manifest.from_toml(text)
-    stages = [[spec.shape for spec in stage_tensors(run.model, stage)] for stage in range(STAGES)]
-    payload = payload_bytes(layouts_of(stages, run.compression)) * (CLUSTERS - 1)
+    payload = model_payload_bytes(run.model, run.compression) * (CLUSTERS - 1)
     lines, uncounted = [line for each in found for line in each.lines], sum(each.uncounted for each in found)
     whole, facts = alone(lines), machine()
     print(

@@ -17,10 +17,19 @@ from typing import Any
 from bench.lines import swarm
 from bench.report import bench_parser, judge, machine, table, write
 from bench.texts import stdlib
-from dilocox.node.clock import Estimate, Line, Method, Overlap, Site, Step, estimate, layouts_of, payload_bytes
+from dilocox.node.clock import (
+    Estimate,
+    Line,
+    Method,
+    Overlap,
+    Site,
+    Step,
+    estimate,
+    model_payload_bytes,
+)
 from dilocox.node.namespaces import lacking
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.protocol.tensors import parameter_count
 
 __all__ = ["Cell", "main", "missed"]
 
@@ -142,8 +151,7 @@ def measured(folder: Path, kind: Kind, lines: Sequence[float | None], rounds: in
 
 
 def cell_of(run: Manifest, kind: Kind, line: float | None, seconds: Sequence[float]) -> Cell:
-    stages = [[spec.shape for spec in stage_tensors(run.model, stage)] for stage in range(run.model.stages)]
-    size, median = payload_bytes(layouts_of(stages, run.compression)), statistics.median(seconds)
+    size, median = model_payload_bytes(run.model, run.compression), statistics.median(seconds)
     return Cell(kind.clusters, kind.overlap, parameter_count(run.model), size, line, median, seconds)
 
 

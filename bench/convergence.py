@@ -21,7 +21,7 @@ from typing import Any
 from bench.arms import ARMS, CLUSTERS, HORIZON, RANK, Arm, Lengths, Settings
 from bench.report import RESULTS, bench_parser, table, write
 from bench.texts import Text, text_of
-from dilocox.node.clock import Estimate, Line, Method, Site, Step, estimate, layouts_of, payload_bytes
+from dilocox.node.clock import Estimate, Line, Method, Site, Step, estimate, layouts_of, model_payload_bytes
 from dilocox.node.plan import PAPER_RATIO, like_the_paper
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Compression, Manifest
@@ -86,7 +86,7 @@ def shapes_of(run: Manifest) -> list[list[tuple[int, ...]]]:
 
 def expected(run: Manifest, ratio: float) -> Estimate:
     """What the clock says of an arm's rounds."""
-    size, rounds = payload_bytes(layouts_of(shapes_of(run), run.compression)), run.rounds
+    size, rounds = model_payload_bytes(run.model, run.compression), run.rounds
     return estimate(site_of(run, ratio), Method("", size, rounds.inner_steps, rounds.max_inner_steps, rounds.overlap))
 
 

@@ -16,11 +16,10 @@ from pathlib import Path
 
 from bench.report import bench_parser, judge, load_preset, table, write
 from dilocox.cli.init import preset_names
-from dilocox.node.clock import layouts_of, payload_bytes
+from dilocox.node.clock import model_payload_bytes
 from dilocox.protocol import limits, shares
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.shares import Code
-from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.shares import code_root, make_share
@@ -116,9 +115,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _round(manifest: Manifest, speeds: dict[str, float]) -> tuple[float, float]:
     """MB of payloads in a round that counts as many as begin a run, and the seconds of a core that a node codes them in."""
-    model = manifest.model
-    shapes = [[spec.shape for spec in stage_tensors(model, stage)] for stage in range(model.stages)]
-    megabytes = manifest.start_clusters * payload_bytes(layouts_of(shapes, manifest.compression)) / 1e6
+    megabytes = manifest.start_clusters * model_payload_bytes(manifest.model, manifest.compression) / 1e6
     return megabytes, megabytes / speeds["check"] + megabytes / speeds["make"]
 
 

@@ -11,11 +11,21 @@ from dilocox.cli.common import JsonOption, console, fail, print_json, print_tabl
 from dilocox.cli.exits import Exit
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node import plan as model
-from dilocox.node.clock import HEADERS, SEVERAL_FILL, Estimate, Line, Method, Site, estimate, layouts_of, payload_bytes, ring
+from dilocox.node.clock import (
+    HEADERS,
+    SEVERAL_FILL,
+    Estimate,
+    Line,
+    Method,
+    Site,
+    estimate,
+    model_payload_bytes,
+    ring,
+)
 from dilocox.node.plan import Inside
 from dilocox.node.tiling import several
 from dilocox.protocol.manifest import Compression, Manifest
-from dilocox.protocol.tensors import stage_tensors, trained_count
+from dilocox.protocol.tensors import trained_count
 from dilocox.transport.rates import bits_per_second
 
 __all__ = ["plan"]
@@ -148,8 +158,7 @@ def _codecs(manifest: Manifest) -> list[tuple[str, str, float]]:
     choices += [("int4", Compression(codec="int4", entropy_coding=True)), ("int2", Compression(codec="int2"))]
     shares = sorted({*SPARSE_SHARES, manifest.compression.k or SPARSE_SHARES[0]})
     choices += [(f"topk-int2 {k}", Compression(codec="topk-int2", k=k, entropy_coding=True)) for k in shares]
-    shapes = [[spec.shape for spec in stage_tensors(manifest.model, stage)] for stage in range(manifest.model.stages)]
-    return [(name, compression.codec, payload_bytes(layouts_of(shapes, compression))) for name, compression in choices]
+    return [(name, compression.codec, model_payload_bytes(manifest.model, compression)) for name, compression in choices]
 
 
 def _methods(

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from dilocox.node.boxes.link import address_on, exposed
-from dilocox.node.clock import layouts_of, payload_bytes
+from dilocox.node.clock import model_payload_bytes
 from dilocox.node.data.check import check_corpus, check_whole, must_bring_own
 from dilocox.node.employed import has_trained
 from dilocox.node.machine import Machine, this_machine
@@ -22,7 +22,7 @@ from dilocox.protocol import auditing
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Finding, Level
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import imported_bytes, stage_tensors, state_bytes
+from dilocox.protocol.tensors import imported_bytes, state_bytes
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import last_built
@@ -193,8 +193,7 @@ def held_bytes(manifest: Manifest, clusters: int) -> int:
     """That who keeps for others fills at most, beside data and chain: the same without boundaries and phases."""
     model, stages = manifest.model, range(manifest.model.stages)
     states = (SNAPSHOTS_KEPT + RECENT_STATES + 1) * sum(state_bytes(model, stage) for stage in stages)
-    shapes = [[spec.shape for spec in stage_tensors(model, stage)] for stage in stages]
-    payload = payload_bytes(layouts_of(shapes, manifest.compression))
+    payload = model_payload_bytes(model, manifest.compression)
     rounds = (SNAPSHOTS_KEPT + 1) * manifest.rounds.snapshot_every
     frozen = sum(max(imported_bytes(model, stage)) for stage in stages) if model.lora is not None else 0
     return int(states + frozen + clusters * rounds * payload)

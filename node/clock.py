@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dilocox.protocol.manifest import Compression
+from dilocox.protocol.manifest import Compression, Model
 from dilocox.protocol.payload import Form, StageLayout, stage_layout
+from dilocox.protocol.tensors import stage_tensors
 
 __all__ = [
     "HEADERS",
@@ -36,6 +37,7 @@ __all__ = [
     "estimate",
     "exchange_seconds",
     "layouts_of",
+    "model_payload_bytes",
     "payload_bytes",
     "ring",
     "round_of",
@@ -225,6 +227,12 @@ class Timeline:
 
 
 # Bytes of a codec
+
+
+def model_payload_bytes(model: Model, compression: Compression) -> float:
+    """`payload_bytes` of all of a model's stages."""
+    shapes = [[spec.shape for spec in stage_tensors(model, stage)] for stage in range(model.stages)]
+    return payload_bytes(layouts_of(shapes, compression))
 
 
 def payload_bytes(layouts: Sequence[StageLayout]) -> float:
