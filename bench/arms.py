@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from bench.report import load_preset
 from bench.texts import Text, stdlib
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.manifest import Compression, Manifest, Model
 
-__all__ = ["ARMS", "CLUSTERS", "HORIZON", "RANK", "Arm", "Lengths"]
+__all__ = ["ARMS", "CLUSTERS", "HORIZON", "RANK", "Arm", "Lengths", "Settings", "published_compression"]
 
 CLUSTERS = 4
 HORIZON = 20
@@ -19,6 +19,14 @@ RANK = 16
 """Of DiLoCoX as published: with Int4 it sets the bytes that the others may use."""
 
 Settings = Mapping[str, Mapping[str, Any]]
+
+PUBLISHED_RANK_SHARE = 4
+"""Of the width, the published rank: 2,048 of 8,192."""
+
+
+def published_compression(model: Model) -> Compression:
+    """DiLoCoX's, of a model of any width."""
+    return Compression(rank=model.hidden_size // PUBLISHED_RANK_SHARE)
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,14 @@ PATIENCE_SECONDS = 1800.0
 
 
 def until(condition: Callable[[], T | None], progress: Callable[[], Any] = lambda: None) -> T:
-    """What it gives, as soon as that is something. `progress`: the wait begins anew whenever that changes."""
+    """What it gives, as soon as that is something. `progress`: looked at when patience ends, which begins anew where that has
+    changed."""
     seen, deadline = progress(), time.monotonic() + PATIENCE_SECONDS
     while not (value := condition()):
-        if (now := progress()) != seen:
-            seen, deadline = now, time.monotonic() + PATIENCE_SECONDS
         if time.monotonic() > deadline:
-            raise SystemExit(f"the swarm did not get there in {PATIENCE_SECONDS:.0f} s")
+            if (now := progress()) == seen:
+                raise SystemExit(f"the swarm stood still for {PATIENCE_SECONDS:.0f} s")
+            seen, deadline = now, time.monotonic() + PATIENCE_SECONDS
         time.sleep(POLL_SECONDS)
     return value
 

@@ -6,28 +6,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.arms import ARMS, Settings
+from bench.arms import ARMS, Settings, published_compression
 from bench.report import RESULTS, load_preset
 from bench.texts import Text
-from dilocox.node.clock import Line, Site, Step, layouts_of, payload_bytes, ring
+from dilocox.node.clock import Line, Site, Step, model_payload_bytes, ring
 from dilocox.node.plan import PAPER, PAPER_STEPS
 from dilocox.protocol.arrays import GROUP
 from dilocox.protocol.manifest import Compression, Manifest
-from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.protocol.tensors import parameter_count
 
-__all__ = ["DRAWN_SHARE", "METHOD", "METHODS", "TUNED", "Kind", "Method", "Scale", "expected_bytes", "toml", "won"]
+__all__ = ["DRAWN_SHARE", "METHOD", "METHODS", "TUNED", "TUNED_OTHER", "Kind", "Method", "Scale", "toml", "won"]
 
 Kind = Literal["swarm", "allreduce", "cocktail"]
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
-TUNED = "reproduce-settings"
+TUNED, TUNED_OTHER = "reproduce-settings", "reproduce-settings-other"
+"""Files of settings: of the page's scale, and of the last other one."""
 OURS_STEPS = 156
 """H of ours, four rounds in the run: more bytes in each, as many in all, and less often what each costs whatever its bytes."""
 OURS_INNER: Settings = {"training": {"muon_momentum": 0.9}}
 OURS: Settings = {**OURS_INNER, "rounds": {"lead_weight": 1.0}}
 """Chosen, with OURS_STEPS, by some ten runs of the arithmetic (the table's seed and losses) before rows were tuned alike."""
-RANK_SHARE = 4
-"""Of the width, the published rank: 2,048 of 8,192."""
 DRAWN_SHARE = 0.2
 """Of what CocktailSGD draws, that it sends: with a tenth drawn and Int4 its published 117 times less (ICML 2023)."""
 LEAST_WARMUPS = 10
@@ -186,21 +185,19 @@ class Scale:
 
     def compression(self, run: Manifest, method: Method) -> Compression:
         if run.compression.codec == "lowrank-int4":
-            return Compression(rank=run.model.hidden_size // RANK_SHARE)
+            return published_compression(run.model)
         return run.compression if method.published else of_equal_bytes(run, method.inner_steps)
-
-
-def expected_bytes(run: Manifest, compression: Compression) -> float:
-    shapes = [[spec.shape for spec in stage_tensors(run.model, stage)] for stage in range(run.model.stages)]
-    return payload_bytes(layouts_of(shapes, compression))
 
 
 def of_equal_bytes(run: Manifest, inner_steps: int) -> Compression:
     """Sparse payloads with as many values as make DiLoCoX's bytes per inner step."""
-    budget = expected_bytes(run, Compression(rank=run.model.hidden_size // RANK_SHARE)) * inner_steps / PAPER_STEPS
-    sparse = run.compression
-    fitting = bisect_right(range(1, GROUP), budget, key=lambda k: expected_bytes(run, sparse.model_copy(update={"k": k})))
-    return sparse.model_copy(update={"k": max(1, fitting)})
+    budget = model_payload_bytes(run.model, published_compression(run.model)) * inner_steps / PAPER_STEPS
+
+    def keeping(k: int) -> Compression:
+        return run.compression.model_copy(update={"k": k})
+
+    fitting = bisect_right(range(1, GROUP), budget, key=lambda k: model_payload_bytes(run.model, keeping(k)))
+    return keeping(max(1, fitting))
 
 
 def won(arm: str) -> Settings:
@@ -211,8 +208,8 @@ def won(arm: str) -> Settings:
 
 def chosen(scale: Scale, method: Method) -> Settings:
     """The best of what `--tune` tried at such a scale; nothing where it has not looked yet."""
-    for folder in (RESULTS, FOLDER):
-        if (path := folder / f"{TUNED}.json").exists():
+    for path in (RESULTS / f"{TUNED}.json", RESULTS / f"{TUNED_OTHER}.json", FOLDER / f"{TUNED}.json"):
+        if path.exists():
             found = json.loads(path.read_text())["results"]
             if found["scale"] == scale.tuned_for:
                 best: Settings = found["rows"].get(method.tuned_as, {}).get("chosen", {})

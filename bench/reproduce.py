@@ -235,7 +235,7 @@ def step_by_step(scale: Scale, method: Method, like: Found | None) -> Found:
 
 def path_of(scale: Scale, method: Method) -> Path:
     said = asdict(replace(scale, text=Text(scale.text.name, Path(), scale.text.digest)))
-    rule = (FILLING, STEADY, "steps") if method.kind == "swarm" else ()
+    rule = (FILLING, STEADY, "steps") if method.kind == "swarm" else (CURVE,)
     facts = [said, str(said["text"]), method.name, method.kind, DRAWN_SHARE, *rule, machine(), lacking()]
     key = json.dumps(facts, default=str).encode() + scale.manifest(method).canonical_bytes()
     return KEPT / f"{sha256(key).hex()[:24]}.json"
@@ -363,8 +363,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.tune and options.quick:
         parser.error("--tune and --quick: settings of short runs would be none of the table's")
-    if options.tune and options.rows:
-        parser.error("--tune and --rows: all rows are tuned alike")
+    if options.tune and (options.rows or options.steps):
+        parser.error("--tune with --rows or --steps: all rows are tuned alike, and at the table's length")
     if options.clusters < 2 or options.step_seconds <= 0 or (options.steps is not None and options.steps < LEAST_STEPS):
         parser.error(f"--clusters 2 at least, --step-seconds above 0, --steps {LEAST_STEPS} at least: two rounds of every row")
     named = set(options.rows.split(",")) if options.rows else {method.name for method in METHODS}
@@ -406,7 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text_of(options.data),
     )
     if options.tune:
-        tune(scale)
+        tune(scale, options.whole)
     methods = [method for method in METHODS if method.name in options.rows]
     line, parameters = scale.bits_per_second(), parameter_count(scale.model.model)
     print(f"{scale.clusters} clusters of {parameters:,} parameters on lines of {line / 1e3:,.0f} kbit/s", flush=True)

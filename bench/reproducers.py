@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.baselines import CocktailSGD, decoded_message, encoded_message
-from dilocox.node.outer import codec
+from bench.baselines import CocktailSGD, decoded_message
 from dilocox.node.training.data import load_dataset
 from dilocox.node.training.inner import InnerOptimizer
 from dilocox.node.training.model import Chain, build_chain, initial_values
@@ -107,10 +106,8 @@ class Cocktail:
         self._feedback += flat
         drawn = torch.randperm(self._size, generator=self._generator)[: int(self._size * CocktailSGD.DRAWN)].sort().values
         candidates = self._feedback[drawn]
-        chosen = candidates.abs().topk(int(len(candidates) * self._share)).indices.sort().values
-        values = codec.quantize(candidates[chosen][None])
-        self._feedback[drawn[chosen]] -= torch.from_numpy(values.values()[0]).float()
-        message = encoded_message(chosen.numpy(), values)
+        chosen, decoded, message = CocktailSGD.message(candidates, self._share)
+        self._feedback[drawn[chosen]] -= decoded
         if self._flying is not None:
             self._apply(self._flying.result())
         self._flying = self._sender.submit(self._gather, message, drawn)

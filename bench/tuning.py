@@ -2,8 +2,9 @@
 
 What a row is (its H, lead and codec) is not tuned here: bench/methods.py says how ours came to them.
 
-settings   what won the row's sweep of bench.convergence, and draws from ranges that are the same for all rows
-measured   the loss at a run's end, of another seed than the table's and of held-out sequences that are none of the table's
+    settings   what won the row's sweep of bench.convergence, draws that are the same for all rows, and further ones while an inner
+               rate of the best is the largest or the smallest that was tried
+    measured   the loss at a run's end, of another seed than the table's and of held-out sequences that are none of the table's
 """
 
 import json
@@ -19,8 +20,11 @@ from torch import Tensor
 from bench.arms import Settings
 from bench.baselines import AllReduce, CocktailSGD
 from bench.lab import Lab, process_group_of_one
-from bench.methods import DRAWN_SHARE, METHODS, TUNED, Kind, Method, Scale, won
+from bench.methods import DRAWN_SHARE, METHODS, TUNED, TUNED_OTHER, Kind, Method, Scale, won
 from bench.report import RESULTS, write
+from bench.study.design import MOMENTA
+from bench.study.design import RANGES as STUDIED
+from bench.study.search import moved_on
 from dilocox.node.clock import Line, Site, Step
 from dilocox.node.training.data import Dataset
 from dilocox.protocol.crypto import sha256
@@ -34,14 +38,14 @@ __all__ = ["DRAWS", "RANGES", "SEED", "Trial", "aside", "beyond", "drawn", "merg
 KEPT = RESULTS / "reproduce" / "tuning"
 
 FIXED_SECONDS = 1.5
-"""Of a round, whatever its bytes: about what swarms here take, by which commits come while rows are tuned."""
+"""Of a round, whatever its bytes, by which commits come while rows are tuned: what swarms of these rows took beyond their bytes on
+this line, about. What is reported is measured on swarms."""
 DRAWS = 4
-EDGE, FURTHER = math.sqrt(2), 4
-"""By how much an inner rate is moved on while the best is at an edge of what was tried, and how often at most."""
+FURTHER = 4
+"""How often an inner rate is moved on, at most, while the best is at an edge of what was tried."""
 SEED = 1
-RANGES = ((1.5e-3, 1.2e-2), (0.01, 0.06), (0.4, 2.0))
-"""Of AdamW's rate, Muon's, and the outer rate / (1 - momentum): drawn evenly in the logarithm."""
-MOMENTA = (0.0, 0.0, 0.4, 0.8)
+RANGES = (*STUDIED[:2], (0.4, 2.0))
+"""The study's, but for the outer rate / (1 - momentum): DiLoCoX as published has won sweeps at 0.5, below the study's."""
 
 
 def drawn() -> list[Settings]:
@@ -157,15 +161,15 @@ def beyond(tried: Sequence[Trial], best: Trial) -> Settings | None:
     """The best settings with the first inner rate moved on that is the largest or the smallest of those that were tried."""
     training = best.run.training
     for key in ("learning_rate", "muon_learning_rate")[: 1 + (training.optimizer == "muon")]:
-        values, value = [getattr(each.run.training, key) for each in tried], getattr(training, key)
-        if value in (max(values), min(values)):
-            moved = round(value * (EDGE if value == max(values) else 1 / EDGE), 5)
-            return {**best.settings, "training": {**best.settings["training"], key: moved}}
+        moved = moved_on([getattr(each.run.training, key) for each in tried], getattr(training, key))
+        if moved is not None:
+            return {**best.settings, "training": {**best.settings["training"], key: round(moved, 5)}}
     return None
 
 
-def tune(scale: Scale) -> None:
-    """Try as many settings for every row, and further ones while the best lies at an edge; keep the best of each."""
+def tune(scale: Scale, whole: bool) -> None:
+    """Try as many settings for every row, and further ones while the best lies at an edge; keep the best of each. `whole`: at the
+    page's scale."""
     methods = {method.name: method for method in METHODS if not method.like}
     rows = {name: trials(scale, method) for name, method in methods.items()}
     losses: dict[str, float] = {}
@@ -188,7 +192,7 @@ def tune(scale: Scale) -> None:
         }
         for name, of_row in rows.items()
     }
-    print(f"wrote {write(TUNED, {'scale': scale.tuned_for, 'rows': kept})}")
+    print(f"wrote {write(TUNED if whole else TUNED_OTHER, {'scale': scale.tuned_for, 'rows': kept})}")
 
 
 def best_of(tried: Sequence[Trial], losses: Mapping[str, float]) -> Trial:

@@ -20,19 +20,29 @@ The two sets are the halves of the corpus' held-out documents.
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from bench.arms import published_compression
 from bench.baselines import CocktailSGD
 from bench.report import load_preset
 from bench.texts import Text
-from dilocox.node.clock import Estimate, Line, Method, Round, Site, Step, estimate, layouts_of, payload_bytes
+from dilocox.node.clock import (
+    Estimate,
+    Line,
+    Method,
+    Round,
+    Site,
+    Step,
+    estimate,
+    model_payload_bytes,
+)
 from dilocox.node.plan import like_the_paper
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Compression, Manifest
-from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.protocol.tensors import parameter_count
 
 __all__ = [
     "ARMS",
@@ -62,10 +72,6 @@ MOST_PHASES = 4
 WARMUP = 0.05
 """Of a run's steps."""
 SEQUENCE, BATCH = 64, 8
-PUBLISHED_RANK_SHARE = 4
-"""Of the width, the published rank: 2,048 of 8,192."""
-EDGE = math.sqrt(2)
-"""By which a reference's best rate is moved on while it is the largest or smallest that was tried."""
 
 RANGES = ((1.5e-3, 1.2e-2), (0.01, 0.06), (0.7, 2.0))
 """Of AdamW's rate, Muon's, and the outer steady rate: drawn evenly in the logarithm."""
@@ -294,13 +300,13 @@ class Trial:
         """The published run's proportions at the cell's bytes: DiLoCoX's payload, every so many steps that it costs as many bits as
         a step may, takes two thirds of its round, of which what every round costs whatever its bytes is nearly half."""
         run, clusters = self.base, self.cell.clusters
-        size = expected_bytes(run, self.published)
+        size = model_payload_bytes(run.model, self.published)
         one = Site(parameter_count(run.model), Step(1.0), clusters * run.tokens_per_step, clusters, Line.both_ways(1.0))
         return like_the_paper(one, size, self.inner_steps(self.published))
 
     @property
     def published(self) -> Compression:
-        return Compression(rank=self.base.model.hidden_size // PUBLISHED_RANK_SHARE)
+        return published_compression(self.base.model)
 
     @property
     def compression(self) -> Compression:
@@ -310,13 +316,14 @@ class Trial:
 
     def inner_steps(self, compression: Compression) -> int:
         """H with which a codec's payloads cost as many bits for each step as the cell allows; at most half of the run's steps."""
-        bits = 8 * expected_bytes(self.base, compression) / parameter_count(self.base.model)
+        bits = 8 * model_payload_bytes(self.base.model, compression) / parameter_count(self.base.model)
         return min(max(1, math.ceil(bits / self.cell.bits)), self.cell.steps // 2)
 
     @cached_property
     def clock(self) -> Estimate:
         """Of an arm that has rounds: of one exchange, which moves a fragment where there are such."""
-        size, h = expected_bytes(self.base, self.compression) / self.definition.fragments, self.inner_steps(self.compression)
+        size = model_payload_bytes(self.base.model, self.compression) / self.definition.fragments
+        h = self.inner_steps(self.compression)
         overlap = OVERLAPS[self.definition.overlap]["overlap"]
         return estimate(self.site, Method(self.arm, size, h, MOST_PHASES * h, overlap))
 
@@ -377,10 +384,3 @@ class Trial:
             "text": self.text.name,
             **({"part": self.part} if self.part else {}),
         }
-
-
-def expected_bytes(run: Manifest, compression: Compression) -> float:
-    shapes: Sequence[Sequence[Sequence[int]]] = [
-        [spec.shape for spec in stage_tensors(run.model, stage)] for stage in range(run.model.stages)
-    ]
-    return payload_bytes(layouts_of(shapes, compression))

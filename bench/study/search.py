@@ -1,14 +1,17 @@
 """How an arm is tuned in a cell, from what was run so far: which trials come next. Nothing is run here."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.study.design import ARMS, EDGE, PARTS, SEEDS, TRIALS, Cell, Choice, Inner, Part, Trial, drawn
+from bench.study.design import ARMS, PARTS, SEEDS, TRIALS, Cell, Choice, Inner, Part, Trial, drawn
 from bench.study.trial import Found
 from bench.texts import Text
 
-__all__ = ["MOST_EDGES", "Budget", "Tuned", "finals", "next_parts", "next_trials", "tuned"]
+__all__ = ["MOST_EDGES", "Budget", "Tuned", "finals", "moved_on", "next_parts", "next_trials", "tuned"]
 
+EDGE = math.sqrt(2)
+"""By which a best rate is moved on while it is the largest or smallest that was tried."""
 MOST_EDGES = 8
 """Further draws of a reference, at most."""
 MUON_RATES = ("learning_rate", "muon_learning_rate")
@@ -99,7 +102,13 @@ def _beyond(arm: str, tried: Sequence[Choice], best: Choice) -> Choice | None:
     """With the first rate moved on that is the largest or smallest that was tried."""
     for rate in RATES[ARMS[arm].inner]:
         values = [getattr(choice, rate) for choice in tried]
-        value = getattr(best, rate)
-        if value in (max(values), min(values)):
-            return replace(best, **{rate: value * (EDGE if value == max(values) else 1 / EDGE)})
+        if (moved := moved_on(values, getattr(best, rate))) is not None:
+            return replace(best, **{rate: moved})
     return None
+
+
+def moved_on(tried: Sequence[float], best: float) -> float | None:
+    """A rate to be tried beyond the best, where that is the largest or the smallest that was tried."""
+    if best not in (max(tried), min(tried)):
+        return None
+    return best * (EDGE if best == max(tried) else 1 / EDGE)

@@ -12,16 +12,15 @@ from bench import reproduce
 from bench.baselines import decoded_message, encoded_message
 from bench.exchange import Row
 from bench.exchange import missed as exchange_missed
-from bench.methods import METHODS, Method, Scale, expected_bytes, toml
+from bench.methods import METHOD, METHODS, Method, Scale, toml
 from bench.reproduce import Found, Point
 from bench.texts import Text
-from dilocox.node.clock import Line, Site, Step, ring
+from dilocox.node.clock import Line, Site, Step, model_payload_bytes, ring
 from dilocox.node.outer import codec
 from dilocox.node.plan import PAPER
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
 
-METHOD = {method.name: method for method in METHODS}
 SCALE = Scale("", 2, 750, 10, 0.08, None, Text("x", Path(), "00" * 32))
 FOUND = Found(100.0, 1.0, 1.0, [Point(0, 0.0, 5.0), Point(100, 10.0, 3.0), Point(200, 30.0, 2.0)])
 
@@ -42,7 +41,7 @@ def test_every_row_has_a_run_file_that_says_what_its_manifest_says(method: Metho
 
 def test_ours_sends_no_more_than_the_published_payload_for_each_step():
     runs = {name: SCALE.manifest(METHOD[name]) for name in ("ours", "DiLoCoX")}
-    sent = {name: expected_bytes(run, run.compression) / run.rounds.inner_steps for name, run in runs.items()}
+    sent = {name: model_payload_bytes(run.model, run.compression) / run.rounds.inner_steps for name, run in runs.items()}
     assert 0.98 * sent["DiLoCoX"] < sent["ours"] <= sent["DiLoCoX"]
 
 

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench import methods, tuning
-from bench.methods import METHODS, Scale
+from bench.methods import METHOD, METHODS, Scale
 from bench.texts import stdlib
 from dilocox.node.training.data import load_dataset
 from dilocox.protocol.errors import ConfigError
-
-METHOD = {method.name: method for method in METHODS}
 
 
 @pytest.fixture
