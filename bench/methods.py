@@ -15,7 +15,7 @@ from dilocox.protocol.arrays import GROUP
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import parameter_count
 
-__all__ = ["DRAWN_SHARE", "METHOD", "METHODS", "TUNED", "TUNED_OTHER", "Kind", "Method", "Scale", "toml", "won"]
+__all__ = ["DRAWN_SHARE", "METHOD", "METHODS", "TUNED", "TUNED_OTHER", "Kind", "Method", "Scale", "chosen", "toml", "won"]
 
 Kind = Literal["swarm", "allreduce", "cocktail"]
 

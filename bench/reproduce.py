@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.lines import Swarm, swarm, until
-from bench.methods import DRAWN_SHARE, METHOD, METHODS, Method, Scale, toml
+from bench.methods import DRAWN_SHARE, METHOD, METHODS, Method, Scale, chosen, toml
 from bench.processes import started
 from bench.report import RESULTS, bench_parser, judge, machine, table, write
 from bench.texts import Text, text_of
@@ -376,6 +376,13 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def without_settings(scale: Scale, methods: Sequence[Method]) -> list[str]:
+    """A sentence, where rows were not tuned at such a scale: another Python's standard library is another text."""
+    names = [method.name for method in methods if not chosen(scale, method)]
+    told = "not tuned for this text and these lines, and with what won bench.convergence (--tune looks for settings)"
+    return [f"{', '.join(names)}: {told}"] if names else []
+
+
 def report(scale: Scale, methods: Sequence[Method], rows: dict[str, Found]) -> None:
     facts, equal = machine(), end_of(rows, scale.steps)
     print(
@@ -408,6 +415,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.tune:
         tune(scale, options.whole)
     methods = [method for method in METHODS if method.name in options.rows]
+    untuned = without_settings(scale, methods)
     line, parameters = scale.bits_per_second(), parameter_count(scale.model.model)
     print(f"{scale.clusters} clusters of {parameters:,} parameters on lines of {line / 1e3:,.0f} kbit/s", flush=True)
     rows: dict[str, Found] = {}
@@ -415,9 +423,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (found := row_of(scale, method, rows)) is not None:
             rows[method.name] = found
     report(scale, methods, rows)
+    for sentence in untuned:
+        print(sentence)
     facts = {**asdict(scale), "text": scale.text.settings, "line": line}
     shown = {"columns": COLUMNS, "cells": [cells(scale, rows, name) for name in rows]}
-    notes = [f"{method.name}: {method.note}" for method in methods]
+    notes = [*(f"{method.name}: {method.note}" for method in methods), *untuned]
     results = {"scale": facts, "rows": {name: asdict(found) for name, found in rows.items()}, "table": shown, "notes": notes}
     kept = write("reproduce" if options.whole else "reproduce-other", results, quick)
     plot(rows, kept.with_suffix(".png"))

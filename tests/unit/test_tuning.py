@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import methods, tuning
+from bench import methods, reproduce, tuning
 from bench.methods import METHOD, METHODS, Scale
 from bench.texts import stdlib
 from dilocox.node.training.data import load_dataset
@@ -77,6 +77,8 @@ def test_a_row_trains_with_what_was_best(scale: Scale, tmp_path: Path, monkeypat
     for method in METHODS:
         run = scale.manifest(method)
         assert (run.training.learning_rate, run.outer.learning_rate, run.outer.momentum) == (0.0071, 0.6, 0.4)
+    assert reproduce.without_settings(scale, METHODS) == []
+    assert "ours: not tuned" in reproduce.without_settings(replace(scale, clusters=3), [METHOD["ours"]])[0]
     others = scale.manifest(METHOD["ours"], {})
     assert others.training.learning_rate != 0.0071
     assert others.training.muon_momentum == 0.9
