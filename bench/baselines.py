@@ -78,7 +78,7 @@ class AllReduce:
         for parameter in self.parameters:
             assert parameter.grad is not None
             parameter.grad.div_(self.clusters)
-        return sum(4 * parameter.numel() for parameter in self.parameters)
+        return sum(4 * parameter.numel() for parameter in self.parameters) if self.clusters > 1 else 0
 
     def evaluate(self) -> float:
         """Held-out loss."""

@@ -7,9 +7,11 @@
                send more, where two rounds would be longer than a cell: tables tell the time and the bits of each arm
     tuning     as many random settings for every arm, from a seed and the same ranges: inner rates, outer rate and momentum, the
                rate at lr / (1 - momentum), which is how far a steady gradient moves. Each is a short run (in the shortest cells a
-               whole one); the best by the tuning set is run at full length with every seed
+               whole one); the best by the tuning set is run at full length with every seed. Arms that are slow inside draw as
+               often, from ranges of their own
     reference  AllReduce with the same inner optimizer and as many steps as arms that hide their exchange take; its draws go on
                until the best lies inside what was tried
+    alone      one cluster that exchanges nothing, as many steps, tuned like a reference: what a swarm has to be better than
     parts      of the gap of an arm that hides its exchange, at its best setting: as many phases as long with exact payloads that
                cost no time, then with its own, then as it is
     reported   the loss of the committed model on the test set, which no choice has seen: mean and 95% interval of the seeds
@@ -20,7 +22,7 @@ The two sets are the halves of the corpus' held-out documents.
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -73,9 +75,13 @@ WARMUP = 0.05
 """Of a run's steps."""
 SEQUENCE, BATCH = 64, 8
 
-RANGES = ((1.5e-3, 1.2e-2), (0.01, 0.06), (0.7, 2.0))
+Ranges = Sequence[tuple[float, float]]
+RANGES: Ranges = ((1.5e-3, 1.2e-2), (0.01, 0.06), (0.7, 2.0))
 """Of AdamW's rate, Muon's, and the outer steady rate: drawn evenly in the logarithm."""
 MOMENTA = (0.0, 0.0, 0.4, 0.8)
+SLOW_RANGES: Ranges = ((5e-4, 4e-3), (0.0025, 0.01), (1.5, 3.5))
+"""Where clusters drift less in a phase, and their mean is taken farther."""
+SLOW_MOMENTA = (0.4, 0.6)
 
 Inner = Literal["adamw", "muon", "muon 0.9"]
 Part = Literal["", "local steps", "codec"]
@@ -115,6 +121,8 @@ CODECS: dict[str, dict[str, Any]] = {
 FACTORS = [name for name in CODECS if name != "int4, nothing kept"]
 COCKTAIL = "drawn int4"
 """CocktailSGD's, of gradients."""
+NOTHING = "nothing"
+"""What one cluster alone exchanges."""
 
 OVERLAPS: dict[str, dict[str, Any]] = {
     "none": {"overlap": "none"},
@@ -127,7 +135,8 @@ FRAGMENTS = 2
 MIXED = 0.5
 """Published: the share of a live fragment that stays when the averaged one arrives."""
 LATER_CODECS = ("int2", "top 230", "top 540")
-"""With which what was thought of later is tried: Muon with less momentum, and the whole lead."""
+"""With which what was thought of later is tried: Muon with less momentum, the whole lead, and slow inner steps under fast outer
+ones; these in all that waits for its commits, too."""
 
 
 @dataclass(frozen=True)
@@ -143,14 +152,25 @@ class Arm:
     """Streaming: each has its turn (bench/streaming.py)."""
     mixed: float | None = None
     """With fragments: bench.streaming.Streaming's."""
+    slow: bool = False
+    """Its draws are of SLOW_RANGES."""
 
     @property
     def is_reference(self) -> bool:
         return not self.codec
 
     @property
+    def is_alone(self) -> bool:
+        return self.codec == NOTHING
+
+    @property
+    def uses_line(self) -> bool:
+        """Whether what it exchanges takes time and counts: a reference's does not, and who is alone exchanges nothing."""
+        return not (self.is_reference or self.is_alone)
+
+    @property
     def has_rounds(self) -> bool:
-        return self.codec not in ("", COCKTAIL)
+        return self.codec not in ("", COCKTAIL, NOTHING)
 
     @property
     def hides(self) -> bool:
@@ -170,6 +190,7 @@ def _arms() -> list[Arm]:
         ("muon", "int4", "none"): "MuLoCo, int4",
     }
     arms = [Arm(name, inner) for inner, name in REFERENCES.items()]
+    arms += [Arm(f"{inner} | alone", inner, NOTHING) for inner in INNERS]
     for inner in INNERS:
         for codec in FACTORS:
             for overlap in OVERLAPS:
@@ -179,6 +200,12 @@ def _arms() -> list[Arm]:
                 if (inner == "muon 0.9" or overlap == "rebase, whole lead") and codec not in LATER_CODECS:
                     continue
                 arms.append(Arm(f"{inner} | {codec} | {overlap}", inner, codec, overlap, published))
+    for codec in LATER_CODECS:
+        for overlap in ("none", "rebase, whole lead"):
+            published = known.get(("muon", codec, overlap), "")
+            arms.append(
+                Arm(f"muon, slow | {codec} | {overlap}", "muon", codec, overlap, published and f"{published}, slow", slow=True)
+            )
     streaming: dict[Inner, str] = {"adamw": "Streaming DiLoCo", "muon": "Streaming DiLoCo, Muon"}
     for inner, published in streaming.items():
         name = f"{inner} | int4, nothing kept | {FRAGMENTS} fragments, mixed"
@@ -244,11 +271,11 @@ class Choice:
         }
 
 
-def drawn(index: int) -> Choice:
-    """The same for every arm: what an arm has no use for does not matter to it."""
-    source = random.Random(f"dilocox study {index}")
-    inner, muon, steady = (low * (high / low) ** source.random() for low, high in RANGES)
-    return Choice(inner, muon, steady, source.choice(MOMENTA))
+def drawn(index: int, slow: bool = False) -> Choice:
+    """The same for every arm of the same ranges: what an arm has no use for does not matter to it."""
+    source = random.Random(f"dilocox study {'slow ' * slow}{index}")
+    inner, muon, steady = (low * (high / low) ** source.random() for low, high in (SLOW_RANGES if slow else RANGES))
+    return Choice(inner, muon, steady, source.choice(SLOW_MOMENTA if slow else MOMENTA))
 
 
 @dataclass(frozen=True)
@@ -268,16 +295,21 @@ class Trial:
         return ARMS[self.arm]
 
     @property
+    def clusters(self) -> int:
+        """That train."""
+        return 1 if self.definition.is_alone else self.cell.clusters
+
+    @property
     def is_timed(self) -> bool:
-        """Whether commits come by the clock; else at once."""
-        return not self.definition.is_reference and not self.part
+        """Whether commits come by the clock; else at once, or never."""
+        return self.definition.uses_line and not self.part
 
     @cached_property
     def key(self) -> str:
         """What a later version of the product has beside, with defaults, does not change it."""
         run = self.run.model_dump(mode="json", exclude_defaults=True)
         site = [self.site.line.up, self.site.fixed_seconds] if self.is_timed else []
-        said = [self.definition.is_reference, self.cell.clusters, HALF, site, run]
+        said = [not self.definition.uses_line, self.clusters, HALF, site, run]
         if self.definition.fragments > 1:
             said += [self.definition.fragments, self.definition.mixed]
         if self.definition.codec == COCKTAIL:

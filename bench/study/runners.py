@@ -77,7 +77,7 @@ Trained = Measured | MeasuredReference | MeasuredCocktail | MeasuredStreaming
 def runner_of(trial: Trial) -> Callable[[Trial], dict[str, Any]]:
     arm = trial.definition
     if not arm.has_rounds:
-        return run_reference if arm.is_reference else run_cocktail
+        return run_cocktail if arm.uses_line else run_steps
     return run_rounds if arm.fragments == 1 else run_streaming
 
 
@@ -93,15 +93,15 @@ def run_rounds(trial: Trial) -> dict[str, Any]:
     return _found(lab, trial, rounds.inner_steps, trial.clock.arrival_step if trial.is_timed else 0)
 
 
-def run_reference(trial: Trial) -> dict[str, Any]:
+def run_steps(trial: Trial) -> dict[str, Any]:
+    """On the mean gradient of all clusters, or of the one that is alone."""
     every = max(1, trial.cell.steps // POINTS)
-    reference = MeasuredReference(trial.run, trial.cell.clusters, every, data=trial.text.folder).train()
-    return _found(reference, trial, 0, 0)
+    return _found(MeasuredReference(trial.run, trial.clusters, every, data=trial.text.folder).train(), trial, 0, 0)
 
 
 def _found(trained: Trained, trial: Trial, inner_steps: int, arrival_step: int) -> dict[str, Any]:
     points, last = trained.points, trained.points[-1]
-    steps = round(last.tokens / trial.run.tokens_per_step / trial.cell.clusters)
+    steps = round(last.tokens / trial.run.tokens_per_step / trial.clusters)
     return {
         "tuning": trained.tuning,
         "test": last.loss,

@@ -13,7 +13,7 @@ __all__ = ["MOST_EDGES", "Budget", "Tuned", "finals", "moved_on", "next_parts", 
 EDGE = math.sqrt(2)
 """By which a best rate is moved on while it is the largest or smallest that was tried."""
 MOST_EDGES = 8
-"""Further draws of a reference, at most."""
+"""Further draws of what others are held against, at most."""
 MUON_RATES = ("learning_rate", "muon_learning_rate")
 RATES: dict[Inner, Sequence[str]] = {"adamw": ("learning_rate",), "muon": MUON_RATES, "muon 0.9": MUON_RATES}
 
@@ -42,9 +42,14 @@ def shorts(cell: Cell, arm: str, text: Text, choices: Sequence[Choice]) -> list[
     return [Trial(cell.shorter(), arm, choice, 0, text) for choice in choices]
 
 
+def draws(cell: Cell, arm: str, text: Text, budget: Budget) -> list[Trial]:
+    return shorts(cell, arm, text, [drawn(index, ARMS[arm].slow) for index in range(budget.trials)])
+
+
 def next_trials(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[Trial]:
-    """Those that can be run now: draws, then a reference's further ones, then the best with every seed. None: it is finished."""
-    trials = shorts(cell, arm, text, [drawn(index) for index in range(budget.trials)])
+    """Those that can be run now: draws, then further ones of a reference or of who is alone, then the best with every seed. None:
+    it is finished."""
+    trials = draws(cell, arm, text, budget)
     if missing := [trial for trial in trials if known(trial) is None]:
         return missing
     further = _further(cell, arm, text, budget, known)
@@ -68,7 +73,7 @@ def finals(cell: Cell, arm: str, text: Text, budget: Budget, known: Known, part:
 
 def tuned(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> Tuned:
     """The best of what was tried: all of it was run."""
-    trials = shorts(cell, arm, text, [drawn(index) for index in range(budget.trials)])
+    trials = draws(cell, arm, text, budget)
     trials += _further(cell, arm, text, budget, known)
     losses = [_loss(known(trial)) for trial in trials]
     best = min(range(len(trials)), key=lambda index: losses[index])
@@ -81,10 +86,10 @@ def _loss(result: Found | None) -> float:
 
 
 def _further(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[Trial]:
-    """A reference's draws beyond its edge, up to the first that was not run yet."""
-    if not ARMS[arm].is_reference:
+    """Draws beyond the edge of what gaps are measured by, and of who is alone, up to the first that was not run yet."""
+    if ARMS[arm].uses_line:
         return []
-    first = shorts(cell, arm, text, [drawn(index) for index in range(budget.trials)])
+    first = draws(cell, arm, text, budget)
     further: list[Trial] = []
     while len(further) < MOST_EDGES:
         tried = [*first, *further]

@@ -42,7 +42,7 @@ def test_an_arm_runs_and_its_result_is_kept(runs, name: str):
     assert low <= bits <= high
 
 
-@pytest.mark.parametrize("name", ["AllReduce, Muon", "muon | int2 | rebase", "adamw | low rank | none"])
+@pytest.mark.parametrize("name", ["AllReduce, Muon", "muon | alone", "muon | int2 | rebase", "adamw | low rank | none"])
 def test_a_run_of_the_study_is_measured_on_two_sets_and_kept(tmp_path, name: str):
     trial = Trial(Cell("small", 2, 24, 0.2), name, drawn(0), 1, stdlib())
     assert found(trial, tmp_path) is None
@@ -55,12 +55,12 @@ def test_a_run_of_the_study_is_measured_on_two_sets_and_kept(tmp_path, name: str
     assert result.tuning != result.test, "two texts"
     assert [point.test for point in result.curve][-1] == result.test
     assert 8 <= result.steps <= 28
-    if trial.definition.is_reference:
-        assert (result.bits, result.seconds, result.steps) == (32, 24, 24)
-    else:
+    if trial.definition.uses_line:
         assert result.bits <= 0.21
         assert result.seconds > result.steps - 1, "steps take a second, and the last commit comes after them"
-        assert result.curve[-1].tokens == result.steps * 2 * trial.run.tokens_per_step
+    else:
+        assert (result.bits, result.seconds, result.steps) == (32 * trial.definition.is_reference, 24, 24)
+    assert result.curve[-1].tokens == result.steps * trial.clusters * trial.run.tokens_per_step
     assert list(run_all([trial], 1, math.inf, tmp_path)) == [], "it is kept"
 
 

@@ -82,6 +82,15 @@ def test_a_reference_is_the_same_whatever_a_line_allows():
     assert trial(MUON).key == trial(MUON, replace(CELL, bits=0.04)).key
 
 
+def test_who_is_alone_is_the_same_whatever_a_line_allows_and_however_many_others_there_are():
+    one = trial("muon | alone")
+    others = [trial("muon | alone", replace(CELL, **change)) for change in ({"bits": 0.04}, {"clusters": 8})]
+    assert {one.key} == {each.key for each in others}
+    assert one.key != trial(MUON).key
+    assert one.run == trial(MUON).run, "as many steps, by the same optimizer"
+    assert one.clusters == 1
+
+
 def test_the_site_has_the_proportions_of_the_published_run():
     site, published = trial(OURS).site, trial("adamw | low rank | delayed")
     exchange = published.clock.exchange_seconds / published.run.rounds.inner_steps
@@ -91,8 +100,11 @@ def test_the_site_has_the_proportions_of_the_published_run():
 
 def test_draws_are_the_same_for_every_arm_and_momentum_comes_at_a_matched_rate():
     assert drawn(3) == drawn(3) != drawn(4)
+    assert drawn(3, slow=True).muon_learning_rate < min(drawn(index).muon_learning_rate for index in range(BUDGET.trials))
     asked = {arm: next_trials(CELL, arm, stdlib(), BUDGET, lambda trial: None) for arm in ARMS}
-    assert {tuple(each.choice for each in trials) for trials in asked.values()} == {tuple(map(drawn, range(BUDGET.trials)))}
+    for slow in (False, True):
+        found = {tuple(each.choice for each in trials) for arm, trials in asked.items() if ARMS[arm].slow == slow}
+        assert found == {tuple(drawn(index, slow) for index in range(BUDGET.trials))}
     for momentum in (0.0, 0.8):
         outer = Choice(1e-3, 0.02, 1.2, momentum).settings()["outer"]
         assert outer["learning_rate"] / (1 - outer["momentum"]) == pytest.approx(1.2)
@@ -121,23 +133,24 @@ def test_the_choice_does_not_see_the_test_set():
     assert tuned(CELL, OURS, stdlib(), BUDGET, better.known).choice == drawn(1)
 
 
-def test_a_reference_is_tuned_until_its_best_lies_inside_what_was_tried():
+@pytest.mark.parametrize("arm", [MUON, "muon | alone"])
+def test_what_others_are_held_against_is_tuned_until_its_best_lies_inside_what_was_tried(arm: str):
     def bowl(each: Trial) -> Found:
         off = math.log(each.choice.learning_rate / 0.05) ** 2 + math.log(each.choice.muon_learning_rate / 0.03) ** 2
         return found_of(1 + off)
 
     runs = Runs(bowl)
-    ran = runs.run(CELL, MUON)
-    best = tuned(CELL, MUON, stdlib(), BUDGET, runs.known)
+    ran = runs.run(CELL, arm)
+    best = tuned(CELL, arm, stdlib(), BUDGET, runs.known)
     assert best.tried > BUDGET.trials
     assert not best.at_edge
     assert len(ran) == best.tried + BUDGET.seeds
     assert max(drawn(index).learning_rate for index in range(BUDGET.trials)) < best.choice.learning_rate < 0.1
 
     endless = Runs(lambda each: found_of(-each.choice.learning_rate))
-    endless.run(CELL, MUON)
-    assert tuned(CELL, MUON, stdlib(), BUDGET, endless.known).at_edge, "it says so"
-    assert tuned(CELL, MUON, stdlib(), BUDGET, endless.known).tried == BUDGET.trials + MOST_EDGES
+    endless.run(CELL, arm)
+    assert tuned(CELL, arm, stdlib(), BUDGET, endless.known).at_edge, "it says so"
+    assert tuned(CELL, arm, stdlib(), BUDGET, endless.known).tried == BUDGET.trials + MOST_EDGES
 
     others = Runs(lambda each: found_of(-each.choice.learning_rate))
     assert len(others.run(CELL, OURS)) == BUDGET.trials + BUDGET.seeds, "only a reference has more"
@@ -162,16 +175,17 @@ def of_losses(losses: dict[str, float]) -> Runs:
 
 
 def test_gaps_are_to_the_reference_with_the_same_inner_optimizer():
-    losses = {MUON: 1.0, "AllReduce": 2.0, OURS: 1.1, "adamw | int2 | none": 2.5}
+    losses = {MUON: 1.0, "AllReduce": 2.0, OURS: 1.1, "adamw | int2 | none": 2.5, "muon | alone": 1.05}
     runs = of_losses(losses)
     of_cell = rows(CENTRE, [*losses, DEFAULT], stdlib(), BUDGET, runs.known)
     gaps = {row.arm: row.gap for row in of_cell}
     assert gaps[OURS] == pytest.approx(0.1, rel=0.01)
     assert gaps["adamw | int2 | none"] == pytest.approx(0.25, rel=0.01)
+    assert gaps["muon | alone"] == pytest.approx(0.05, rel=0.01)
     (alone,) = rows(CENTRE, [OURS], stdlib(), BUDGET, runs.known)
     assert alone.gap == gaps[OURS], "the reference is looked at, too"
     assert (first := winner(of_cell)) is not None
-    assert first.arm == OURS, "a reference wins nothing"
+    assert first.arm == OURS, "a reference wins nothing, nor who is alone"
 
 
 @pytest.mark.parametrize(("ours", "rival", "count"), [(1.02, 1.1, 0), (1.04, 1.1, 1), (1.02, 1.01, 1), (1.2, 1.1, 2)])
