@@ -25,27 +25,30 @@ from dilocox.node.clock import (
 from dilocox.node.plan import Inside
 from dilocox.node.tiling import several
 from dilocox.protocol.manifest import Compression, Manifest
-from dilocox.protocol.tensors import trained_count
+from dilocox.protocol.tensors import parameter_count, trained_count
 from dilocox.transport.rates import bits_per_second
 
 __all__ = ["plan"]
 
 SPARSE_SHARES = (64, 256, 512)
 """Values of every 4,096 that top-k is shown with."""
+MADE_FOR = "default: what the preset, or the one nearest in size, is made for"
 
 
 def plan(
     run_file: Annotated[Path | None, typer.Argument(help="A run file; default: the preset.")] = None,
     preset: Annotated[str, typer.Option(help="A preset, when there is no run file.")] = "qwen1.5-107b",
-    clusters: Annotated[int, typer.Option(min=2, help="Clusters that exchange.")] = 2,
-    boxes: Annotated[int, typer.Option(min=1, help="Boxes of a cluster, each with its own line.")] = 10,
-    bandwidth: Annotated[str, typer.Option(help="Of one box's line, each way, such as 1gbit or 200mbit.")] = "1gbit",
+    clusters: Annotated[int | None, typer.Option(min=2, help=f"Clusters that exchange ({MADE_FOR}).")] = None,
+    boxes: Annotated[int | None, typer.Option(min=1, help=f"Boxes of a cluster, each with its own line ({MADE_FOR}).")] = None,
+    bandwidth: Annotated[str, typer.Option(help=f"Of one box's line, each way, such as 1gbit or 200mbit ({MADE_FOR}).")] = "",
     upload: Annotated[
         str, typer.Option(help="Of that line to the others, where it is another (default: as --bandwidth).")
     ] = "",
     lan: Annotated[str, typer.Option(help="Of the line between a cluster's boxes, each way (default: as --bandwidth).")] = "",
-    devices: Annotated[int, typer.Option(min=1, help="Of a box.")] = 8,
-    device: Annotated[str, typer.Option(help=f"Its kind ({', '.join(model.PEAKS)}), or its peak in TFLOP/s.")] = "a800",
+    devices: Annotated[int | None, typer.Option(min=1, help=f"Of a box ({MADE_FOR}).")] = None,
+    device: Annotated[
+        str, typer.Option(help=f"Its kind ({', '.join(model.PEAKS)}), or its peak in TFLOP/s ({MADE_FOR}).")
+    ] = "",
     step_seconds: Annotated[
         float | None,
         typer.Option(min=1e-9, help="Of one inner step, computing only, as measured (default: by the device's peak)."),
@@ -62,6 +65,9 @@ def plan(
         _print_paper(as_json)
         return
     manifest = _manifest(run_file, preset)
+    made_for = model.MADE_FOR[preset if run_file is None else _nearest_preset(manifest)]
+    clusters, boxes, devices = clusters or made_for.clusters, boxes or made_for.boxes, devices or made_for.devices
+    bandwidth, device = bandwidth or made_for.bandwidth, device or made_for.device
     cluster = model.inside(manifest, [devices] * boxes)
     down = bits_per_second(bandwidth, "--bandwidth")
     inner = bits_per_second(lan or bandwidth, "--lan")
@@ -87,6 +93,7 @@ def plan(
             "overlap": advice.overlap,
             "bits": advice.bits,
             "gap": advice.gap,
+            "alone": model.ALONE,
             "binds": advice.binds,
         }
         print_json(
@@ -122,6 +129,12 @@ def _manifest(run_file: Path | None, preset: str) -> Manifest:
     return Manifest.from_toml(render_preset(preset, preset, "00" * 32))
 
 
+def _nearest_preset(manifest: Manifest) -> str:
+    """In size."""
+    sizes = {name: parameter_count(_manifest(None, name).model) for name in preset_names()}
+    return min(sizes, key=lambda name: abs(math.log(sizes[name] / parameter_count(manifest.model))))
+
+
 def _steps(text: str) -> list[int]:
     try:
         steps = [int(part) for part in text.split(",")]
@@ -147,7 +160,8 @@ def _advised(advice: model.Advice) -> list[str]:
         f" parameter and inner step, {found.tokens_per_second:,.1f} tokens/s at {found.utilisation:.1%}",
         f"its rounds are this long because of {advice.binds}",
         f"what that cost a small model: {advice.gap:.1%} of loss over AllReduce with the same inner optimizer, at {measured} bit"
-        " for each parameter and inner step and 1,200 steps (docs/results.md): it ranks codecs, and is no forecast",
+        f" for each parameter and inner step and 1,200 steps; one cluster alone, which exchanges nothing: {model.ALONE:.1%}"
+        " (docs/results.md): it ranks codecs, and is no forecast",
     ]
 
 
@@ -221,6 +235,7 @@ def _assumptions(site: Site, cluster: Inside, device: str) -> list[str]:
     limit = "activations" if step.activations > step.working else "computing"
     found = f"by {model.EFFICIENCY:.0%} of the peak of {tiling.workers} x {device}, and its bubble" if device else "as measured"
     return [
+        f"{site.clusters} clusters on lines of {site.line.up / 1e6:,.0f} Mbit/s up and {site.line.down / 1e6:,.0f} down for a box",
         f"a cluster: {several(tiling.workers, 'worker')} on {several(site.boxes, 'box', 'boxes')}, as"
         f" {several(tiling.copies, 'copy', 'copies')} of a pipeline of {tiling.length},"
         f" {tiling.schedule} with {several(cluster.turns, 'chunk')} each; each waits {cluster.bubble:.0%} of a step for the"

@@ -17,17 +17,20 @@ from dilocox.protocol.manifest import Manifest, Model
 from dilocox.protocol.tensors import TensorSpec, stage_tensors, stage_weights
 
 __all__ = [
+    "ALONE",
     "DELAY_COST",
     "DEVICE_BYTES",
     "EFFICIENCY",
     "GAPS",
     "HORIZONS",
+    "MADE_FOR",
     "PAPER",
     "PAPER_RATIO",
     "PEAKS",
     "PUBLISHED",
     "Advice",
     "Inside",
+    "Setting",
     "advise",
     "flops_per_token",
     "gap_at",
@@ -37,6 +40,33 @@ __all__ = [
     "recommend",
     "step_of",
 ]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The machines that a preset is made for."""
+
+    clusters: int
+    boxes: int
+    """Of a cluster."""
+    devices: int
+    """Of a box."""
+    device: str
+    """Of PEAKS."""
+    bandwidth: str
+    """Of a box's line, each way."""
+
+
+MADE_FOR = {
+    "tiny": Setting(3, 1, 1, "3090", "1gbit"),
+    "llama-10m": Setting(4, 1, 1, "3090", "100mbit"),
+    "llama-125m": Setting(4, 1, 1, "4090", "100mbit"),
+    "llama-350m": Setting(4, 1, 1, "4090", "100mbit"),
+    "llama-1b": Setting(8, 1, 4, "4090", "200mbit"),
+    "llama-7b": Setting(16, 1, 8, "4090", "1gbit"),
+    "qwen1.5-107b": Setting(2, 10, 8, "a800", "1gbit"),
+}
+"""By preset. The last is the published run's."""
 
 DELAY_COST = 0.16
 """Extra tokens to reach the same loss, as a share, when a commit arrives a whole phase late (overlap rebase, half the
@@ -151,14 +181,16 @@ def recommend(site: Site, method: Method) -> Overlap:
 
 
 GAPS: dict[str, dict[float, float]] = {
-    "int2": {0.016: 0.137, 0.04: 0.108},
+    "int2": {0.016: 0.116, 0.04: 0.108},
     "topk-int2": {0.016: 0.162, 0.04: 0.086},
 }
 """By codec, then by bits for each parameter and inner step: how far a committed model ends above AllReduce's with the same inner
-optimizer, as a share of its loss, where the exchange is hidden (rebase, half the lead). Measured by `python -m bench.study` on a
+optimizer, as a share of its loss, where the exchange is hidden (rebase): the best arm of the codec in `python -m bench.study`, on a
 model of 0.23M parameters, 4 clusters and 1,200 steps, with Muon inside and Huffman coding; topk-int2 with k = 540 of 4,096, and
 other k are taken to cost as much at the same bits. Bits are a cell's limit, of which 94 to 98% were sent. It ranks codecs and says
 which way the loss goes, no more."""
+ALONE = 0.18
+"""The same of one cluster that exchanges nothing."""
 HORIZONS = tuple(sorted({round(10 * 1.25**power) for power in range(22)}))
 """H that are looked at: 10 to 1,084."""
 

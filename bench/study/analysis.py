@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.study.design import ARMS, PARTS, REFERENCES, Cell, Part
-from bench.study.search import Budget, Known, Tuned, finals, next_parts, next_trials, tuned
+from bench.study.search import Budget, Known, Tuned, finals, next_trials, tuned
 from bench.study.trial import Found
 from bench.texts import Text
 
@@ -26,7 +26,7 @@ class Row:
     gap: float | None = None
     """Over the reference with the same inner optimizer, as a share of its loss."""
     parts: Mapping[Part, float] = field(default_factory=dict)
-    """Of the gap, where they were measured; `""`: commits that come late."""
+    """Of the gap, as far as they were measured; `""`: commits that come late."""
 
     @property
     def loss(self) -> float:
@@ -66,11 +66,16 @@ def rows(cell: Cell, arms: Sequence[str], text: Text, budget: Budget, known: Kno
 
 
 def _losses_of_parts(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[float]:
-    """In the order of PARTS; empty where they were not all run."""
-    if not ARMS[arm].hides or next_parts(cell, arm, text, budget, known):
+    """In the order of PARTS, up to the first that was not run yet; empty where nothing but the whole arm was."""
+    if not ARMS[arm].hides:
         return []
-    runs = [[known(trial) for trial in finals(cell, arm, text, budget, known, part)] for part in PARTS]
-    return [statistics.fmean(run.test for run in of_part if run is not None) for of_part in runs]
+    losses = []
+    for part in PARTS:
+        runs = [known(trial) for trial in finals(cell, arm, text, budget, known, part)]
+        if None in runs:
+            break
+        losses.append(statistics.fmean(run.test for run in runs if run is not None))
+    return losses
 
 
 def _row(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> Row:

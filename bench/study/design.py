@@ -50,6 +50,7 @@ __all__ = [
     "ARMS",
     "CELLS",
     "CENTRE",
+    "CODECS",
     "HALF",
     "PARTS",
     "REFERENCES",
@@ -250,8 +251,10 @@ CELLS = [
     Cell("large", 4, 1200, 0.016),
     Cell("large", 4, 1200, 0.04),
     Cell("large", 8, 1200, 0.016),
+    Cell("small", 4, 1200, 0.2),
 ]
-"""The centre, and what changes one thing about it, or two."""
+"""The centre, and what changes one thing about it, or two. The last one is what lines leave whose model is large for its devices:
+steps take long there, and a line carries much in one."""
 
 
 @dataclass(frozen=True)
