@@ -1,6 +1,8 @@
 """`dilocox plan`: what a link makes of a run, before anybody rents a box."""
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,8 +84,10 @@ def plan(
     )
     _check_memory(cluster, device)
     choices = _codecs(manifest)
-    advice = model.advise(site, [(name, codec, size) for name, codec, size in choices if codec in model.GAPS])
-    methods = _methods(manifest, choices, _steps(inner_steps), encode_seconds, apply_seconds)
+    sizes = {name: model_payload_bytes(manifest.model, compression) for name, compression in choices.items()}
+    advice = model.advise(site, [(name, each.codec, sizes[name]) for name, each in choices.items() if each.codec in model.GAPS])
+    settings = model.settings_of(advice, choices[advice.estimate.method.name], manifest.training.optimizer)
+    methods = _methods(manifest, sizes, _steps(inner_steps), encode_seconds, apply_seconds)
     rows = [_row(site, method) for method in methods]
     rows.append({**_facts(ring(site)), "parameters": site.parameters, "overlap": "none"})
     assumptions = _assumptions(site, cluster, device if step_seconds is None else "")
@@ -94,6 +98,7 @@ def plan(
             "bits": advice.bits,
             "gap": advice.gap,
             "alone": model.ALONE,
+            "settings": settings,
             "binds": advice.binds,
         }
         print_json(
@@ -102,7 +107,7 @@ def plan(
         return
     columns = ["codec", "H", "bytes", "bit/param", "line s", "arrives at step", "steps", "utilisation", "tokens/s", "overlap"]
     print_table(columns, [_cells(row) for row in rows])
-    for line in _advised(advice):
+    for line in (*_advised(advice), *_said(settings)):
         console.print(line, highlight=False, soft_wrap=True)
     for line in assumptions:
         console.print(line, style="dim", highlight=False, soft_wrap=True)
@@ -165,25 +170,37 @@ def _advised(advice: model.Advice) -> list[str]:
     ]
 
 
-def _codecs(manifest: Manifest) -> list[tuple[str, str, float]]:
-    """(name, codec, payload bytes)"""
+def _said(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """As a run file has it."""
+    lines = [
+        f"[{section}] " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in values.items())
+        for section, values in settings.items()
+    ]
+    return ["a run file says that as:", *(f"  {line}" for line in lines)]
+
+
+def _codecs(manifest: Manifest) -> dict[str, Compression]:
+    """By name."""
     rank = manifest.compression.rank or max(1, manifest.model.hidden_size // 8)
-    choices = [("fp16", Compression(codec="fp16")), (f"lowrank-int4 {rank}", Compression(rank=rank))]
-    choices += [("int4", Compression(codec="int4", entropy_coding=True)), ("int2", Compression(codec="int2"))]
     shares = sorted({*SPARSE_SHARES, manifest.compression.k or SPARSE_SHARES[0]})
-    choices += [(f"topk-int2 {k}", Compression(codec="topk-int2", k=k, entropy_coding=True)) for k in shares]
-    return [(name, compression.codec, model_payload_bytes(manifest.model, compression)) for name, compression in choices]
+    return {
+        "fp16": Compression(codec="fp16"),
+        f"lowrank-int4 {rank}": Compression(rank=rank),
+        "int4": Compression(codec="int4", entropy_coding=True),
+        "int2": Compression(codec="int2", entropy_coding=True),
+        **{f"topk-int2 {k}": Compression(codec="topk-int2", k=k, scope="stage", entropy_coding=True) for k in shares},
+    }
 
 
 def _methods(
     manifest: Manifest,
-    codecs: list[tuple[str, str, float]],
+    sizes: dict[str, float],
     steps: list[int],
     encode_seconds: float,
     apply_seconds: float,
 ) -> list[Method]:
     methods = []
-    for name, _, size in codecs:
+    for name, size in sizes.items():
         for h in steps:
             most = max(h, h * manifest.rounds.max_inner_steps // manifest.rounds.inner_steps)
             methods.append(Method(name, size, h, most, "rebase", encode_seconds, apply_seconds))

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from dilocox.node.clock import Estimate, Line, Method, Overlap, Site, Step, estimate, ring
 from dilocox.node.memory import HALF, WIDE, Device, bubble, fullest_device, host_bytes
 from dilocox.node.tiling import Tiling, chunks, tile
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.manifest import Manifest, Model
+from dilocox.protocol.manifest import Compression, Manifest, Model
 from dilocox.protocol.tensors import TensorSpec, stage_tensors, stage_weights
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "PUBLISHED",
     "Advice",
     "Inside",
+    "Measured",
     "Setting",
     "advise",
     "flops_per_token",
@@ -38,6 +40,7 @@ __all__ = [
     "like_the_paper",
     "paper_rows",
     "recommend",
+    "settings_of",
     "step_of",
 ]
 
@@ -180,15 +183,24 @@ def recommend(site: Site, method: Method) -> Overlap:
     return "rebase" if rebase > waiting.tokens_per_second else "none"
 
 
-GAPS: dict[str, dict[float, float]] = {
-    "int2": {0.016: 0.116, 0.04: 0.108},
-    "topk-int2": {0.016: 0.162, 0.04: 0.086},
+@dataclass(frozen=True)
+class Measured:
+    """What hiding its exchange cost a small model, in the best arm of a codec and so many bits."""
+
+    gap: float
+    """How far the committed model ended above AllReduce's with the same inner optimizer, as a share of its loss."""
+    lead_weight: float
+    muon_momentum: float
+
+
+GAPS: dict[str, dict[float, Measured]] = {
+    "int2": {0.016: Measured(0.116, 1.0, 0.9), 0.04: Measured(0.108, 0.5, 0.95)},
+    "topk-int2": {0.016: Measured(0.162, 0.5, 0.95), 0.04: Measured(0.086, 0.5, 0.95)},
 }
-"""By codec, then by bits for each parameter and inner step: how far a committed model ends above AllReduce's with the same inner
-optimizer, as a share of its loss, where the exchange is hidden (rebase): the best arm of the codec in `python -m bench.study`, on a
-model of 0.23M parameters, 4 clusters and 1,200 steps, with Muon inside and Huffman coding; topk-int2 with k = 540 of 4,096, and
-other k are taken to cost as much at the same bits. Bits are a cell's limit, of which 94 to 98% were sent. It ranks codecs and says
-which way the loss goes, no more."""
+"""By codec, then by bits for each parameter and inner step: the best arm that rebases in `python -m bench.study`, on a model of
+0.23M parameters, 4 clusters and 1,200 steps, with Muon inside and Huffman coding; topk-int2 with k = 540 of 4,096, and other k are
+taken to cost as much at the same bits. Bits are a cell's limit, of which 94 to 98% were sent. It ranks codecs and says which way
+the loss goes, no more."""
 ALONE = 0.18
 """The same of one cluster that exchanges nothing."""
 HORIZONS = tuple(sorted({round(10 * 1.25**power) for power in range(22)}))
@@ -235,12 +247,24 @@ def _shortest(site: Site, name: str, codec: str, size: float) -> Advice:
 
 def gap_at(codec: str, bits: float) -> float:
     """By GAPS, evenly in the logarithm of the bits; beyond what was measured as at its end."""
-    known = sorted(GAPS[codec].items())
+    known = [(at, measured.gap) for at, measured in sorted(GAPS[codec].items())]
     for (low, first), (high, second) in pairwise(known):
         if low <= bits <= high:
             share = math.log(bits / low) / math.log(high / low)
             return first + share * (second - first)
     return known[0][1] if bits < known[0][0] else known[-1][1]
+
+
+def settings_of(advice: Advice, compression: Compression, optimizer: str) -> dict[str, dict[str, Any]]:
+    """What a run file says that takes it, by section. `compression`: of the codec that is advised. Lead and momentum are those with
+    which the nearest bits were measured."""
+    nearest = GAPS[advice.codec][min(GAPS[advice.codec], key=lambda bits: abs(math.log(bits / advice.bits)))]
+    method = advice.estimate.method
+    rounds = {"inner_steps": method.inner_steps, "max_inner_steps": method.max_inner_steps, "overlap": advice.overlap}
+    if advice.overlap == "rebase":
+        rounds["lead_weight"] = nearest.lead_weight
+    found: dict[str, dict[str, Any]] = {"compression": compression.model_dump(exclude_defaults=True), "rounds": rounds}
+    return found | ({"training": {"muon_momentum": nearest.muon_momentum}} if optimizer == "muon" else {})
 
 
 def _binds(site: Site, chosen: Estimate) -> str:

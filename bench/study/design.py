@@ -52,6 +52,8 @@ __all__ = [
     "CENTRE",
     "CODECS",
     "HALF",
+    "INNERS",
+    "OVERLAPS",
     "PARTS",
     "REFERENCES",
     "SEEDS",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.study.design import ARMS, CODECS
+from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node import memory, plan
 from dilocox.node.clock import HEADERS, Line, Method, Site, Step, estimate, layouts_of, payload_bytes
@@ -96,8 +96,12 @@ def test_it_recommends_waiting_where_waiting_is_sooner():
 CHOICES = [("dense", "int2", 2.5e8), ("sparse", "topk-int2", 5e7)]
 
 
+def gaps(by_bits: dict[float, float]) -> dict[float, plan.Measured]:
+    return {bits: plan.Measured(gap, 0.5, 0.95) for bits, gap in by_bits.items()}
+
+
 def advised(monkeypatch: pytest.MonkeyPatch, site: Site, dense: float = 0.1, sparse: float = 0.2) -> plan.Advice:
-    monkeypatch.setattr(plan, "GAPS", {"int2": {0.01: dense}, "topk-int2": {0.01: sparse}})
+    monkeypatch.setattr(plan, "GAPS", {"int2": gaps({0.01: dense}), "topk-int2": gaps({0.01: sparse})})
     return plan.advise(site, CHOICES)
 
 
@@ -126,7 +130,7 @@ def test_it_says_what_binds(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_between_what_was_measured_a_gap_goes_evenly_in_the_logarithm(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "GAPS", {"int2": {0.01: 0.2, 0.04: 0.1}})
+    monkeypatch.setattr(plan, "GAPS", {"int2": gaps({0.01: 0.2, 0.04: 0.1})})
     found = [plan.gap_at("int2", bits) for bits in (0.001, 0.01, 0.02, 0.04, 1.0)]
     assert found == pytest.approx([0.2, 0.2, 0.15, 0.1, 0.1])
 
@@ -136,13 +140,17 @@ def test_gaps_are_those_of_the_published_study():
     study = json.loads((Path(__file__).parents[2] / "docs/results/study.json").read_text())["results"]
     cells = {cell["name"]: cell["rows"] for cell in study["cells"]}
     for bits in sorted({bits for by_bits in plan.GAPS.values() for bits in by_bits}):
-        gaps: dict[str, list[float]] = {}
+        best: dict[str, tuple[float, str]] = {}
         for row in cells[f"small, 4 clusters, 1,200 steps, {bits:g} bit"]:
             if (arm := ARMS[row["arm"]]).hides:
-                gaps.setdefault(CODECS[arm.codec]["codec"], []).append(row["gap"])
-        assert {codec: min(found) for codec, found in gaps.items()} == {
-            codec: pytest.approx(by_bits[bits], abs=0.001) for codec, by_bits in plan.GAPS.items() if bits in by_bits
-        }
+                codec = CODECS[arm.codec]["codec"]
+                best[codec] = min(best.get(codec, (1.0, "")), (row["gap"], row["arm"]))
+        told = {codec: by_bits[bits] for codec, by_bits in plan.GAPS.items() if bits in by_bits}
+        assert told.keys() == best.keys()
+        for codec, (gap, name) in best.items():
+            assert told[codec].gap == pytest.approx(gap, abs=0.001)
+            assert told[codec].lead_weight == OVERLAPS[ARMS[name].overlap]["lead_weight"]
+            assert told[codec].muon_momentum == INNERS[ARMS[name].inner].get("muon_momentum", 0.95)
     alone = {row["arm"]: row["gap"] for row in cells["small, 4 clusters, 1,200 steps, 0.016 bit"]}["muon | alone"]
     assert alone == pytest.approx(plan.ALONE, abs=0.001)
 
@@ -156,6 +164,22 @@ def test_a_run_file_is_planned_for_machines_like_its_nearest_preset_s(tmp_path: 
     assert (site["clusters"], site["boxes"]) == (made_for.clusters, made_for.boxes)
     wider = json.loads(dilocox(str(run), "--json", "--clusters", "9").stdout)["site"]
     assert (wider["clusters"], wider["line"]) == (9, site["line"]), "what is said counts, and the rest stays"
+
+
+def test_what_is_advised_is_said_as_a_run_file_has_it():
+    told = json.loads(dilocox("--preset", "llama-350m", "--json").stdout)["advice"]
+    merged = Manifest.from_toml(render_preset("llama-350m", "x", "00" * 32)).model_dump()
+    merged["compression"] = told["settings"].pop("compression")
+    for section, values in told["settings"].items():
+        merged[section] |= values
+    run = Manifest.model_validate(merged)
+    assert told["codec"].startswith(run.compression.codec)
+    assert (run.rounds.inner_steps, run.rounds.overlap) == (told["inner_steps"], told["overlap"])
+    best = plan.GAPS[run.compression.codec]
+    nearest = best[min(best, key=lambda bits: abs(bits - told["bits"]))]
+    assert (run.rounds.lead_weight, run.training.muon_momentum) == (nearest.lead_weight, nearest.muon_momentum)
+    in_words = dilocox("--preset", "llama-350m").stdout
+    assert f"inner_steps = {run.rounds.inner_steps}, " in in_words
 
 
 def test_every_preset_says_what_it_is_made_for():
