@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,9 @@ import typer
 from dilocox.cli.common import JsonOption, console, fail, print_json, print_table, read_run
 from dilocox.cli.exits import Exit
 from dilocox.cli.init import preset_names, render_preset
+from dilocox.node import advice as advising
 from dilocox.node import plan as model
+from dilocox.node.advice import Advice, Offer
 from dilocox.node.clock import (
     HEADERS,
     SEVERAL_FILL,
@@ -67,38 +68,40 @@ def plan(
         _print_paper(as_json)
         return
     manifest = _manifest(run_file, preset)
-    made_for = model.MADE_FOR[preset if run_file is None else _nearest_preset(manifest)]
-    clusters, boxes, devices = clusters or made_for.clusters, boxes or made_for.boxes, devices or made_for.devices
-    bandwidth, device = bandwidth or made_for.bandwidth, device or made_for.device
-    cluster = model.inside(manifest, [devices] * boxes)
-    down = bits_per_second(bandwidth, "--bandwidth")
-    inner = bits_per_second(lan or bandwidth, "--lan")
+    like = preset if run_file is None else _nearest_preset(manifest)
+    named: dict[str, Any] = {"clusters": clusters, "boxes": boxes, "devices": devices, "device": device, "bandwidth": bandwidth}
+    machines = replace(model.MADE_FOR[like], **{name: value for name, value in named.items() if value})
+    assumed = [f"{name} {getattr(machines, name)}" for name, value in named.items() if not value]
+    cluster = model.inside(manifest, [machines.devices] * machines.boxes)
+    line = bits_per_second(machines.bandwidth, "--bandwidth")
     site = Site(
         trained_count(manifest.model),
-        model.step_of(manifest, cluster, _peak(device), inner, step_seconds),
-        clusters * manifest.tokens_per_step,
-        clusters,
-        Line(bits_per_second(upload or bandwidth, "--upload"), down),
-        boxes,
+        model.step_of(manifest, cluster, _peak(machines.device), bits_per_second(lan, "--lan") if lan else line, step_seconds),
+        machines.clusters * manifest.tokens_per_step,
+        machines.clusters,
+        Line(bits_per_second(upload, "--upload") if upload else line, line),
+        machines.boxes,
         fixed_seconds,
     )
-    _check_memory(cluster, device)
-    choices = _codecs(manifest)
-    sizes = {name: model_payload_bytes(manifest.model, compression) for name, compression in choices.items()}
-    advice = model.advise(site, [(name, each.codec, sizes[name]) for name, each in choices.items() if each.codec in model.GAPS])
-    settings = model.settings_of(advice, choices[advice.estimate.method.name], manifest.training.optimizer)
-    methods = _methods(manifest, sizes, _steps(inner_steps), encode_seconds, apply_seconds)
+    _check_memory(cluster, machines.device)
+    offers = _offers(manifest, encode_seconds, apply_seconds)
+    advice = advising.advise(site, offers, manifest)
+    methods = [advising.lengthened(offer.method, h, manifest) for offer in offers for h in _steps(inner_steps)]
     rows = [_row(site, method) for method in methods]
     rows.append({**_facts(ring(site)), "parameters": site.parameters, "overlap": "none"})
-    assumptions = _assumptions(site, cluster, device if step_seconds is None else "")
+    assumptions = _assumptions(site, cluster, machines.device if step_seconds is None else "")
+    if assumed:
+        assumptions.insert(0, f"not named, so as {like} is made for: {', '.join(assumed)}")
     if as_json:
         advised = {
             **_facts(advice.estimate),
             "overlap": advice.overlap,
+            "hides": advice.hides,
             "bits": advice.bits,
-            "gap": advice.gap,
-            "alone": model.ALONE,
-            "settings": settings,
+            "gap": advice.gap if _measured(advice, manifest) else None,
+            "alone": advising.ALONE,
+            "settings": advising.settings_of(advice, manifest),
+            "superseded": advising.superseded(manifest),
             "binds": advice.binds,
         }
         print_json(
@@ -107,10 +110,10 @@ def plan(
         return
     columns = ["codec", "H", "bytes", "bit/param", "line s", "arrives at step", "steps", "utilisation", "tokens/s", "overlap"]
     print_table(columns, [_cells(row) for row in rows])
-    for line in (*_advised(advice), *_said(settings)):
-        console.print(line, highlight=False, soft_wrap=True)
-    for line in assumptions:
-        console.print(line, style="dim", highlight=False, soft_wrap=True)
+    for sentence in (*_advised(advice, manifest), *_as_run_file(advice, manifest)):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    for sentence in assumptions:
+        console.print(sentence, style="dim", highlight=False, soft_wrap=True)
 
 
 def _peak(device: str) -> float:
@@ -155,56 +158,66 @@ def _check_memory(cluster: Inside, device: str) -> None:
     has = model.DEVICE_BYTES.get(device.lower())
     if has is not None and cluster.device_bytes > has:
         what = f"a worker would hold {_gigabytes(cluster.device_bytes)} on its device, and a {device} has {_gigabytes(has)}"
-        fail(what, Exit.USAGE, "more devices (--devices, --boxes) hold less each; training.checkpoint_activations holds less")
+        fail(
+            what,
+            Exit.USAGE,
+            "more devices (--devices, --boxes) hold less each, others (--device) more; training.checkpoint_activations takes less",
+        )
 
 
-def _advised(advice: model.Advice) -> list[str]:
-    found, measured = advice.estimate, " to ".join(f"{bits:g}" for bits in sorted(model.GAPS[advice.codec]))
+def _measured(advice: Advice, manifest: Manifest) -> bool:
+    """Whether GAPS are about such a run."""
+    return advice.overlap == "rebase" and manifest.training.optimizer == "muon"
+
+
+def _advised(advice: Advice, manifest: Manifest) -> list[str]:
+    found = advice.estimate
+    taken = (
+        f"{found.method.name}, H = {found.method.inner_steps:,}, overlap {advice.overlap}: {advice.bits:.2g} bit for each"
+        f" parameter and inner step, {found.tokens_per_second:,.1f} tokens/s at {found.utilisation:.1%}"
+    )
+    if not advice.hides:
+        nothing = f"no rounds hide the exchange in a run of {manifest.training.total_steps:,} steps"
+        return [f"{nothing}; the most tokens are had with {taken}", advice.binds]
+    if not _measured(advice, manifest):
+        return [f"take {taken}", advice.binds, "what that costs in loss was not measured: only Muon with rebase was"]
+    least = "at least " * advice.below_measured
     return [
-        f"take {found.method.name}, H = {found.method.inner_steps:,}, overlap {advice.overlap}: {advice.bits:.4f} bit for each"
-        f" parameter and inner step, {found.tokens_per_second:,.1f} tokens/s at {found.utilisation:.1%}",
-        f"its rounds are this long because of {advice.binds}",
-        f"what that cost a small model: {advice.gap:.1%} of loss over AllReduce with the same inner optimizer, at {measured} bit"
-        f" for each parameter and inner step and 1,200 steps; one cluster alone, which exchanges nothing: {model.ALONE:.1%}"
+        f"take {taken}",
+        advice.binds,
+        f"what as few bits cost a small model, 4 clusters with Muon after 1,200 steps: {least}{advice.gap:.1%} of loss over"
+        f" AllReduce; one cluster alone, which exchanges nothing: {advising.ALONE:.1%}"
         " (docs/results.md): it ranks codecs, and is no forecast",
     ]
 
 
-def _said(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """As a run file has it."""
-    lines = [
-        f"[{section}] " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in values.items())
-        for section, values in settings.items()
-    ]
-    return ["a run file says that as:", *(f"  {line}" for line in lines)]
+def _as_run_file(advice: Advice, manifest: Manifest) -> list[str]:
+    lines = ["a run file says that as these, [compression] whole and of other sections what stands here:"]
+    for section, values in advising.settings_of(advice, manifest).items():
+        lines += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+    if without := advising.superseded(manifest):
+        lines += ["", f"and without {', '.join(f'rounds.{key}' for key in without)}"]
+    return [*lines, ""]
 
 
-def _codecs(manifest: Manifest) -> dict[str, Compression]:
-    """By name."""
+def _offers(manifest: Manifest, encode_seconds: float, apply_seconds: float) -> list[Offer]:
+    """Every codec that the run may take; low rank is none of adapters, which are of low rank themselves."""
     rank = manifest.compression.rank or max(1, manifest.model.hidden_size // 8)
     shares = sorted({*SPARSE_SHARES, manifest.compression.k or SPARSE_SHARES[0]})
-    return {
+    codecs = {
         "fp16": Compression(codec="fp16"),
-        f"lowrank-int4 {rank}": Compression(rank=rank),
+        f"lowrank-int4 {rank}": Compression(codec="lowrank-int4", rank=rank),
         "int4": Compression(codec="int4", entropy_coding=True),
         "int2": Compression(codec="int2", entropy_coding=True),
         **{f"topk-int2 {k}": Compression(codec="topk-int2", k=k, scope="stage", entropy_coding=True) for k in shares},
     }
-
-
-def _methods(
-    manifest: Manifest,
-    sizes: dict[str, float],
-    steps: list[int],
-    encode_seconds: float,
-    apply_seconds: float,
-) -> list[Method]:
-    methods = []
-    for name, size in sizes.items():
-        for h in steps:
-            most = max(h, h * manifest.rounds.max_inner_steps // manifest.rounds.inner_steps)
-            methods.append(Method(name, size, h, most, "rebase", encode_seconds, apply_seconds))
-    return methods
+    offers = []
+    for name, compression in codecs.items():
+        if manifest.model.lora is not None and compression.codec == "lowrank-int4":
+            continue
+        size = model_payload_bytes(manifest.model, compression)
+        offers.append(Offer(compression, Method(name, size, 1, 1, "rebase", encode_seconds, apply_seconds)))
+    return offers
 
 
 def _row(site: Site, method: Method) -> dict[str, Any]:

@@ -3,44 +3,34 @@
 Checked against the published 107B rows (arXiv 2506.21263): three of the four make three constants, the fourth is foretold.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 from dilocox.node.clock import Estimate, Line, Method, Overlap, Site, Step, estimate, ring
 from dilocox.node.memory import HALF, WIDE, Device, bubble, fullest_device, host_bytes
 from dilocox.node.tiling import Tiling, chunks, tile
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.manifest import Compression, Manifest, Model
+from dilocox.protocol.manifest import Manifest, Model
 from dilocox.protocol.tensors import TensorSpec, stage_tensors, stage_weights
 
 __all__ = [
-    "ALONE",
     "DELAY_COST",
     "DEVICE_BYTES",
     "EFFICIENCY",
-    "GAPS",
-    "HORIZONS",
     "MADE_FOR",
     "PAPER",
     "PAPER_RATIO",
     "PEAKS",
     "PUBLISHED",
-    "Advice",
     "Inside",
-    "Measured",
     "Setting",
-    "advise",
     "flops_per_token",
-    "gap_at",
     "inside",
     "like_the_paper",
     "paper_rows",
     "recommend",
-    "settings_of",
     "step_of",
 ]
 
@@ -166,7 +156,8 @@ def step_of(manifest: Manifest, cluster: Inside, peak: float, lan: float, measur
     if measured < least:
         raise ConfigError(
             f"a step of {measured:g} s is over the devices' peak: {manifest.tokens_per_step:,} tokens take {work:.3g} operations,"
-            f" and {workers} devices make {workers * peak:.3g} a second at most, so {least:.3g} s. Measure a step, or leave it out."
+            f" and {workers} devices make {workers * peak:.3g} a second at most, so {least:.3g} s. Name your devices"
+            " (--device, --devices), measure a step, or leave it out."
         )
     return Step(measured, activations=activations)
 
@@ -181,100 +172,6 @@ def recommend(site: Site, method: Method) -> Overlap:
     late = min(1.0, beside.arrival_step / beside.round.steps)
     rebase = beside.tokens_per_second / (1 + DELAY_COST * late)
     return "rebase" if rebase > waiting.tokens_per_second else "none"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What hiding its exchange cost a small model, in the best arm of a codec and so many bits."""
-
-    gap: float
-    """How far the committed model ended above AllReduce's with the same inner optimizer, as a share of its loss."""
-    lead_weight: float
-    muon_momentum: float
-
-
-GAPS: dict[str, dict[float, Measured]] = {
-    "int2": {0.016: Measured(0.116, 1.0, 0.9), 0.04: Measured(0.108, 0.5, 0.95)},
-    "topk-int2": {0.016: Measured(0.162, 0.5, 0.95), 0.04: Measured(0.086, 0.5, 0.95)},
-}
-"""By codec, then by bits for each parameter and inner step: the best arm that rebases in `python -m bench.study`, on a model of
-0.23M parameters, 4 clusters and 1,200 steps, with Muon inside and Huffman coding; topk-int2 with k = 540 of 4,096, and other k are
-taken to cost as much at the same bits. Bits are a cell's limit, of which 94 to 98% were sent. It ranks codecs and says which way
-the loss goes, no more."""
-ALONE = 0.18
-"""The same of one cluster that exchanges nothing."""
-HORIZONS = tuple(sorted({round(10 * 1.25**power) for power in range(22)}))
-"""H that are looked at: 10 to 1,084."""
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What a site should take, and why not something else."""
-
-    estimate: Estimate
-    codec: str
-    overlap: str
-    bits: float
-    """For each parameter and inner step."""
-    gap: float
-    """By GAPS, between and beyond what was measured as straight lines and ends go."""
-    binds: str
-
-
-def advise(site: Site, codecs: Sequence[tuple[str, str, float]]) -> Advice:
-    """Of the codecs whose exchange some rounds hide, each in the shortest that do, the one that costs the least loss by GAPS; where
-    none does, what trains on the most tokens. `codecs`: name, codec and payload bytes of what there is to choose from."""
-    found = [_shortest(site, *each) for each in codecs]
-    hidden = [each for each in found if _hides(each.estimate)]
-    if not hidden:
-        return max(found, key=lambda each: each.estimate.tokens_per_second)
-    return min(hidden, key=lambda each: (each.gap, each.estimate.round.steps))
-
-
-def _hides(found: Estimate) -> bool:
-    """Whether the commit is there before the next phase ends."""
-    return found.arrival_step <= found.method.inner_steps
-
-
-def _shortest(site: Site, name: str, codec: str, size: float) -> Advice:
-    tried = [estimate(site, Method(name, size, h, 4 * h, "rebase")) for h in HORIZONS]
-    chosen = next(filter(_hides, tried), tried[-1])
-    overlap = recommend(site, chosen.method)
-    chosen = estimate(site, replace(chosen.method, overlap=overlap))
-    bits = 8 * size / site.parameters / chosen.round.steps
-    return Advice(chosen, codec, overlap, bits, gap_at(codec, bits), _binds(site, chosen))
-
-
-def gap_at(codec: str, bits: float) -> float:
-    """By GAPS, evenly in the logarithm of the bits; beyond what was measured as at its end."""
-    known = [(at, measured.gap) for at, measured in sorted(GAPS[codec].items())]
-    for (low, first), (high, second) in pairwise(known):
-        if low <= bits <= high:
-            share = math.log(bits / low) / math.log(high / low)
-            return first + share * (second - first)
-    return known[0][1] if bits < known[0][0] else known[-1][1]
-
-
-def settings_of(advice: Advice, compression: Compression, optimizer: str) -> dict[str, dict[str, Any]]:
-    """What a run file says that takes it, by section. `compression`: of the codec that is advised. Lead and momentum are those with
-    which the nearest bits were measured."""
-    nearest = GAPS[advice.codec][min(GAPS[advice.codec], key=lambda bits: abs(math.log(bits / advice.bits)))]
-    method = advice.estimate.method
-    rounds = {"inner_steps": method.inner_steps, "max_inner_steps": method.max_inner_steps, "overlap": advice.overlap}
-    if advice.overlap == "rebase":
-        rounds["lead_weight"] = nearest.lead_weight
-    found: dict[str, dict[str, Any]] = {"compression": compression.model_dump(exclude_defaults=True), "rounds": rounds}
-    return found | ({"training": {"muon_momentum": nearest.muon_momentum}} if optimizer == "muon" else {})
-
-
-def _binds(site: Site, chosen: Estimate) -> str:
-    """What would have to be better for shorter rounds, or faster steps."""
-    if site.step.activations > site.step.working:
-        return "the line between a cluster's boxes: passing activations on takes longer than computing"
-    line, rest, all_of_it = chosen.line_seconds, chosen.exchange_seconds - chosen.line_seconds, chosen.exchange_seconds
-    if line >= rest:
-        return f"the line to the other clusters: {line:,.3g} of the exchange's {all_of_it:,.3g} s"
-    return f"what a round costs whatever its bytes, and the codec: {rest:,.3g} of the exchange's {all_of_it:,.3g} s"
 
 
 # The published 107B run

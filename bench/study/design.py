@@ -1,4 +1,4 @@
-"""The design of the study, written down before it is run; nothing here is chosen by what comes out.
+"""The design of the study, written down before it is run: what was looked at before stands in docs/results.md.
 
     factors    inner optimizer x codec x overlap; H is no factor: it is what the bytes that a step may cost make of a codec
     cells      size of the model, clusters, length, bytes, text. What is compared in a cell has as much time by the clock
@@ -83,7 +83,7 @@ RANGES: Ranges = ((1.5e-3, 1.2e-2), (0.01, 0.06), (0.7, 2.0))
 """Of AdamW's rate, Muon's, and the outer steady rate: drawn evenly in the logarithm."""
 MOMENTA = (0.0, 0.0, 0.4, 0.8)
 SLOW_RANGES: Ranges = ((5e-4, 4e-3), (0.0025, 0.01), (1.5, 3.5))
-"""Where clusters drift less in a phase, and their mean is taken farther."""
+"""Where clusters drift less in a phase, and their mean is taken farther. Written down after some thirty single runs, not kept."""
 SLOW_MOMENTA = (0.4, 0.6)
 
 Inner = Literal["adamw", "muon", "muon 0.9"]
@@ -138,8 +138,8 @@ FRAGMENTS = 2
 MIXED = 0.5
 """Published: the share of a live fragment that stays when the averaged one arrives."""
 LATER_CODECS = ("int2", "top 230", "top 540")
-"""With which what was thought of later is tried: Muon with less momentum, the whole lead, and slow inner steps under fast outer
-ones; these in all that waits for its commits, too."""
+"""With which what was thought of later is tried: Muon with less momentum; the whole lead; and what is slow inside, synchronous and
+with the whole lead."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS
 from dilocox.cli.init import preset_names, render_preset
-from dilocox.node import memory, plan
+from dilocox.node import advice, memory, plan
 from dilocox.node.clock import HEADERS, Line, Method, Site, Step, estimate, layouts_of, payload_bytes
 from dilocox.node.outer.state import StageState
 from dilocox.node.plan import PAPER, PUBLISHED
@@ -93,66 +94,105 @@ def test_it_recommends_waiting_where_waiting_is_sooner():
     assert plan.recommend(replace(SITE, fixed_seconds=0.01), replace(method, inner_steps=1)) == "none"
 
 
-CHOICES = [("dense", "int2", 2.5e8), ("sparse", "topk-int2", 5e7)]
+OFFERS = [
+    advice.Offer(Compression(codec="int2"), Method("dense", 2.5e8, 1, 1)),
+    advice.Offer(Compression(codec="topk-int2", k=64), Method("sparse", 5e7, 1, 1)),
+    advice.Offer(Compression(codec="fp16"), Method("of which nothing is known", 1.0, 1, 1)),
+]
+LONG = manifest(training={"total_steps": 100_000, "optimizer": "muon"}, rounds={"inner_steps": 10, "max_inner_steps": 30})
 
 
-def gaps(by_bits: dict[float, float]) -> dict[float, plan.Measured]:
-    return {bits: plan.Measured(gap, 0.5, 0.95) for bits, gap in by_bits.items()}
+def gaps(by_bits: dict[float, float]) -> dict[float, advice.Measured]:
+    return {bits: advice.Measured(gap, 0.5, 0.95, 1.0, 0.0) for bits, gap in by_bits.items()}
 
 
-def advised(monkeypatch: pytest.MonkeyPatch, site: Site, dense: float = 0.1, sparse: float = 0.2) -> plan.Advice:
-    monkeypatch.setattr(plan, "GAPS", {"int2": gaps({0.01: dense}), "topk-int2": gaps({0.01: sparse})})
-    return plan.advise(site, CHOICES)
+def advised(
+    monkeypatch: pytest.MonkeyPatch, site: Site, dense: float = 0.1, sparse: float = 0.2, run: Manifest = LONG
+) -> advice.Advice:
+    monkeypatch.setattr(advice, "GAPS", {"int2": gaps({0.01: dense}), "topk-int2": gaps({0.01: sparse})})
+    return advice.advise(site, OFFERS, run)
 
 
 def test_it_advises_the_shortest_rounds_that_hide_the_exchange(monkeypatch: pytest.MonkeyPatch):
     site = replace(SITE, fixed_seconds=5.0)
-    advice = advised(monkeypatch, site)
-    h = advice.estimate.method.inner_steps
-    assert advice.estimate.method.name == "dense"
-    assert advice.estimate.arrival_step <= h
-    shorter = max(each for each in plan.HORIZONS if each < h)
-    assert estimate(site, replace(advice.estimate.method, inner_steps=shorter)).arrival_step > shorter
-    assert advice.bits == pytest.approx(8 * 2.5e8 / 10**9 / advice.estimate.round.steps)
+    found = advised(monkeypatch, site)
+    h = found.estimate.method.inner_steps
+    assert found.estimate.method.name == "dense"
+    assert found.hides
+    assert found.estimate.arrival_step <= h
+    assert found.estimate.method.max_inner_steps == 3 * h, "as many phases as the run has"
+    shorter = max(each for each in advice.HORIZONS if each < h)
+    assert estimate(site, replace(found.estimate.method, inner_steps=shorter)).arrival_step > shorter
+    assert found.bits == pytest.approx(8 * 2.5e8 / 10**9 / found.estimate.round.steps)
 
 
 def test_of_hidden_exchanges_it_advises_what_costs_the_least_loss(monkeypatch: pytest.MonkeyPatch):
-    assert advised(monkeypatch, SITE, dense=0.3, sparse=0.2).codec == "topk-int2"
-    assert advised(monkeypatch, SITE, dense=0.1, sparse=0.2).codec == "int2"
+    assert advised(monkeypatch, SITE, dense=0.3, sparse=0.2).compression.codec == "topk-int2"
+    assert advised(monkeypatch, SITE, dense=0.1, sparse=0.2).compression.codec == "int2"
     slow = replace(SITE, line=Line.both_ways(1e6))
-    assert advised(monkeypatch, slow).codec == "topk-int2", "what no rounds hide is not advised, whatever it costs"
+    assert advised(monkeypatch, slow).compression.codec == "topk-int2", "what no rounds hide is not advised, whatever it costs"
+
+
+def test_rounds_are_no_longer_than_a_run_has_room_for(monkeypatch: pytest.MonkeyPatch):
+    short = manifest(training={"total_steps": 200, "optimizer": "muon"})
+    found = advised(monkeypatch, replace(SITE, fixed_seconds=500.0), run=short)
+    assert not found.hides
+    assert found.estimate.method.inner_steps <= 200 // advice.LEAST_ROUNDS
+
+
+def test_a_codec_takes_its_seconds(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        "tests.unit.test_plan.OFFERS",
+        [replace(offer, method=replace(offer.method, encode_seconds=99.0)) for offer in OFFERS],
+    )
+    found = advised(monkeypatch, SITE)
+    assert found.estimate.exchange_seconds > 99.0
+    assert found.estimate.method.inner_steps >= 99
 
 
 def test_it_says_what_binds(monkeypatch: pytest.MonkeyPatch):
     assert "the line to the other clusters" in advised(monkeypatch, SITE).binds
     assert "whatever its bytes" in advised(monkeypatch, replace(SITE, fixed_seconds=900.0)).binds
     assert "between a cluster's boxes" in advised(monkeypatch, replace(SITE, step=Step(1.0, activations=9.0))).binds
+    fast = replace(SITE, line=Line.both_ways(1e12))
+    assert advised(monkeypatch, fast).binds == "nothing shorter than 10 steps is looked at"
 
 
 def test_between_what_was_measured_a_gap_goes_evenly_in_the_logarithm(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "GAPS", {"int2": gaps({0.01: 0.2, 0.04: 0.1})})
-    found = [plan.gap_at("int2", bits) for bits in (0.001, 0.01, 0.02, 0.04, 1.0)]
+    monkeypatch.setattr(advice, "GAPS", {"int2": gaps({0.01: 0.2, 0.04: 0.1})})
+    found = [advice.gap_at("int2", bits) for bits in (0.001, 0.01, 0.02, 0.04, 1.0)]
     assert found == pytest.approx([0.2, 0.2, 0.15, 0.1, 0.1])
+    assert [advice.nearest("int2", bits).gap for bits in (0.001, 0.019, 0.021, 1.0)] == [0.2, 0.2, 0.1, 0.1]
+
+
+def test_less_than_was_measured_costs_more_than_the_gap(monkeypatch: pytest.MonkeyPatch):
+    assert not advised(monkeypatch, SITE).below_measured
+    assert advised(monkeypatch, replace(SITE, fixed_seconds=900.0)).below_measured
 
 
 def test_gaps_are_those_of_the_published_study():
-    """Of each codec the best arm that hides its exchange, and of one cluster alone."""
+    """Of each codec the best arm that rebases the whole, at rates of the ranges that all share; and of one cluster alone."""
     study = json.loads((Path(__file__).parents[2] / "docs/results/study.json").read_text())["results"]
-    cells = {cell["name"]: cell["rows"] for cell in study["cells"]}
-    for bits in sorted({bits for by_bits in plan.GAPS.values() for bits in by_bits}):
-        best: dict[str, tuple[float, str]] = {}
-        for row in cells[f"small, 4 clusters, 1,200 steps, {bits:g} bit"]:
-            if (arm := ARMS[row["arm"]]).hides:
-                codec = CODECS[arm.codec]["codec"]
-                best[codec] = min(best.get(codec, (1.0, "")), (row["gap"], row["arm"]))
-        told = {codec: by_bits[bits] for codec, by_bits in plan.GAPS.items() if bits in by_bits}
-        assert told.keys() == best.keys()
-        for codec, (gap, name) in best.items():
-            assert told[codec].gap == pytest.approx(gap, abs=0.001)
-            assert told[codec].lead_weight == OVERLAPS[ARMS[name].overlap]["lead_weight"]
-            assert told[codec].muon_momentum == INNERS[ARMS[name].inner].get("muon_momentum", 0.95)
-    alone = {row["arm"]: row["gap"] for row in cells["small, 4 clusters, 1,200 steps, 0.016 bit"]}["muon | alone"]
-    assert alone == pytest.approx(plan.ALONE, abs=0.001)
+    cells = {cell["name"]: {row["arm"]: row for row in cell["rows"]} for cell in study["cells"]}
+    for codec, by_bits in advice.GAPS.items():
+        for bits, told in by_bits.items():
+            rows = cells[f"small, 4 clusters, 1,200 steps, {bits:g} bit"]
+            of_codec = [
+                name
+                for name in rows
+                if (arm := ARMS[name]).overlap.startswith("rebase")
+                and CODECS[arm.codec]["codec"] == codec
+                and (arm.fragments, arm.slow, arm.inner.startswith("muon")) == (1, False, True)
+            ]
+            best = min(of_codec, key=lambda name: rows[name]["gap"])
+            tuned = rows[best]["tuned"]["choice"]
+            assert told.gap == pytest.approx(rows[best]["gap"], abs=0.001)
+            assert told.lead_weight == OVERLAPS[ARMS[best].overlap]["lead_weight"]
+            assert told.muon_momentum == INNERS[ARMS[best].inner].get("muon_momentum", 0.95)
+            assert told.outer_momentum == tuned["momentum"]
+            assert told.outer_rate == pytest.approx(tuned["steady_rate"] * (1 - tuned["momentum"]), abs=0.01)
+    alone = cells["small, 4 clusters, 1,200 steps, 0.016 bit"]["muon | alone"]["gap"]
+    assert alone == pytest.approx(advice.ALONE, abs=0.001)
 
 
 def test_a_run_file_is_planned_for_machines_like_its_nearest_preset_s(tmp_path: Path):
@@ -166,20 +206,41 @@ def test_a_run_file_is_planned_for_machines_like_its_nearest_preset_s(tmp_path: 
     assert (wider["clusters"], wider["line"]) == (9, site["line"]), "what is said counts, and the rest stays"
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_run_as_it_is_advised_is_as_long(monkeypatch: pytest.MonkeyPatch, optimizer: str):
+    rounds = {
+        "inner_steps": 50,
+        "max_inner_steps": 100,
+        "first_inner_steps": 20,
+        "synchronous_rounds": 2,
+        "min_inner_steps": 40,
+    }
+    run = manifest(training={"total_steps": 5000, "optimizer": optimizer, "warmup_steps": 5}, rounds=rounds)
+    found = advised(monkeypatch, replace(SITE, fixed_seconds=5.0), run=run)
+    merged = run.model_dump()
+    assert advice.superseded(run) == ["first_inner_steps", "min_inner_steps"]
+    merged["rounds"] |= dict.fromkeys(advice.superseded(run))
+    told = advice.settings_of(found, run)
+    assert ("outer" in told) == (optimizer == "muon"), "what was measured is of Muon"
+    for section, values in told.items():
+        merged[section] = values if section == "compression" else merged[section] | values
+    taken = Manifest.model_validate(merged)
+    assert taken.rounds.count * taken.rounds.inner_steps == pytest.approx(5000, rel=0.02)
+    assert taken.compression.codec == found.compression.codec
+
+
 def test_what_is_advised_is_said_as_a_run_file_has_it():
-    told = json.loads(dilocox("--preset", "llama-350m", "--json").stdout)["advice"]
-    merged = Manifest.from_toml(render_preset("llama-350m", "x", "00" * 32)).model_dump()
-    merged["compression"] = told["settings"].pop("compression")
-    for section, values in told["settings"].items():
-        merged[section] |= values
-    run = Manifest.model_validate(merged)
-    assert told["codec"].startswith(run.compression.codec)
-    assert (run.rounds.inner_steps, run.rounds.overlap) == (told["inner_steps"], told["overlap"])
-    best = plan.GAPS[run.compression.codec]
-    nearest = best[min(best, key=lambda bits: abs(bits - told["bits"]))]
-    assert (run.rounds.lead_weight, run.training.muon_momentum) == (nearest.lead_weight, nearest.muon_momentum)
-    in_words = dilocox("--preset", "llama-350m").stdout
-    assert f"inner_steps = {run.rounds.inner_steps}, " in in_words
+    told = dilocox("--preset", "llama-350m").stdout
+    block = told[told.index("\n[compression]") : told.index("\nnot named")]
+    assert tomllib.loads(block) == json.loads(dilocox("--preset", "llama-350m", "--json").stdout)["advice"]["settings"]
+    assert "clusters 4, boxes 1, devices 1, device 4090, bandwidth 100mbit" in told
+
+
+def test_a_step_that_is_faster_than_a_device_that_nobody_named_says_how_to_name_it():
+    told = dilocox("--preset", "llama-125m", "--step-seconds", "0.1").stderr
+    assert "over the devices' peak" in told
+    assert "--device" in told
+    assert dilocox("--preset", "llama-125m", "--step-seconds", "0.1", "--device", "h100").returncode == 0
 
 
 def test_every_preset_says_what_it_is_made_for():
@@ -262,7 +323,7 @@ def test_the_command_compares_codecs_and_says_what_it_assumes():
     rows = {(row["codec"], row["inner_steps"]): row for row in report["rows"]}
     assert ("topk-int2 760", 10) in rows
     assert rows[("fp16", 20)]["payload_bytes"] > 10 * rows[("topk-int2 256", 20)]["payload_bytes"]
-    assert len(report["assumptions"]) == 9
+    assert len(report["assumptions"]) == 10
     assert report["site"]["step"]["activations"] == 0, "no pipeline leaves its box"
     assert "+0.7%" in dilocox("--paper").stdout
     wrongs = (["--bandwidth", "fast"], ["--inner-steps", "0"], ["--preset", "none"], ["nowhere.toml"], ["--device", "abacus"])

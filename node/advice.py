@@ -1,0 +1,181 @@
+"""What `dilocox plan` advises a site to take: codec, H and overlap, and what that cost a small model. Arithmetic only."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from dilocox.node.clock import Estimate, Method, Overlap, Site, estimate
+from dilocox.node.plan import recommend
+from dilocox.protocol.manifest import Compression, Manifest
+
+__all__ = [
+    "ALONE",
+    "GAPS",
+    "HORIZONS",
+    "Advice",
+    "Measured",
+    "Offer",
+    "advise",
+    "gap_at",
+    "lengthened",
+    "nearest",
+    "settings_of",
+    "superseded",
+]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What hiding its exchange cost a small model, in the best arm of a codec and so many bits; and what that arm took, whose inner
+    rates are its own."""
+
+    gap: float
+    """How far the committed model ended above AllReduce's with the same inner optimizer, as a share of its loss."""
+    lead_weight: float
+    muon_momentum: float
+    outer_rate: float
+    outer_momentum: float
+
+
+GAPS: dict[str, dict[float, Measured]] = {
+    "int2": {0.016: Measured(0.116, 1.0, 0.9, 1.03, 0.4), 0.04: Measured(0.108, 0.5, 0.95, 0.73, 0.0)},
+    "topk-int2": {0.016: Measured(0.162, 0.5, 0.95, 0.73, 0.0), 0.04: Measured(0.086, 0.5, 0.95, 0.73, 0.0)},
+}
+"""By codec, then by bits for each parameter and inner step: the best arm that rebases in `python -m bench.study`, at rates from the
+ranges that all arms share, on a model of 0.23M parameters, 4 clusters and 1,200 steps, with Muon inside and Huffman coding;
+topk-int2 with k = 540 of 4,096, and other k are taken to cost as much at the same bits. Bits are a cell's limit, of which 94 to 98%
+were sent. It ranks codecs and says which way the loss goes, no more."""
+ALONE = 0.162
+"""The same of one cluster that exchanges nothing."""
+HORIZONS = tuple(sorted({round(10 * 1.25**power) for power in range(22)}))
+"""H that are looked at: 10 to 1,084; in short runs …"""
+LEAST_ROUNDS = 10
+"""… no more than make so many rounds."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A codec that there is to choose from."""
+
+    compression: Compression
+    method: Method
+    """With any H."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a site should take, and why not something else."""
+
+    estimate: Estimate
+    compression: Compression
+    overlap: Overlap
+    hides: bool
+    """Whether commits are there before the next phase ends."""
+    bits: float
+    """For each parameter and inner step."""
+    gap: float
+    """By GAPS, between and beyond what was measured as straight lines and ends go; of Muon with rebase."""
+    binds: str
+    """A sentence: what would have to be better for shorter rounds, or faster steps."""
+
+    @property
+    def below_measured(self) -> bool:
+        """Whether it sends less than was measured: then it costs more than `gap`."""
+        return self.bits < min(GAPS[self.compression.codec])
+
+
+def lengthened(method: Method, inner_steps: int, manifest: Manifest) -> Method:
+    """With another H, and as many phases until a late commit is waited for as the run has."""
+    rounds = manifest.rounds
+    most = max(inner_steps, inner_steps * rounds.max_inner_steps // rounds.inner_steps)
+    return replace(method, inner_steps=inner_steps, max_inner_steps=most)
+
+
+def advise(site: Site, offers: Sequence[Offer], manifest: Manifest) -> Advice:
+    """Of the codecs whose exchange some rounds hide, each in the shortest that do, the one that costs the least loss by GAPS; where
+    none does, what trains on the most tokens. Codecs that are none of GAPS are passed over."""
+    found = [_shortest(site, offer, manifest) for offer in offers if offer.compression.codec in GAPS]
+    hidden = [each for each in found if each.hides]
+    if not hidden:
+        return max(found, key=lambda each: each.estimate.tokens_per_second)
+    return min(hidden, key=lambda each: (each.gap, each.estimate.round.steps))
+
+
+def _shortest(site: Site, offer: Offer, manifest: Manifest) -> Advice:
+    longest = manifest.training.total_steps // LEAST_ROUNDS
+    looked_at = [h for h in HORIZONS if h <= longest] or [max(1, longest)]
+    tried = [estimate(site, replace(lengthened(offer.method, h, manifest), overlap="rebase")) for h in looked_at]
+    chosen = next(filter(_hides, tried), tried[-1])
+    overlap = recommend(site, chosen.method)
+    bits = 8 * offer.method.payload_bytes / site.parameters / chosen.round.steps
+    return Advice(
+        estimate(site, replace(chosen.method, overlap=overlap)),
+        offer.compression,
+        overlap,
+        _hides(chosen),
+        bits,
+        gap_at(offer.compression.codec, bits),
+        _binds(site, chosen, looked_at[0]),
+    )
+
+
+def _hides(found: Estimate) -> bool:
+    return found.arrival_step <= found.method.inner_steps
+
+
+def gap_at(codec: str, bits: float) -> float:
+    """By GAPS, evenly in the logarithm of the bits; beyond what was measured as at its end."""
+    known = [(at, measured.gap) for at, measured in sorted(GAPS[codec].items())]
+    for (low, first), (high, second) in pairwise(known):
+        if low <= bits <= high:
+            share = math.log(bits / low) / math.log(high / low)
+            return first + share * (second - first)
+    return known[0][1] if bits < known[0][0] else known[-1][1]
+
+
+def nearest(codec: str, bits: float) -> Measured:
+    """What was measured nearest to these bits, in their logarithm."""
+    return GAPS[codec][min(GAPS[codec], key=lambda at: abs(math.log(at / bits)))]
+
+
+def settings_of(advice: Advice, manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """What the run file says that takes it, by section: [compression] whole, and of others these keys. The run stays as long. Lead,
+    momenta and the outer rate are those with which the nearest bits were measured, where they were: of Muon with rebase."""
+    method, rounds = advice.estimate.method, advice.estimate.round
+    told: dict[str, dict[str, Any]] = {
+        "compression": advice.compression.model_dump(exclude_unset=True),
+        "rounds": {
+            "count": max(1, round(manifest.training.total_steps / rounds.steps)),
+            "inner_steps": method.inner_steps,
+            "max_inner_steps": method.max_inner_steps,
+            "overlap": advice.overlap,
+        },
+    }
+    if advice.overlap == "rebase" and manifest.training.optimizer == "muon":
+        found = nearest(advice.compression.codec, advice.bits)
+        told["rounds"]["lead_weight"] = found.lead_weight
+        told["outer"] = {"learning_rate": found.outer_rate, "momentum": found.outer_momentum}
+        told["training"] = {"muon_momentum": found.muon_momentum}
+    return told
+
+
+def superseded(manifest: Manifest) -> list[str]:
+    """Keys of [rounds] that would make another H of it, where the run file has them."""
+    keys = ("first_inner_steps", "min_inner_steps", "round_seconds")
+    return [key for key in keys if getattr(manifest.rounds, key) is not None]
+
+
+def _binds(site: Site, chosen: Estimate, least: int) -> str:
+    if site.step.activations > site.step.working:
+        between = "the line between a cluster's boxes: passing activations on takes longer than computing"
+        return f"its steps are this long because of {between}"
+    if _hides(chosen) and chosen.method.inner_steps == least:
+        return f"nothing shorter than {least} steps is looked at"
+    line, rest, all_of_it = chosen.line_seconds, chosen.exchange_seconds - chosen.line_seconds, chosen.exchange_seconds
+    if line >= rest:
+        why = f"the line to the other clusters: {line:,.3g} of the exchange's {all_of_it:,.3g} s"
+    else:
+        why = f"what a round costs whatever its bytes, and the codec: {rest:,.3g} of the exchange's {all_of_it:,.3g} s"
+    return f"its rounds are this long because of {why}"
