@@ -45,21 +45,21 @@ class Setting:
     devices: int
     """Of a box."""
     device: str
-    """Of PEAKS."""
+    """Of PEAKS, or its peak in TFLOP/s."""
     bandwidth: str
     """Of a box's line, each way."""
 
 
 MADE_FOR = {
-    "tiny": Setting(3, 1, 1, "3090", "1gbit"),
-    "llama-10m": Setting(4, 1, 1, "3090", "100mbit"),
+    "tiny": Setting(3, 1, 1, "0.05", "1gbit"),
+    "llama-10m": Setting(4, 1, 1, "1", "100mbit"),
     "llama-125m": Setting(4, 1, 1, "4090", "100mbit"),
     "llama-350m": Setting(4, 1, 1, "4090", "100mbit"),
     "llama-1b": Setting(8, 1, 4, "4090", "200mbit"),
     "llama-7b": Setting(16, 1, 8, "4090", "1gbit"),
     "qwen1.5-107b": Setting(2, 10, 8, "a800", "1gbit"),
 }
-"""By preset. The last is the published run's."""
+"""By preset. The smallest are for processors; the last is the published run's."""
 
 DELAY_COST = 0.16
 """Extra tokens to reach the same loss, as a share, when a commit arrives a whole phase late (overlap rebase, half the

@@ -243,10 +243,22 @@ def test_a_step_that_is_faster_than_a_device_that_nobody_named_says_how_to_name_
     assert dilocox("--preset", "llama-125m", "--step-seconds", "0.1", "--device", "h100").returncode == 0
 
 
+@pytest.mark.parametrize("name", sorted(set(preset_names()) - {"qwen1.5-107b"}))
+def test_a_preset_hides_its_exchange_on_the_machines_that_it_is_made_for(name: str):
+    preset = Manifest.from_toml(render_preset(name, "x", "00" * 32))
+    h, k = preset.rounds.inner_steps, preset.compression.k
+    told = json.loads(dilocox("--preset", name, "--inner-steps", str(h), "--json").stdout)
+    (row,) = (row for row in told["rows"] if row["codec"] == f"{preset.compression.codec} {k}")
+    assert row["arrival_step"] <= row["steps"] == h
+    assert row["overlap"] == preset.rounds.overlap, "as the plan says"
+    assert told["advice"]["hides"]
+
+
 def test_every_preset_says_what_it_is_made_for():
     assert set(plan.MADE_FOR) == set(preset_names())
     for name, site in plan.MADE_FOR.items():
-        said = f"{site.clusters} clusters, {site.boxes} x {site.devices} x {site.device} each, lines of {site.bandwidth}"
+        kind = site.device if site.device in plan.PEAKS else f"{site.device} TFLOP/s"
+        said = f"{site.clusters} clusters, {site.boxes} x {site.devices} x {kind} each, lines of {site.bandwidth}"
         assert said in render_preset(name, "x", "00" * 32)
 
 
