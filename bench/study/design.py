@@ -194,6 +194,7 @@ def _arms() -> list[Arm]:
     }
     arms = [Arm(name, inner) for inner, name in REFERENCES.items()]
     arms += [Arm(f"{inner} | alone", inner, NOTHING) for inner in INNERS]
+    arms.append(Arm("muon, slow | alone", "muon", NOTHING, slow=True))
     for inner in INNERS:
         for codec in FACTORS:
             for overlap in OVERLAPS:
