@@ -40,7 +40,11 @@ class Measured:
 
 
 GAPS: dict[str, dict[float, Measured]] = {
-    "int2": {0.016: Measured(0.112, 1.0, 0.9, 1.03, 0.4), 0.04: Measured(0.108, 0.5, 0.95, 0.73, 0.0)},
+    "int2": {
+        0.016: Measured(0.112, 1.0, 0.9, 1.03, 0.4),
+        0.04: Measured(0.108, 0.5, 0.95, 0.73, 0.0),
+        0.2: Measured(0.043, 1.0, 0.9, 1.03, 0.4),
+    },
     "topk-int2": {0.016: Measured(0.162, 0.5, 0.95, 0.73, 0.0), 0.04: Measured(0.086, 0.5, 0.95, 0.73, 0.0)},
 }
 """By codec, then by bits for each parameter and inner step: the best arm that rebases in `python -m bench.study`, at rates from the
