@@ -98,7 +98,7 @@ def plan(
             "overlap": advice.overlap,
             "hides": advice.hides,
             "bits": advice.bits,
-            "gap": advice.gap if _measured(advice, manifest) else None,
+            "gap": advice.gap if advising.is_measured(advice, manifest) else None,
             "alone": advising.ALONE,
             "settings": advising.settings_of(advice, manifest),
             "superseded": advising.superseded(manifest),
@@ -165,11 +165,6 @@ def _check_memory(cluster: Inside, device: str) -> None:
         )
 
 
-def _measured(advice: Advice, manifest: Manifest) -> bool:
-    """Whether GAPS are about such a run."""
-    return advice.overlap == "rebase" and manifest.training.optimizer == "muon"
-
-
 def _advised(advice: Advice, manifest: Manifest) -> list[str]:
     found = advice.estimate
     taken = (
@@ -179,7 +174,7 @@ def _advised(advice: Advice, manifest: Manifest) -> list[str]:
     if not advice.hides:
         nothing = f"no rounds hide the exchange in a run of {manifest.training.total_steps:,} steps"
         return [f"{nothing}; the most tokens are had with {taken}", advice.binds]
-    if not _measured(advice, manifest):
+    if not advising.is_measured(advice, manifest):
         return [f"take {taken}", advice.binds, "what that costs in loss was not measured: only Muon with rebase was"]
     least = "at least " * advice.below_measured
     return [

@@ -19,6 +19,7 @@ __all__ = [
     "Offer",
     "advise",
     "gap_at",
+    "is_measured",
     "lengthened",
     "nearest",
     "settings_of",
@@ -144,9 +145,14 @@ def nearest(codec: str, bits: float) -> Measured:
     return GAPS[codec][min(GAPS[codec], key=lambda at: abs(math.log(at / bits)))]
 
 
+def is_measured(advice: Advice, manifest: Manifest) -> bool:
+    """Whether GAPS are about such a run: of Muon with rebase."""
+    return advice.overlap == "rebase" and manifest.training.optimizer == "muon"
+
+
 def settings_of(advice: Advice, manifest: Manifest) -> dict[str, dict[str, Any]]:
     """What the run file says that takes it, by section: [compression] whole, and of others these keys. The run stays as long. Lead,
-    momenta and the outer rate are those with which the nearest bits were measured, where they were: of Muon with rebase."""
+    momenta and the outer rate are those with which the nearest bits were measured, where they were."""
     method, rounds = advice.estimate.method, advice.estimate.round
     told: dict[str, dict[str, Any]] = {
         "compression": advice.compression.model_dump(exclude_unset=True),
@@ -157,7 +163,7 @@ def settings_of(advice: Advice, manifest: Manifest) -> dict[str, dict[str, Any]]
             "overlap": advice.overlap,
         },
     }
-    if advice.overlap == "rebase" and manifest.training.optimizer == "muon":
+    if is_measured(advice, manifest):
         found = nearest(advice.compression.codec, advice.bits)
         told["rounds"]["lead_weight"] = found.lead_weight
         told["outer"] = {"learning_rate": found.outer_rate, "momentum": found.outer_momentum}
