@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+for needed in ("Crypto", "eth_account"):
+    pytest.importorskip(needed, reason="pip install -e '.[zerog,settlement]'")
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(find_spec("core") is None, reason="pip install -e '.[zerog]'"),
