@@ -83,7 +83,8 @@ RANGES: Ranges = ((1.5e-3, 1.2e-2), (0.01, 0.06), (0.7, 2.0))
 """Of AdamW's rate, Muon's, and the outer steady rate: drawn evenly in the logarithm."""
 MOMENTA = (0.0, 0.0, 0.4, 0.8)
 SLOW_RANGES: Ranges = ((5e-4, 4e-3), (0.0025, 0.01), (1.5, 3.5))
-"""Where clusters drift less in a phase, and their mean is taken farther. Written down after some thirty single runs, not kept."""
+"""Where clusters drift less in a phase, and their mean is taken farther. Written down after some eighty single
+runs, not kept (docs/results.md)."""
 SLOW_MOMENTA = (0.4, 0.6)
 
 Inner = Literal["adamw", "muon", "muon 0.9"]
