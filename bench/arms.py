@@ -56,7 +56,13 @@ class Arm:
         toy: Settings = {
             "model": {"family": "llama", "sequence_length": 64, "stages": 1, "seed": seed},
             "data": {**(text or stdlib()).settings, "seed": seed, "evaluation_sequences": 256},
-            "training": {"optimizer": "adamw", "microbatches": 1, "total_steps": steps, "warmup_steps": 30},
+            "training": {
+                "optimizer": "adamw",
+                "muon_momentum": 0.95,
+                "microbatches": 1,
+                "total_steps": steps,
+                "warmup_steps": 30,
+            },
             "outer": {"learning_rate": 1.0, "momentum": 0.0},
             "rounds": self._rounds(steps),
         }
@@ -69,6 +75,7 @@ class Arm:
         horizon = min(self.horizon, steps // 2)
         return {
             "inner_steps": horizon,
+            "lead_weight": 0.5,
             "max_inner_steps": MOST_PHASES * horizon,
             "count": steps // horizon,
             "synchronous_rounds": 0,

@@ -127,7 +127,9 @@ def settings(steps: int, seed: int, shared: Mapping[str, str]) -> dict[str, dict
             "warmup_steps": 5,
             "learning_rate": 3e-3,
         },
+        "outer": {"learning_rate": 1.0, "momentum": 0.0},
         "rounds": {
+            "lead_weight": 0.5,
             "count": steps // HORIZON,
             "inner_steps": HORIZON,
             "max_inner_steps": 4 * HORIZON,

@@ -36,6 +36,11 @@ ADAPTERS = """[compression]
 codec = "int4"            # adapters are of low rank already
 
 """
+AVERAGING = """[outer]
+learning_rate = 1.0       # plain averaging: that the mean may be followed farther was measured from random weights, on one text
+momentum = 0.0
+
+"""
 APART = """agreement = 0.0         # sites' texts differ, and so does what they learn
 worth = 0.0"""
 PRIVATE = "private = true            # each cluster brings its own: dilocox node --private DIR"
@@ -111,6 +116,8 @@ def init(
     text = render_preset(preset, name or run_file.stem, owner.key.hex(), coordinator, source, digest)
     if private:
         text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1).replace("[scoring]\n", f"[scoring]\n{APART}\n", 1)
+    if private or begin is not None:
+        text = re.sub(r"^\[outer\]\n.*?(?=^(?:#|\[))", AVERAGING, text, count=1, flags=re.MULTILINE | re.DOTALL)
     if corpus.chat is not None:
         text = text.replace("[data]\n", f"[data]\n{CHAT}\n", 1)
         text = re.sub(

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bench.arms import ARMS, Settings
+from bench.arms import ARMS, Arm, Settings
+from bench.report import load_preset
 from bench.texts import Text, stdlib
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Manifest
@@ -32,7 +33,22 @@ __all__ = [
 HORIZON = 5
 ARRIVAL = 2
 """Inner step at which a commit arrives."""
-CODECS = {"sparse": "ours", "low rank": "DiLoCoX"}
+_BY_ARM = {arm.name: arm for arm in ARMS}
+_PRESET = load_preset("llama-10m").model_dump(exclude_none=True)
+DENSE: Settings = {
+    "training": {key: _PRESET["training"][key] for key in ("optimizer", "muon_momentum")},
+    "compression": _PRESET["compression"],
+    "rounds": {key: _PRESET["rounds"][key] for key in ("overlap", "lead_weight")},
+    "outer": _PRESET["outer"],
+}
+"""As presets have it."""
+AVERAGING: Settings = {"outer": {"learning_rate": 1.0, "momentum": 0.0}}
+CODECS: dict[str, tuple[Arm, Settings]] = {
+    "sparse": (_BY_ARM["ours"], AVERAGING),
+    "low rank": (_BY_ARM["DiLoCoX"], AVERAGING),
+    "dense": (replace(_BY_ARM["ours"], settings=DENSE), {}),
+}
+"""Of each kind of payloads the arm of bench/arms.py, and what is said on top of its settings and first choice."""
 SMALL: Settings = {
     "model": {"hidden_size": 64, "intermediate_size": 128, "sequence_length": 32},
     "data": {"evaluation_sequences": 128},
@@ -103,13 +119,14 @@ class Cell:
     text: Text
 
     def manifest(self) -> Manifest:
-        arm = replace(next(arm for arm in ARMS if arm.name == CODECS[self.codec]), horizon=HORIZON)
+        arm, on_top = CODECS[self.codec]
+        arm = replace(arm, horizon=HORIZON)
         defence = next(defence for defence in BY_NAME if defence.name == self.defence)
         choice: dict[str, dict[str, Any]] = {}
-        for settings in (arm.settings, arm.choices[0], SMALL, {"model": {"layers": self.layers}}, defence.settings):
+        model: Settings = {"model": {"layers": self.layers}}
+        for settings in (arm.settings, arm.choices[0], SMALL, model, on_top, defence.settings):
             for section, values in settings.items():
                 choice.setdefault(section, {}).update(values)
-        choice.setdefault("outer", {}).update({"learning_rate": 1.0, "momentum": 0.0})
         return arm.manifest(choice, self.steps, self.seed, self.text)
 
     @property

@@ -42,7 +42,7 @@ class Plan:
 
 
 def quick(text: Text) -> Plan:
-    return Plan([Cell("small", 2, 48, 0.1)], [REFERENCES["muon"], DEFAULT], Budget(2, 2), text, parts=True)
+    return Plan([Cell("small", 2, 48, 0.1)], [REFERENCES[ARMS[DEFAULT].inner], DEFAULT], Budget(2, 2), text, parts=True)
 
 
 def main() -> None:

@@ -100,8 +100,8 @@ SIZES = {
 """0.23M and 0.87M parameters, byte-level."""
 
 INNERS: dict[Inner, dict[str, Any]] = {
-    "adamw": {"optimizer": "adamw"},
-    "muon": {"optimizer": "muon"},
+    "adamw": {"optimizer": "adamw", "muon_momentum": 0.95},
+    "muon": {"optimizer": "muon", "muon_momentum": 0.95},
     "muon 0.9": {"optimizer": "muon", "muon_momentum": 0.9},
 }
 
@@ -332,6 +332,7 @@ class Trial:
         merged["data"] |= {**self.text.settings, "seed": self.seed, "evaluation_sequences": 2 * HALF}
         merged["training"] |= {"microbatches": 1, "batch_size": BATCH}
         merged["compression"] = {"codec": "fp32"}
+        merged["rounds"]["lead_weight"] = 0.5  # of arms that say nothing else
         return Manifest.model_validate(merged)
 
     @cached_property

@@ -12,8 +12,8 @@ __all__ = ["COLUMNS", "DEFAULT", "cells", "missed", "row_facts", "show"]
 
 GAP_BAR = 0.03
 """Of the default to its reference, in the centre."""
-DEFAULT = "muon | top 230 | rebase"
-"""What the larger presets take; smaller ones, for their faster lines, more values."""
+DEFAULT = "muon 0.9 | int2 | rebase, whole lead"
+"""What presets take."""
 
 
 COLUMNS = ["arm", "known as", "test loss", "± 95%", "gap", "of which", "H", "arrives at", "steps", "bit", "clock", "tuned"]

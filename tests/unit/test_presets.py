@@ -66,3 +66,4 @@ def test_sites_on_texts_of_their_own_are_not_measured_by_how_much_they_agree(tmp
         assert told.exit_code == 0, told.output
         run = Manifest.from_toml(file.read_text())
         assert (run.scoring.voters, run.scoring.agreement, run.data.private) == (32, agreement, bool(options))
+        assert (run.outer.momentum == 0) == bool(options), "farther than the mean goes only where all train on the same"

@@ -190,7 +190,7 @@ def test_gaps_are_to_the_reference_with_the_same_inner_optimizer():
 
 @pytest.mark.parametrize(("ours", "rival", "count"), [(1.02, 1.1, 0), (1.04, 1.1, 1), (1.02, 1.01, 1), (1.2, 1.1, 2)])
 def test_bars(monkeypatch: pytest.MonkeyPatch, ours: float, rival: float, count: int):
-    losses = {MUON: 1.0, DEFAULT: ours, "muon | int4 | none": rival}
+    losses = {REFERENCES[ARMS[DEFAULT].inner]: 1.0, DEFAULT: ours, "muon | int4 | none": rival}
     by_cell = {CENTRE: rows(CENTRE, list(losses), stdlib(), BUDGET, of_losses(losses).known)}
     assert len(missed({CENTRE: []})) == 2, "what is not known is not met"
     assert any("of which 0 are finished" in sentence for sentence in missed(by_cell)), "nor is a cell of a few arms finished"
