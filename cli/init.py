@@ -36,11 +36,16 @@ ADAPTERS = """[compression]
 codec = "int4"            # adapters are of low rank already
 
 """
-AVERAGING = """[outer]
-learning_rate = 1.0       # plain averaging: that the mean may be followed farther was measured from random weights, on one text
-momentum = 0.0
-
-"""
+AVERAGING = (
+    (
+        r"^learning_rate = 1\.03 .*\nmomentum = 0\.4 .*\n",
+        "learning_rate = 1.0       # plain averaging; presets go farther, as was measured from random weights on one text\n"
+        "momentum = 0.0\n",
+    ),
+    (r"^lead_weight = 1\.0", "lead_weight = 0.5"),
+    (r"^muon_momentum = 0\.9\n", ""),
+)
+"""What presets have, and what stands instead where that was not measured."""
 APART = """agreement = 0.0         # sites' texts differ, and so does what they learn
 worth = 0.0"""
 PRIVATE = "private = true            # each cluster brings its own: dilocox node --private DIR"
@@ -117,7 +122,8 @@ def init(
     if private:
         text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1).replace("[scoring]\n", f"[scoring]\n{APART}\n", 1)
     if private or begin is not None:
-        text = re.sub(r"^\[outer\]\n.*?(?=^(?:#|\[))", AVERAGING, text, count=1, flags=re.MULTILINE | re.DOTALL)
+        for found, instead in AVERAGING:
+            text = re.sub(found, instead, text, count=1, flags=re.MULTILINE)
     if corpus.chat is not None:
         text = text.replace("[data]\n", f"[data]\n{CHAT}\n", 1)
         text = re.sub(

@@ -33,6 +33,7 @@ from dilocox.transport.rates import bits_per_second
 
 __all__ = ["plan"]
 
+COMPARED = (30, 125, 500)
 SPARSE_SHARES = (64, 256, 512)
 """Values of every 4,096 that top-k is shown with."""
 MADE_FOR = "default: what the preset, or the one nearest in size, is made for"
@@ -59,7 +60,9 @@ def plan(
     fixed_seconds: Annotated[float, typer.Option(min=0, help="That a round costs whatever its bytes: votes and such.")] = 1.0,
     encode_seconds: Annotated[float, typer.Option(min=0, help="To encode a cluster's payload.")] = 0.0,
     apply_seconds: Annotated[float, typer.Option(min=0, help="To check and apply one cluster's payload.")] = 0.0,
-    inner_steps: Annotated[str, typer.Option(help="H to compare, separated by commas.")] = "30,125,500",
+    inner_steps: Annotated[
+        str, typer.Option(help="H to compare, separated by commas (default: the run's, 30, 125 and 500).")
+    ] = "",
     paper: Annotated[bool, typer.Option("--paper", help="The published 107B rows beside this model's.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -86,7 +89,7 @@ def plan(
     _check_memory(cluster, machines.device)
     offers = _offers(manifest, encode_seconds, apply_seconds)
     advice = advising.advise(site, offers, manifest)
-    methods = [advising.lengthened(offer.method, h, manifest) for offer in offers for h in _steps(inner_steps)]
+    methods = [advising.lengthened(offer.method, h, manifest) for offer in offers for h in _steps(inner_steps, manifest)]
     rows = [_row(site, method) for method in methods]
     rows.append({**_facts(ring(site)), "parameters": site.parameters, "overlap": "none"})
     assumptions = _assumptions(site, cluster, machines.device if step_seconds is None else "")
@@ -143,9 +146,9 @@ def _nearest_preset(manifest: Manifest) -> str:
     return min(sizes, key=lambda name: abs(math.log(sizes[name] / parameter_count(manifest.model))))
 
 
-def _steps(text: str) -> list[int]:
+def _steps(text: str, manifest: Manifest) -> list[int]:
     try:
-        steps = [int(part) for part in text.split(",")]
+        steps = [int(part) for part in text.split(",")] if text else sorted({manifest.rounds.inner_steps, *COMPARED})
     except ValueError:
         steps = []
     if not steps or min(steps) < 1:
@@ -175,7 +178,11 @@ def _advised(advice: Advice, manifest: Manifest) -> list[str]:
         nothing = f"no rounds hide the exchange in a run of {manifest.training.total_steps:,} steps"
         return [f"{nothing}; the most tokens are had with {taken}", advice.binds]
     if not advising.is_measured(advice, manifest):
-        return [f"take {taken}", advice.binds, "what that costs in loss was not measured: only Muon with rebase was"]
+        return [
+            f"take {taken}",
+            advice.binds,
+            "what that costs in loss was not measured: only Muon with rebase was, from random weights on a text that all share",
+        ]
     least = "at least " * advice.below_measured
     return [
         f"take {taken}",
@@ -277,8 +284,8 @@ def _assumptions(site: Site, cluster: Inside, device: str) -> list[str]:
         " of it; AllReduce is a ring in 16 bits",
         f"arrives: after {site.fixed_seconds:g} s that a round costs whatever its bytes (`python -m bench.clock` measures yours),"
         " the codec's seconds and the line's; where that is beyond H a cluster trains on, as far as max_inner_steps allow",
-        f"overlap: rebase costs {model.DELAY_COST:g} x arrival / H more tokens for the same loss (docs/results.md), waiting costs"
-        " its time; the sooner wins",
+        f"overlap: rebase with half the lead costs {model.DELAY_COST:g} x arrival / H more tokens for the same loss"
+        " (docs/results.md), waiting costs its time; the sooner wins",
     ]
 
 

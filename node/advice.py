@@ -43,15 +43,16 @@ class Measured:
 GAPS: dict[str, dict[float, Measured]] = {
     "int2": {
         0.016: Measured(0.112, 1.0, 0.9, 1.03, 0.4),
-        0.04: Measured(0.108, 0.5, 0.95, 0.73, 0.0),
+        0.04: Measured(0.076, 1.0, 0.9, 1.03, 0.4),
         0.2: Measured(0.043, 1.0, 0.9, 1.03, 0.4),
     },
     "topk-int2": {0.016: Measured(0.162, 0.5, 0.95, 0.73, 0.0), 0.04: Measured(0.086, 0.5, 0.95, 0.73, 0.0)},
 }
 """By codec, then by bits for each parameter and inner step: the best arm that rebases in `python -m bench.study`, at rates from the
 ranges that all arms share, on a model of 0.23M parameters, 4 clusters and 1,200 steps, with Muon inside and Huffman coding;
-topk-int2 with k = 540 of 4,096, and other k are taken to cost as much at the same bits. Of int2 at 0.016 bit two arms were run, of
-the others one. Bits are a cell's limit, of which 94 to 98% were sent. It ranks codecs and says which way the loss goes, no more."""
+topk-int2 with k = 540 of 4,096, and other k are taken to cost as much at the same bits. Two arms were run of int2 at 0.016 and of
+both at 0.04 bit, else one. Bits are a cell's limit, of which 94 to 98% were sent. It ranks codecs and says which way the loss goes,
+no more."""
 ALONE = 0.162
 """The same of one cluster that exchanges nothing."""
 HORIZONS = tuple(sorted({round(10 * 1.25**power) for power in range(22)}))
@@ -146,8 +147,9 @@ def nearest(codec: str, bits: float) -> Measured:
 
 
 def is_measured(advice: Advice, manifest: Manifest) -> bool:
-    """Whether GAPS are about such a run: of Muon with rebase."""
-    return advice.overlap == "rebase" and manifest.training.optimizer == "muon"
+    """Whether GAPS are about such a run: of Muon with rebase, from random weights, on a text that all share."""
+    begins = manifest.model.initial is None and manifest.model.lora is None and not manifest.data.private
+    return begins and advice.overlap == "rebase" and manifest.training.optimizer == "muon"
 
 
 def settings_of(advice: Advice, manifest: Manifest) -> dict[str, dict[str, Any]]:

@@ -138,13 +138,12 @@ def missed_by_scores(
 
 
 def shares(setting: Setting, score: Judged) -> dict[str, float]:
-    """What scoring takes, by preset that scores, of those that train as the setting does: inner steps of Muon are longer than those
-    of AdamW."""
+    """What scoring takes, by preset that scores with the setting's inner optimizer: Muon's steps are longer than AdamW's."""
     run = setting.cells("nobody", SCORES.name)[0].manifest()
     steps, found = steps_a_score(setting, score), dict[str, float]()
     for name in preset_names():
         preset = load_preset(name)
-        if (preset.training.optimizer, preset.compression.codec) == (run.training.optimizer, run.compression.codec):
+        if preset.training.optimizer == run.training.optimizer:
             found[name] = preset_share(name, steps, run.training.batch_size, setting.clusters)
     return {name: share for name, share in found.items() if share}
 

@@ -76,7 +76,7 @@ def test_the_cost_model_takes_the_measured_cost_of_a_late_commit():
 TUNED = {"tiny", "llama-10m"}
 
 
-def test_presets_take_what_ended_lowest_in_most_cells_of_the_registered_comparison():
+def test_presets_take_what_ended_lowest_in_most_cells_that_were_run_of_the_registered_comparison():
     """Presets, the study's default and docs/results hold together; of arms that drew from the ranges that all share."""
     study = json.loads((Path(__file__).parents[2] / "docs/results/study.json").read_text())["results"]
     arm, first, ran = ARMS[DEFAULT], 0, 0

@@ -230,6 +230,18 @@ def test_a_run_as_it_is_advised_is_as_long(monkeypatch: pytest.MonkeyPatch, opti
     assert taken.compression.codec == found.compression.codec
 
 
+@pytest.mark.parametrize("changes", [{"data": {"private": True}}, {"model": {"initial": "ab" * 32}}])
+def test_what_was_measured_is_of_random_weights_on_a_text_that_all_share(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, dict[str, object]]
+):
+    run = manifest(training={"total_steps": 100_000, "optimizer": "muon"}, **changes)
+    found = advised(monkeypatch, replace(SITE, fixed_seconds=5.0), run=run)
+    told = advice.settings_of(found, run)
+    assert "outer" not in told
+    assert "lead_weight" not in told["rounds"]
+    assert "outer" in advice.settings_of(found, LONG)
+
+
 def test_what_is_advised_is_said_as_a_run_file_has_it():
     told = dilocox("--preset", "llama-350m").stdout
     block = told[told.index("\n[compression]") : told.index("\nnot named")]
@@ -244,16 +256,24 @@ def test_a_step_that_is_faster_than_a_device_that_nobody_named_says_how_to_name_
     assert dilocox("--preset", "llama-125m", "--step-seconds", "0.1", "--device", "h100").returncode == 0
 
 
+ENCODED, APPLIED = 65e6, 190e6
+"""Values in a second, by one core of a busy machine: for slower lines and boxes there is `dilocox plan`."""
+
+
 @pytest.mark.parametrize("name", sorted(set(preset_names()) - {"qwen1.5-107b"}))
 def test_a_preset_takes_what_is_advised_for_the_machines_that_it_is_made_for(name: str):
     preset = Manifest.from_toml(render_preset(name, "x", "00" * 32))
-    h = preset.rounds.inner_steps
-    told = json.loads(dilocox("--preset", name, "--inner-steps", str(h), "--json").stdout)
+    h, made_for = preset.rounds.inner_steps, plan.MADE_FOR[name]
+    of_worker = parameter_count(preset.model) / made_for.boxes / made_for.devices
+    codec = ["--encode-seconds", str(of_worker / ENCODED), "--apply-seconds", str(of_worker / APPLIED)]
+    told = json.loads(dilocox("--preset", name, "--inner-steps", str(h), *codec, "--json").stdout)
     (row,) = (row for row in told["rows"] if row["codec"] == preset.compression.codec)
     assert row["arrival_step"] <= row["steps"] == h, "it hides its exchange"
+    told = json.loads(dilocox("--preset", name, "--json").stdout)
+    assert h in {row["inner_steps"] for row in told["rows"]}, "the run's own is compared"
     assert told["advice"]["hides"]
     settings = told["advice"]["settings"]
-    assert h >= settings["rounds"].pop("inner_steps"), "or longer, for what its codec takes"
+    assert h >= settings["rounds"].pop("inner_steps"), "or longer, for what the codec takes"
     for key in ("count", "max_inner_steps"):
         settings["rounds"].pop(key)
     for section, values in settings.items():

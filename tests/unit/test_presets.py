@@ -9,11 +9,13 @@ from typer.testing import CliRunner
 
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.cli.main import app
+from dilocox.node.check import held_bytes
 from dilocox.node.memory import stage_bytes
+from dilocox.node.plan import MADE_FOR
 from dilocox.node.training.model import build_chain
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count
+from dilocox.protocol.tensors import parameter_count, state_bytes
 from tests.corpora import corpus_of, words
 
 META = torch.device("meta")
@@ -66,4 +68,27 @@ def test_sites_on_texts_of_their_own_are_not_measured_by_how_much_they_agree(tmp
         assert told.exit_code == 0, told.output
         run = Manifest.from_toml(file.read_text())
         assert (run.scoring.voters, run.scoring.agreement, run.data.private) == (32, agreement, bool(options))
-        assert (run.outer.momentum == 0) == bool(options), "farther than the mean goes only where all train on the same"
+        averages = (run.outer.learning_rate, run.outer.momentum, run.rounds.lead_weight, run.training.muon_momentum) == (
+            1,
+            0,
+            0.5,
+            0.95,
+        )
+        assert averages == bool(options), "farther than the mean goes only where all train on the same"
+
+
+def test_what_is_private_keeps_an_outer_step_that_presets_do_not_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path))
+    folder, file = corpus_of(tmp_path / "text", words(400, 60)).folder, tmp_path / "run.toml"
+    told = CliRunner().invoke(app, ["init", str(file), "--preset", "qwen1.5-107b", "--data", f"text={folder}", "--private"])
+    assert told.exit_code == 0, told.output
+    assert Manifest.from_toml(file.read_text()).outer == preset("qwen1.5-107b").outer
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_payloads_that_wait_for_a_snapshot_are_no_more_than_six_states(name: str):
+    """Of as many clusters as it is made for: joiners fetch them on a line that carries the run's, too."""
+    run = preset(name)
+    waiting = held_bytes(run, MADE_FOR[name].clusters) - held_bytes(run, 0)
+    state = sum(state_bytes(run.model, stage) for stage in range(run.model.stages))
+    assert waiting <= 6 * state
