@@ -56,7 +56,7 @@ def model(hidden: int, middle: int, heads: int, kv_heads: int, layers: int, stag
 TOPK = {"codec": "topk-int2", "k": 230, "entropy_coding": True}
 TINY, LAYER_1B = model(128, 352, 4, 4, layers=4, stages=2), model(2048, 5504, 16, 16, layers=1, stages=3)
 LAYER_107B = model(8192, 49152, 64, 8, layers=1, stages=3)
-PRESET = load_preset("tiny")
+PRESET, OF_1B = load_preset("tiny"), load_preset("llama-1b")
 SHAPES = (
     Shape(
         "tiny stage",
@@ -70,6 +70,17 @@ SHAPES = (
         optimizer=PRESET.training.optimizer,
     ),
     Shape("tiny stage", TINY, 0, {"rank": 16}, 20, 8 * 128, 8 * 128, threads=1),
+    Shape(
+        "1B-shaped layer",
+        LAYER_1B,
+        1,
+        OF_1B.compression.model_dump(),
+        OF_1B.rounds.inner_steps,
+        8 * 2048,
+        1024,
+        optimizer=OF_1B.training.optimizer,
+        repeats=3,
+    ),
     Shape("1B-shaped layer", LAYER_1B, 1, TOPK, 100, 8 * 2048, 1024, repeats=3),
     Shape("1B-shaped layer", LAYER_1B, 1, {"rank": 128}, 100, 8 * 2048, 1024, repeats=3),
     Shape("107B-shaped layer", LAYER_107B, 1, TOPK, 125, 16 * 4096, 128, only="down_proj", repeats=1),
