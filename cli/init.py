@@ -27,7 +27,7 @@ from dilocox.transport.corpora import last_built, library, parse_folders, weight
 from dilocox.transport.data_directory import format_identity, load_identity
 from dilocox.transport.files import read_at_most, write_new
 
-__all__ = ["init", "preset_names", "render_preset"]
+__all__ = ["averaging", "init", "preset_names", "render_preset"]
 
 
 VOCABULARY_UNIT = 64
@@ -44,8 +44,13 @@ AVERAGING = (
     ),
     (r"^lead_weight = 1\.0", "lead_weight = 0.5"),
     (r"^muon_momentum = 0\.9\n", ""),
+    (
+        r'^codec = "int2" .*\n',
+        'codec = "topk-int2"       # with averaging and half the lead, rounds this long like sparse payloads better\n'
+        'k = 760                   # values kept of every 4,096 (they compete over the whole stage)\nscope = "stage"\n',
+    ),
 )
-"""What presets have, and what stands instead where that was not measured."""
+"""What presets have that belongs together, and what stands instead where it was not measured."""
 APART = """agreement = 0.0         # sites' texts differ, and so does what they learn
 worth = 0.0"""
 PRIVATE = "private = true            # each cluster brings its own: dilocox node --private DIR"
@@ -122,8 +127,7 @@ def init(
     if private:
         text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1).replace("[scoring]\n", f"[scoring]\n{APART}\n", 1)
     if private or begin is not None:
-        for found, instead in AVERAGING:
-            text = re.sub(found, instead, text, count=1, flags=re.MULTILINE)
+        text = averaging(text)
     if corpus.chat is not None:
         text = text.replace("[data]\n", f"[data]\n{CHAT}\n", 1)
         text = re.sub(
@@ -151,6 +155,13 @@ def init(
     errors.print(f"run id {manifest.run_id.hex()} (changes with every edit)", highlight=False)
     at = "" if folder == library(source) else f" --data {source}={folder}"
     errors.print(f"next: dilocox coordinator {run_file}{at}", highlight=False, soft_wrap=True)
+
+
+def averaging(text: str) -> str:
+    """A preset's text with what stands instead; that of the paper's preset, which has none of it, as it is."""
+    for pattern, instead in AVERAGING:
+        text = re.sub(pattern, instead, text, count=1, flags=re.MULTILINE)
+    return text
 
 
 def _imported(

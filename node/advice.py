@@ -101,12 +101,19 @@ def lengthened(method: Method, inner_steps: int, manifest: Manifest) -> Method:
 
 def advise(site: Site, offers: Sequence[Offer], manifest: Manifest) -> Advice:
     """Of the codecs whose exchange some rounds hide, each in the shortest that do, the one that costs the least loss by GAPS; where
-    none does, what trains on the most tokens. Codecs that are none of GAPS are passed over."""
-    found = [_shortest(site, offer, manifest) for offer in offers if offer.compression.codec in GAPS]
+    none does, what trains on the most tokens. Codecs that are none of GAPS are passed over; a run of which they say nothing keeps
+    its own."""
+    known = [offer for offer in offers if offer.compression.codec in GAPS]
+    own = [] if _is_of_gaps(manifest) else [offer for offer in known if _is_same(offer.compression, manifest.compression)]
+    found = [_shortest(site, offer, manifest) for offer in own or known]
     hidden = [each for each in found if each.hides]
     if not hidden:
         return max(found, key=lambda each: each.estimate.tokens_per_second)
     return min(hidden, key=lambda each: (each.gap, each.estimate.round.steps))
+
+
+def _is_same(one: Compression, other: Compression) -> bool:
+    return (one.codec, one.k) == (other.codec, other.k)
 
 
 def _shortest(site: Site, offer: Offer, manifest: Manifest) -> Advice:
@@ -147,9 +154,14 @@ def nearest(codec: str, bits: float) -> Measured:
 
 
 def is_measured(advice: Advice, manifest: Manifest) -> bool:
-    """Whether GAPS are about such a run: of Muon with rebase, from random weights, on a text that all share."""
+    """Whether GAPS are about such a run with such an overlap."""
+    return _is_of_gaps(manifest) and advice.overlap == "rebase"
+
+
+def _is_of_gaps(manifest: Manifest) -> bool:
+    """Whether GAPS rank its codecs: of Muon, from random weights, on a text that all share."""
     begins = manifest.model.initial is None and manifest.model.lora is None and not manifest.data.private
-    return begins and advice.overlap == "rebase" and manifest.training.optimizer == "muon"
+    return begins and manifest.training.optimizer == "muon"
 
 
 def settings_of(advice: Advice, manifest: Manifest) -> dict[str, dict[str, Any]]:

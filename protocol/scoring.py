@@ -40,7 +40,7 @@ class Score:
     before: float
     """Loss of the round's state, nats per token."""
     after: float
-    """Of that state with the contribution alone applied to it, without momentum."""
+    """Of that state with the contribution alone applied to it, without earlier momentum."""
     cosine: float
     """Between it and the voter's own contribution; 0 where one of them is nothing."""
 

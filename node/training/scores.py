@@ -1,7 +1,7 @@
 """A worker's part in scoring: candidates are made beside training, the loss is measured by all workers at one inner step.
 
-A candidate is Θ with one contribution alone applied to it, without momentum. Of our own contribution only the direction is kept, to
-see whether another's points away from it.
+A candidate is Θ with one contribution alone applied to it, without earlier momentum: lr * (1 + momentum) of it. Of our own
+contribution only the direction is kept, to see whether another's points away from it.
 """
 
 import logging

@@ -65,6 +65,7 @@ def test_a_run_file_of_a_folder_says_all_of_it(tmp_path: Path):
     assert len(store.stage_digests(run.model.root)) == 4
     assert "[training]" in text
     assert "A byte-level model" not in text
+    assert (run.compression.codec, run.outer.momentum, run.rounds.lead_weight) == ("topk-int2", 0.0, 0.5)
 
 
 def test_what_a_config_calls_its_keys_does_not_become_lines_of_the_run_file(tmp_path: Path):

@@ -239,6 +239,10 @@ def test_what_was_measured_is_of_random_weights_on_a_text_that_all_share(
     told = advice.settings_of(found, run)
     assert "outer" not in told
     assert "lead_weight" not in told["rounds"]
+    sparse = run.model_copy(update={"compression": Compression(codec="topk-int2", k=64)})
+    assert advised(monkeypatch, replace(SITE, fixed_seconds=5.0), run=sparse).compression.codec == "topk-int2", (
+        "it keeps its own"
+    )
     assert "outer" in advice.settings_of(found, LONG)
 
 

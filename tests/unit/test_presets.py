@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dilocox.cli.init import preset_names, render_preset
+from dilocox.cli.init import averaging, preset_names, render_preset
 from dilocox.cli.main import app
 from dilocox.node.check import held_bytes
 from dilocox.node.memory import stage_bytes
@@ -68,21 +68,21 @@ def test_sites_on_texts_of_their_own_are_not_measured_by_how_much_they_agree(tmp
         assert told.exit_code == 0, told.output
         run = Manifest.from_toml(file.read_text())
         assert (run.scoring.voters, run.scoring.agreement, run.data.private) == (32, agreement, bool(options))
-        averages = (run.outer.learning_rate, run.outer.momentum, run.rounds.lead_weight, run.training.muon_momentum) == (
-            1,
-            0,
-            0.5,
-            0.95,
-        )
-        assert averages == bool(options), "farther than the mean goes only where all train on the same"
+        assert (run.compression.codec, run.outer.momentum) == (("topk-int2", 0.0) if options else ("int2", 0.4))
 
 
-def test_what_is_private_keeps_an_outer_step_that_presets_do_not_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path))
-    folder, file = corpus_of(tmp_path / "text", words(400, 60)).folder, tmp_path / "run.toml"
-    told = CliRunner().invoke(app, ["init", str(file), "--preset", "qwen1.5-107b", "--data", f"text={folder}", "--private"])
-    assert told.exit_code == 0, told.output
-    assert Manifest.from_toml(file.read_text()).outer == preset("qwen1.5-107b").outer
+@pytest.mark.parametrize("name", preset_names())
+def test_farther_than_the_mean_goes_only_what_begins_at_random_on_a_text_that_all_share(name: str):
+    """Every preset's text has all that is to be replaced, or none of it."""
+    before = preset(name)
+    after = Manifest.from_toml(averaging(render_preset(name, name, "00" * 32)))
+    if name == "qwen1.5-107b":
+        assert after == before, "the paper's"
+        return
+    assert before.outer.momentum > 0
+    assert (after.outer.learning_rate, after.outer.momentum) == (1.0, 0.0)
+    assert (after.rounds.lead_weight, after.training.muon_momentum) == (0.5, 0.95)
+    assert (after.compression.codec, after.compression.k, after.compression.entropy_coding) == ("topk-int2", 760, True)
 
 
 @pytest.mark.parametrize("name", preset_names())
