@@ -98,7 +98,8 @@ def test_events_are_told_as_they_happen(swarm: Swarm, name: str):
             if event["event"] in ("commit-applied", "round-closed") and event["round"] > before:
                 break  # nobody knew of that round when it was asked
         following.send_signal(signal.SIGINT)
-        rest, words = following.communicate(timeout=PATIENCE_SECONDS)
+        following.wait(PATIENCE_SECONDS)
+        rest, words = following.stdout.read(), following.stderr.read()  # `communicate` knows nothing of what was read ahead
     seen += [json.loads(line)["id"] for line in rest.splitlines() if line.endswith("}")]
     assert seen == sorted(set(seen))
     assert following.returncode == 130
