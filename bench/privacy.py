@@ -27,6 +27,7 @@ from torch import Tensor
 from bench.lab import Lab, process_group_of_one
 from bench.report import bench_parser, judge, load_preset, machine, table, write
 from bench.texts import Text
+from dilocox.cli.init import averaging, render_preset
 from dilocox.node.data.build import build
 from dilocox.node.data.sources import STDLIB, find_files
 from dilocox.node.data.tokens import open_encoder
@@ -106,8 +107,9 @@ class Cell:
 
 
 def settings(steps: int, seed: int, shared: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Of the toy: byte-level, in one stage, sequences of 64."""
-    merged = {name: dict(section) for name, section in load_preset("tiny").model_dump(exclude_none=True).items()}
+    """Of the toy: byte-level, in one stage, sequences of 64; else as `dilocox init --private` writes it."""
+    preset = Manifest.from_toml(averaging(render_preset("tiny", "tiny", "00" * 32)))
+    merged = {name: dict(section) for name, section in preset.model_dump(exclude_none=True).items()}
     toy: Mapping[str, Mapping[str, Any]] = {
         "model": {
             "family": "llama",
@@ -127,9 +129,7 @@ def settings(steps: int, seed: int, shared: Mapping[str, str]) -> dict[str, dict
             "warmup_steps": 5,
             "learning_rate": 3e-3,
         },
-        "outer": {"learning_rate": 1.0, "momentum": 0.0},
         "rounds": {
-            "lead_weight": 0.5,
             "count": steps // HORIZON,
             "inner_steps": HORIZON,
             "max_inner_steps": 4 * HORIZON,

@@ -46,7 +46,7 @@ AVERAGING = (
     (r"^muon_momentum = 0\.9\n", ""),
     (
         r'^codec = "int2" .*\n',
-        'codec = "topk-int2"       # with averaging and half the lead, rounds this long like sparse payloads better\n'
+        'codec = "topk-int2"\n'
         'k = 760                   # values kept of every 4,096 (they compete over the whole stage)\nscope = "stage"\n',
     ),
 )

@@ -34,6 +34,7 @@ from dilocox.transport.rates import bits_per_second
 __all__ = ["plan"]
 
 COMPARED = (30, 125, 500)
+"""H that are shown beside the run's own, where nobody names any."""
 SPARSE_SHARES = (64, 256, 512)
 """Values of every 4,096 that top-k is shown with."""
 MADE_FOR = "default: what the preset, or the one nearest in size, is made for"

@@ -82,7 +82,7 @@ class Advice:
     bits: float
     """For each parameter and inner step."""
     gap: float
-    """By GAPS, between and beyond what was measured as straight lines and ends go; of Muon with rebase."""
+    """By `gap_at`; of Muon with rebase."""
     binds: str
     """A sentence: what would have to be better for shorter rounds, or faster steps."""
 
@@ -101,10 +101,10 @@ def lengthened(method: Method, inner_steps: int, manifest: Manifest) -> Method:
 
 def advise(site: Site, offers: Sequence[Offer], manifest: Manifest) -> Advice:
     """Of the codecs whose exchange some rounds hide, each in the shortest that do, the one that costs the least loss by GAPS; where
-    none does, what trains on the most tokens. Codecs that are none of GAPS are passed over; a run of which they say nothing keeps
-    its own."""
+    none does, what trains on the most tokens. Codecs that are none of GAPS are passed over; but a run of which they say nothing
+    keeps its own, where that is offered."""
     known = [offer for offer in offers if offer.compression.codec in GAPS]
-    own = [] if _is_of_gaps(manifest) else [offer for offer in known if _is_same(offer.compression, manifest.compression)]
+    own = [] if _is_of_gaps(manifest) else [offer for offer in offers if _is_same(offer.compression, manifest.compression)]
     found = [_shortest(site, offer, manifest) for offer in own or known]
     hidden = [each for each in found if each.hides]
     if not hidden:
@@ -139,7 +139,9 @@ def _hides(found: Estimate) -> bool:
 
 
 def gap_at(codec: str, bits: float) -> float:
-    """By GAPS, evenly in the logarithm of the bits; beyond what was measured as at its end."""
+    """By GAPS, evenly in the logarithm of the bits; beyond what was measured as at its end. Infinite where nothing is known."""
+    if codec not in GAPS:
+        return math.inf
     known = [(at, measured.gap) for at, measured in sorted(GAPS[codec].items())]
     for (low, first), (high, second) in pairwise(known):
         if low <= bits <= high:

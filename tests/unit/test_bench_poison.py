@@ -127,15 +127,13 @@ def judged(caught: int = 10, refused: int = 0, losses: float = 1.0) -> Judged:
 
 
 def test_bars_of_scoring_say_what_does_not_hold():
-    """Of presets, those that send payloads of the setting's kind."""
-    setting = replace(SETTING, codec="dense")
     found = {each.name: dict.fromkeys(SCORED, 3.0) for each in ATTACKS}
     votes = {each.name: dict.fromkeys(SCORED, judged()) for each in ATTACKS}
     unscored = dict.fromkeys(SCORED, 3.0)
-    assert missed_by_scores(setting, found, votes, unscored) == []
+    assert missed_by_scores(SETTING, found, votes, unscored) == []
 
     def said(**changes: object) -> str:
-        [sentence] = missed_by_scores(setting, **{"found": found, "votes": votes, "unscored": unscored, **changes})  # type: ignore[arg-type]
+        [sentence] = missed_by_scores(SETTING, **{"found": found, "votes": votes, "unscored": unscored, **changes})  # type: ignore[arg-type]
         return sentence
 
     assert "flip reaches 3.040 with scores" in said(found={**found, "flip": {**found["flip"], "scores": 3.04}})
@@ -143,7 +141,7 @@ def test_bars_of_scoring_say_what_does_not_hold():
     dear = {**votes, "nobody": {**votes["nobody"], "scores": judged(losses=3400.0)}}
     assert "scores would take 3.0% of the time that a round of llama-125m trains" in said(votes=dear)
     assert "scores costs 0.7%" in said(unscored={**unscored, "scores": 2.98})
-    third = replace(setting, clusters=6, hostile=2)
+    third = replace(SETTING, clusters=6, hostile=2)
     assert missed_by_scores(third, {**found, "flip": dict.fromkeys(SCORED, 9.0)}, votes, unscored) == [], "a third is not held"
 
 

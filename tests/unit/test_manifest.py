@@ -96,6 +96,13 @@ def test_presets_take_what_ended_lowest_in_most_cells_that_were_run_of_the_regis
             assert values.items() <= getattr(preset, section).model_dump().items()
 
 
+def test_the_smallest_presets_take_rates_that_won_the_sweep_of_a_toy():
+    results = json.loads((Path(__file__).parents[2] / "docs/results/convergence.json").read_text())["results"]["arms"]
+    (won,) = (arm["choice"]["training"] for arm in results if arm["arm"] == "ours")
+    for name in TUNED:
+        assert won.items() <= Manifest.from_toml(render_preset(name, name, "00" * 32)).training.model_dump().items()
+
+
 def test_larger_presets_say_that_their_learning_rate_is_nobody_s_measurement():
     for name in set(preset_names()) - {"qwen1.5-107b", *TUNED}:
         assert "no bench here has tuned it" in (files("dilocox.node.presets") / f"{name}.toml").read_text()

@@ -8,7 +8,7 @@ import torch
 
 from bench.baselines import CocktailSGD
 from bench.study.analysis import interval, rows, winner
-from bench.study.design import ARMS, CELLS, CENTRE, PARTS, REFERENCES, Cell, Choice, Trial, drawn
+from bench.study.design import ARMS, CELLS, CENTRE, INNERS, OVERLAPS, PARTS, REFERENCES, Cell, Choice, Trial, drawn
 from bench.study.report import DEFAULT, missed
 from bench.study.search import MOST_EDGES, Budget, next_parts, next_trials, tuned
 from bench.study.trial import Found
@@ -198,6 +198,14 @@ def test_bars(monkeypatch: pytest.MonkeyPatch, ours: float, rival: float, count:
     assert any(f" of {len(CELLS)} cells, of which 1 are" in each for each in missed(by_cell))
     monkeypatch.setattr("bench.study.report.CELLS", [CENTRE])
     assert len(missed(by_cell)) == count
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_what_presets_have_beside_is_no_part_of_an_arm(arm: str):
+    """Keys of kept runs would change with it."""
+    run, definition = trial(arm).run, ARMS[arm]
+    assert run.rounds.lead_weight == OVERLAPS[definition.overlap].get("lead_weight", 0.5)
+    assert run.training.muon_momentum == INNERS[definition.inner]["muon_momentum"]
 
 
 @pytest.mark.parametrize("arm", [OURS, DEFAULT, "adamw | low rank | delayed"])
