@@ -29,7 +29,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["BLOCK", "GROUP", "Array", "BlockInt4", "Floats", "Levels", "Reader", "Section", "Sparse", "Writer"]
+__all__ = ["BLOCK", "GROUP", "PER_BYTE", "Array", "BlockInt4", "Floats", "Levels", "Reader", "Section", "Sparse", "Writer"]
 
 BLOCK = 16
 """Codes that share a scale: 4.25 bits per value."""
@@ -43,6 +43,10 @@ RANK_EXACT = limits.RANK
 
 GROUP = 4096
 """Elements that share magnitudes, and top-k's chunk: 2 · 16 bits on 4,096 values are nothing, and a position fits 12 bits."""
+PER_BYTE = 4
+"""Codes of Levels in a byte."""
+_SECONDS = np.uint64(0xAAAAAAAAAAAAAAAA)
+"""Of 32 codes of Levels, the bits that say which magnitude."""
 LARGEST = 2.0**40
 """Bound on every decoded value's magnitude: far above a useful pseudo-gradient, far below float32's overflow."""
 SKIP = 255
@@ -160,38 +164,59 @@ class BlockInt4(Array):
 
 @dataclass(frozen=True)
 class Levels(Array):
-    """Every value is one of two magnitudes of its group, with a sign: 2 bits a value."""
+    """Every value is one of two magnitudes of its group, with a sign: 2 bits a value. Codes stay packed, as they travel: unpacked
+    they take four to eight times as much, and a round has many payloads."""
 
+    elements: int
     magnitudes: npt.NDArray[np.float32]
     """(groups, 2), each a bfloat16."""
-    signs: npt.NDArray[np.bool_]
-    """(elements,): negative."""
-    levels: npt.NDArray[np.bool_]
-    """(elements,): the second magnitude."""
+    codes: npt.NDArray[np.uint8]
+    """(ceil(elements / PER_BYTE),): negative | second magnitude << 1, low bits first. Read only."""
 
     def values(self) -> npt.NDArray[np.float64]:
         """(1, elements) decoded, exact."""
-        return self.part(0, self.signs.size)[None]
+        return self.part(0, self.elements)[None]
 
     def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
-        magnitudes = self.magnitudes[start // GROUP : groups(stop)]
-        counts = np.diff([*range(start, stop, GROUP), stop])
-        return _signed(magnitudes, counts, self.signs[start:stop], self.levels[start:stop])
+        codes = _unpack(self.packed(start, stop), stop - start, 2)
+        first = np.arange(0, 4 * (groups(stop) - start // GROUP), 4)
+        return self.table(start, stop).ravel()[np.repeat(first, GROUP)[: stop - start] + codes]
+
+    def packed(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """The bytes that hold the codes of the flat values start … stop; start is a multiple of GROUP."""
+        return self.codes[start // PER_BYTE : -(-stop // PER_BYTE)]
+
+    def table(self, start: int, stop: int) -> npt.NDArray[np.float64]:
+        """(groups, 4): what each code stands for, in the groups of these values."""
+        magnitudes = self.magnitudes[start // GROUP : groups(stop)].astype(np.float64)
+        return np.stack([magnitudes, -magnitudes], axis=2).reshape(-1, 4)
+
+    def square_sum(self) -> float:
+        """By counting how often each magnitude stands: nothing is decoded."""
+        padded = np.zeros(groups(self.elements) * GROUP // PER_BYTE, dtype=np.uint8)
+        padded[: self.codes.size] = self.codes
+        seconds = np.bitwise_count(padded.view(np.uint64) & _SECONDS).reshape(-1, GROUP // 32).sum(axis=1, dtype=np.int64)
+        counts = np.full(len(seconds), GROUP)
+        counts[-1:] -= GROUP * len(counts) - self.elements
+        squares = np.square(self.magnitudes.astype(np.float64))
+        return float((counts - seconds) @ squares[:, 0] + seconds @ squares[:, 1])
 
     def write(self, writer: Writer) -> None:
         writer.put(Section.HEADS, _pack_magnitudes(self.magnitudes))
-        writer.put(Section.CODES, _pack(self.signs.astype(np.uint8) | self.levels.astype(np.uint8) << 1, 2))
+        writer.put(Section.CODES, self.codes.tobytes())
 
     @staticmethod
     def sizes(elements: int) -> dict[Section, int]:
-        return {Section.HEADS: 4 * groups(elements), Section.CODES: (elements + 3) // 4}
+        return {Section.HEADS: 4 * groups(elements), Section.CODES: -(-elements // PER_BYTE)}
 
     @classmethod
     def read(cls, reader: Reader, elements: int) -> "Levels":
-        sizes = cls.sizes(elements)
+        """Copies nothing: its codes are the section's bytes."""
         magnitudes = _read_magnitudes(reader, elements)
-        codes = _unpack(reader.take(Section.CODES, sizes[Section.CODES]), elements, 2)
-        return cls(magnitudes, (codes & 1).astype(bool), (codes >> 1).astype(bool))
+        codes = np.frombuffer(reader.take(Section.CODES, cls.sizes(elements)[Section.CODES]), dtype=np.uint8)
+        if elements % PER_BYTE and codes[-1] >> 2 * (elements % PER_BYTE):
+            raise RemoteError(pb.REASON_MALFORMED, "padding is not zero")
+        return cls(elements, magnitudes, codes)
 
 
 @dataclass(frozen=True)
@@ -332,7 +357,7 @@ def _pack(values: npt.NDArray[Any], bits: int) -> bytes:
     return packed.tobytes()
 
 
-def _unpack(raw: memoryview, count: int, bits: int) -> npt.NDArray[np.uint8]:
+def _unpack(raw: memoryview | npt.NDArray[np.uint8], count: int, bits: int) -> npt.NDArray[np.uint8]:
     packed = np.frombuffer(raw, dtype=np.uint8)
     if bits == 1:
         values = np.unpackbits(packed, bitorder="little")

@@ -14,7 +14,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from dilocox.node.outer import lowrank
+from dilocox.node.outer.levels import STRETCH, Ragged, decode_levels, encode_levels, place_levels
 from dilocox.protocol.arrays import (
     BLOCK,
     GROUP,
@@ -44,12 +44,8 @@ from dilocox.protocol.payload import Tensor as PackedTensor
 
 __all__ = ["Decoder", "Encoded", "StageEncoder", "quantize"]
 
-STRETCH = 1 << 18
-"""Elements taken at a time: 2 MiB of float64, which stay in a cache through all that is done to them. A multiple of GROUP."""
 PRODUCT = 1 << 22
 """Elements of a product of factors taken at a time: with few rows the other factor would be read too often."""
-LLOYD_STEPS = 3
-"""Rounds of Lloyd's algorithm (least squares, 1-D k-means) that place the two magnitudes of a group."""
 SAMPLE = 1 << 16
 """Values from which a stage-wide threshold is estimated."""
 
@@ -87,7 +83,7 @@ class StageEncoder:
             case Form.INT4:
                 array = quantize(flat[None].to(self._device))
             case Form.INT2:
-                array = _encode_levels(flat)
+                array = encode_levels(flat, self._device)
             case Form.SPARSE:
                 array = next(self._sparse)
             case Form.FP16:
@@ -113,18 +109,19 @@ def _encode_sparse(feedback: Tensor, layout: StageLayout, chunk_k: int) -> list[
     cuts = np.searchsorted(positions, edges)
     first_group = [0, *itertools.accumulate(groups(size) for size in sizes)]
     starts = np.concatenate([np.arange(edge, edge + size, GROUP) for edge, size in zip(edges, sizes, strict=False)])
-    magnitudes, levels = _place_levels(np.abs(values), np.searchsorted(positions, [*starts, edges[-1]]))
-    signs = values < 0
+    kept = Ragged(np.abs(values), np.searchsorted(positions, [*starts, edges[-1]]))
+    magnitudes, boundaries = place_levels(kept)
+    signs, levels = values < 0, kept.levels(boundaries)
     return [
         Sparse(
             size,
             magnitudes[first_group[index] : first_group[index + 1]],
-            positions[kept] - edges[index],
-            signs[kept],
-            levels[kept],
+            positions[own] - edges[index],
+            signs[own],
+            levels[own],
         )
         for index, size in enumerate(sizes)
-        for kept in [slice(cuts[index], cuts[index + 1])]
+        for own in [slice(cuts[index], cuts[index + 1])]
     ]
 
 
@@ -166,43 +163,6 @@ def _largest(values: Tensor, kept: int) -> npt.NDArray[np.int64]:
         threshold = threshold * 1.01 + 1e-30
         positions, magnitudes = positions[magnitudes > threshold], magnitudes[magnitudes > threshold]
     return positions
-
-
-def _place_levels(
-    values: npt.NDArray[np.float32], cuts: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """Two magnitudes for each group, at the means of the (positive) values they stand for, and which value takes the second.
-
-    `cuts`: (groups + 1,), where each group's values begin, and where the last one's end. Returns (groups, 2) that are
-    bfloat16s, and (len(values),).
-    """
-    count = np.diff(cuts)
-    total = _sums(values, cuts)
-    low = high = total / count.clip(1)
-    boundary = 1.3 * low
-    for _ in range(LLOYD_STEPS):
-        above = values > np.repeat(boundary.astype(np.float32), count)
-        number, above_total = _sums(above, cuts), _sums(values * above, cuts)
-        high = np.where(number > 0, above_total / number.clip(1), boundary)
-        low = np.where(number < count, (total - above_total) / (count - number).clip(1), boundary)
-        boundary = (low + high) / 2
-    magnitudes = torch.from_numpy(np.stack([low, high], 1)).bfloat16().float().clamp(max=LARGEST)
-    magnitudes[magnitudes < 2.0**MIN_BASE] = 0
-    return magnitudes.numpy(), values > np.repeat(boundary.astype(np.float32), count)
-
-
-def _sums(values: npt.NDArray[Any], cuts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """(groups,): of each group's values."""
-    empty = np.diff(cuts) == 0
-    sums = np.add.reduceat(np.append(values, values.dtype.type(0)), cuts[:-1], dtype=np.int64 if values.dtype == bool else None)
-    sums[empty] = 0  # not the value that stands there
-    return sums.astype(np.float64)
-
-
-def _encode_levels(flat: Tensor) -> Levels:
-    values = flat.cpu().numpy()
-    magnitudes, levels = _place_levels(np.abs(values), np.array([*range(0, len(values), GROUP), len(values)]))
-    return Levels(magnitudes, values < 0, levels)
 
 
 def quantize(values: Tensor) -> BlockInt4:
@@ -264,10 +224,19 @@ class Decoder:
 
     def parts(self, start: int, stop: int) -> list[Tensor]:
         """Each payload's float64 values, flat."""
+        return list(self._weighted([1.0] * len(self._arrays), start, stop))
+
+    def _weighted(self, weights: Sequence[float], start: int, stop: int) -> Iterator[Tensor]:
+        """Each payload's, times its weight."""
         if self._factors:
             rows = slice(start // self._layout.columns, stop // self._layout.columns)
-            return [(p[rows] @ q.T).view(-1) for p, q in self._factors]
-        return [torch.from_numpy(array.part(start, stop)).to(self._device) for array in self._arrays]
+            yield from ((p[rows] @ q.T).view(-1).mul_(weight) for (p, q), weight in zip(self._factors, weights, strict=True))
+            return
+        for array, weight in zip(self._arrays, weights, strict=True):
+            if isinstance(array, Levels):
+                yield decode_levels(array, weight, start, stop, self._device)
+            else:
+                yield torch.from_numpy(array.part(start, stop)).to(self._device).mul_(weight)
 
     def effective_rank(self, weights: Sequence[float]) -> float | None:
         """Of Σ wᵢ xᵢ; None where the tensor is not of low rank. Not the same bits on every machine."""
@@ -284,7 +253,8 @@ class Decoder:
                 if isinstance(array, Sparse):
                     array.add_part(sparse, weight, start)
             return torch.from_numpy(sparse).to(self._device)
-        total, *others = (part.mul_(weight) for part, weight in zip(self.parts(start, stop), weights, strict=True))
-        for part in others:
+        parts = self._weighted(weights, start, stop)
+        total = next(parts)
+        for part in parts:
             total.add_(part)
         return total

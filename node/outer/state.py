@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from dilocox.node.outer import aggregate, codec
+from dilocox.node.outer.levels import STRETCH
 from dilocox.node.outer.passage import HOST, Passage
 from dilocox.protocol import payload as wire
 from dilocox.protocol.leaves import largest_norm
@@ -183,7 +184,7 @@ class StageState:
 
 def _norm(flat: Tensor) -> float:
     """Not finite where a value is not."""
-    parts = flat.split(codec.STRETCH)
+    parts = flat.split(STRETCH)
     squares = math.fsum(float(torch.dot(part, part)) for part in parts)
     if math.isfinite(squares):
         return math.sqrt(squares)

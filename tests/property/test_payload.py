@@ -53,7 +53,9 @@ def random_tensor(rng: np.random.Generator, layout: wire.Layout, keep: int) -> w
         case wire.Form.INT4:
             return layout, (random_int4(rng, 1, size),)
         case wire.Form.INT2:
-            return layout, (arrays.Levels(random_magnitudes(rng, size), random_bits(rng, size), random_bits(rng, size)),)
+            codes = rng.integers(0, 4, size).astype(np.uint8)
+            packed = np.pad(codes, (0, -size % arrays.PER_BYTE)).reshape(-1, arrays.PER_BYTE) << np.arange(0, 8, 2)
+            return layout, (arrays.Levels(size, random_magnitudes(rng, size), packed.sum(axis=1).astype(np.uint8)),)
         case wire.Form.SPARSE:
             kept = size * keep // arrays.GROUP
             positions = np.sort(rng.choice(size, kept, replace=False)).astype(np.int64)
@@ -132,6 +134,20 @@ def test_invalid_codes_and_exponents_are_refused():
         spoiled[position] = value
         with pytest.raises(RemoteError):
             wire.parse(bytes(spoiled), layout)
+
+
+def test_two_bit_codes_are_read_where_they_lie_and_pad_with_nothing():
+    """Of what is not coded: a round has many payloads, and unpacked each takes eight times as much."""
+    layout = wire.stage_layout([(4097,)], Compression(codec="int2"), 0)
+    raw = wire.pack(random_payload(layout, 0), entropy=False)
+    [(_, [levels])] = wire.parse(raw, layout)
+    assert isinstance(levels, arrays.Levels)
+    assert np.shares_memory(levels.codes, np.frombuffer(raw, dtype=np.uint8))
+    spoiled = bytearray(raw)
+    last = len(raw) - 3 * 8 - 1  # three empty sections follow
+    spoiled[last] ^= 4
+    with pytest.raises(RemoteError, match="padding"):
+        wire.parse(bytes(spoiled), layout)
 
 
 def test_more_values_than_allowed_are_refused():

@@ -1,0 +1,140 @@
+"""Two magnitudes with a sign: where they are placed, for payloads that are dense (`int2`) or keep a few values (`topk-int2`), and
+what dense codes decode to. On any device; what is decoded has the same bits on all of them.
+"""
+
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dilocox.protocol.arrays import GROUP, LARGEST, MIN_BASE, PER_BYTE, Levels
+
+__all__ = ["STRETCH", "Even", "Ragged", "decode_levels", "encode_levels", "place_levels"]
+
+STRETCH = 1 << 18
+"""Elements taken at a time: 2 MiB of float64, which stay in a cache through all that is done to them. A multiple of GROUP."""
+LLOYD_STEPS = 3
+"""Rounds of Lloyd's algorithm (least squares, 1-D k-means) that place the two magnitudes of a group."""
+
+
+class Groups(Protocol):
+    """The magnitudes of some groups, which share two levels each."""
+
+    counts: npt.NDArray[np.int64]
+    """(groups,): how many each has."""
+
+    def sums(self) -> npt.NDArray[np.float64]:
+        """(groups,): of all of a group's."""
+        ...
+
+    def above(self, boundaries: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """(groups,) twice: how many lie above their group's boundary, and their sum."""
+        ...
+
+
+def place_levels(of: Groups) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Two magnitudes for each group, at the means of what they stand for, (groups, 2) that are bfloat16s; and the boundaries,
+    (groups,), above which the second one stands."""
+    count, total = of.counts, of.sums()
+    low = high = total / count.clip(1)
+    boundary = (1.3 * low).astype(np.float32)
+    for _ in range(LLOYD_STEPS):
+        number, above = of.above(boundary)
+        high = np.where(number > 0, above / number.clip(1), boundary)
+        low = np.where(number < count, (total - above) / (count - number).clip(1), boundary)
+        boundary = ((low + high) / 2).astype(np.float32)
+    magnitudes = torch.from_numpy(np.stack([low, high], 1)).bfloat16().float().clamp(max=LARGEST)
+    magnitudes[magnitudes < 2.0**MIN_BASE] = 0
+    return magnitudes.numpy(), boundary
+
+
+class Ragged(Groups):
+    """Of the values that sparse payloads keep."""
+
+    def __init__(self, magnitudes: npt.NDArray[np.float32], cuts: npt.NDArray[np.int64]) -> None:
+        """`cuts`: (groups + 1,), where each group's values begin, and where the last one's end."""
+        self.counts, self._magnitudes, self._cuts = np.diff(cuts), magnitudes, cuts
+
+    def sums(self) -> npt.NDArray[np.float64]:
+        return self._sums(self._magnitudes)
+
+    def above(self, boundaries: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        mask = self.levels(boundaries)
+        return self._sums(mask), self._sums(self._magnitudes * mask)
+
+    def levels(self, boundaries: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+        """(values,): which take the second magnitude."""
+        return self._magnitudes > np.repeat(boundaries, self.counts)
+
+    def _sums(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        whole = np.int64 if values.dtype == bool else None
+        sums = np.add.reduceat(np.append(values, values.dtype.type(0)), self._cuts[:-1], dtype=whole)
+        sums[self.counts == 0] = 0  # not the value that stands there
+        return sums.astype(np.float64)
+
+
+class Even(Groups):
+    """Of all values, (groups, size): on whichever device they lie."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values, self._magnitudes, self._mask = values, values.abs(), torch.empty_like(values)
+        self.counts = np.full(len(values), values.shape[1])
+
+    def sums(self) -> npt.NDArray[np.float64]:
+        return self._magnitudes.sum(1).cpu().numpy().astype(np.float64)
+
+    def above(self, boundaries: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        mask = self._above(boundaries)
+        both = torch.stack([mask.sum(1), mask.mul_(self._magnitudes).sum(1)]).cpu().numpy().astype(np.float64)
+        return both[0], both[1]
+
+    def packed(self, boundaries: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+        """The codes of all values, as they travel."""
+        codes = self._above(boundaries).mul_(2).view(-1)  # one float a value: comparisons into bytes are slow
+        codes += torch.lt(self._values, 0, out=self._magnitudes).view(-1)
+        whole = torch.nn.functional.pad(codes.to(torch.uint8), (0, -len(codes) % PER_BYTE)).view(torch.int32)
+        whole |= whole >> 6  # what stood in the second byte follows what stands in the first, and so in the fourth and third
+        whole |= whole >> 12
+        return whole.to(torch.uint8).cpu().numpy()
+
+    def _above(self, boundaries: npt.NDArray[np.float32]) -> Tensor:
+        limits = torch.from_numpy(boundaries).to(self._values.device)
+        return torch.gt(self._magnitudes, limits[:, None], out=self._mask)
+
+
+def encode_levels(flat: Tensor, device: torch.device) -> Levels:
+    """`flat`: float32 values, in stretches on `device`."""
+    full = flat.numel() // GROUP * GROUP
+    parts = [rows.view(-1, GROUP) for rows in flat[:full].split(STRETCH)] + [flat[full:][None]]
+    magnitudes, codes = [], []
+    for part in (part for part in parts if part.numel()):
+        groups = Even(part.to(device))
+        placed, boundaries = place_levels(groups)
+        magnitudes.append(placed)
+        codes.append(groups.packed(boundaries))
+    return Levels(flat.numel(), np.concatenate(magnitudes), np.concatenate(codes))
+
+
+@lru_cache
+def _unpacked(device: torch.device) -> Tensor:
+    """(256,): of each byte its codes, a byte each, in one int32."""
+    byte = torch.arange(256, dtype=torch.uint8)
+    codes = torch.stack([byte >> 2 * index & 3 for index in range(PER_BYTE)], 1)
+    return codes.view(torch.int32).view(-1).to(device)
+
+
+@lru_cache
+def _first_codes(device: torch.device) -> Tensor:
+    """(STRETCH,): where the table of a value's group begins."""
+    return torch.arange(0, 4 * (STRETCH // GROUP), 4, dtype=torch.int32).repeat_interleave(GROUP).to(device)
+
+
+def decode_levels(array: Levels, weight: float, start: int, stop: int, device: torch.device) -> Tensor:
+    """Flat float64 values start … stop, at most STRETCH of them, times `weight`; what travels to `device` is packed."""
+    table = torch.from_numpy(array.table(start, stop).ravel() * weight).to(device)
+    packed = torch.from_numpy(array.packed(start, stop).copy()).to(device)
+    codes = _unpacked(device).index_select(0, packed.int()).view(torch.uint8)[: stop - start]
+    return table.index_select(0, codes + _first_codes(device)[: stop - start])
