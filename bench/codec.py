@@ -56,6 +56,8 @@ def model(hidden: int, middle: int, heads: int, kv_heads: int, layers: int, stag
 TOPK = {"codec": "topk-int2", "k": 230, "entropy_coding": True}
 TINY, LAYER_1B = model(128, 352, 4, 4, layers=4, stages=2), model(2048, 5504, 16, 16, layers=1, stages=3)
 LAYER_107B = model(8192, 49152, 64, 8, layers=1, stages=3)
+APPLIED = 3
+"""Payloads."""
 PRESET, OF_1B = load_preset("tiny"), load_preset("llama-1b")
 SHAPES = (
     Shape(
@@ -78,6 +80,18 @@ SHAPES = (
         OF_1B.rounds.inner_steps,
         8 * 2048,
         1024,
+        optimizer=OF_1B.training.optimizer,
+        repeats=3,
+    ),
+    Shape(
+        "1B-shaped layer",
+        LAYER_1B,
+        1,
+        OF_1B.compression.model_dump(),
+        OF_1B.rounds.inner_steps,
+        8 * 2048,
+        512,
+        threads=1,
         optimizer=OF_1B.training.optimizer,
         repeats=3,
     ),
@@ -158,8 +172,8 @@ def measure(shape: Shape, device: torch.device) -> dict[str, Any]:
     state.feedback.normal_(generator=torch.Generator().manual_seed(0), std=1e-3)
     payloads: list[bytes] = []
     encode = seconds(lambda: payloads.append(state.encode().raw), device, shape.repeats)  # own decode and packing included
-    views = [memoryview(payloads[-1])] * 3
-    apply = seconds(lambda: state.apply(views, [1, 1, 1]), device, shape.repeats)  # parse, decode three, mean, Nesterov
+    views = [memoryview(payloads[-1])] * APPLIED
+    apply = seconds(lambda: state.apply(views, [1] * APPLIED), device, shape.repeats)  # parse, decode, mean, Nesterov
     return {
         "shape": shape.name,
         "optimizer": shape.optimizer,
@@ -183,7 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results = [measure(shape, device) for shape in (SHAPES[:1] if options.quick else SHAPES)]
     columns = ["shape", "parameters", "device", "optimizer", "codec", "H", "tokens/step (measured)"]
-    columns += ["step s", "encode s", "decode 3 + apply s", "of a step", "of H steps"]
+    columns += ["threads", "step s", "encode s", "decode 3 + apply s", "M values/s encoded", "applied of each"]
+    columns += ["of a step", "of H steps"]
     rows = [
         [
             r["shape"],
@@ -193,9 +208,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             r["codec"],
             str(r["inner_steps"]),
             f"{r['tokens_per_step']:,} ({r['measured_tokens']:,})",
+            str(r["threads"]),
             f"{r['step_seconds']:.3f}",
             f"{r['encode_seconds']:.3f}",
             f"{r['decode_apply_seconds']:.3f}",
+            f"{r['parameters'] / r['encode_seconds'] / 1e6:.0f}",
+            f"{APPLIED * r['parameters'] / r['decode_apply_seconds'] / 1e6:.0f}",
             f"{100 * r['share_of_step']:.1f}%",
             f"{100 * r['share_of_phase']:.2f}%",
         ]
