@@ -16,10 +16,13 @@ class Pace:
         """When the next step may begin."""
 
     def rest(self, take_commands: Callable[[], bool]) -> None:
-        """Until the next step may begin. Commands are taken as they arrive; where that says so the step begins at once."""
+        """Until the next step may begin. Commands are taken as they arrive; where that says so the step begins at once. Who is
+        woken late has rested longer, and the step after it not: else a slow machine's timers would add up."""
+        due = self._next_at if self._next_at > self._clock() else None
         while (left := self._next_at - self._clock()) > 0:
             self._wake.wait(left)
             self._wake.clear()
             if take_commands():
+                due = None
                 break
-        self._next_at = self._clock() + self.step_seconds
+        self._next_at = (self._clock() if due is None else due) + self.step_seconds

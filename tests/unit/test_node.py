@@ -136,11 +136,12 @@ def test_worker_settings_survive_the_environment(monkeypatch: pytest.MonkeyPatch
 
 
 class Time(threading.Event):
-    """A clock that nothing but waiting moves; what is to be set while somebody waits is in `sets_at`, in order."""
+    """A clock that nothing but waiting moves; what is to be set while somebody waits is in `sets_at`, in order. Who waits for it in
+    vain is woken `late`."""
 
-    def __init__(self, *sets_at: float) -> None:
+    def __init__(self, *sets_at: float, late: float = 0.0) -> None:
         super().__init__()
-        self.now, self.sets_at = 0.0, list(sets_at)
+        self.now, self.sets_at, self.late = 0.0, list(sets_at), late
 
     def wait(self, timeout: float | None = None) -> bool:
         assert timeout is not None
@@ -148,7 +149,7 @@ class Time(threading.Event):
         if self.sets_at and self.sets_at[0] <= end:
             end = self.sets_at.pop(0)
             self.set()
-        self.now = end
+        self.now = end + (0.0 if self.is_set() else self.late)
         return self.is_set()
 
 
@@ -172,6 +173,16 @@ def test_a_paced_step_begins_no_sooner_and_hears_commands_meanwhile():
     pace.rest(lambda: take(0.75))
     pace.rest(lambda: take(0.75))
     assert heard == [0.5, 0.75], "a command is taken when it comes, and one to stop ends the rest"
+
+
+def test_who_is_woken_late_makes_no_later_step_late():
+    time = Time(late=0.125)
+    pace, begun = Pace(1.0, time, lambda: time.now), []
+    for worked in (0.25, 0.25, 1.0, 0.25):
+        pace.rest(lambda: False)
+        begun.append(time.now)
+        time.now += worked
+    assert begun == [0.0, 1.125, 2.125, 3.125], "the third one ended after its time, and is followed at once"
 
 
 def test_without_a_pace_nobody_rests():

@@ -269,6 +269,8 @@ def test_a_step_that_is_faster_than_a_device_that_nobody_named_says_how_to_name_
     assert dilocox("--preset", "llama-125m", "--step-seconds", "0.1", "--device", "h100").returncode == 0
 
 
+DEADLINE = 1.5
+"""Rounds: boxes are as much slower than what a preset is made for, and count."""
 ENCODED, APPLIED = 140e6, 380e6
 """Values in a second and core, of 2 bits, less than `python -m bench.codec` says of a busy one; whose are slower says so to
 `dilocox plan`, with --encode-seconds."""
@@ -283,6 +285,9 @@ def test_a_preset_takes_what_is_advised_for_the_machines_that_it_is_made_for(nam
     told = json.loads(dilocox("--preset", name, "--inner-steps", str(h), *codec, "--json").stdout)
     (row,) = (row for row in told["rows"] if row["codec"] == preset.compression.codec)
     assert row["arrival_step"] <= row["steps"] == h, "it hides its exchange"
+    rounds = preset.rounds
+    assert rounds.deadline_seconds >= DEADLINE * row["round_seconds"], "no round is cut off before deadlines are learnt"
+    assert rounds.deadline_seconds >= rounds.vote_seconds >= row["exchange_seconds"], "nor are votes, which want all payloads"
     told = json.loads(dilocox("--preset", name, "--json").stdout)
     assert h in {row["inner_steps"] for row in told["rows"]}, "the run's own is compared"
     assert told["advice"]["hides"]
