@@ -230,13 +230,14 @@ class Decoder:
         """Each payload's, times its weight."""
         if self._factors:
             rows = slice(start // self._layout.columns, stop // self._layout.columns)
-            yield from ((p[rows] @ q.T).view(-1).mul_(weight) for (p, q), weight in zip(self._factors, weights, strict=True))
+            for (p, q), weight in zip(self._factors, weights, strict=True):
+                yield _times((p[rows] @ q.T).view(-1), weight)
             return
         for array, weight in zip(self._arrays, weights, strict=True):
             if isinstance(array, Levels):
                 yield decode_levels(array, weight, start, stop, self._device)
             else:
-                yield torch.from_numpy(array.part(start, stop)).to(self._device).mul_(weight)
+                yield _times(torch.from_numpy(array.part(start, stop)).to(self._device), weight)
 
     def effective_rank(self, weights: Sequence[float]) -> float | None:
         """Of Σ wᵢ xᵢ; None where the tensor is not of low rank. Not the same bits on every machine."""
@@ -258,3 +259,8 @@ class Decoder:
         for part in parts:
             total.add_(part)
         return total
+
+
+def _times(values: Tensor, weight: float) -> Tensor:
+    """In place."""
+    return values if weight == 1 else values.mul_(weight)

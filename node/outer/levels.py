@@ -96,7 +96,7 @@ class Even(Groups):
         codes = self._above(boundaries).mul_(2).view(-1)  # one float a value: comparisons into bytes are slow
         codes += torch.lt(self._values, 0, out=self._magnitudes).view(-1)
         whole = torch.nn.functional.pad(codes.to(torch.uint8), (0, -len(codes) % PER_BYTE)).view(torch.int32)
-        whole |= whole >> 6  # what stood in the second byte follows what stands in the first, and so in the fourth and third
+        whole |= whole >> 6  # little-endian: what stood in the second byte follows what stands in the first, and so on
         whole |= whole >> 12
         return whole.to(torch.uint8).cpu().numpy()
 

@@ -16,13 +16,13 @@ class Pace:
         """When the next step may begin."""
 
     def rest(self, take_commands: Callable[[], bool]) -> None:
-        """Until the next step may begin. Commands are taken as they arrive; where that says so the step begins at once. Who is
-        woken late has rested longer, and the step after it not: else a slow machine's timers would add up."""
-        due = self._next_at if self._next_at > self._clock() else None
+        """Until the next step may begin. Commands are taken as they arrive; where that says so the step begins at once. By how much
+        the timer wakes us late is no part of the step that follows: else that would add up. What commands take is."""
+        late = 0.0
         while (left := self._next_at - self._clock()) > 0:
             self._wake.wait(left)
+            late = max(0.0, self._clock() - self._next_at)
             self._wake.clear()
             if take_commands():
-                due = None
                 break
-        self._next_at = (self._clock() if due is None else due) + self.step_seconds
+        self._next_at = self._clock() - late + self.step_seconds

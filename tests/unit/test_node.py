@@ -185,6 +185,21 @@ def test_who_is_woken_late_makes_no_later_step_late():
     assert begun == [0.0, 1.125, 2.125, 3.125], "the third one ended after its time, and is followed at once"
 
 
+def test_what_a_command_takes_shortens_no_step():
+    time, begun = Time(0.75), []
+    pace = Pace(1.0, time, lambda: time.now)
+
+    def take() -> bool:
+        time.now += 5.0 if time.now < 1 else 0.0
+        return False
+
+    for _ in range(3):
+        pace.rest(take)
+        begun.append(time.now)
+        time.now += 0.25
+    assert begun == [0.0, 5.75, 6.75]
+
+
 def test_without_a_pace_nobody_rests():
     time = Time()
     pace = Pace(0.0, time, lambda: time.now)
