@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from bench.report import bench_parser, load_preset, table, write
 from bench.texts import UNREAD
+from dilocox.node.outer.passage import passage_of
 from dilocox.node.outer.state import StageState
 from dilocox.node.training.inner import InnerOptimizer
 from dilocox.node.training.model import Stage, build_chain, initial_values
+from dilocox.node.worker_settings import OuterState
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import TensorSpec, stage_tensors
 
@@ -56,9 +58,20 @@ def model(hidden: int, middle: int, heads: int, kv_heads: int, layers: int, stag
 TOPK = {"codec": "topk-int2", "k": 230, "entropy_coding": True}
 TINY, LAYER_1B = model(128, 352, 4, 4, layers=4, stages=2), model(2048, 5504, 16, 16, layers=1, stages=3)
 LAYER_107B = model(8192, 49152, 64, 8, layers=1, stages=3)
-APPLIED = 3
-"""Payloads."""
+PAYLOADS = 3
+"""That are decoded and applied together."""
 PRESET, OF_1B = load_preset("tiny"), load_preset("llama-1b")
+OF_1B_LAYER = Shape(
+    "1B-shaped layer",
+    LAYER_1B,
+    1,
+    OF_1B.compression.model_dump(),
+    OF_1B.rounds.inner_steps,
+    8 * 2048,
+    1024,
+    optimizer=OF_1B.training.optimizer,
+    repeats=3,
+)
 SHAPES = (
     Shape(
         "tiny stage",
@@ -72,29 +85,8 @@ SHAPES = (
         optimizer=PRESET.training.optimizer,
     ),
     Shape("tiny stage", TINY, 0, {"rank": 16}, 20, 8 * 128, 8 * 128, threads=1),
-    Shape(
-        "1B-shaped layer",
-        LAYER_1B,
-        1,
-        OF_1B.compression.model_dump(),
-        OF_1B.rounds.inner_steps,
-        8 * 2048,
-        1024,
-        optimizer=OF_1B.training.optimizer,
-        repeats=3,
-    ),
-    Shape(
-        "1B-shaped layer",
-        LAYER_1B,
-        1,
-        OF_1B.compression.model_dump(),
-        OF_1B.rounds.inner_steps,
-        8 * 2048,
-        512,
-        threads=1,
-        optimizer=OF_1B.training.optimizer,
-        repeats=3,
-    ),
+    OF_1B_LAYER,
+    replace(OF_1B_LAYER, threads=1, measured_tokens=512),
     Shape("1B-shaped layer", LAYER_1B, 1, TOPK, 100, 8 * 2048, 1024, repeats=3),
     Shape("1B-shaped layer", LAYER_1B, 1, {"rank": 128}, 100, 8 * 2048, 1024, repeats=3),
     Shape("107B-shaped layer", LAYER_107B, 1, TOPK, 125, 16 * 4096, 128, only="down_proj", repeats=1),
@@ -168,12 +160,12 @@ def measure(shape: Shape, device: torch.device) -> dict[str, Any]:
     run = manifest(shape)
     specs = [spec for spec in stage_tensors(run.model, shape.stage) if shape.only in spec.name]
     step = step_seconds(shape, specs, device)
-    state = StageState(run, shape.stage, specs)
-    state.feedback.normal_(generator=torch.Generator().manual_seed(0), std=1e-3)
+    state = StageState(run, shape.stage, specs, passage_of(OuterState.DEVICE, device))
+    state.feedback.normal_(generator=torch.Generator(device).manual_seed(0), std=1e-3)
     payloads: list[bytes] = []
     encode = seconds(lambda: payloads.append(state.encode().raw), device, shape.repeats)  # own decode and packing included
-    views = [memoryview(payloads[-1])] * APPLIED
-    apply = seconds(lambda: state.apply(views, [1] * APPLIED), device, shape.repeats)  # parse, decode, mean, Nesterov
+    views = [memoryview(payloads[-1])] * PAYLOADS
+    apply = seconds(lambda: state.apply(views, [1] * PAYLOADS), device, shape.repeats)  # parse, decode, mean, Nesterov
     return {
         "shape": shape.name,
         "optimizer": shape.optimizer,
@@ -197,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results = [measure(shape, device) for shape in (SHAPES[:1] if options.quick else SHAPES)]
     columns = ["shape", "parameters", "device", "optimizer", "codec", "H", "tokens/step (measured)"]
-    columns += ["threads", "step s", "encode s", "decode 3 + apply s", "M values/s encoded", "applied of each"]
+    columns += ["threads", "step s", "encode s", f"decode {PAYLOADS} + apply s", "M values/s encoded", "applied of each"]
     columns += ["of a step", "of H steps"]
     rows = [
         [
@@ -213,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{r['encode_seconds']:.3f}",
             f"{r['decode_apply_seconds']:.3f}",
             f"{r['parameters'] / r['encode_seconds'] / 1e6:.0f}",
-            f"{APPLIED * r['parameters'] / r['decode_apply_seconds'] / 1e6:.0f}",
+            f"{PAYLOADS * r['parameters'] / r['decode_apply_seconds'] / 1e6:.0f}",
             f"{100 * r['share_of_step']:.1f}%",
             f"{100 * r['share_of_phase']:.2f}%",
         ]

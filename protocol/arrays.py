@@ -29,7 +29,20 @@ from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["BLOCK", "GROUP", "PER_BYTE", "Array", "BlockInt4", "Floats", "Levels", "Reader", "Section", "Sparse", "Writer"]
+__all__ = [
+    "BLOCK",
+    "ENTRIES",
+    "GROUP",
+    "PER_BYTE",
+    "Array",
+    "BlockInt4",
+    "Floats",
+    "Levels",
+    "Reader",
+    "Section",
+    "Sparse",
+    "Writer",
+]
 
 BLOCK = 16
 """Codes that share a scale: 4.25 bits per value."""
@@ -45,7 +58,9 @@ GROUP = 4096
 """Elements that share magnitudes, and top-k's chunk: 2 · 16 bits on 4,096 values are nothing, and a position fits 12 bits."""
 PER_BYTE = 4
 """Codes of Levels in a byte."""
-_SECONDS = np.uint64(0xAAAAAAAAAAAAAAAA)
+ENTRIES = 4
+"""What a code of Levels may stand for: either magnitude, with either sign."""
+_SECOND_BITS = np.uint64(0xAAAAAAAAAAAAAAAA)
 """Of 32 codes of Levels, the bits that say which magnitude."""
 LARGEST = 2.0**40
 """Bound on every decoded value's magnitude: far above a useful pseudo-gradient, far below float32's overflow."""
@@ -179,7 +194,7 @@ class Levels(Array):
 
     def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         codes = _unpack(self.packed(start, stop), stop - start, 2)
-        first = np.arange(0, 4 * (groups(stop) - start // GROUP), 4)
+        first = np.arange(0, ENTRIES * (groups(stop) - start // GROUP), ENTRIES)
         return self.table(start, stop).ravel()[np.repeat(first, GROUP)[: stop - start] + codes]
 
     def packed(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
@@ -189,17 +204,17 @@ class Levels(Array):
     def table(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         """(groups, 4): what each code stands for, in the groups of these values."""
         magnitudes = self.magnitudes[start // GROUP : groups(stop)].astype(np.float64)
-        return np.stack([magnitudes, -magnitudes], axis=2).reshape(-1, 4)
+        return np.stack([magnitudes, -magnitudes], axis=2).reshape(-1, ENTRIES)
 
     def square_sum(self) -> float:
         """By counting how often each magnitude stands: nothing is decoded."""
         padded = np.zeros(groups(self.elements) * GROUP // PER_BYTE, dtype=np.uint8)
         padded[: self.codes.size] = self.codes
-        seconds = np.bitwise_count(padded.view(np.uint64) & _SECONDS).reshape(-1, GROUP // 32).sum(axis=1, dtype=np.int64)
-        counts = np.full(len(seconds), GROUP)
+        of_second = np.bitwise_count(padded.view(np.uint64) & _SECOND_BITS).reshape(-1, GROUP // 32).sum(axis=1, dtype=np.int64)
+        counts = np.full(len(of_second), GROUP)
         counts[-1:] -= GROUP * len(counts) - self.elements
         squares = np.square(self.magnitudes.astype(np.float64))
-        return float((counts - seconds) @ squares[:, 0] + seconds @ squares[:, 1])
+        return float((counts - of_second) @ squares[:, 0] + of_second @ squares[:, 1])
 
     def write(self, writer: Writer) -> None:
         writer.put(Section.HEADS, _pack_magnitudes(self.magnitudes))
@@ -344,7 +359,7 @@ def _read_magnitudes(reader: Reader, elements: int) -> npt.NDArray[np.float32]:
 
 
 def _pack(values: npt.NDArray[Any], bits: int) -> bytes:
-    """Values of 1, 2 or 4 bits into bytes, low bits first."""
+    """Values of 1 or 4 bits into bytes, low bits first."""
     if bits == 1:
         return np.packbits(values, bitorder="little").tobytes()
     flat = values.reshape(-1).astype(np.uint8)

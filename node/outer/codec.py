@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from dilocox.node.outer import lowrank
-from dilocox.node.outer.levels import STRETCH, Ragged, decode_levels, encode_levels, place_levels
+from dilocox.node.outer.levels import Ragged, decode_levels, encode_levels, place_levels
+from dilocox.node.outer.passage import STRETCH
 from dilocox.protocol.arrays import (
     BLOCK,
     GROUP,
@@ -63,8 +64,8 @@ class StageEncoder:
     def __init__(
         self, feedback: Tensor, layout: StageLayout, compression: Compression, keep: int, device: torch.device | None = None
     ) -> None:
-        """`feedback`: the stage, flat. `device`: that factors and rounds to Int4; default where `feedback` lies. Raises LocalError
-        when it is not finite."""
+        """`feedback`: the stage, flat. `device`: that factors, rounds to Int4 and places dense levels; default where `feedback`
+        lies. Raises LocalError when it is not finite."""
         if not all(_is_finite(part) for part in feedback.split(STRETCH)):
             raise LocalError("a pseudo-gradient is not finite: training diverged on this node. Lower training.learning_rate.")
         self._compression, self._device = compression, device or feedback.device
@@ -109,9 +110,9 @@ def _encode_sparse(feedback: Tensor, layout: StageLayout, chunk_k: int) -> list[
     cuts = np.searchsorted(positions, edges)
     first_group = [0, *itertools.accumulate(groups(size) for size in sizes)]
     starts = np.concatenate([np.arange(edge, edge + size, GROUP) for edge, size in zip(edges, sizes, strict=False)])
-    kept = Ragged(np.abs(values), np.searchsorted(positions, [*starts, edges[-1]]))
-    magnitudes, boundaries = place_levels(kept)
-    signs, levels = values < 0, kept.levels(boundaries)
+    ragged = Ragged(np.abs(values), np.searchsorted(positions, [*starts, edges[-1]]))
+    magnitudes, boundaries = place_levels(ragged)
+    signs, levels = values < 0, ragged.levels(boundaries)
     return [
         Sparse(
             size,

@@ -10,12 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dilocox.protocol.arrays import GROUP, LARGEST, MIN_BASE, PER_BYTE, Levels
+from dilocox.node.outer.passage import STRETCH
+from dilocox.protocol.arrays import ENTRIES, GROUP, LARGEST, MIN_BASE, PER_BYTE, Levels
 
-__all__ = ["STRETCH", "Even", "Ragged", "decode_levels", "encode_levels", "place_levels"]
+__all__ = ["Even", "Ragged", "decode_levels", "encode_levels", "place_levels"]
 
-STRETCH = 1 << 18
-"""Elements taken at a time: 2 MiB of float64, which stay in a cache through all that is done to them. A multiple of GROUP."""
 LLOYD_STEPS = 3
 """Rounds of Lloyd's algorithm (least squares, 1-D k-means) that place the two magnitudes of a group."""
 
@@ -92,7 +91,7 @@ class Even(Groups):
         return both[0], both[1]
 
     def packed(self, boundaries: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """The codes of all values, as they travel."""
+        """The codes of all values, as they travel. To be asked last: it spoils the magnitudes."""
         codes = self._above(boundaries).mul_(2).view(-1)  # one float a value: comparisons into bytes are slow
         codes += torch.lt(self._values, 0, out=self._magnitudes).view(-1)
         whole = torch.nn.functional.pad(codes.to(torch.uint8), (0, -len(codes) % PER_BYTE)).view(torch.int32)
@@ -108,7 +107,7 @@ class Even(Groups):
 def encode_levels(flat: Tensor, device: torch.device) -> Levels:
     """`flat`: float32 values, in stretches on `device`."""
     full = flat.numel() // GROUP * GROUP
-    parts = [rows.view(-1, GROUP) for rows in flat[:full].split(STRETCH)] + [flat[full:][None]]
+    parts = [*flat[:full].view(-1, GROUP).split(STRETCH // GROUP), flat[full:].view(1, -1)]
     magnitudes, codes = [], []
     for part in (part for part in parts if part.numel()):
         groups = Even(part.to(device))
@@ -129,12 +128,12 @@ def _unpacked(device: torch.device) -> Tensor:
 @lru_cache
 def _first_codes(device: torch.device) -> Tensor:
     """(STRETCH,): where the table of a value's group begins."""
-    return torch.arange(0, 4 * (STRETCH // GROUP), 4, dtype=torch.int32).repeat_interleave(GROUP).to(device)
+    return torch.arange(0, ENTRIES * (STRETCH // GROUP), ENTRIES, dtype=torch.int32).repeat_interleave(GROUP).to(device)
 
 
 def decode_levels(array: Levels, weight: float, start: int, stop: int, device: torch.device) -> Tensor:
     """Flat float64 values start … stop, at most STRETCH of them, times `weight`; what travels to `device` is packed."""
     table = torch.from_numpy(array.table(start, stop).ravel() * weight).to(device)
-    packed = torch.from_numpy(array.packed(start, stop).copy()).to(device)
+    packed = torch.from_numpy(array.packed(start, stop).copy()).to(device)  # which may not be written, and torch wants to
     codes = _unpacked(device).index_select(0, packed.int()).view(torch.uint8)[: stop - start]
     return table.index_select(0, codes + _first_codes(device)[: stop - start])

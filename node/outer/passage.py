@@ -17,10 +17,11 @@ from torch import Tensor
 
 from dilocox.node.worker_settings import OuterState
 
-__all__ = ["HOST", "Here", "Passage", "Stretch", "Through", "passage_of"]
+__all__ = ["HOST", "STRETCH", "Here", "Passage", "Stretch", "Through", "passage_of"]
 
 STRETCH = 1 << 18
-"""Elements taken at a time where nothing moves: they stay in a cache through all that is done to them."""
+"""Elements taken at a time where nothing moves: 2 MiB of float64, which stay in a cache through all that is done to them. A
+multiple of arrays.GROUP."""
 SLOT = 1 << 22
 """Elements taken at a time where they move: 16 MiB of each copy in each of two slots."""
 SLOTS = 2

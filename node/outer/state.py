@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from dilocox.node.outer import aggregate, codec
-from dilocox.node.outer.levels import STRETCH
-from dilocox.node.outer.passage import HOST, Passage
+from dilocox.node.outer.passage import HOST, STRETCH, Passage
 from dilocox.protocol import payload as wire
 from dilocox.protocol.leaves import largest_norm
 from dilocox.protocol.manifest import Manifest

@@ -16,12 +16,11 @@ class Pace:
         """When the next step may begin."""
 
     def rest(self, take_commands: Callable[[], bool]) -> None:
-        """Until the next step may begin. Commands are taken as they arrive; where that says so the step begins at once. By how much
-        the timer wakes us late is no part of the step that follows: else that would add up. What commands take is."""
+        """Until the next step may begin. Commands are taken as they arrive; where that says so the step begins at once. A late
+        wake-up is not added to the next step's time, or delays would accumulate; what commands take is."""
         late = 0.0
         while (left := self._next_at - self._clock()) > 0:
-            self._wake.wait(left)
-            late = max(0.0, self._clock() - self._next_at)
+            late = 0.0 if self._wake.wait(left) else self._clock() - self._next_at
             self._wake.clear()
             if take_commands():
                 break

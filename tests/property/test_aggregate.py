@@ -122,7 +122,9 @@ def run_with(rule: str, compression: dict[str, object]) -> Manifest:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("compression", [{"codec": "lowrank-int4", "rank": 4}, {"codec": "topk-int2", "k": 1000}])
+@pytest.mark.parametrize(
+    "compression", [{"codec": "lowrank-int4", "rank": 4}, {"codec": "topk-int2", "k": 1000}, {"codec": "int2"}]
+)
 def test_the_apply_has_the_same_bits_at_any_stretch_and_thread_count(
     rule: str, compression: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ):
