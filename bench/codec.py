@@ -72,6 +72,7 @@ OF_1B_LAYER = Shape(
     optimizer=OF_1B.training.optimizer,
     repeats=3,
 )
+OF_1B_CORE = replace(OF_1B_LAYER, threads=1, measured_tokens=512)
 SHAPES = (
     Shape(
         "tiny stage",
@@ -86,7 +87,8 @@ SHAPES = (
     ),
     Shape("tiny stage", TINY, 0, {"rank": 16}, 20, 8 * 128, 8 * 128, threads=1),
     OF_1B_LAYER,
-    replace(OF_1B_LAYER, threads=1, measured_tokens=512),
+    OF_1B_CORE,
+    replace(OF_1B_CORE, compression={**OF_1B_CORE.compression, "entropy_coding": True}),
     Shape("1B-shaped layer", LAYER_1B, 1, TOPK, 100, 8 * 2048, 1024, repeats=3),
     Shape("1B-shaped layer", LAYER_1B, 1, {"rank": 128}, 100, 8 * 2048, 1024, repeats=3),
     Shape("107B-shaped layer", LAYER_107B, 1, TOPK, 125, 16 * 4096, 128, only="down_proj", repeats=1),
@@ -172,7 +174,7 @@ def measure(shape: Shape, device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": device.type,
         "parameters": state.size,
-        "codec": f"{run.compression.codec} {run.compression.keep}",
+        "codec": f"{run.compression.codec} {run.compression.keep}{', coded' * run.compression.entropy_coding}",
         "inner_steps": shape.inner_steps,
         "tokens_per_step": shape.tokens,
         "measured_tokens": shape.measured_tokens,

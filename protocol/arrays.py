@@ -229,8 +229,7 @@ class Levels(Array):
         """Copies nothing: its codes are the section's bytes."""
         magnitudes = _read_magnitudes(reader, elements)
         codes = np.frombuffer(reader.take(Section.CODES, cls.sizes(elements)[Section.CODES]), dtype=np.uint8)
-        if elements % PER_BYTE and codes[-1] >> 2 * (elements % PER_BYTE):
-            raise RemoteError(pb.REASON_MALFORMED, "padding is not zero")
+        _unpack(codes[-1:], (elements - 1) % PER_BYTE + 1, 2)  # which refuses padding that is not 0
         return cls(elements, magnitudes, codes)
 
 
