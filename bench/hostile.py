@@ -7,6 +7,7 @@ go through a relay that binds them. Whoever is thrown out comes again.
 import asyncio
 import itertools
 import os
+import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -61,8 +62,8 @@ class Attack:
         self.tls.check_hostname, self.tls.verify_mode = False, ssl.CERT_NONE
         self.tls.set_alpn_protocols(["h2"])
         self.sources = itertools.cycle([f"127.0.{net}.{host}" for net in range(1, 5) for host in range(1, 251)])
-        self.relays: dict[str, asyncio.Server] = {}
-        self.relaying: set[asyncio.Task[None] | None] = set()
+        self.relays: dict[str, socket.socket] = {}
+        self.relaying: set[asyncio.Task[None]] = set()
 
     async def open_socket(
         self, record: pb.PeerRecord, encrypted: bool = False
@@ -108,26 +109,37 @@ class Attack:
 
     # Through gRPC
 
-    async def relay(self, record: pb.PeerRecord) -> None:
+    def relay(self, record: pb.PeerRecord) -> None:
         """Open a local port that leads to the server, from another address each time."""
+        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        listening.setblocking(False)
+        self.relays[record.address] = listening
 
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self.relaying.add(task := asyncio.current_task())
-            ends = [writer]
-            with suppress(OSError, asyncio.CancelledError):
-                there, back = await self.open_socket(record)
-                ends.append(back)
-                await asyncio.gather(_pump(reader, back), _pump(there, writer))
-            for end in ends:
-                end.transport.abort()
-            self.relaying.discard(task)
+        def let_in() -> None:
+            with suppress(BlockingIOError, ConnectionAbortedError):
+                while True:
+                    connection, _ = listening.accept()
+                    self.relaying.add(task := asyncio.create_task(self._relay(connection, record)))
+                    task.add_done_callback(self.relaying.discard)
+                    task.add_done_callback(lambda _, connection=connection: connection.close())  # type: ignore[misc]
 
-        self.relays[record.address] = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1 << 14, backlog=1024)
+        asyncio.get_running_loop().add_reader(listening, let_in)
+
+    async def _relay(self, connection: socket.socket, record: pb.PeerRecord) -> None:
+        ends: list[asyncio.StreamWriter] = []
+        with suppress(OSError, asyncio.CancelledError):
+            reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 14)
+            ends.append(writer)
+            there, back = await self.open_socket(record)
+            ends.append(back)
+            await asyncio.gather(_pump(reader, back), _pump(there, writer))
+        for end in ends:
+            end.transport.abort()
 
     def channel(self, record: pb.PeerRecord) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(tls.pem_of(record.certificate))
         options = [("grpc.ssl_target_name_override", tls.SERVER_NAME), ("grpc.use_local_subchannel_pool", 1)]
-        port = self.relays[record.address].sockets[0].getsockname()[1]
+        port = self.relays[record.address].getsockname()[1]
         return grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options)
 
     def metadata(self, identity: Identity, record: pb.PeerRecord) -> tuple[tuple[str, bytes], ...]:
@@ -200,7 +212,7 @@ class Attack:
     async def start(self, connections: int) -> list[asyncio.Task[None]]:
         """A fifth each: idle, half a handshake, slow, streams with a credential and without, talk; a third of them at the peer."""
         for server in {server.address: server for server in self.servers}.values():
-            await self.relay(server)
+            self.relay(server)
         pause = connections / 5 / TALK_PER_SECOND
         acts: list[tuple[str, Callable[[pb.PeerRecord], Awaitable[None]]]] = [
             ("idle", self.idle),
@@ -221,14 +233,13 @@ class Attack:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for server in self.relays.values():
-            server.close()
-        relaying = [task for task in self.relaying if task is not None]
+        for listening in self.relays.values():
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
+        relaying = list(self.relaying)
         for relayed in relaying:
             relayed.cancel()
         await asyncio.gather(*relaying, return_exceptions=True)
-        for _ in range(3):  # a transport closes its socket a moment after it was told to
-            await asyncio.sleep(0)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

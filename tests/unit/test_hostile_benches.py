@@ -1,6 +1,7 @@
 """The benches of what strangers do: their inputs repeat, they find what is planted, they go on where they were."""
 
 import asyncio
+import socket
 from multiprocessing import Value
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from bench.mutation import Mutator
 from bench.parsers import RUN, Target, targets
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
-from tests.helpers import Table
+from tests.helpers import Table, until
 from tests.peers import meeting
 
 EACH = 6
@@ -97,3 +98,26 @@ async def test_the_hostile_come_and_the_peer_goes_on_answering(tmp_path: Path):
         await peer.exchange.fetch(blob, [])
         assert not any(task.done() for task in tasks)
         await attack.end(tasks)
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_nothing_stays_open_of_who_was_let_in_at_the_end(turns: int):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        record = pb.PeerRecord(address=f"127.0.0.1:{server.getsockname()[1]}")
+        attack = hostile.Attack(RUN.run_id, [record], bytes(32), 1)
+        attack.relay(record)
+        with socket.create_connection(attack.relays[record.address].getsockname()) as stranger:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await attack.end([])
+            await until(lambda: _is_closed(stranger))
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+    except BlockingIOError:
+        return False
