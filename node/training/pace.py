@@ -3,7 +3,8 @@
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 __all__ = ["Pace"]
 
@@ -17,11 +18,20 @@ class Pace:
 
     def rest(self, take_commands: Callable[[], bool]) -> None:
         """Until the next step may begin. Commands are taken as they arrive; where that says so the step begins at once. A late
-        wake-up is not added to the next step's time, or delays would accumulate; what commands take is."""
+        wake-up is not added to the next step's time, or delays would accumulate; what commands take is no rest."""
         late = 0.0
         while (left := self._next_at - self._clock()) > 0:
             late = 0.0 if self._wake.wait(left) else self._clock() - self._next_at
             self._wake.clear()
-            if take_commands():
+            with self.no_rest():
+                stop = take_commands()
+            if stop:
                 break
         self._next_at = self._clock() - late + self.step_seconds
+
+    @contextmanager
+    def no_rest(self) -> Iterator[None]:
+        """Work beside the steps, as an evaluation is: others have the rest of a step's time all the same, after it."""
+        began = self._clock()
+        yield
+        self._next_at += self._clock() - began

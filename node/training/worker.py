@@ -114,7 +114,8 @@ class Worker:
         while not isinstance(action, Stop):
             self._take_commands()
             turn = self._train(action) if isinstance(action, Train) else self._wait(action)
-            action = self._act(turn)
+            with self._pace.no_rest():
+                action = self._act(turn)
 
     def _take_commands(self) -> bool:
         """Whether we were told to stop."""

@@ -143,6 +143,9 @@ class Time(threading.Event):
         super().__init__()
         self.now, self.sets_at, self.late = 0.0, list(sets_at), late
 
+    def clock(self) -> float:
+        return self.now
+
     def wait(self, timeout: float | None = None) -> bool:
         assert timeout is not None
         end = self.now + timeout
@@ -155,7 +158,7 @@ class Time(threading.Event):
 
 def test_a_paced_step_begins_no_sooner_and_hears_commands_meanwhile():
     time, heard = Time(2.5, 2.75), list[float]()
-    pace = Pace(1.0, time, lambda: time.now)
+    pace = Pace(1.0, time, time.clock)
 
     def take(stop_at: float) -> bool:
         heard.append(time.now)
@@ -169,7 +172,7 @@ def test_a_paced_step_begins_no_sooner_and_hears_commands_meanwhile():
     assert begun == [0.0, 1.0, 2.0, 5.0]
     assert heard == [1.0, 2.0]
     time = Time(0.5, 0.75)
-    pace, heard = Pace(1.0, time, lambda: time.now), []
+    pace, heard = Pace(1.0, time, time.clock), []
     pace.rest(lambda: take(0.75))
     pace.rest(lambda: take(0.75))
     assert heard == [0.5, 0.75], "a command is taken when it comes, and one to stop ends the rest"
@@ -177,7 +180,7 @@ def test_a_paced_step_begins_no_sooner_and_hears_commands_meanwhile():
 
 def test_who_is_woken_late_makes_no_later_step_late():
     time = Time(late=0.125)
-    pace, begun = Pace(1.0, time, lambda: time.now), []
+    pace, begun = Pace(1.0, time, time.clock), []
     for worked in (0.25, 0.25, 1.0, 0.25):
         pace.rest(lambda: False)
         begun.append(time.now)
@@ -185,9 +188,9 @@ def test_who_is_woken_late_makes_no_later_step_late():
     assert begun == [0.0, 1.125, 2.125, 3.125], "the third one ended after its time, and is followed at once"
 
 
-def test_what_a_command_takes_shortens_no_step():
+def test_what_a_command_takes_is_no_rest():
     time, begun = Time(0.75), []
-    pace = Pace(1.0, time, lambda: time.now)
+    pace = Pace(1.0, time, time.clock)
 
     def take() -> bool:
         time.now += 5.0 if time.now < 1 else 0.0
@@ -197,12 +200,27 @@ def test_what_a_command_takes_shortens_no_step():
         pace.rest(take)
         begun.append(time.now)
         time.now += 0.25
-    assert begun == [0.0, 5.75, 6.75]
+    assert begun == [0.0, 6.0, 7.0]
+
+
+def test_the_rest_of_a_step_s_time_is_had_after_work_beside_it_too():
+    begun: dict[float, list[float]] = {}
+    for computes in (0.25, 0.5, 1.5):
+        time = Time()
+        pace, begun[computes] = Pace(1.0, time, time.clock), []
+        for beside in (0.0, 0.75, 0.0, 0.0):
+            pace.rest(lambda: False)
+            begun[computes].append(time.now)
+            time.now += computes
+            with pace.no_rest():
+                time.now += beside
+    assert begun[0.25] == begun[0.5] == [0.0, 1.0, 2.75, 3.75], "what it costs is the same whatever a step computes for"
+    assert begun[1.5] == [0.0, 1.5, 3.75, 5.25]
 
 
 def test_without_a_pace_nobody_rests():
     time = Time()
-    pace = Pace(0.0, time, lambda: time.now)
+    pace = Pace(0.0, time, time.clock)
     for _ in range(3):
         pace.rest(lambda: pytest.fail("there was nothing to wait for"))
     assert time.now == 0
