@@ -106,6 +106,11 @@ ATTACKS = [
         _drift(0.75),
     ),
     Attack("ALIE", "the mean less 1.5 standard deviations in each coordinate", lambda s: s.mean - 1.5 * s.honest.std(0)),
+    Attack(
+        "wary ALIE",
+        "its own work less half a standard deviation in each coordinate: chance hides that it is the same in each round",
+        lambda seen: seen.own - 0.5 * seen.honest.std(0),
+    ),
     Attack("IPM", "the mean turned and doubled", lambda seen: -2 * seen.mean),
     Attack("labels", "its own work on wrong labels", flips_labels=True),
     Attack(

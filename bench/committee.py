@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from dilocox.node.training.data import Dataset
 from dilocox.node.training.scores import make_candidate, measure
 from dilocox.node.training.trainer import Trainer
-from dilocox.protocol import counting, scoring
+from dilocox.protocol import bias, counting, scoring
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
@@ -25,6 +25,8 @@ __all__ = ["Committee", "Measured", "Seconds", "Votes", "Work"]
 
 COORDINATOR = Identity(bytes(32))
 """Whose signature draws committees and samples."""
+SIGNS = 1
+"""Of all voters' sketches: of no attack that knows them."""
 Votes = Mapping[str, bool]
 """What a voter accepts, by cluster."""
 
@@ -76,6 +78,8 @@ class Committee:
     dataset: Dataset
     seconds: Seconds
     measured: list[Measured] = field(default_factory=list)
+    memories: dict[str, bias.Memory] = field(default_factory=dict)
+    """By voter: of what it scored."""
 
     def ballot(self, round: int) -> Statement[pb.Ballot]:
         return seal(COORDINATOR, pb.KIND_BALLOT, self.run.run_id, pb.Ballot(round=round))
@@ -98,6 +102,8 @@ class Committee:
             positions = scoring.positions(self.run, ballot, voter, head.ledger.leases[voter])
             scores = self._scores(head, voter, trainer, works, due, positions, read)
             harmful = scoring.harmful(self.run, scores, {name: works[name].tokens for name in scores})
+            memory = self.memories[voter] = bias.after(self.memories.get(voter, bias.Memory()), voter, scores)
+            harmful |= bias.biased(self.run, memory, voter, scores)
             self.measured += [Measured(head.round, voter, name, score, name in harmful) for name, score in scores.items()]
             found = {name: name in well_made and name not in harmful for name in listed}
             said = say(voter, found)
@@ -128,6 +134,7 @@ class Committee:
                 payloads=works[name].payloads,
                 own=works[voter].payloads,
                 positions=positions,
+                signs=SIGNS if self.run.scoring.bias else 0,
             )
             with self.seconds.spent("candidates"):
                 candidate = make_candidate(trainer, asked, head.rank_or_k, read)

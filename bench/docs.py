@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ from bench.convergence import choice_text
 from bench.methods import TUNED
 from bench.pages import markdown, render
 from bench.poison import cells as of_poison
-from bench.poison.design import FULL
+from bench.poison.design import BIAS, FULL, SCORES
 from bench.poison.report import scored
 from bench.report import RESULTS
 from bench.study import report as of_study
 from bench.study import trial as of_study_runs
 from dilocox.node.plan import PUBLISHED, paper_rows
 
-__all__ = ["POISONING", "main", "poisoning"]
+__all__ = ["POISONED", "POISONING", "main"]
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "results"
@@ -154,9 +155,13 @@ def keep_runs(before: Mapping[str, Any], folder: Path, path: Path) -> None:
         )
 
 
-def poisoning() -> str:
+def poisoning(defence: str) -> str:
     """Of the registered settings, what is finished."""
-    return markdown(*scored(FULL, [attack.name for attack in ATTACKS]))
+    return markdown(*scored(FULL, [attack.name for attack in ATTACKS], defence))
+
+
+POISONED = {"scored": partial(poisoning, SCORES.name), "scored-bias": partial(poisoning, BIAS.name)}
+"""The blocks of that page."""
 
 
 def main() -> None:
@@ -187,7 +192,7 @@ def main() -> None:
             (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     keep_runs(of_study_runs.kept(), of_study_runs.RUNS, of_study_runs.KEPT)
     keep_runs(of_poison.kept(), of_poison.CELLS, of_poison.KEPT)
-    POISONING.write_text(render(POISONING.read_text(), {"scored": poisoning}))
+    POISONING.write_text(render(POISONING.read_text(), POISONED))
     parts.append(f"## The cost model against the published rows\n\n{plan()}")
     for picture in (
         *RESULTS.glob("convergence-tokens.png"),

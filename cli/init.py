@@ -53,7 +53,8 @@ AVERAGING = (
 )
 """What presets have that belongs together, and what stands instead where it was not measured."""
 APART = """agreement = 0.0         # sites' texts differ, and so does what they learn
-worth = 0.0"""
+worth = 0.0
+bias = 0.0"""
 PRIVATE = "private = true            # each cluster brings its own: dilocox node --private DIR"
 
 

@@ -5,6 +5,7 @@ Facts of the workers become inputs of the member machine; blobs that nobody can 
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -65,6 +66,8 @@ class Generations:
         self._team, self._tasks, self._holding = team, tasks, holding
         self._member, self._feed, self._emit, self._tell = member, feed, emit, tell
         self._account = account
+        self._signs = secrets.randbits(63) | 1
+        """Of sketches of contributions: nobody who knew them could hide what it does from them."""
         self._crew = Crew(lambda: team.workers, tells_loss=account is None or not account.budget.bounds)
         self.progress = self._crew.progress
         self._keeping = Keeping(store, holding, starts, self.progress, self._contributions, me)
@@ -121,6 +124,7 @@ class Generations:
                 payloads=payloads,
                 own=own,
                 positions=asked.positions,
+                signs=self._signs if self._manifest.scoring.bias else 0,
             )
         )
 
@@ -206,7 +210,7 @@ class Generations:
                         self._hear(member.Rechecked(event.rechecked.round, root))
                 case "scored":
                     found = event.scored
-                    score = Score(found.before, found.after, found.cosine)
+                    score = Score(found.before, found.after, found.cosine, tuple(found.sketch), tuple(found.own))
                     self._hear(member.Scored(found.contribution, score))
                 case "failed":
                     log.error("a stage worker failed: %s", event.failed)

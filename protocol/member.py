@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dilocox.protocol import auditing, counting, events, limits, sampling, scoring, voting
+from dilocox.protocol import auditing, bias, counting, events, limits, sampling, scoring, voting
 from dilocox.protocol.facts import (
     Answered,
     Asked,
@@ -205,6 +205,7 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
         verdicts={},
         to_score=frozenset(),
         scores={},
+        memory=_memory(state),
         audits={audit.name: state.audits[audit.name] for audit in after.audits if audit.name in state.audits},
         without=frozenset(),
         ballot=None,
@@ -506,7 +507,24 @@ def _vote(state: MemberState, now: float) -> pb.Receipt | None:
     audits = auditing.results(state.head.audits, state.head.round, state.me, state.audits)
     lacking = sampling.told(sampling.due(state.manifest, state.head), state.me, state.without)
     duties, tokens = [s.digest for s in ours], {digest: s.body.tokens for digest, s in state.seen.items()}
-    return voting.receipt(state.manifest, ballot, own.digest, state.verdicts, state.scores, tokens, duties, audits, lacking)
+    harmful = scoring.harmful(state.manifest, state.scores, tokens) | _biased(state)
+    return voting.receipt(ballot, own.digest, state.verdicts, state.scores, harmful, duties, audits, lacking)
+
+
+def _by_author(state: MemberState) -> dict[str, scoring.Score]:
+    """Of all that we scored in the open round."""
+    return {state.seen[digest].peer: score for digest, score in state.scores.items()}
+
+
+def _memory(state: MemberState) -> bias.Memory:
+    """With the open round."""
+    return bias.after(state.memory, state.me, _by_author(state))
+
+
+def _biased(state: MemberState) -> frozenset[bytes]:
+    """Of what we scored in the open round, what is of those who pull steadily."""
+    authors = bias.biased(state.manifest, _memory(state), state.me, _by_author(state))
+    return frozenset(digest for digest in state.scores if state.seen[digest].peer in authors)
 
 
 def _has_vote(state: MemberState) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dilocox.protocol import auditing, scoring
+from dilocox.protocol import auditing, bias, scoring
 from dilocox.protocol.facts import Attestation, Verdict
 from dilocox.protocol.head import Head, HostRange, alone
 from dilocox.protocol.manifest import Manifest
@@ -57,6 +57,8 @@ class MemberState:
     to_score: frozenset[bytes] = frozenset()
     """Those that were given to be scored."""
     scores: Mapping[bytes, scoring.Score] = field(default_factory=dict)
+    memory: bias.Memory = field(default_factory=bias.Memory)
+    """Of what we scored in earlier rounds of this life."""
     audits: Mapping[tuple[int, str], auditing.Result] = field(default_factory=dict)
     """What we found of those that we were drawn for, and that are not decided yet."""
     without: frozenset[str] = frozenset()

@@ -1,10 +1,9 @@
 """What a cluster votes: its receipt, from what it found of everything on the ballot."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 
 from dilocox.protocol import limits, rules, scoring
 from dilocox.protocol.facts import Verdict
-from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
@@ -16,20 +15,19 @@ REFUSED: Verdict = (pb.REASON_UNAVAILABLE, 0)
 
 
 def receipt(
-    manifest: Manifest,
     ballot: Statement[pb.Ballot],
     own: bytes,
     verdicts: Mapping[bytes, Verdict],
     scores: Mapping[bytes, scoring.Score],
-    tokens: Mapping[bytes, int],
+    harmful: Container[bytes],
     duties: Sequence[bytes],
     audits: Sequence[pb.AuditResult] = (),
     lacking: Sequence[int] = (),
 ) -> pb.Receipt:
-    """`own`: digest of our contribution; `tokens`: of those that we scored, as announced; `duties`: of those that we were drawn to
+    """`own`: digest of our contribution; `harmful`: of those that we scored; `duties`: of those that we were drawn to
     score, in the ballot's order; `audits`: what we found of those that are due; `lacking`: places of the samples that showed
     nothing. What was judged well made and measured to harm is refused; of what has no room the bits say enough."""
-    listed, harmful = list(ballot.body.contributions), scoring.harmful(manifest, scores, tokens)
+    listed = list(ballot.body.contributions)
 
     def found(digest: bytes) -> Verdict:
         verdict = verdicts.get(digest, REFUSED)

@@ -80,7 +80,8 @@ REASONS: Mapping[pb.Reason, Advice] = {
     pb.REASON_SUPERSEDED: Advice("it said something newer", "nothing"),
     pb.REASON_COPIED: Advice("what it announced was made by another cluster, or for another round", _SAME_VERSION),
     pb.REASON_HARMS: Advice(
-        "it made the model worse, as most of those drawn to score it measured", "look at its data and its loss"
+        "it made the model worse, or pulled it the same way round after round, as most of those drawn to score it measured",
+        "look at its data and its loss",
     ),
     pb.REASON_AUDIT: Advice(
         "most of those drawn to audit it found that it did not train what it said, or could not fetch the states that show it",

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench.poison.cells import run_all
-from bench.poison.design import ARRIVAL, BY_NAME, CODECS, DEFENCES, FULL, QUICK, SCORED, SCORES, TENSORS, Setting
+from bench.poison.design import ARRIVAL, BIAS, BY_NAME, CODECS, DEFENCES, FULL, QUICK, SCORED, TENSORS, Setting
 from bench.poison.report import UNJUST, complete, judged, losses, missed, missed_by_scores, say
 from bench.report import bench_parser, judge, table, write
 
@@ -129,7 +129,7 @@ def slow(settings: Sequence[Setting]) -> list[str]:
 
     sentences = list[str]()
     for setting in (each for each in settings if each.hostile == 1):
-        runs = [slow_boxes(cell) for cell in setting.cells("nobody", SCORES.name)]
+        runs = [slow_boxes(cell) for cell in setting.cells("nobody", BIAS.name)]
         by_speed = [
             (of[0].speed, *(sum(getattr(each, name) for each in of) for name in COUNTED)) for of in zip(*runs, strict=True)
         ]

@@ -16,6 +16,7 @@ from dilocox.protocol.manifest import Manifest
 
 __all__ = [
     "ARRIVAL",
+    "BIAS",
     "BY_NAME",
     "CODECS",
     "DEFENCES",
@@ -79,9 +80,10 @@ TENSORS = _more(
     TOTAL, "+ tensors", "each tensor at most 1.25 medians: the defaults of an open run", rounds={"tensor_clip_ratio": None}
 )
 CENTERED = _more(TENSORS, "centered-clip", "outer.aggregate", outer={"aggregate": "centered-clip"})
-SCORING = {"voters": 32}
-AT_FIRST = {"voters": 32, "agreement": 0.0, "worth": 0.0}
-SCORES = _more(TENSORS, "scores", "the defaults, and a committee of 32 that scores", scoring=SCORING)
+SCORING = {"voters": 32, "bias": 0.0}
+AT_FIRST = {**SCORING, "agreement": 0.0, "worth": 0.0}
+SCORES = _more(TENSORS, "scores", "the defaults, and a committee of 32 that scores each round for itself", scoring=SCORING)
+BIAS = _more(TENSORS, "scores + bias", "as scores, and who pulls steadily harms", scoring={"voters": 32})
 SCORES_CENTERED = _more(CENTERED, "scores + centered-clip", "both", scoring=SCORING)
 AWAY = _more(TENSORS, "scores, agreement 0", "as it was first: harm points away", scoring=AT_FIRST)
 AWAY_CENTERED = _more(CENTERED, "scores, agreement 0 + centered-clip", "both", scoring=AT_FIRST)
@@ -93,12 +95,13 @@ DEFENCES = [
     _more(TENSORS, "trimmed", "outer.aggregate", outer={"aggregate": "trimmed"}),
     CENTERED,
     SCORES,
+    BIAS,
     SCORES_CENTERED,
 ]
 """A defence that is to come is one more."""
 BY_NAME = [*DEFENCES, AWAY, AWAY_CENTERED]
 """With those that no table has unless it is asked for."""
-SCORED = {defence.name: TENSORS.name for defence in (SCORES, AWAY)} | {
+SCORED = {defence.name: TENSORS.name for defence in (SCORES, BIAS, AWAY)} | {
     d.name: CENTERED.name for d in (SCORES_CENTERED, AWAY_CENTERED)
 }
 """Those that score, and what each is without."""
@@ -140,6 +143,9 @@ class Cell:
         said = [self.said, run.model_dump(mode="json", exclude_defaults=True)]
         if run.scoring.voters:
             said.append(run.scoring.model_dump(mode="json"))
+            if not run.scoring.bias:  # as where runs were kept before there was one
+                for each in (said[1]["scoring"], said[2]):
+                    del each["bias"]
         return sha256(json.dumps(said, sort_keys=True).encode()).hex()[:24]
 
 

@@ -175,21 +175,24 @@ def say(setting: Setting, found: Mapping[str, Mapping[str, float]], votes: Mappi
             print(f"{defence}: of the time that a round trains, with as many clusters: {of_presets}")
 
 
-def scored(settings: Sequence[Setting], attacks: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of one table over settings, of what is finished: with scores, the loss over that with nobody hostile;
-    hostile contributions caught of how many; honest ones refused of how many."""
-    here = [setting for setting in settings if complete(setting, "nobody", SCORES.name)]
+def scored(
+    settings: Sequence[Setting], attacks: Sequence[str], defence: str = SCORES.name
+) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of one table over settings, of what is finished with a defence that scores: the loss over that with nobody
+    hostile; hostile contributions caught of how many; honest ones refused of how many."""
+    here = [setting for setting in settings if complete(setting, "nobody", defence)]
     rows = []
     for attack in attacks:
         if attack == "nobody":
             continue
         row = [attack]
         for setting in here:
-            if not complete(setting, attack, SCORES.name):
+            if not complete(setting, attack, defence):
                 row.append("")
                 continue
-            clean, loss = (losses(setting, [name], [SCORES.name])[name][SCORES.name] for name in ("nobody", attack))
-            each = judged(setting.cells(attack, SCORES.name))
+            clean, loss = (losses(setting, [name], [defence])[name][defence] for name in ("nobody", attack))
+            each = judged(setting.cells(attack, defence))
             row.append(f"{loss / clean - 1:+.1%}; {each.caught} of {each.hostile}; {each.refused} of {each.honest}")
-        rows.append(row)
+        if any(row[1:]):
+            rows.append(row)
     return ["attack", *(f"{each.hostile} of {each.clusters}, {each.codec}" for each in here)], rows

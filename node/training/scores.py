@@ -1,7 +1,8 @@
 """A worker's part in scoring: candidates are made beside training, the loss is measured by all workers at one inner step.
 
 A candidate is Θ with one contribution alone applied to it, without earlier momentum: lr * (1 + momentum) of it. Of our own
-contribution only the direction is kept, to see whether another's points away from it.
+contribution only the direction is kept, to see whether another's points away from it. Of both there is a sketch, where one is asked
+for: it says to the daemon what a contribution has in common with its author's earlier ones (protocol/bias.py).
 """
 
 import logging
@@ -11,23 +12,37 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dilocox.node.outer.state import StageState
 from dilocox.node.training.data import Dataset
 from dilocox.node.training.trainer import Commit, Take, Trainer
+from dilocox.protocol.bias import SKETCH
 from dilocox.protocol.errors import DilocoxError
+from dilocox.protocol.norms import clip_factor
 from dilocox.protocol.pb import worker_pb2 as pb
 from dilocox.protocol.scoring import Score
 
-__all__ = ["Candidate", "Scores", "make_candidate", "measure"]
+__all__ = ["DOT_ELEMENTS", "Candidate", "Scores", "Sketch", "make_candidate", "measure"]
 
 log = logging.getLogger(__name__)
 
 Payload = Callable[[bytes], memoryview]
 DOT_ELEMENTS = 1 << 22
-"""At a time, in float64."""
+"""At a time, in float64; as many times SKETCH."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """Our own contribution: the same for all candidates of a round."""
+
+    steps: list[Tensor]
+    """Flat, by state of this worker."""
+    sketch: Tensor
+    """Over this worker's stages: (SKETCH,) float64, or (0,)."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +51,27 @@ class Candidate:
     """Flat, by state of this worker."""
     products: tuple[float, float, float]
     """Over this worker's stages: of its step and ours, of its with itself, of ours with itself."""
-    ours: list[Tensor]
-    """Our own step, flat by state: the same for all candidates of a round."""
+    sketch: Tensor
+    """Of its step as it would be if nothing were clipped, as `Own.sketch`."""
+    own: Own
+
+
+class Sketch:
+    """Of steps of one stage, chunk by chunk in their order, DOT_ELEMENTS in each but the last."""
+
+    def __init__(self, signs: int, stage: int) -> None:
+        """`signs`: what they are drawn from; 0: nothing is wanted."""
+        self.total = torch.zeros(SKETCH if signs else 0, dtype=torch.float64)
+        self._random = np.random.Generator(np.random.Philox(key=[signs, stage])) if signs else None
+
+    def add(self, chunk: Tensor) -> None:
+        """`chunk`: float64, on any device."""
+        if self._random is None:
+            return
+        drawn = np.frombuffer(self._random.bytes(-(-len(chunk) // 8)), dtype=np.uint8)
+        flips = torch.from_numpy(np.unpackbits(drawn, count=len(chunk))).to(chunk.device, torch.bool)
+        signed = pad(torch.where(flips, -chunk, chunk), (0, -len(chunk) % SKETCH))
+        self.total += signed.view(-1, SKETCH).sum(0).cpu()
 
 
 def alone(state: StageState, asked: pb.Score, payloads: Sequence[bytes], clip: int, rank_or_k: int, read: Payload) -> Tensor:
@@ -48,21 +82,32 @@ def alone(state: StageState, asked: pb.Score, payloads: Sequence[bytes], clip: i
     return copy.parameters.clone()  # without the momentum that lies beside it
 
 
-def make_candidate(
-    trainer: Trainer, asked: pb.Score, rank_or_k: int, read: Payload, ours: list[Tensor] | None = None
-) -> Candidate:
-    """In the background. `rank_or_k`: of the round's codec; `ours`: our own step, where an earlier candidate has it."""
-    if ours is None:
-        ours = [alone(s, asked, asked.own, 0, rank_or_k, read).sub_(s.parameters) for s in trainer.states]
-    parameters, products = [], [0.0, 0.0, 0.0]
-    for state, own in zip(trainer.states, ours, strict=True):
-        theirs = alone(state, asked, asked.payloads, asked.clip, rank_or_k, read)
-        for theta, mine, other in zip(*(flat.split(DOT_ELEMENTS) for flat in (state.parameters, own, theirs)), strict=True):
-            m, step = mine.double(), other.double() - theta.double()
+def make_candidate(trainer: Trainer, asked: pb.Score, rank_or_k: int, read: Payload, own: Own | None = None) -> Candidate:
+    """In the background. `rank_or_k`: of the round's codec; `own`: where an earlier candidate of the round has it."""
+    own = own or _own(trainer, asked, rank_or_k, read)
+    parameters, products, sketch = [], [0.0, 0.0, 0.0], torch.zeros_like(own.sketch)
+    for state, mine in zip(trainer.states, own.steps, strict=True):
+        theirs, of_stage = alone(state, asked, asked.payloads, asked.clip, rank_or_k, read), Sketch(asked.signs, state.stage)
+        for theta, part, other in zip(*(flat.split(DOT_ELEMENTS) for flat in (state.parameters, mine, theirs)), strict=True):
+            m, step = part.double(), other.double() - theta.double()
             for index, (left, right) in enumerate(((step, m), (step, step), (m, m))):
                 products[index] += float(torch.dot(left, right))
+            of_stage.add(step)
+        sketch += of_stage.total / clip_factor(asked.clip)
         parameters.append(theirs)
-    return Candidate(parameters, (products[0], products[1], products[2]), ours)
+    return Candidate(parameters, (products[0], products[1], products[2]), sketch, own)
+
+
+def _own(trainer: Trainer, asked: pb.Score, rank_or_k: int, read: Payload) -> Own:
+    steps, sketch = [], Sketch(asked.signs, 0).total
+    for state in trainer.states:
+        of_stage = Sketch(asked.signs, state.stage)
+        step = alone(state, asked, asked.own, 0, rank_or_k, read).sub_(state.parameters)
+        for part in step.split(DOT_ELEMENTS):
+            of_stage.add(part.double())
+        steps.append(step)
+        sketch += of_stage.total
+    return Own(steps, sketch)
 
 
 def measure(trainer: Trainer, candidate: Candidate, before: float | None, samples: tuple[Tensor, Tensor]) -> Score:
@@ -72,8 +117,11 @@ def measure(trainer: Trainer, candidate: Candidate, before: float | None, sample
             before = trainer.evaluate(*samples)
     with trainer.weights(candidate.parameters):
         after = trainer.evaluate(*samples)
-    product, theirs, ours = trainer.mesh.all_sum(list(candidate.products))
-    return Score(before, after, product / (theirs * ours) ** 0.5 if theirs and ours else 0.0)
+    sketches = torch.stack([candidate.sketch, candidate.own.sketch])
+    product, theirs, ours, *told = trainer.mesh.all_sum([*candidate.products, *sketches.flatten().tolist()])
+    cosine = product / (theirs * ours) ** 0.5 if theirs and ours else 0.0
+    half = len(told) // 2
+    return Score(before, after, cosine, tuple(told[:half]), tuple(told[half:]))
 
 
 class Scores:
@@ -88,8 +136,8 @@ class Scores:
         self._making: Future[Candidate] | None = None
         self._before: float | None = None
         """Loss of Θ on the round's samples, once it was measured."""
-        self._ours: list[Tensor] | None = None
-        """Our step of the round, once a candidate was made."""
+        self._own: Own | None = None
+        """Of the round, once a candidate was made."""
         self._began, self._spent = time.monotonic(), 0.0
 
     def ask(self, asked: pb.Score) -> None:
@@ -98,14 +146,14 @@ class Scores:
     def close(self) -> None:
         """The round is closed: what was not scored is not needed any more."""
         self._asked.clear()
-        self._making, self._before, self._ours = None, None, None
+        self._making, self._before, self._own = None, None, None
         self._began, self._spent = time.monotonic(), 0.0
 
     def prepare(self, rank_or_k: int, read: Payload) -> None:
         """Have the next candidate made."""
         if self._asked and self._making is None:
-            asked, ours = self._asked[0], self._ours
-            self._making = self._submit(lambda: make_candidate(self._trainer, asked, rank_or_k, read, ours))
+            asked, own = self._asked[0], self._own
+            self._making = self._submit(lambda: make_candidate(self._trainer, asked, rank_or_k, read, own))
 
     @property
     def samples_here(self) -> bool:
@@ -129,10 +177,16 @@ class Scores:
         if candidate is None or lacking:
             return None
         score = measure(self._trainer, candidate, self._before, self._dataset.batch(list(asked.positions)))
-        self._before, self._ours = score.before, candidate.ours
+        self._before, self._own = score.before, candidate.own
         self._spent += time.monotonic() - began
         return pb.Scored(
-            round=asked.round, contribution=asked.contribution, before=score.before, after=score.after, cosine=score.cosine
+            round=asked.round,
+            contribution=asked.contribution,
+            before=score.before,
+            after=score.after,
+            cosine=score.cosine,
+            sketch=score.sketch,
+            own=score.own,
         )
 
 

@@ -113,20 +113,22 @@ class Recheck(_message.Message):
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class Score(_message.Message):
-    __slots__ = ("round", "contribution", "clip", "payloads", "own", "positions")
+    __slots__ = ("round", "contribution", "clip", "payloads", "own", "positions", "signs")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     CLIP_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     OWN_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SIGNS_FIELD_NUMBER: _ClassVar[int]
     round: int
     contribution: bytes
     clip: int
     payloads: _containers.RepeatedScalarFieldContainer[bytes]
     own: _containers.RepeatedScalarFieldContainer[bytes]
     positions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, round: _Optional[int] = ..., contribution: _Optional[bytes] = ..., clip: _Optional[int] = ..., payloads: _Optional[_Iterable[bytes]] = ..., own: _Optional[_Iterable[bytes]] = ..., positions: _Optional[_Iterable[int]] = ...) -> None: ...
+    signs: int
+    def __init__(self, round: _Optional[int] = ..., contribution: _Optional[bytes] = ..., clip: _Optional[int] = ..., payloads: _Optional[_Iterable[bytes]] = ..., own: _Optional[_Iterable[bytes]] = ..., positions: _Optional[_Iterable[int]] = ..., signs: _Optional[int] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ()
@@ -225,18 +227,22 @@ class Rechecked(_message.Message):
     def __init__(self, round: _Optional[int] = ..., states: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., report_agrees: _Optional[bool] = ...) -> None: ...
 
 class Scored(_message.Message):
-    __slots__ = ("round", "contribution", "before", "after", "cosine")
+    __slots__ = ("round", "contribution", "before", "after", "cosine", "sketch", "own")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     COSINE_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
     round: int
     contribution: bytes
     before: float
     after: float
     cosine: float
-    def __init__(self, round: _Optional[int] = ..., contribution: _Optional[bytes] = ..., before: _Optional[float] = ..., after: _Optional[float] = ..., cosine: _Optional[float] = ...) -> None: ...
+    sketch: _containers.RepeatedScalarFieldContainer[float]
+    own: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, round: _Optional[int] = ..., contribution: _Optional[bytes] = ..., before: _Optional[float] = ..., after: _Optional[float] = ..., cosine: _Optional[float] = ..., sketch: _Optional[_Iterable[float]] = ..., own: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
     __slots__ = ("hello", "ready", "step", "boundary", "rechecked", "scored", "failed")

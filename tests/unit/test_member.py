@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from dilocox.protocol import events, limits, member, rules, scoring
+from dilocox.protocol import bias, events, limits, member, rules, scoring
+from dilocox.protocol.bias import Bias
 from dilocox.protocol.head import HostRange, resting_on
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -135,6 +137,25 @@ def test_what_helps_is_accepted_and_its_score_stands_in_the_receipt():
     assert told == {node.digests[0]: 256, node.digests[1]: 128}
     assert not receipt.body.findings
     assert node.table.submit(receipt) == rules.ACCEPT
+
+
+def test_who_pulls_steadily_is_refused_and_what_a_round_showed_is_remembered():
+    node = Node(voters=8, vote_seconds=100).vote()
+    axes = np.eye(bias.SKETCH)
+    peers = [identity(number).peer for number in range(3)]
+    weak, strong = (Bias(length * axes[0], 1.0, bias.LEAST_ROUNDS - 1) for length in (1.0, 9.0))
+    node.state = replace(node.state, memory=bias.Memory({peers[0]: weak, peers[1]: weak, peers[2]: strong}))
+    for number, digest_ in enumerate(node.digests, 1):
+        node.feed(member.Judged(digest_, ACCEPTED))
+        node.feed(member.Scored(digest_, Score(2.0, 1.0, 0.5, tuple(axes[number]), tuple(axes[0]))))
+    receipt = node.said(pb.KIND_RECEIPT)
+    assert receipt is not None
+    listed = list(node.state.ballot.body.contributions)  # type: ignore[union-attr]
+    assert [(listed[f.index], f.reason) for f in receipt.body.findings] == [(node.digests[1], pb.REASON_HARMS)]
+    for statement in [receipt, node.table.receipt(1), node.table.receipt(2)]:
+        node.table.submit(statement)
+    node.feed(member.Committed(node.table.commits[-1], node.table.head))
+    assert {peer: known.rounds for peer, known in node.state.memory.authors.items()} == dict.fromkeys(peers, bias.LEAST_ROUNDS)
 
 
 def test_what_was_not_scored_in_time_is_not_held_against_it():

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from dilocox.node.outer.state import StageState
 from dilocox.node.training.data import Dataset, load_dataset
-from dilocox.node.training.scores import Candidate, Scores, make_candidate, measure
+from dilocox.node.training.scores import DOT_ELEMENTS, Candidate, Scores, Sketch, make_candidate, measure
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol import scoring
+from dilocox.protocol.bias import SKETCH
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import worker_pb2 as pb
 from dilocox.transport.blobs import BlobStore
@@ -37,12 +38,19 @@ class World:
     flipped: list[bytes]
     """Theirs, with the signs turned."""
 
-    def asked(self, payloads: list[bytes], clip: int = 0) -> pb.Score:
-        name = digest(*payloads)
-        return pb.Score(round=ROUND, contribution=name, clip=clip, payloads=payloads, own=self.ours, positions=range(40, 48))
+    def asked(self, payloads: list[bytes], clip: int = 0, signs: int = 7) -> pb.Score:
+        return pb.Score(
+            round=ROUND,
+            contribution=digest(*payloads),
+            clip=clip,
+            payloads=payloads,
+            own=self.ours,
+            positions=range(40, 48),
+            signs=signs,
+        )
 
-    def candidate(self, payloads: list[bytes], clip: int = 0) -> Candidate:
-        return make_candidate(self.trainer, self.asked(payloads, clip), self.run.compression.keep, self.store.view)
+    def candidate(self, payloads: list[bytes], clip: int = 0, signs: int = 7) -> Candidate:
+        return make_candidate(self.trainer, self.asked(payloads, clip, signs), self.run.compression.keep, self.store.view)
 
     def samples(self) -> tuple[Tensor, Tensor]:
         return self.dataset.batch(range(40, 48))
@@ -123,6 +131,37 @@ def test_what_the_round_would_clip_is_clipped(world: World):
     whole, half = (measure(world.trainer, world.candidate(world.theirs, clip), None, world.samples()) for clip in (0, 8))
     assert 0 < half.gain < whole.gain
     assert half.cosine == pytest.approx(whole.cosine, abs=1e-3)
+    assert half.sketch == pytest.approx(whole.sketch, abs=1e-2), "a voter's own is not clipped, either"
+
+
+def test_a_sketch_keeps_lengths_and_directions_and_is_the_asker_s_own(world: World):
+    of_theirs, of_ours, turned = (world.candidate(payloads) for payloads in (world.theirs, world.ours, world.flipped))
+    score = measure(world.trainer, of_theirs, 0.0, world.samples())
+    theirs, ours = (torch.tensor(sketch, dtype=torch.float64) for sketch in (score.sketch, score.own))
+    assert len(theirs) == len(ours) == SKETCH
+    product, of_them, of_us = of_theirs.products
+    for sketch, square in ((theirs, of_them), (ours, of_us)):
+        assert float(sketch @ sketch) == pytest.approx(square, rel=0.25)
+    assert float(theirs @ ours) / (of_them * of_us) ** 0.5 == pytest.approx(product / (of_them * of_us) ** 0.5, abs=0.15)
+    torch.testing.assert_close(of_ours.sketch, of_ours.own.sketch)
+    assert torch.cosine_similarity(turned.sketch, theirs, dim=0) < -0.9
+    another = world.candidate(world.theirs, signs=8)
+    assert abs(torch.cosine_similarity(another.sketch, theirs, dim=0)) < 0.2, "who does not know the signs knows nothing of it"
+    nothing = measure(world.trainer, world.candidate(world.theirs, signs=0), 0.0, world.samples())
+    assert (nothing.sketch, nothing.own) == ((), ())
+    assert nothing.cosine == score.cosine
+
+
+def test_a_sketch_is_of_the_whole_whatever_its_parts():
+    step = torch.randn(5 * SKETCH + 100, dtype=torch.float64)
+    whole, parts, other_stage = Sketch(7, 3), Sketch(7, 3), Sketch(7, 4)
+    whole.add(step)
+    for part in step.split(2 * SKETCH):
+        parts.add(part)
+    other_stage.add(step)
+    torch.testing.assert_close(whole.total, parts.total)
+    assert not torch.allclose(whole.total, other_stage.total)
+    assert DOT_ELEMENTS % SKETCH == 0
 
 
 def at_once(job: Callable[[], Candidate]) -> "Future[Candidate]":

@@ -1,0 +1,128 @@
+"""Who pulls the same way round after round, which no score of one round shows.
+
+Where everybody trains on samples that were drawn alike, a contribution differs from the others by chance: another way in each
+round. Who pulls the model somewhere does it steadily, or the pulls cancel. A mean less 1.5 standard deviations (ALIE, Baruch et al.
+2019) lowers the loss and points the way of the others as honest work does, and what it differs by is the same for ever. So a voter
+adds up what each author's contributions differ by, round by round, and finds harm where that grows much faster than the median's:
+without memory no rule holds against such an attack (Karimireddy et al. 2021, "Learning from History for Byzantine Robust
+Optimization").
+
+A contribution is known by its sketch: sums of its coordinates with signs that the voter drew at random and tells nobody, which
+keep lengths and cosines nearly (a count sketch, Charikar et al. 2002). It differs by what is left of it without what lies along the
+mean of the others, and along the means of the last rounds: who does more of the same work than others, or less, is further on the
+way of all, or not as far. Each round's difference has length 1. A pull that is small beside what chance makes of a contribution is
+not seen, and does little.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dilocox.protocol import limits
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.scoring import Score
+
+__all__ = ["LEAST_ROUNDS", "SKETCH", "Bias", "Memory", "Vector", "after", "biased"]
+
+SKETCH = 512
+"""Numbers of a sketch: squared lengths within some 9% for two of three."""
+DECAY = 0.9
+"""Of what earlier rounds showed, with each new one."""
+LEAST_ROUNDS = 8
+"""Before these nobody is judged."""
+MEANS = 8
+"""Rounds whose means are the way of all."""
+NOISE = 1e-9
+"""Of a length: what rounding makes."""
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """Of one author, as one voter knows it."""
+
+    total: Vector
+    """(SKETCH,): differences of its rounds, added up with DECAY."""
+    weight: float
+    """What the squared length of that would be on average if the rounds had nothing in common."""
+    rounds: int
+
+    @property
+    def strength(self) -> float:
+        """1 where rounds have nothing in common, up to (1 + DECAY) / (1 - DECAY) where they differ the same way."""
+        return float(self.total @ self.total) / self.weight
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one voter knows of earlier rounds."""
+
+    authors: Mapping[str, Bias] = field(default_factory=dict)
+    """Who was measured last comes last."""
+    means: tuple[Vector, ...] = ()
+    """(SKETCH,) each: of all contributions of a round, the newest last."""
+
+
+NOTHING = Bias(np.zeros(SKETCH), 0.0, 0)
+
+
+def after(memory: Memory, me: str, scores: Mapping[str, Score]) -> Memory:
+    """With what the voter `me` measured in a round, by author: nothing where that is less than two others. Who was measured longest
+    ago is forgotten when they are too many."""
+    told = _sketches(me, scores)
+    if len(told) < 3:
+        return memory
+    found = {
+        author: Bias(DECAY * was.total + difference, DECAY**2 * was.weight + 1.0, was.rounds + 1)
+        for author, difference in _differences(told, memory.means).items()
+        for was in (memory.authors.get(author, NOTHING),)
+    }
+    others = {author: known for author, known in memory.authors.items() if author not in found}
+    mean = np.mean(list(told.values()), axis=0)
+    return Memory(dict([*others.items(), *found.items()][-limits.CLUSTERS :]), (*memory.means, mean)[-MEANS:])
+
+
+def biased(manifest: Manifest, memory: Memory, me: str, scores: Mapping[str, Score]) -> frozenset[str]:
+    """Of the authors that the voter `me` measured, who pulls steadily: `scoring.bias` times as strongly as the median of them and
+    of us, or more; of two the weaker is the median. Nobody where fewer than three are known for long enough: of two nobody can tell
+    which of them differs."""
+    known = memory.authors
+    long = {author for author in (me, *scores) if author in known and known[author].rounds >= LEAST_ROUNDS}
+    if len(long) < 3 or not manifest.scoring.bias:
+        return frozenset()
+    median = sorted(known[author].strength for author in long)[(len(long) - 1) // 2]
+    return frozenset(author for author in long - {me} if known[author].strength >= manifest.scoring.bias * median)
+
+
+def _sketches(me: str, scores: Mapping[str, Score]) -> dict[str, Vector]:
+    """By author, of all that can be compared; each score has the same one of our own contribution. None is longer than the median
+    (of an even number the longer one of two): who is loud is not the way of all."""
+    own: Sequence[float] = next((score.own for score in scores.values()), ())
+    told = {me: own, **{author: score.sketch for author, score in scores.items()}}
+    arrays = {author: np.asarray(each, dtype=np.float64) for author, each in told.items() if len(each) == SKETCH}
+    length = {author: size for author, each in arrays.items() if math.isfinite(size := float(np.linalg.norm(each))) and size}
+    median = sorted(length.values())[len(length) // 2] if length else 0.0
+    return {author: arrays[author] * min(1.0, median / size) for author, size in length.items()}
+
+
+def _differences(told: Mapping[str, Vector], means: Sequence[Vector]) -> dict[str, Vector]:
+    """Of length 1; nothing of who does not differ."""
+    together = np.sum(list(told.values()), axis=0)
+    found: dict[str, Vector] = {}
+    for author, sketch in told.items():
+        way = _basis([together - sketch, *means])
+        difference = sketch - way @ (way.T @ sketch)
+        size = float(np.linalg.norm(difference))
+        if size > NOISE * float(np.linalg.norm(sketch)):
+            found[author] = difference / size
+    return found
+
+
+def _basis(vectors: Sequence[Vector]) -> Vector:
+    """(SKETCH, directions), orthonormal: of all that they span."""
+    rows = np.stack([vector / (float(np.linalg.norm(vector)) or 1.0) for vector in vectors])
+    _, sizes, directions = np.linalg.svd(rows, full_matrices=False)
+    return np.ascontiguousarray(directions[sizes > NOISE].T)

@@ -1,0 +1,154 @@
+"""Who pulls steadily is told from who differs by chance, whatever its size and whoever the others are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dilocox.protocol import bias, limits
+from dilocox.protocol.bias import DECAY, LEAST_ROUNDS, SKETCH, Memory
+from dilocox.protocol.scoring import Score
+from tests.helpers import manifest
+
+RUN = manifest(scoring={"voters": 8})
+ME = "me"
+Sketch = bias.Vector
+
+
+@dataclass(frozen=True)
+class Round:
+    """What an author knows when it speaks."""
+
+    common: Sketch
+    """What all learn in this round, of length 1."""
+    noise: Sketch
+    """Its own, of length 2."""
+    pull: Sketch
+    """The same in each round, of length 1."""
+
+
+Author = Callable[[Round], Sketch]
+
+
+def honest(round: Round) -> Sketch:
+    return round.common + round.noise
+
+
+def scores_of(sketches: Mapping[str, Any]) -> dict[str, Score]:
+    return {name: Score(2.0, 1.0, 0.5, sketch, sketches[ME]) for name, sketch in sketches.items() if name != ME}
+
+
+def unit(random: np.random.Generator) -> Sketch:
+    drawn = random.standard_normal(SKETCH)
+    return drawn / np.linalg.norm(drawn)
+
+
+def found(authors: Mapping[str, Author], rounds: int, seed: int, run: Any = RUN) -> list[frozenset[str]]:
+    """Whom the voter finds biased after each round."""
+    random = np.random.default_rng(seed)
+    memory, pull, told = Memory(), unit(random), []
+    for _ in range(rounds):
+        common = unit(random)
+        said = {name: author(Round(common, 2 * unit(random), pull)) for name, author in authors.items()}
+        scores = scores_of(said)
+        memory = bias.after(memory, ME, scores)
+        told.append(bias.biased(run, memory, ME, scores))
+    return told
+
+
+def crowd(honest_ones: int, **others: Author) -> dict[str, Author]:
+    return {ME: honest, **{f"honest-{number}": honest for number in range(honest_ones)}, **others}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 9), st.integers(0, 1 << 32))
+def test_nobody_is_biased_where_all_are_honest_and_slow_ones_are(others: int, seed: int):
+    slow: dict[str, Author] = {"slow": lambda r: 0.2 * (r.common + 2 * r.noise), "slower": lambda r: 0.1 * r.common + r.noise}
+    assert not any(found(crowd(others, **slow), 60, seed))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_who_goes_farther_on_the_way_of_all_is_not_biased(seed: int):
+    """Two fast boxes and two slow ones, and all learn the same in each round: what the others' mean says of that is noisy."""
+    fast: Author = lambda r: 3 * r.pull + r.noise  # noqa: E731
+    slow: Author = lambda r: r.pull / 2 + r.noise / 2  # noqa: E731
+    assert not any(found({ME: fast, "fast": fast, "slow": slow, "slower": slow}, 60, seed))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 8), st.sampled_from([2.0, 20.0]), st.integers(0, 1 << 32))
+def test_who_pulls_the_same_way_is_found_and_no_honest_one_for_it(others: int, size: float, seed: int):
+    told = found(crowd(others, hostile=lambda r: r.common + size * r.pull), 40, seed)
+    assert not any(told[: LEAST_ROUNDS - 1]), "before that nobody is judged"
+    assert all(each == {"hostile"} for each in told[2 * LEAST_ROUNDS :])
+    assert set().union(*told) == {"hostile"}
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_many_who_pull_together_are_found_as_long_as_more_do_not(seed: int):
+    pulls: Author = lambda r: r.common + r.noise / 4 + r.pull  # noqa: E731
+    told = found(crowd(6, **{f"hostile-{n}": pulls for n in range(3)}), 40, seed)
+    assert set().union(*told) <= {f"hostile-{n}" for n in range(3)}, "the mean that they shift is the same for all others"
+    assert told[-1] == {f"hostile-{n}" for n in range(3)}
+
+
+def test_who_stops_is_forgiven():
+    random = np.random.default_rng(1)
+    pull, memory, told = unit(random), Memory(), []
+    for number in range(80):
+        common = unit(random)
+        said = {name: common + 2 * unit(random) for name in (ME, "a", "b", "c")}
+        said["it"] = common + pull if number < 20 else common + 2 * unit(random)
+        memory = bias.after(memory, ME, scores_of(said))
+        told.append(bias.biased(RUN, memory, ME, scores_of(said)))
+    assert told[19] == {"it"}
+    assert not told[-1]
+
+
+def test_how_strong_a_bias_can_be():
+    random = np.random.default_rng(2)
+    pull, memory = unit(random), Memory()
+    for _ in range(200):
+        said = {name: 2 * unit(random) for name in (ME, *map(str, range(40)))}
+        memory = bias.after(memory, ME, scores_of(said | {"it": pull * 1e6}))
+    most = (1 + DECAY) / (1 - DECAY)
+    assert 0.8 * most < memory.authors["it"].strength <= most, "however loud it is"
+    assert memory.authors[ME].strength < most / 3
+
+
+def test_a_run_may_do_without_it():
+    told = found(crowd(4, hostile=lambda r: r.pull), 20, 3, manifest(scoring={"voters": 8, "bias": 0.0}))
+    assert not any(told)
+
+
+def test_of_two_nobody_can_tell_who_differs():
+    told = found({ME: honest, "hostile": lambda r: r.pull}, 20, 3)
+    assert not any(told)
+
+
+def test_what_cannot_be_compared_says_nothing():
+    random = np.random.default_rng(4)
+    said = {name: 2 * unit(random) for name in (ME, "a", "b")}
+    odd = {"no number": np.full(SKETCH, np.nan), "nothing": np.zeros(SKETCH), "short": ()}
+    memory = bias.after(Memory(), ME, scores_of(said | odd))
+    assert {name: each.rounds for name, each in memory.authors.items()} == {ME: 1, "a": 1, "b": 1}
+    assert all(np.isfinite(each.total).all() for each in memory.authors.values())
+    assert bias.after(memory, ME, {}) is memory, "who measured nothing learns nothing"
+    same = bias.after(Memory(), ME, scores_of(dict.fromkeys((ME, "a", "b"), np.ones(SKETCH))))
+    assert not same.authors, "who says the same does not differ"
+
+
+def test_who_was_seen_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "CLUSTERS", 4)
+    random = np.random.default_rng(5)
+    memory = Memory()
+    for number in range(6):
+        memory = bias.after(memory, ME, scores_of({name: unit(random) for name in (ME, "a", str(number))}))
+    assert set(memory.authors) == {ME, "a", "4", "5"}
+    assert memory.authors["a"].rounds == 6
