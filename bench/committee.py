@@ -84,6 +84,11 @@ class Committee:
     def ballot(self, round: int) -> Statement[pb.Ballot]:
         return seal(COORDINATOR, pb.KIND_BALLOT, self.run.run_id, pb.Ballot(round=round))
 
+    def closed(self, counted: Mapping[str, int], median: int) -> None:
+        """By a commit: norm codes of whom it counts, and their median."""
+        cut = {name: counting.cut(self.run, code, median) for name, code in counted.items()}
+        self.memories = {voter: bias.closed(memory, cut) for voter, memory in self.memories.items()}
+
     def refused(
         self,
         head: Head,
@@ -102,7 +107,7 @@ class Committee:
             positions = scoring.positions(self.run, ballot, voter, head.ledger.leases[voter])
             scores = self._scores(head, voter, trainer, works, due, positions, read)
             harmful = scoring.harmful(self.run, scores, {name: works[name].tokens for name in scores})
-            memory = self.memories[voter] = bias.after(self.memories.get(voter, bias.Memory()), voter, scores)
+            memory = self.memories[voter] = bias.after(self.run, self.memories.get(voter, bias.Memory()), voter, scores)
             harmful |= bias.biased(self.run, memory, voter, scores)
             self.measured += [Measured(head.round, voter, name, score, name in harmful) for name, score in scores.items()]
             found = {name: name in well_made and name not in harmful for name in listed}

@@ -232,6 +232,7 @@ class Lab:
         self._phase_steps = 0
         self._rank_or_k = self.head.rank_or_k
         self.head = self._advance(self.head, self._samples_read)
+        self.committee.closed({name: sent.contribution.norm for name, sent in self.counted.items()}, self.head.norm)
         kept = {digest for sent in self.announced.values() for digest in sent.payloads}
         kept |= {digest for member in self.members for digest in member.payloads.values()}
         self._blobs = {digest: raw for digest, raw in self._blobs.items() if digest in kept}

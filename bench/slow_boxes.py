@@ -1,19 +1,21 @@
-"""Honest clusters that are slower than the others: does a committee tell less work from harm?
+"""Honest clusters that are slower than the others, or faster: does a committee tell less work, or more, from harm?
 
-Rounds are bounded by time. All but two clusters have time for all inner steps, one for two fifths of them, one for a fifth.
+Rounds are bounded by time. All but two clusters have time for as many inner steps, one for two fifths of them, one for a fifth; or
+all but one, which has time for three times as many.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.lab import Lab, process_group_of_one
 from bench.poison.design import ARRIVAL, HORIZON, Cell
 from dilocox.protocol.manifest import Manifest
 
-__all__ = ["SPEEDS", "Slow", "slow_boxes"]
+__all__ = ["FASTER", "SLOWER", "Slow", "slow_boxes"]
 
-SPEEDS = (0.4, 0.2)
-"""Of the two, as a share of the others'."""
+SLOWER, FASTER = (0.4, 0.2), (3.0,)
+"""Speeds of those who differ, over the others'."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,11 @@ class Slow:
     against: int
 
 
-def slow_boxes(cell: Cell) -> list[Slow]:
+def slow_boxes(cell: Cell, differ: Sequence[float] = SLOWER) -> list[Slow]:
     process_group_of_one()
     run = cell.manifest().model_dump(mode="json")
     run["rounds"] |= {"round_seconds": float(HORIZON), "deadline_seconds": 60.0 * HORIZON}
-    speeds = [1.0] * (cell.clusters - len(SPEEDS)) + list(SPEEDS)
+    speeds = [1.0] * (cell.clusters - len(differ)) + list(differ)
     lab = Lab(
         Manifest.model_validate(run), cell.clusters, ARRIVAL, evaluate_every=cell.steps, data=cell.text.folder, speeds=speeds
     )

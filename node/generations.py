@@ -67,7 +67,7 @@ class Generations:
         self._member, self._feed, self._emit, self._tell = member, feed, emit, tell
         self._account = account
         self._signs = secrets.randbits(63) | 1
-        """Of sketches of contributions: nobody who knew them could hide what it does from them."""
+        """Of sketches of contributions: who knew them could hide from them what it does."""
         self._crew = Crew(lambda: team.workers, tells_loss=account is None or not account.budget.bounds)
         self.progress = self._crew.progress
         self._keeping = Keeping(store, holding, starts, self.progress, self._contributions, me)

@@ -23,7 +23,7 @@ from dilocox.protocol.manifest import Manifest, Model
 from dilocox.protocol.standing import Record, by_standing, newcomer
 from dilocox.protocol.tensors import stage_tensors
 
-__all__ = ["Announced", "clip", "median_norm", "tensor_clips", "weights"]
+__all__ = ["Announced", "clip", "cut", "median_norm", "tensor_clips", "weights"]
 
 
 def weights(manifest: Manifest, tokens: Mapping[str, int], standings: Mapping[str, Record]) -> dict[str, int]:
@@ -53,6 +53,12 @@ def clip(manifest: Manifest, codes: Mapping[str, int], standings: Mapping[str, R
     median = median_norm(list(codes.values()), list(by_standing(manifest, standings, codes).values()))
     bound = median + norms.ratio_codes(manifest.rounds.clip_ratio)
     return median, {name: max(0, code - bound) for name, code in codes.items()}
+
+
+def cut(manifest: Manifest, code: int, median: int) -> float:
+    """About what share of a contribution its clips cut off, by its norm in total: as if its tensors were all too large alike."""
+    excess = code - median - norms.ratio_codes(manifest.tensor_clip_ratio or manifest.rounds.clip_ratio)
+    return 1.0 - norms.clip_factor(max(0, excess))
 
 
 @dataclass(frozen=True)

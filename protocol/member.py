@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from dilocox.protocol import auditing, bias, counting, events, limits, sampling, scoring, voting
+from dilocox.protocol.chain import taken
 from dilocox.protocol.facts import (
     Answered,
     Asked,
@@ -205,7 +206,7 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
         verdicts={},
         to_score=frozenset(),
         scores={},
-        memory=_memory(state),
+        memory=_closed(state, commit),
         audits={audit.name: state.audits[audit.name] for audit in after.audits if audit.name in state.audits},
         without=frozenset(),
         ballot=None,
@@ -518,7 +519,15 @@ def _by_author(state: MemberState) -> dict[str, scoring.Score]:
 
 def _memory(state: MemberState) -> bias.Memory:
     """With the open round."""
-    return bias.after(state.memory, state.me, _by_author(state))
+    return bias.after(state.manifest, state.memory, state.me, _by_author(state))
+
+
+def _closed(state: MemberState, commit: pb.Commit) -> bias.Memory:
+    """With the open round, as this commit ends it."""
+    if not state.manifest.scoring.voters or not state.manifest.scoring.bias:
+        return state.memory
+    cut = {item.cluster: counting.cut(state.manifest, item.contribution.norm, commit.norm) for item in taken(commit)}
+    return bias.closed(_memory(state), cut)
 
 
 def _biased(state: MemberState) -> frozenset[bytes]:

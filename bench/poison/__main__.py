@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 from bench.poison.cells import run_all
@@ -78,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--attacks", nargs="+", help="only these rows, and nobody's")
     parser.add_argument("--own-data", action="store_true", help="what a contribution does on its own samples and on others")
     parser.add_argument(
-        "--slow-boxes", action="store_true", help="whether the honest work of slower clusters is told from harm"
+        "--slow-boxes", action="store_true", help="whether the honest work of slower and of faster clusters is told from harm"
     )
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
@@ -125,18 +126,19 @@ def own_data(settings: Sequence[Setting]) -> None:
 
 def slow(settings: Sequence[Setting]) -> list[str]:
     """The bars that do not hold. Nobody is hostile: of settings that differ by that one is enough."""
-    from bench.slow_boxes import slow_boxes
+    from bench.slow_boxes import FASTER, SLOWER, slow_boxes
 
     sentences = list[str]()
-    for setting in (each for each in settings if each.hostile == 1):
-        runs = [slow_boxes(cell) for cell in setting.cells("nobody", BIAS.name)]
+    kinds = {"two of them slower": SLOWER, "one of them faster": FASTER}
+    for setting, kind in product((each for each in settings if each.hostile == 1), kinds):
+        runs = [slow_boxes(cell, kinds[kind]) for cell in setting.cells("nobody", BIAS.name)]
         by_speed = [
             (of[0].speed, *(sum(getattr(each, name) for each in of) for name in COUNTED)) for of in zip(*runs, strict=True)
         ]
-        print(f"\n{setting.clusters} honest clusters, two of them slower; {setting.codec} payloads, {setting.length}")
+        print(f"\n{setting.clusters} honest clusters, {kind}; {setting.codec} payloads, {setting.length}")
         table(["speed", "contributions", "refused", "scores", "that find harm"], [list(map(str, row)) for row in by_speed])
         sentences += [
-            f"{setting.clusters} clusters, {setting.codec}: {refused} of {count} of those at {speed:g} of the speed are refused"
+            f"{setting.clusters} clusters, {kind}, {setting.codec}: {refused} of {count} at {speed:g} of the speed are refused"
             for speed, count, refused, *_ in by_speed
             if refused > UNJUST * count
         ]

@@ -42,6 +42,11 @@ def scores_of(sketches: Mapping[str, Any]) -> dict[str, Score]:
     return {name: Score(2.0, 1.0, 0.5, sketch, sketches[ME]) for name, sketch in sketches.items() if name != ME}
 
 
+def remembered(memory: Memory, scores: Mapping[str, Score], run: Any = RUN, cut: dict[str, float] | None = None) -> Memory:
+    """After a round whose commit counts all, and cuts nothing off, but where that is said."""
+    return bias.closed(bias.after(run, memory, ME, scores), dict.fromkeys((ME, *scores), 0.0) | (cut or {}))
+
+
 def unit(random: np.random.Generator) -> Sketch:
     drawn = random.standard_normal(SKETCH)
     return drawn / np.linalg.norm(drawn)
@@ -55,7 +60,7 @@ def found(authors: Mapping[str, Author], rounds: int, seed: int, run: Any = RUN)
         common = unit(random)
         said = {name: author(Round(common, 2 * unit(random), pull)) for name, author in authors.items()}
         scores = scores_of(said)
-        memory = bias.after(memory, ME, scores)
+        memory = remembered(memory, scores, run)
         told.append(bias.biased(run, memory, ME, scores))
     return told
 
@@ -105,7 +110,7 @@ def test_who_stops_is_forgiven():
         common = unit(random)
         said = {name: common + 2 * unit(random) for name in (ME, "a", "b", "c")}
         said["it"] = common + pull if number < 20 else common + 2 * unit(random)
-        memory = bias.after(memory, ME, scores_of(said))
+        memory = remembered(memory, scores_of(said))
         told.append(bias.biased(RUN, memory, ME, scores_of(said)))
     assert told[19] == {"it"}
     assert not told[-1]
@@ -116,7 +121,7 @@ def test_how_strong_a_bias_can_be():
     pull, memory = unit(random), Memory()
     for _ in range(200):
         said = {name: 2 * unit(random) for name in (ME, *map(str, range(40)))}
-        memory = bias.after(memory, ME, scores_of(said | {"it": pull * 1e6}))
+        memory = remembered(memory, scores_of(said | {"it": pull * 1e6}))
     most = (1 + DECAY) / (1 - DECAY)
     assert 0.8 * most < memory.authors["it"].strength <= most, "however loud it is"
     assert memory.authors[ME].strength < most / 3
@@ -136,19 +141,77 @@ def test_what_cannot_be_compared_says_nothing():
     random = np.random.default_rng(4)
     said = {name: 2 * unit(random) for name in (ME, "a", "b")}
     odd = {"no number": np.full(SKETCH, np.nan), "nothing": np.zeros(SKETCH), "short": ()}
-    memory = bias.after(Memory(), ME, scores_of(said | odd))
+    memory = remembered(Memory(cut=dict.fromkeys((*said, *odd), 0.0)), scores_of(said | odd))
     assert {name: each.rounds for name, each in memory.authors.items()} == {ME: 1, "a": 1, "b": 1}
     assert all(np.isfinite(each.total).all() for each in memory.authors.values())
-    assert bias.after(memory, ME, {}) is memory, "who measured nothing learns nothing"
-    same = bias.after(Memory(), ME, scores_of(dict.fromkeys((ME, "a", "b"), np.ones(SKETCH))))
+    nothing = bias.after(RUN, memory, ME, {})
+    assert (nothing.authors, nothing.means, nothing.last) == (memory.authors, memory.means, {}), "it learns nothing"
+    same = remembered(Memory(cut=dict.fromkeys(said, 0.0)), scores_of(dict.fromkeys(said, np.ones(SKETCH))))
     assert not same.authors, "who says the same does not differ"
 
 
 def test_who_was_seen_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "CLUSTERS", 4)
     random = np.random.default_rng(5)
-    memory = Memory()
+    all_counted = dict.fromkeys((ME, "a", *map(str, range(6))), 0.0)
+    memory = Memory(cut=all_counted)
     for number in range(6):
-        memory = bias.after(memory, ME, scores_of({name: unit(random) for name in (ME, "a", str(number))}))
+        memory = remembered(memory, scores_of({name: unit(random) for name in (ME, "a", str(number))}), cut=all_counted)
     assert set(memory.authors) == {ME, "a", "4", "5"}
     assert memory.authors["a"].rounds == 6
+
+
+@pytest.mark.parametrize(("cut", "uncounted"), [(0.6, 0), (0.6, 2)])
+def test_who_says_again_what_it_is_owed_pulls_nowhere(cut: float, uncounted: int):
+    """A fast box is clipped in every round, and who does not count for some rounds says all of it again: feedback returns it."""
+
+    def run(told: bool) -> list[frozenset[str]]:
+        random = np.random.default_rng(6)
+        memory, found, owed = Memory(), [], np.zeros(SKETCH)
+        for number in range(60):
+            common = unit(random)
+            said = {name: common + 2 * unit(random) for name in (ME, "a", "b", "c")}
+            said["it"] = common + 2 * unit(random) + owed
+            missed = 20 <= number < 20 + uncounted
+            owed = (1.0 if missed else cut) * said["it"]
+            scores = scores_of(said)
+            memory = bias.after(RUN, memory, ME, scores)
+            found.append(bias.biased(RUN, memory, ME, scores))
+            counted = dict.fromkeys(said, 0.0) | ({"it": cut} if told else {})
+            if missed and told:
+                del counted["it"]
+            memory = bias.closed(memory, counted)
+        return found
+
+    assert any(run(told=False)), "it would be taken for a pull"
+    assert not any(run(told=True))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from([1.0, 2.0]), st.sampled_from([(3, 1), (5, 2), (7, 3)]), st.integers(0, 1 << 32))
+def test_who_is_refused_makes_no_other_look_like_it(pull: float, clusters: tuple[int, int], seed: int):
+    """What it says is no part of the others' mean, beside which a box that learns twice as much for its noise would differ."""
+    honest_ones, hostile = clusters
+    random = np.random.default_rng(seed)
+    direction, common = unit(random), unit(random)
+    names = [ME, *map(str, range(honest_ones - 1)), "quiet"]
+    memory, found = Memory(), list[frozenset[str]]()
+    for _ in range(60):
+        common = 0.9 * common + 0.19**0.5 * unit(random)
+        said = {name: common + 2 * unit(random) for name in names}
+        said["quiet"] = 2 * common + 2 * unit(random)
+        said |= {f"hostile-{number}": common + pull * direction * 2 for number in range(hostile)}
+        memory = bias.after(RUN, memory, ME, scores_of(said))
+        found.append(bias.biased(RUN, memory, ME, scores_of(said)))
+        memory = bias.closed(memory, dict.fromkeys(said, 0.0))
+    assert not any("quiet" in each for each in found[20:])
+    assert all(len(each) == hostile for each in found[20:])
+
+
+def test_who_was_not_measured_last_is_known_by_what_the_commit_says():
+    random = np.random.default_rng(7)
+    names = (ME, "a", "b", "rare")
+    for counted, rounds in (({"rare": 0.05}, 1), ({"rare": 0.5}, 0), ({}, 0)):
+        memory = Memory(cut=dict.fromkeys(names[:3], 0.0) | counted)
+        memory = bias.after(RUN, memory, ME, scores_of({name: unit(random) for name in names}))
+        assert {name: known.rounds for name, known in memory.authors.items()}.get("rare", 0) == rounds

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dilocox.protocol import bias, events, limits, member, rules, scoring
+from dilocox.protocol import bias, chain, events, limits, member, rules, scoring
 from dilocox.protocol.bias import Bias
 from dilocox.protocol.head import HostRange, resting_on
 from dilocox.protocol.messages import Statement, seal
@@ -144,7 +144,8 @@ def test_who_pulls_steadily_is_refused_and_what_a_round_showed_is_remembered():
     axes = np.eye(bias.SKETCH)
     peers = [identity(number).peer for number in range(3)]
     weak, strong = (Bias(length * axes[0], 1.0, bias.LEAST_ROUNDS - 1) for length in (1.0, 9.0))
-    node.state = replace(node.state, memory=bias.Memory({peers[0]: weak, peers[1]: weak, peers[2]: strong}))
+    known = bias.Memory({peers[0]: weak, peers[1]: weak, peers[2]: strong}, cut=dict.fromkeys(peers, 0.0))
+    node.state = replace(node.state, memory=known)
     for number, digest_ in enumerate(node.digests, 1):
         node.feed(member.Judged(digest_, ACCEPTED))
         node.feed(member.Scored(digest_, Score(2.0, 1.0, 0.5, tuple(axes[number]), tuple(axes[0]))))
@@ -155,7 +156,10 @@ def test_who_pulls_steadily_is_refused_and_what_a_round_showed_is_remembered():
     for statement in [receipt, node.table.receipt(1), node.table.receipt(2)]:
         node.table.submit(statement)
     node.feed(member.Committed(node.table.commits[-1], node.table.head))
-    assert {peer: known.rounds for peer, known in node.state.memory.authors.items()} == dict.fromkeys(peers, bias.LEAST_ROUNDS)
+    memory = node.state.memory
+    assert {peer: each.rounds for peer, each in memory.authors.items()} == dict.fromkeys(peers, bias.LEAST_ROUNDS)
+    assert set(memory.last) == set(peers)
+    assert memory.cut.keys() == {item.cluster for item in chain.taken(node.table.commits[-1].body)}
 
 
 def test_what_was_not_scored_in_time_is_not_held_against_it():
