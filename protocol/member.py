@@ -496,7 +496,8 @@ def _vote(state: MemberState, now: float) -> pb.Receipt | None:
     """Our verdicts on the ballot: when all are reached, or when time presses. Who is not on it has no vote; and while a box of ours
     is away, what it could not look at is nobody else's fault."""
     ballot, own = state.ballot, state.own.get(pb.KIND_CONTRIBUTION)
-    if ballot is None or own is None or pb.KIND_RECEIPT in state.own or not _has_vote(state) or not state.whole:
+    said = pb.KIND_RECEIPT in state.own or pb.KIND_RECEIPT in state.signing
+    if ballot is None or own is None or said or not _has_vote(state) or not state.whole:
         return None
     listed = list(ballot.body.contributions)
     pressing = state.vote_by is not None and now >= state.vote_by

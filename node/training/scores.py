@@ -26,13 +26,15 @@ from dilocox.protocol.norms import clip_factor
 from dilocox.protocol.pb import worker_pb2 as pb
 from dilocox.protocol.scoring import Score
 
-__all__ = ["DOT_ELEMENTS", "Candidate", "Scores", "Sketch", "make_candidate", "measure"]
+__all__ = ["TILE", "Candidate", "Scores", "Sketch", "make_candidate", "measure"]
 
 log = logging.getLogger(__name__)
 
 Payload = Callable[[bytes], memoryview]
 DOT_ELEMENTS = 1 << 22
-"""At a time, in float64; as many times SKETCH."""
+"""At a time, in float64."""
+TILE = 1 << 20
+"""Of a sketch's signs; as many times SKETCH."""
 
 
 @dataclass(frozen=True)
@@ -57,21 +59,31 @@ class Candidate:
 
 
 class Sketch:
-    """Of steps of one stage, chunk by chunk in their order, DOT_ELEMENTS in each but the last."""
+    """Of steps of one stage, chunk by chunk in their order."""
 
     def __init__(self, signs: int, stage: int) -> None:
         """`signs`: what they are drawn from; 0: nothing is wanted."""
         self.total = torch.zeros(SKETCH if signs else 0, dtype=torch.float64)
-        self._random = np.random.Generator(np.random.Philox(key=[signs, stage])) if signs else None
+        self._random = np.random.Generator(np.random.Philox(key=[signs, stage]))
+        self._seen, self._shift, self._flip = 0, 0, 1
+        if signs:
+            drawn = torch.from_numpy(self._random.integers(0, 2, TILE, dtype=np.int8)).float().mul_(2).sub_(1)
+            self._signs = torch.cat([drawn, drawn])
 
     def add(self, chunk: Tensor) -> None:
         """`chunk`: float64, on any device."""
-        if self._random is None:
+        if not len(self.total):
             return
-        drawn = np.frombuffer(self._random.bytes(-(-len(chunk) // 8)), dtype=np.uint8)
-        flips = torch.from_numpy(np.unpackbits(drawn, count=len(chunk))).to(chunk.device, torch.bool)
-        signed = pad(torch.where(flips, -chunk, chunk), (0, -len(chunk) % SKETCH))
-        self.total += signed.view(-1, SKETCH).sum(0).cpu()
+        self._signs = self._signs.to(chunk.device)
+        while len(chunk):
+            place = self._seen % TILE
+            if not place:
+                self._shift, flip = (int(drawn) for drawn in self._random.integers((TILE, 2)))  # each tile has signs of its own
+                self._flip = 1 - 2 * flip
+            part, chunk = chunk[: TILE - place], chunk[TILE - place :]
+            signs = self._signs[self._shift + place - TILE * (self._shift + place >= TILE) :][: len(part)]
+            self.total += self._flip * pad(part * signs, (0, -len(part) % SKETCH)).view(-1, SKETCH).sum(0).cpu()
+            self._seen += len(part)
 
 
 def alone(state: StageState, asked: pb.Score, payloads: Sequence[bytes], clip: int, rank_or_k: int, read: Payload) -> Tensor:

@@ -79,9 +79,10 @@ def test_nobody_is_biased_where_all_are_honest_and_slow_ones_are(others: int, se
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_who_goes_farther_on_the_way_of_all_is_not_biased(seed: int):
-    """Two fast boxes and two slow ones, and all learn the same in each round: what the others' mean says of that is noisy."""
+    """One is fast and all learn the same in each round: what the others' mean says of that is noisy."""
     fast: Author = lambda r: 3 * r.pull + r.noise  # noqa: E731
     slow: Author = lambda r: r.pull / 2 + r.noise / 2  # noqa: E731
+    assert not any(found({ME: slow, "fast": fast, "slow": slow, "slower": slow}, 60, seed))
     assert not any(found({ME: fast, "fast": fast, "slow": slow, "slower": slow}, 60, seed))
 
 
@@ -121,9 +122,9 @@ def test_how_strong_a_bias_can_be():
     pull, memory = unit(random), Memory()
     for _ in range(200):
         said = {name: 2 * unit(random) for name in (ME, *map(str, range(40)))}
-        memory = remembered(memory, scores_of(said | {"it": pull * 1e6}))
+        memory = remembered(memory, scores_of(said | {"it": 1e6 * (pull + unit(random) / 4)}))
     most = (1 + DECAY) / (1 - DECAY)
-    assert 0.8 * most < memory.authors["it"].strength <= most, "however loud it is"
+    assert 0.7 * most < memory.authors["it"].strength <= most, "however loud it is"
     assert memory.authors[ME].strength < most / 3
 
 
@@ -190,7 +191,7 @@ def test_who_says_again_what_it_is_owed_pulls_nowhere(cut: float, uncounted: int
 @settings(max_examples=10, deadline=None)
 @given(st.sampled_from([1.0, 2.0]), st.sampled_from([(3, 1), (5, 2), (7, 3)]), st.integers(0, 1 << 32))
 def test_who_is_refused_makes_no_other_look_like_it(pull: float, clusters: tuple[int, int], seed: int):
-    """What it says is no part of the others' mean, beside which a box that learns twice as much for its noise would differ."""
+    """What it says is no part of the others' mean, beside which a box of less noise than others would differ."""
     honest_ones, hostile = clusters
     random = np.random.default_rng(seed)
     direction, common = unit(random), unit(random)
@@ -199,7 +200,7 @@ def test_who_is_refused_makes_no_other_look_like_it(pull: float, clusters: tuple
     for _ in range(60):
         common = 0.9 * common + 0.19**0.5 * unit(random)
         said = {name: common + 2 * unit(random) for name in names}
-        said["quiet"] = 2 * common + 2 * unit(random)
+        said["quiet"] = 2 * common + 1.4 * unit(random)
         said |= {f"hostile-{number}": common + pull * direction * 2 for number in range(hostile)}
         memory = bias.after(RUN, memory, ME, scores_of(said))
         found.append(bias.biased(RUN, memory, ME, scores_of(said)))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dilocox.node.outer.state import StageState
 from dilocox.node.training.data import Dataset, load_dataset
-from dilocox.node.training.scores import DOT_ELEMENTS, Candidate, Scores, Sketch, make_candidate, measure
+from dilocox.node.training.scores import TILE, Candidate, Scores, Sketch, make_candidate, measure
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol import scoring
 from dilocox.protocol.bias import SKETCH
@@ -153,15 +153,19 @@ def test_a_sketch_keeps_lengths_and_directions_and_is_the_asker_s_own(world: Wor
 
 
 def test_a_sketch_is_of_the_whole_whatever_its_parts():
-    step = torch.randn(5 * SKETCH + 100, dtype=torch.float64)
+    step = torch.randn(2 * TILE + 3 * SKETCH + 100, dtype=torch.float64)
     whole, parts, other_stage = Sketch(7, 3), Sketch(7, 3), Sketch(7, 4)
     whole.add(step)
-    for part in step.split(2 * SKETCH):
+    for part in step.split(300 * SKETCH):
         parts.add(part)
     other_stage.add(step)
     torch.testing.assert_close(whole.total, parts.total)
     assert not torch.allclose(whole.total, other_stage.total)
-    assert DOT_ELEMENTS % SKETCH == 0
+    assert TILE % SKETCH == 0
+    assert float(whole.total @ whole.total) == pytest.approx(float(step @ step), rel=0.25)
+    ones = Sketch(7, 3)
+    ones.add(torch.ones(64 * TILE, dtype=torch.float64))
+    assert float(ones.total @ ones.total) == pytest.approx(64 * TILE, rel=0.3), "tiles have signs of their own"
 
 
 def at_once(job: Callable[[], Candidate]) -> "Future[Candidate]":
