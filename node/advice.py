@@ -29,8 +29,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Measured:
-    """What hiding its exchange cost a small model, in the best arm of a codec and so many bits; and what that arm took, whose inner
-    rates are its own."""
+    """What hiding its exchange cost a small model, in the best arm of a codec and so many bits, or one that seeds do not tell from
+    it; and what that arm took, whose inner rates are its own."""
 
     gap: float
     """How far the committed model ended above AllReduce's with Muon (of momentum 0.95), as a share of its loss."""
@@ -50,9 +50,9 @@ GAPS: dict[str, dict[float, Measured]] = {
 }
 """By codec, then by bits for each parameter and inner step: the best arm that rebases in `python -m bench.study`, at rates from the
 ranges that all arms share, on a model of 0.23M parameters, 4 clusters and 1,200 steps, with Muon inside and Huffman coding;
-topk-int2 with k = 540 of 4,096, and other k are taken to cost as much at the same bits. Two arms were run of int2 at 0.016 and of
-both at 0.04 bit, else one. Bits are a cell's limit, of which 94 to 98% were sent. It ranks codecs and says which way the loss goes,
-no more."""
+topk-int2 with k = 540 of 4,096, and other k are taken to cost as much at the same bits. Two arms were run of int2, and of both at
+0.04 bit, else one. At 0.2 bit it is the second: half the lead ended 0.7% lower, within what seeds differ by. Bits are a cell's
+limit, of which 94 to 98% were sent. It ranks codecs and says which way the loss goes, no more."""
 ALONE = 0.162
 """The same of one cluster that exchanges nothing."""
 HORIZONS = tuple(sorted({round(10 * 1.25**power) for power in range(22)}))

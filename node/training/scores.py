@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -65,25 +66,31 @@ class Sketch:
         """`signs`: what they are drawn from; 0: nothing is wanted."""
         self.total = torch.zeros(SKETCH if signs else 0, dtype=torch.float64)
         self._random = np.random.Generator(np.random.Philox(key=[signs, stage]))
+        self._signs = signs
         self._seen, self._shift, self._flip = 0, 0, 1
-        if signs:
-            drawn = torch.from_numpy(self._random.integers(0, 2, TILE, dtype=np.int8)).float().mul_(2).sub_(1)
-            self._signs = torch.cat([drawn, drawn])
 
     def add(self, chunk: Tensor) -> None:
         """`chunk`: float64, on any device."""
         if not len(self.total):
             return
-        self._signs = self._signs.to(chunk.device)
+        tile = _tile(self._signs, chunk.device)
         while len(chunk):
             place = self._seen % TILE
             if not place:
                 self._shift, flip = (int(drawn) for drawn in self._random.integers((TILE, 2)))  # each tile has signs of its own
                 self._flip = 1 - 2 * flip
             part, chunk = chunk[: TILE - place], chunk[TILE - place :]
-            signs = self._signs[self._shift + place - TILE * (self._shift + place >= TILE) :][: len(part)]
+            signs = tile[self._shift + place - TILE * (self._shift + place >= TILE) :][: len(part)]
             self.total += self._flip * pad(part * signs, (0, -len(part) % SKETCH)).view(-1, SKETCH).sum(0).cpu()
             self._seen += len(part)
+
+
+@lru_cache(maxsize=1)
+def _tile(signs: int, device: torch.device) -> Tensor:
+    """Those of a tile, twice: a stretch of them may begin anywhere."""
+    random = np.random.Generator(np.random.Philox(key=[signs, 0]))
+    drawn = torch.from_numpy(random.integers(0, 2, TILE, dtype=np.int8)).to(device, torch.float32).mul_(2).sub_(1)
+    return torch.cat([drawn, drawn])
 
 
 def alone(state: StageState, asked: pb.Score, payloads: Sequence[bytes], clip: int, rank_or_k: int, read: Payload) -> Tensor:

@@ -4,13 +4,15 @@ import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS, REFERENCES
+from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS, REFERENCES, Arm
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node import advice, memory, plan
 from dilocox.node.clock import HEADERS, Line, Method, Site, Step, estimate, layouts_of, payload_bytes
@@ -171,8 +173,20 @@ def test_less_than_was_measured_costs_more_than_the_gap(monkeypatch: pytest.Monk
     assert advised(monkeypatch, replace(SITE, fixed_seconds=900.0)).below_measured
 
 
+def took(arm: Arm, row: Mapping[str, Any]) -> tuple[float, ...]:
+    """Lead, momentum inside, momentum and rate outside."""
+    tuned, momentum = row["tuned"]["choice"], INNERS[arm.inner].get("muon_momentum", 0.95)
+    rate = round(tuned["steady_rate"] * (1 - tuned["momentum"]), 2)
+    return OVERLAPS[arm.overlap]["lead_weight"], momentum, tuned["momentum"], rate
+
+
+def took_as_told(told: advice.Measured) -> tuple[float, ...]:
+    return told.lead_weight, told.muon_momentum, told.outer_momentum, told.outer_rate
+
+
 def test_gaps_are_those_of_the_published_study():
-    """Of each codec the best arm that rebases the whole, at rates of the ranges that all share; and of one cluster alone."""
+    """Of each codec the best arm that rebases the whole, at rates of the ranges that all share, or one whose interval meets
+    its; and of one cluster alone."""
     study = json.loads((Path(__file__).parents[2] / "docs/results/study.json").read_text())["results"]
     cells = {cell["name"]: {row["arm"]: row for row in cell["rows"]} for cell in study["cells"]}
     for codec, by_bits in advice.GAPS.items():
@@ -185,14 +199,17 @@ def test_gaps_are_those_of_the_published_study():
                 and CODECS[arm.codec]["codec"] == codec
                 and (arm.fragments, arm.slow, arm.inner.startswith("muon")) == (1, False, True)
             ]
-            best = min(of_codec, key=lambda name: rows[name]["loss"])
-            tuned = rows[best]["tuned"]["choice"]
-            reference = rows[REFERENCES["muon"]]["loss"]
-            assert told.gap == pytest.approx(rows[best]["loss"] / reference - 1, abs=0.001)
-            assert told.lead_weight == OVERLAPS[ARMS[best].overlap]["lead_weight"]
-            assert told.muon_momentum == INNERS[ARMS[best].inner].get("muon_momentum", 0.95)
-            assert told.outer_momentum == tuned["momentum"]
-            assert told.outer_rate == pytest.approx(tuned["steady_rate"] * (1 - tuned["momentum"]), abs=0.01)
+            best, reference = (
+                min((rows[name] for name in of_codec), key=lambda row: row["loss"]),
+                rows[REFERENCES["muon"]]["loss"],
+            )
+            (arm, row) = next(
+                (ARMS[name], rows[name]) for name in of_codec if took(ARMS[name], rows[name]) == took_as_told(told)
+            )
+            assert told.gap == pytest.approx(row["loss"] / reference - 1, abs=0.001), arm.name
+            assert row["loss"] - row["half_width"] <= best["loss"] + best["half_width"], (
+                f"{arm.name} is not the best at {bits} bit"
+            )
     alone = cells["small, 4 clusters, 1,200 steps, 0.016 bit"]["muon | alone"]["gap"]
     assert alone == pytest.approx(advice.ALONE, abs=0.001)
 
