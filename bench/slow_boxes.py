@@ -1,6 +1,6 @@
 """Honest clusters that are slower than the others, or faster: does a committee tell less work, or more, from harm?
 
-Rounds are bounded by time. All but two clusters have time for as many inner steps, one for two fifths of them, one for a fifth; or
+Rounds are bounded by time. All but two clusters have time for HORIZON inner steps, one for two fifths of them, one for a fifth; or
 all but one, which has time for three times as many.
 """
 

@@ -29,7 +29,7 @@ from dilocox.protocol.scoring import Score
 __all__ = ["LEAST_ROUNDS", "SKETCH", "Bias", "Memory", "Vector", "after", "biased", "closed"]
 
 SKETCH = 512
-"""Numbers of a sketch: squared lengths within some 9% for two of three."""
+"""Numbers of a sketch: squared lengths within some 6% for two of three."""
 DECAY = 0.9
 """Of what earlier rounds showed, with each new one."""
 LEAST_ROUNDS = 8

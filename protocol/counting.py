@@ -57,7 +57,8 @@ def clip(manifest: Manifest, codes: Mapping[str, int], standings: Mapping[str, R
 
 def cut(manifest: Manifest, code: int, median: int) -> float:
     """About what share of a contribution its clips cut off, by its norm in total: as if its tensors were all too large alike."""
-    excess = code - median - norms.ratio_codes(manifest.tensor_clip_ratio or manifest.rounds.clip_ratio)
+    ratio = min(manifest.rounds.clip_ratio, manifest.tensor_clip_ratio or manifest.rounds.clip_ratio)
+    excess = code - median - norms.ratio_codes(ratio)
     return 1.0 - norms.clip_factor(max(0, excess))
 
 

@@ -253,8 +253,8 @@ class Scoring(Section):
     agreement: Annotated[float, Field(ge=0, lt=1)] = 0.6
     """It points another way where its cosine is below this share of that median, or below 0."""
     bias: Annotated[float, Field(ge=0, le=1000)] = 2.25
-    """And a contribution harms whose author's differ from the others' in the same way round after round, so many times as strongly
-    as the median author's (protocol/bias.py). 0: nobody looks at that."""
+    """And it harms where its author's contributions differ from the others' in the same way round after round, so many times as
+    strongly as the median author's (protocol/bias.py). 0: nobody looks at that."""
     share: Fraction = 0.03
     """Of a cluster's time that scoring may take; what is not scored in time is accepted as far as its voter is concerned."""
 

@@ -5,9 +5,10 @@ while he trains, and receipts name that very signature. The draw is by standing 
 where the others are no more than there are votes all of them score, and vote by standing. A member applies the contribution alone
 to the round's state, and measures the loss before and after on samples of its own lease, drawn in the same way. It finds harm in
 what makes the loss no better, or by much less than the others do, and does not point the way of its own contribution as they do:
-either alone refuses too much honest work. It finds harm, too, in whose author pulls the same way round after round (bias.py). What
-harms in the eyes of more than a third of its committee's votes that measured it (the manifest's threshold) does not count: who had
-no time for it says nothing. One who finds harm is never enough: among three clusters one would stop the run, and of two each could.
+either alone refuses too much honest work. It finds harm, too, in all of an author who pulls the same way round after round
+(bias.py). What harms in the eyes of more than a third of its committee's votes that measured it (the manifest's threshold) does not
+count: who had no time for it says nothing. One who finds harm is never enough: among three clusters one would stop the run, and of
+two each could.
 """
 
 import math

@@ -35,7 +35,7 @@ Payload = Callable[[bytes], memoryview]
 DOT_ELEMENTS = 1 << 22
 """At a time, in float64."""
 TILE = 1 << 20
-"""Of a sketch's signs; as many times SKETCH."""
+"""Of a sketch's signs; a multiple of SKETCH."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Candidate:
 
 
 class Sketch:
-    """Of steps of one stage, chunk by chunk in their order."""
+    """Of steps of one stage, chunk by chunk in their order; each but the last has a multiple of SKETCH elements."""
 
     def __init__(self, signs: int, stage: int) -> None:
         """`signs`: what they are drawn from; 0: nothing is wanted."""
@@ -80,7 +80,7 @@ class Sketch:
                 self._shift, flip = (int(drawn) for drawn in self._random.integers((TILE, 2)))  # each tile has signs of its own
                 self._flip = 1 - 2 * flip
             part, chunk = chunk[: TILE - place], chunk[TILE - place :]
-            signs = tile[self._shift + place - TILE * (self._shift + place >= TILE) :][: len(part)]
+            signs = tile[self._shift + place :][: len(part)]
             self.total += self._flip * pad(part * signs, (0, -len(part) % SKETCH)).view(-1, SKETCH).sum(0).cpu()
             self._seen += len(part)
 
@@ -118,7 +118,7 @@ def make_candidate(trainer: Trainer, asked: pb.Score, rank_or_k: int, read: Payl
 
 
 def _own(trainer: Trainer, asked: pb.Score, rank_or_k: int, read: Payload) -> Own:
-    steps, sketch = [], Sketch(asked.signs, 0).total
+    steps, sketch = [], torch.zeros(SKETCH if asked.signs else 0, dtype=torch.float64)
     for state in trainer.states:
         of_stage = Sketch(asked.signs, state.stage)
         step = alone(state, asked, asked.own, 0, rank_or_k, read).sub_(state.parameters)

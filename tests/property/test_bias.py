@@ -90,7 +90,7 @@ def test_who_goes_farther_on_the_way_of_all_is_not_biased(seed: int):
 @given(st.integers(1, 8), st.sampled_from([2.0, 20.0]), st.integers(0, 1 << 32))
 def test_who_pulls_the_same_way_is_found_and_no_honest_one_for_it(others: int, size: float, seed: int):
     told = found(crowd(others, hostile=lambda r: r.common + size * r.pull), 40, seed)
-    assert not any(told[: LEAST_ROUNDS - 1]), "before that nobody is judged"
+    assert not any(told[:LEAST_ROUNDS]), "before that nobody is judged"
     assert all(each == {"hostile"} for each in told[2 * LEAST_ROUNDS :])
     assert set().union(*told) == {"hostile"}
 
@@ -134,8 +134,17 @@ def test_a_run_may_do_without_it():
 
 
 def test_of_two_nobody_can_tell_who_differs():
-    told = found({ME: honest, "hostile": lambda r: r.pull}, 20, 3)
-    assert not any(told)
+    random, memory = np.random.default_rng(8), Memory()
+    pull = unit(random)
+    for _ in range(3 * LEAST_ROUNDS):
+        said = {ME: 2 * unit(random), "hostile": pull}
+        memory = remembered(memory, scores_of(said))
+        assert not memory.authors, "there is no third one to compare with"
+    for number in range(LEAST_ROUNDS + 1):
+        said = {ME: 2 * unit(random), "hostile": pull, f"new-{number}": 2 * unit(random)}
+        memory = remembered(memory, scores_of(said), cut=dict.fromkeys(map("new-{}".format, range(20)), 0.0))
+        assert not bias.biased(RUN, memory, ME, scores_of(said)), "nobody else is known for long enough"
+    assert memory.authors["hostile"].strength > 3 * memory.authors[ME].strength
 
 
 def test_what_cannot_be_compared_says_nothing():

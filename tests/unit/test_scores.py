@@ -152,7 +152,7 @@ def test_a_sketch_keeps_lengths_and_directions_and_is_the_asker_s_own(world: Wor
     assert nothing.cosine == score.cosine
 
 
-def test_a_sketch_is_of_the_whole_whatever_its_parts():
+def test_a_sketch_is_of_the_whole_in_whatever_chunks():
     step = torch.randn(2 * TILE + 3 * SKETCH + 100, dtype=torch.float64)
     whole, parts, other_stage = Sketch(7, 3), Sketch(7, 3), Sketch(7, 4)
     whole.add(step)
