@@ -52,14 +52,13 @@ class Bias:
 
     total: Vector
     """(SKETCH,): differences of its rounds, added up with DECAY."""
-    weight: float
-    """What the squared length of that would be on average if the rounds had nothing in common."""
     rounds: int
 
     @property
     def strength(self) -> float:
         """1 where rounds have nothing in common, up to (1 + DECAY) / (1 - DECAY) where they differ the same way."""
-        return float(self.total @ self.total) / self.weight
+        by_chance = (1 - DECAY ** (2 * self.rounds)) / (1 - DECAY**2)
+        return float(self.total @ self.total) / by_chance
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Memory:
     """By whom the last commit counts: the share of what it said that it is owed, and says again. Who is not here is owed all."""
 
 
-NOTHING = Bias(np.zeros(SKETCH), 0.0, 0)
+NOTHING = Bias(np.zeros(SKETCH), 0)
 
 
 def after(manifest: Manifest, memory: Memory, me: str, scores: Mapping[str, Score]) -> Memory:
@@ -88,7 +87,7 @@ def after(manifest: Manifest, memory: Memory, me: str, scores: Mapping[str, Scor
         return replace(memory, last=said)
     usual = told.keys() - biased(manifest, memory, me, scores)
     found = {
-        author: Bias(DECAY * was.total + difference, DECAY**2 * was.weight + 1.0, was.rounds + 1)
+        author: Bias(DECAY * was.total + difference, was.rounds + 1)
         for author, difference in _differences(told, usual, memory.means).items()
         for was in (memory.authors.get(author, NOTHING),)
     }

@@ -143,7 +143,7 @@ def test_who_pulls_steadily_is_refused_and_what_a_round_showed_is_remembered():
     node = Node(voters=8, vote_seconds=100).vote()
     axes = np.eye(bias.SKETCH)
     peers = [identity(number).peer for number in range(3)]
-    weak, strong = (Bias(length * axes[0], 1.0, bias.LEAST_ROUNDS - 1) for length in (1.0, 9.0))
+    weak, strong = (Bias(length * axes[0], bias.LEAST_ROUNDS - 1) for length in (1.0, 9.0))
     known = bias.Memory({peers[0]: weak, peers[1]: weak, peers[2]: strong}, cut=dict.fromkeys(peers, 0.0))
     node.state = replace(node.state, memory=known)
     for number, digest_ in enumerate(node.digests, 1):

@@ -199,13 +199,9 @@ def test_gaps_are_those_of_the_published_study():
                 and CODECS[arm.codec]["codec"] == codec
                 and (arm.fragments, arm.slow, arm.inner.startswith("muon")) == (1, False, True)
             ]
-            best, reference = (
-                min((rows[name] for name in of_codec), key=lambda row: row["loss"]),
-                rows[REFERENCES["muon"]]["loss"],
-            )
-            (arm, row) = next(
-                (ARMS[name], rows[name]) for name in of_codec if took(ARMS[name], rows[name]) == took_as_told(told)
-            )
+            best = min((rows[name] for name in of_codec), key=lambda row: row["loss"])
+            arm, row = next((ARMS[n], rows[n]) for n in of_codec if took(ARMS[n], rows[n]) == took_as_told(told))
+            reference = rows[REFERENCES["muon"]]["loss"]
             assert told.gap == pytest.approx(row["loss"] / reference - 1, abs=0.001), arm.name
             assert row["loss"] - row["half_width"] <= best["loss"] + best["half_width"], (
                 f"{arm.name} is not the best at {bits} bit"
