@@ -61,6 +61,7 @@ LAYER_107B = model(8192, 49152, 64, 8, layers=1, stages=3)
 PAYLOADS = 3
 """That are decoded and applied together."""
 PRESET, OF_1B = load_preset("tiny"), load_preset("llama-1b")
+DENSE = PRESET.compression.model_dump()
 OF_1B_LAYER = Shape(
     "1B-shaped layer",
     LAYER_1B,
@@ -78,7 +79,7 @@ SHAPES = (
         "tiny stage",
         TINY,
         0,
-        PRESET.compression.model_dump(),
+        DENSE,
         PRESET.rounds.inner_steps,
         8 * 128,
         8 * 128,
@@ -88,7 +89,8 @@ SHAPES = (
     Shape("tiny stage", TINY, 0, {"rank": 16}, 20, 8 * 128, 8 * 128, threads=1),
     OF_1B_LAYER,
     OF_1B_CORE,
-    replace(OF_1B_CORE, compression={**OF_1B_CORE.compression, "entropy_coding": True}),
+    replace(OF_1B_CORE, compression=DENSE),
+    replace(OF_1B_CORE, compression={**DENSE, "entropy_coding": True}),
     Shape("1B-shaped layer", LAYER_1B, 1, TOPK, 100, 8 * 2048, 1024, repeats=3),
     Shape("1B-shaped layer", LAYER_1B, 1, {"rank": 128}, 100, 8 * 2048, 1024, repeats=3),
     Shape("107B-shaped layer", LAYER_107B, 1, TOPK, 125, 16 * 4096, 128, only="down_proj", repeats=1),

@@ -38,8 +38,8 @@ codec = "int4"            # adapters are of low rank already
 """
 AVERAGING = (
     (
-        r"^learning_rate = 1\.03 .*\nmomentum = 0\.4 .*\n",
-        "learning_rate = 1.0       # plain averaging; presets go farther, as was measured from random weights on one text\n"
+        r"^learning_rate = (?:1\.03|0\.73) .*\nmomentum = 0\.\d.*\n",
+        "learning_rate = 1.0       # plain averaging; presets go as far as was measured from random weights on one text\n"
         "momentum = 0.0\n",
     ),
     (r"^lead_weight = 1\.0", "lead_weight = 0.5"),

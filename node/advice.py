@@ -44,21 +44,31 @@ GAPS: dict[str, dict[float, Measured]] = {
     "int2": {
         0.016: Measured(0.112, 1.0, 0.9, 1.03, 0.4),
         0.04: Measured(0.076, 1.0, 0.9, 1.03, 0.4),
+        0.1: Measured(0.058, 1.0, 0.9, 1.03, 0.4),
         0.2: Measured(0.043, 1.0, 0.9, 1.03, 0.4),
     },
-    "topk-int2": {0.016: Measured(0.162, 0.5, 0.95, 0.73, 0.0), 0.04: Measured(0.086, 0.5, 0.95, 0.73, 0.0)},
+    "topk-int2": {
+        0.016: Measured(0.162, 0.5, 0.95, 0.73, 0.0),
+        0.04: Measured(0.086, 0.5, 0.95, 0.73, 0.0),
+        0.1: Measured(0.041, 0.5, 0.95, 0.73, 0.0),
+        0.2: Measured(0.027, 0.5, 0.95, 0.73, 0.0),
+    },
 }
 """By codec, then by bits for each parameter and inner step: the best arm that rebases in `python -m bench.study`, at rates from the
 ranges that all arms share, on a model of 0.23M parameters, 4 clusters and 1,200 steps, with Muon inside and Huffman coding;
 topk-int2 with k = 540 of 4,096, and other k are taken to cost as much at the same bits. Two arms were run of int2, and of both at
-0.04 bit, else one. At 0.2 bit it is the second: half the lead ended 0.7% lower, within what seeds differ by. Bits are a cell's
-limit, of which 94 to 98% were sent. It ranks codecs and says which way the loss goes, no more."""
+0.04 bit, else one. Of int2 at 0.2 bit it is the second: half the lead ended 0.7% lower, within what seeds differ by, and short
+runs like the whole. Bits are a cell's limit, of which 82 to 98% were sent. It ranks codecs and says which way the loss goes, no
+more."""
 ALONE = 0.162
 """The same of one cluster that exchanges nothing."""
-HORIZONS = tuple(sorted({round(10 * 1.25**power) for power in range(22)}))
-"""H that are looked at: 10 to 1,084; in short runs …"""
+HORIZONS = tuple(sorted({round(5 * 1.25**power) for power in range(25)}))
+"""H that are looked at, 5 to 1,059, …"""
+LEAST_STEPS, LEAST_SECONDS = 10, 30.0
+"""… but none below so many steps whose round is shorter than this: what each costs its own machines (a boundary's 4 bytes for each
+parameter on the disk, votes, scores) is hidden by the clock and had by nobody for nothing; …"""
 LEAST_ROUNDS = 10
-"""… no more than make so many rounds."""
+"""… and in short runs no more than make so many rounds."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +127,7 @@ def _is_same(one: Compression, other: Compression) -> bool:
 
 
 def _shortest(site: Site, offer: Offer, manifest: Manifest) -> Advice:
-    longest = manifest.training.total_steps // LEAST_ROUNDS
-    looked_at = [h for h in HORIZONS if h <= longest] or [max(1, longest)]
+    looked_at = _looked_at(site, manifest.training.total_steps // LEAST_ROUNDS)
     tried = [estimate(site, replace(lengthened(offer.method, h, manifest), overlap="rebase")) for h in looked_at]
     chosen = next(filter(_hides, tried), tried[-1])
     overlap = recommend(site, chosen.method)
@@ -132,6 +141,11 @@ def _shortest(site: Site, offer: Offer, manifest: Manifest) -> Advice:
         gap_at(offer.compression.codec, bits),
         _binds(site, chosen, looked_at[0]),
     )
+
+
+def _looked_at(site: Site, longest: int) -> Sequence[int]:
+    long_enough = (h for h in HORIZONS if h >= LEAST_STEPS or h * site.step.seconds >= LEAST_SECONDS)
+    return [h for h in long_enough if h <= longest] or [max(1, longest)]
 
 
 def _hides(found: Estimate) -> bool:

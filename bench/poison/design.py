@@ -42,7 +42,7 @@ DENSE: Settings = {
     "rounds": {key: _PRESET["rounds"][key] for key in ("overlap", "lead_weight")},
     "outer": _PRESET["outer"],
 }
-"""As presets have it; coded, as it was when the runs that are kept were made: the same values, in fewer bytes."""
+"""As most presets have it; coded, as it was when the runs that are kept were made: the same values, in fewer bytes."""
 AVERAGING: Settings = {"outer": {"learning_rate": 1.0, "momentum": 0.0}}
 CODECS: dict[str, tuple[Arm, Settings]] = {
     "sparse": (_BY_ARM["ours"], AVERAGING),

@@ -256,9 +256,10 @@ CELLS = [
     Cell("large", 4, 1200, 0.04),
     Cell("large", 8, 1200, 0.016),
     *(Cell("small", 4, steps, 0.2) for steps in (1200, 3000)),
+    Cell("small", 4, 1200, 0.1),
 ]
-"""The centre, and what changes one thing about it, or two. The last two are what lines leave whose model is large for its devices:
-steps take long there, and a line carries much in one."""
+"""The centre, and what changes one thing about it, or two. The last three are what lines leave whose model is large for its
+devices: steps take long there, and a line carries much in one."""
 
 
 @dataclass(frozen=True)
