@@ -293,9 +293,9 @@ def test_a_step_that_is_faster_than_a_device_that_nobody_named_says_how_to_name_
 
 DEADLINE = 1.5
 """Rounds: boxes are as much slower than what a preset is made for, and count."""
-ENCODED, APPLIED = 140e6, 380e6
-"""Values in a second and core, of 2 bits, less than `python -m bench.codec` says of a busy one; to check them takes a hundredth of
-that. Whose are slower says so to `dilocox plan`, with --encode-seconds."""
+SPEEDS = {"int2": (140e6, 380e6), "topk-int2": (105e6, 270e6)}
+"""By codec: values encoded and applied in a second and core, less than `python -m bench.codec` says of a busy one; to check them
+takes a hundredth of that. Whose are slower says so to `dilocox plan`, with --encode-seconds."""
 LONGER = 1.25
 """H of a preset, at most over one that does not hide what the codec takes, too: it divides a run."""
 
@@ -311,7 +311,8 @@ def test_a_preset_takes_what_is_advised_for_the_machines_that_it_is_made_for(nam
     preset = Manifest.from_toml(render_preset(name, "x", "00" * 32))
     h, made_for = preset.rounds.inner_steps, plan.MADE_FOR[name]
     of_worker = parameter_count(preset.model) / made_for.boxes / made_for.devices
-    codec = ["--encode-seconds", str(of_worker / ENCODED), "--apply-seconds", str(of_worker / APPLIED)]
+    encoded, applied = SPEEDS[preset.compression.codec]
+    codec = ["--encode-seconds", str(of_worker / encoded), "--apply-seconds", str(of_worker / applied)]
     told = json.loads(dilocox("--preset", name, "--inner-steps", str(h), *codec, "--json").stdout)
     (row,) = rows(told, preset)
     assert row["arrival_step"] <= row["steps"] == h, "it hides its exchange"
