@@ -48,7 +48,7 @@ DEVIATION = 1e-3
 
 
 def run_of(layers: int) -> Manifest:
-    """26.0M parameters in one stage, with the codec of our presets."""
+    """26.0M parameters in one stage, with the codec of `llama-125m`, and of all smaller presets."""
     preset = load_preset("llama-125m")
     model = {**preset.model.model_dump(), **WIDTHS, "layers": layers}
     return Manifest.model_validate({**preset.model_dump(), "model": model})

@@ -259,7 +259,7 @@ CELLS = [
     Cell("small", 4, 1200, 0.1),
 ]
 """The centre, and what changes one thing about it, or two. The last three are what lines leave whose model is large for its
-devices: steps take long there, and a line carries much in one."""
+devices, or slow: steps take long there, and a line carries much in one."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ __all__ = ["COLUMNS", "DEFAULT", "cells", "missed", "row_facts", "show"]
 GAP_BAR = 0.03
 """Of the default to its reference, in the centre."""
 DEFAULT = "muon 0.9 | int2 | rebase, whole lead"
-"""What presets take."""
+"""What most presets take: docs/results.md says which take what else, and why."""
 
 
 COLUMNS = ["arm", "known as", "test loss", "± 95%", "gap", "of which", "H", "arrives at", "steps", "bit", "clock", "tuned"]

@@ -78,7 +78,7 @@ TUNED = {"tiny", "llama-10m"}
 
 WIDE = 0.1
 ON_WIDE_LINES = "muon | top 540 | rebase"
-"""What presets take whose line leaves so many bits for each parameter and inner step."""
+"""What ended lowest in cells of so many bits or more, and what presets take for which `dilocox plan` finds the same."""
 
 
 def test_presets_take_what_ended_lowest_in_most_cells_that_were_run_of_the_registered_comparison():
