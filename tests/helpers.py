@@ -17,6 +17,9 @@ from dilocox.protocol.standing import by_standing
 from dilocox.protocol.telling import Telling
 
 COORDINATOR = Identity(b"\xc0" * 32)
+HEARS_CTRL_C = ("env", "--default-signal=INT")
+"""Before a command: what a shell's background job starts ignores Ctrl-C, and the tests may be one. No `preexec_fn`: with one a
+child is forked, and where gRPC has threads some die before they become the command."""
 SETTLEMENT: Mapping[str, Any] = {"chain_id": 1, "contract": "0x" + "ab" * 20}
 """Of a manifest whose run takes accounts."""
 

@@ -1,7 +1,6 @@
 """A real swarm for the end-to-end tests: three nodes of two workers, a coordinator, a run that never ends by itself."""
 
 import ipaddress
-import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -71,11 +70,6 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 def wait_until_gone(processes: Collection[psutil.Process]) -> None:
     """Fails the test when one of them stays. Who has ended and waits for init to notice is gone."""
     wait_for(lambda: not any(runs(process) for process in processes), f"these ended: {processes}")
-
-
-def hears_ctrl_c() -> None:
-    """For `preexec_fn`: what a shell's background job starts ignores Ctrl-C, and the tests may be one."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def runs(process: psutil.Process) -> bool:

@@ -25,13 +25,13 @@ from tests.e2e.conftest import (
     PATIENCE_SECONDS,
     Swarm,
     build,
-    hears_ctrl_c,
     listeners,
     names,
     running,
     wait_for,
     wait_until_gone,
 )
+from tests.helpers import HEARS_CTRL_C
 
 pytestmark = pytest.mark.e2e
 
@@ -125,10 +125,9 @@ def test_who_has_a_part_of_the_model_or_none_reads_it_from_the_run(swarm: Swarm,
 def test_a_stranger_publishes_the_run_s_models_as_it_goes_on(swarm: Swarm, tmp_path: Path):
     arguments = ["export", str(tmp_path / "models"), "--every", "1", "--join", f"@{swarm.testnet.folder / 'link'}", "--json"]
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "dilocox.cli.main", *arguments],
+        [*HEARS_CTRL_C, sys.executable, "-P", "-m", "dilocox.cli.main", *arguments],
         stdout=subprocess.PIPE,
         env={**os.environ, "DILOCOX_HOME": str(tmp_path)},
-        preexec_fn=hears_ctrl_c,
     ) as publisher:
         try:
             wait_for(

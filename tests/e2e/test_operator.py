@@ -14,7 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dilocox.node.worker_settings import WORKER
-from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, build, hears_ctrl_c, late_member, running, wait_for, wait_until_gone
+from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, build, late_member, running, wait_for, wait_until_gone
+from tests.helpers import HEARS_CTRL_C
 from tests.receiver import Receiver, Told, receiving
 from tests.unit.test_metrics import OF_EVERY_DAEMON, OF_NODES
 
@@ -85,10 +86,8 @@ def test_a_round_is_one_trace_of_all_who_took_part(swarm: Swarm, receiver: Recei
 def test_events_are_told_as_they_happen(swarm: Swarm, name: str):
     home = str(swarm.testnet.member(name).home)
     before = swarm.open_round()
-    command = [*CLI, "events", "-f", "--json", "--home", home]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hears_ctrl_c
-    ) as following:
+    command = [*HEARS_CTRL_C, *CLI, "events", "-f", "--json", "--home", home]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
         assert following.stdout is not None
         assert following.stderr is not None
         seen: list[int] = []

@@ -20,7 +20,8 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import load_identity
-from tests.e2e.conftest import PATIENCE_SECONDS, RUN, hears_ctrl_c, wait_for, wait_until_gone
+from tests.e2e.conftest import PATIENCE_SECONDS, RUN, wait_for, wait_until_gone
+from tests.helpers import HEARS_CTRL_C
 
 pytestmark = pytest.mark.e2e
 
@@ -38,11 +39,10 @@ def start(
     run_file.write_text(text)
     arguments = ["testnet", "up", "--folder", str(tmp_path / "t"), "--run", str(run_file), *options]
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "dilocox.cli.main", *arguments],
+        [*HEARS_CTRL_C, sys.executable, "-P", "-m", "dilocox.cli.main", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=hears_ctrl_c,
     )
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -31,7 +30,7 @@ from dilocox.views.door import Door
 from dilocox.views.faults import FAULTS, code_of
 from dilocox.views.http import create_app
 from dilocox.views.reasons import REASONS
-from tests.helpers import COORDINATOR, no_status
+from tests.helpers import COORDINATOR, HEARS_CTRL_C, no_status
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "transport", "coordinator", "node", "views", "cli")
@@ -199,9 +198,8 @@ async def test_what_the_api_has_not_is_a_problem_with_a_code():
 def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(tmp_path: Path):
     """That takes seconds; as it goes, the interpreter names on stderr what it has loaded."""
     told: list[str] = []
-    command = [sys.executable, "-X", "importtime", "-P", "-m", "dilocox.cli", "status", "--home", str(tmp_path)]
-    interrupted = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=interrupted) as process:
+    command = [*HEARS_CTRL_C, sys.executable, "-X", "importtime", "-P", "-m", "dilocox.cli", "status", "--home", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             told.append(line)
@@ -227,9 +225,8 @@ def test_a_daemon_that_is_told_to_end_before_it_lives_ends_well(tmp_path: Path, 
     assert CliRunner().invoke(cli.app, ["init", str(tmp_path / "run.toml")]).exit_code == 0
     words = said.format(link=link, home=tmp_path).split()
     told: list[str] = []
-    command = [sys.executable, "-X", "importtime", "-P", "-m", "dilocox.cli", *words]
-    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as process:
+    command = [*HEARS_CTRL_C, sys.executable, "-X", "importtime", "-P", "-m", "dilocox.cli", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             told.append(line)
