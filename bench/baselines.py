@@ -3,6 +3,7 @@
 import struct
 import zlib
 from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -50,21 +51,31 @@ class AllReduce:
         """The run's total steps."""
         batch, position = self.run.training.batch_size, 0
         for step in range(1, self.run.training.total_steps + 1):
-            for cluster in range(self.clusters):
-                inputs, targets = self.dataset.batch(list(range(position, position + batch)))
-                self.trainer.pipeline.step(inputs, targets, trained_tokens(targets))
-                position += batch
-                self.take(cluster)
-            sent = self.exchange()
+            batches = [self.dataset.batch(range(start, start + batch)) for start in self._starts(position)]
+            position += batch * self.clusters
+            sent = self.update(batches)
             self.wire_bytes += sent
             if self.site is not None:
                 moved = sent * self.copies()
                 self.seconds += self.site.step.seconds + self.site.line.seconds(moved, moved)
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.run.training.gradient_clip)
-            self.trainer.optimizer.step()
             if step % self.evaluate_every == 0 or step == self.run.training.total_steps:
                 self.points.append(self.measure(step, position))
         return self
+
+    def _starts(self, position: int) -> range:
+        """Of each cluster's batch."""
+        batch = self.run.training.batch_size
+        return range(position, position + batch * self.clusters, batch)
+
+    def update(self, batches: Sequence[tuple[Tensor, Tensor]]) -> int:
+        """One step, with a batch of each cluster; bytes that one cluster sent."""
+        for cluster, (inputs, targets) in enumerate(batches):
+            self.trainer.pipeline.step(inputs, targets, trained_tokens(targets))
+            self.take(cluster)
+        sent = self.exchange()
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.run.training.gradient_clip)
+        self.trainer.optimizer.step()
+        return sent
 
     def copies(self) -> float:
         """How often what a cluster sends crosses its line."""
@@ -78,6 +89,11 @@ class AllReduce:
         for parameter in self.parameters:
             assert parameter.grad is not None
             parameter.grad.div_(self.clusters)
+        return self.gradient_bytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """That a cluster sends of each step: none where it is alone."""
         return sum(4 * parameter.numel() for parameter in self.parameters) if self.clusters > 1 else 0
 
     def evaluate(self) -> float:

@@ -190,6 +190,13 @@ class Lab:
         trainer.load_initial()
         return trainer
 
+    def step(self, trainer: Trainer, inputs: Tensor, targets: Tensor) -> None:
+        """An inner step, at the latest when `finish_steps` is called."""
+        trainer.step(inputs, targets)
+
+    def finish_steps(self) -> None:
+        """Before anybody reads or writes live parameters."""
+
     def batch(self, index: int, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Of a cluster: (inputs, targets)."""
         return self.dataset.batch(positions)
@@ -301,8 +308,9 @@ class Lab:
         """One turn of each cluster after the other, until none is unfinished."""
         while waiting := [index for index, member in enumerate(self.members) if unfinished(member)]:
             before = self._applied()
-            for index in waiting:
-                self._turn(index)
+            trained = [self._train_on(index) for index in waiting]
+            for index, has_trained in zip(waiting, trained, strict=True):
+                self._act(index, has_trained)
             if self._applied() > before and (self.head.round - 1) % self.evaluate_every == 0:
                 self.measure()
 
@@ -310,17 +318,23 @@ class Lab:
         """Commits that every cluster has applied."""
         return min(member.state.head.round for member in self.members)
 
-    def _turn(self, index: int) -> None:
-        member = self.members[index]
-        trained = not self._arrives(index, member.state.steps)
-        if trained:
+    def _train_on(self, index: int) -> bool:
+        """A step of a cluster, where it does not move onto a commit before it; whether it took one."""
+        trains = not self._arrives(index, self.members[index].state.steps)
+        if trains:
             self._train(index)
+        return trains
+
+    def _act(self, index: int, trained: bool) -> None:
+        member = self.members[index]
         steps = member.state.steps + trained
         if self._arrives(index, steps):
             self._prepare(member)
         box = self.run.rounds.round_seconds
         time_is_up = box is not None and steps >= box * (self.speeds[index] if self.speeds else 1.0)
         member.state, actions = phase.step(member.state, Turn(trained, member.prepared, True, time_is_up))
+        if actions:
+            self.finish_steps()
         for action in actions:
             match action:
                 case Apply():
@@ -352,7 +366,7 @@ class Lab:
         if self.hostile is not None and index in self.hostile.clusters:
             targets = self.hostile.targets(self, targets)
         with self.seconds.spent("training"):
-            member.trainer.step(inputs, targets)
+            self.step(member.trainer, inputs, targets)
         member.total_steps += 1
         self.tokens += self.run.tokens_per_step
 

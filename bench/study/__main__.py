@@ -16,6 +16,7 @@ from bench.study.analysis import Row, rows
 from bench.study.design import ARMS, CELLS, REFERENCES, Cell, Trial, drawn
 from bench.study.report import DEFAULT, missed, row_facts, show
 from bench.study.search import Budget, next_parts, next_trials
+from bench.study.together import Job, fits, run_arms
 from bench.study.trial import digests, found, run_all
 from bench.texts import Text, text_of
 
@@ -58,6 +59,11 @@ def main() -> None:
     parser.add_argument("--data", metavar="NAME=DIR", help="a corpus of `dilocox data build` (default: the standard library)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at a time")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cuda: all runs of an arm are trained together there, so few processes will do; arms that cannot are left out",
+    )
     options = parser.parse_args()
     text = text_of(options.data)
     chosen = Plan(chosen_cells(options, parser), chosen_arms(options, parser), Budget(), text, options.parts)
@@ -66,7 +72,11 @@ def main() -> None:
     plan = quick(text) if options.quick else chosen
     whole = not (options.cells or options.arms or options.data)
     if not options.list:
-        run(plan, options.processes, time.monotonic() + 60 * options.minutes)
+        until = time.monotonic() + 60 * options.minutes
+        if options.device == "cpu":
+            run(plan, options.processes, until)
+        else:
+            run_on(plan, options.device, options.processes, until)
     by_cell = {cell: plan.rows(cell) for cell in plan.cells}
     report(plan, by_cell)
     if not options.list:
@@ -95,6 +105,17 @@ def run(plan: Plan, processes: int, until: float) -> None:
         while time.monotonic() < until and (trials := plan.next_trials(cell, arm)):
             for count, trial in enumerate(run_all(trials, processes, until), 1):
                 say(trial, count, len(trials))
+
+
+def run_on(plan: Plan, device: str, processes: int, until: float) -> None:
+    """The same, arms beside one another on a device."""
+    pairs = itertools.product(plan.cells, filter(fits, plan.arms))
+    jobs = [Job(cell, arm, plan.text, plan.budget, plan.parts, device, until) for cell, arm in pairs]
+    for ran in run_arms([job for job in jobs if job.next_trials()], processes):
+        for count, trial in enumerate(ran.trials, 1):
+            say(trial, count, len(ran.trials))
+        if ran.failed:
+            print(f"{ran.job.cell.name}  {ran.job.arm} stopped: {ran.failed}", flush=True)
 
 
 def say(trial: Trial, count: int, of: int) -> None:

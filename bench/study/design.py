@@ -96,8 +96,9 @@ Settings = Mapping[str, Mapping[str, Any]]
 SIZES = {
     "small": {"hidden_size": 64, "intermediate_size": 176, "layers": 4, "heads": 4, "kv_heads": 4},
     "large": {"hidden_size": 128, "intermediate_size": 352, "layers": 4, "heads": 4, "kv_heads": 4},
+    "3M": {"hidden_size": 192, "intermediate_size": 512, "layers": 6, "heads": 6, "kv_heads": 6},
 }
-"""0.23M and 0.87M parameters, byte-level."""
+"""0.23M, 0.87M and 2.75M parameters, byte-level; the last for whoever has a GPU."""
 
 INNERS: dict[Inner, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw", "muon_momentum": 0.95},
@@ -257,9 +258,11 @@ CELLS = [
     Cell("large", 8, 1200, 0.016),
     *(Cell("small", 4, steps, 0.2) for steps in (1200, 3000)),
     Cell("small", 4, 1200, 0.1),
+    Cell("large", 4, 3000, 0.016),
+    Cell("3M", 4, 3000, 0.016),
 ]
-"""The centre, and what changes one thing about it, or two. The last three are what lines leave whose model is large for its
-devices, or slow: steps take long there, and a line carries much in one."""
+"""The centre, and what changes one thing about it, or two. Those of 0.1 and 0.2 bit are what lines leave whose model is large for
+its devices, or slow: steps take long there, and a line carries much in one. The last two are the centre with larger models."""
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,28 @@
-"""How an arm trains: the lab with rounds, fragments at their turns, or gradients in every step; measured on two held-out sets."""
+"""How an arm trains: the lab with rounds, fragments at their turns, or gradients in every step; measured on two held-out sets.
 
-from collections.abc import Callable
+One run on a processor, or many of an arm on one device (bench/study/crowd.py).
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bench.baselines import AllReduce, CocktailSGD
 from bench.lab import Lab
 from bench.streaming import Streaming
+from bench.study.crowd import Crowd
 from bench.study.design import HALF, Trial
 from dilocox.node.training.data import Dataset
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
 
-__all__ = ["halves", "runner_of"]
+__all__ = ["halves", "measured_together", "runner_of"]
 
 Batch = tuple[Tensor, Tensor]
 POINTS = 12
@@ -34,8 +42,12 @@ def halves(dataset: Dataset, size: int) -> tuple[Batch, Batch]:
 
 def both(trainer: Trainer, dataset: Dataset) -> tuple[float, float]:
     """Losses of the live parameters, (tuning, test)."""
-    tuning, test = halves(dataset, HALF)
-    return trainer.evaluate(*tuning), trainer.evaluate(*test)
+    on_cpu = trainer.device.type == "cpu"
+    batch = trainer.manifest.training.batch_size if on_cpu else HALF
+    tuning, test = (
+        trainer.pipeline.evaluate(*half, batch, trainer.manifest.model.hidden_size) for half in halves(dataset, HALF)
+    )
+    return tuning, test
 
 
 class Measured(Lab):
@@ -62,6 +74,42 @@ class MeasuredCocktail(MeasuredReference, CocktailSGD):
     pass
 
 
+@dataclass
+class Crowded(Measured):
+    """Of a crowd: its steps are taken with those of others."""
+
+    crowd: Crowd = field(kw_only=True)
+
+    def beginner(self) -> Trainer:
+        trainer = super().beginner()
+        self.crowd.join(trainer)
+        return trainer
+
+    def step(self, trainer: Trainer, inputs: Tensor, targets: Tensor) -> None:
+        self.crowd.ask(trainer, inputs, targets)
+
+    def finish_steps(self) -> None:
+        self.crowd.finish(self.trainers)
+
+
+class CrowdedReference(MeasuredReference):
+    """Of a crowd."""
+
+    def __init__(self, *arguments: Any, crowd: Crowd, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.crowd = crowd
+        crowd.join(self.trainer)
+
+    def update(self, batches: Sequence[Batch]) -> int:
+        inputs, targets = (torch.cat(each) for each in zip(*batches, strict=True))
+        self.crowd.ask(self.trainer, inputs, targets)
+        return self.gradient_bytes
+
+    def evaluate(self) -> float:
+        self.crowd.finish([self.trainer])
+        return super().evaluate()
+
+
 class MeasuredStreaming(Streaming):
     tuning = float("inf")
 
@@ -81,9 +129,36 @@ def runner_of(trial: Trial) -> Callable[[Trial], dict[str, Any]]:
     return run_rounds if arm.fragments == 1 else run_streaming
 
 
-def run_rounds(trial: Trial) -> dict[str, Any]:
+def measured_together(trials: Sequence[Trial], device: torch.device) -> list[dict[str, Any]]:
+    """Of one arm in one cell that has rounds, or takes every step on the mean gradient; on one device."""
+    first = trials[0]
+    each = first.clusters if first.definition.has_rounds else 1
+    """Models of a run: a reference has one, which reads what all clusters read."""
+    sequences = first.run.training.batch_size * first.clusters // each
+    crowd = Crowd(as_on_processors(first.run), each * len(trials), len(trials), sequences, device)
+
+    def lab_of(run: Manifest, *given: Any, **named: Any) -> Crowded:
+        return Crowded(as_on_processors(run), *given, **named, device=device, crowd=crowd)
+
+    def reference_of(run: Manifest, *given: Any, **named: Any) -> CrowdedReference:
+        return CrowdedReference(as_on_processors(run), *given, **named, device=device, crowd=crowd)
+
+    def train(trial: Trial) -> dict[str, Any]:
+        with crowd.run():
+            return run_rounds(trial, lab_of) if trial.definition.has_rounds else run_steps(trial, reference_of)
+
+    with ThreadPoolExecutor(len(trials)) as pool:
+        return list(pool.map(train, trials))
+
+
+def as_on_processors(run: Manifest) -> Manifest:
+    """In float32, whatever trains it: "auto" would be bfloat16 on a GPU."""
+    return run.model_copy(update={"training": run.training.model_copy(update={"precision": "float32"})})
+
+
+def run_rounds(trial: Trial, lab_of: Callable[..., Measured] = Measured) -> dict[str, Any]:
     rounds = trial.run.rounds
-    lab = Measured(
+    lab = lab_of(
         trial.run,
         trial.cell.clusters,
         site=trial.site if trial.is_timed else None,
@@ -93,10 +168,10 @@ def run_rounds(trial: Trial) -> dict[str, Any]:
     return _found(lab, trial, rounds.inner_steps, trial.clock.arrival_step if trial.is_timed else 0)
 
 
-def run_steps(trial: Trial) -> dict[str, Any]:
+def run_steps(trial: Trial, reference_of: Callable[..., MeasuredReference] = MeasuredReference) -> dict[str, Any]:
     """On the mean gradient of all clusters, or of the one that is alone."""
     every = max(1, trial.cell.steps // POINTS)
-    return _found(MeasuredReference(trial.run, trial.clusters, every, data=trial.text.folder).train(), trial, 0, 0)
+    return _found(reference_of(trial.run, trial.clusters, every, data=trial.text.folder).train(), trial, 0, 0)
 
 
 def _found(trained: Trained, trial: Trial, inner_steps: int, arrival_step: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""One training run of the study, in a process of its own, and where its result is kept."""
+"""Training runs of the study, one in a process of its own or an arm's together on a device, and where their results are kept."""
 
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from multiprocessing import get_context
@@ -14,7 +14,7 @@ from bench.report import RESULTS
 from bench.study.design import HALF, Trial
 from dilocox.transport.files import write_atomically
 
-__all__ = ["Found", "Point", "digests", "found", "run_all"]
+__all__ = ["RUNS", "Found", "Point", "digests", "found", "keep", "run_all", "train_together"]
 
 RUNS = RESULTS / "study"
 KEPT = Path(__file__).parents[2] / "docs" / "results" / "study-runs.json"
@@ -50,7 +50,8 @@ class Found:
     """Of the last payloads, relative."""
     curve: list[Point]
     took: float
-    """Seconds of this machine."""
+    """Seconds of this machine; of runs that were trained together, the share of each."""
+    device: str = "cpu"
 
     @classmethod
     def of(cls, said: dict[str, Any]) -> "Found":
@@ -87,10 +88,13 @@ def _run_before(job: tuple[Trial, float, Path]) -> Trial | None:
     trial, until, folder = job
     if time.monotonic() >= until:
         return None
-    result = {**trial.facts(), "found": asdict(train(trial))}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / f"{trial.key}.json", json.dumps(result).encode())
+    keep(trial, train(trial), folder)
     return trial
+
+
+def keep(trial: Trial, result: Found, folder: Path = RUNS) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / f"{trial.key}.json", json.dumps({**trial.facts(), "found": asdict(result)}).encode())
 
 
 def train(trial: Trial) -> Found:
@@ -100,9 +104,28 @@ def train(trial: Trial) -> Found:
     process_group_of_one()
     started = time.monotonic()
     measured = runner_of(trial)(trial)
+    return found_in(measured, time.monotonic() - started)
+
+
+def train_together(trials: Sequence[Trial], device: str) -> list[Found]:
+    """All of one arm in one cell, on one device."""
+    import torch
+
+    from bench.lab import process_group_of_one
+    from bench.study.runners import measured_together
+
+    process_group_of_one()
+    started = time.monotonic()
+    measured = measured_together(trials, torch.device(device))
+    took = (time.monotonic() - started) / len(trials)
+    return [found_in(each, took, device) for each in measured]
+
+
+def found_in(measured: dict[str, Any], took: float, device: str = "cpu") -> Found:
+    """`measured`: of a runner."""
     losses = {name: measured[name] if math.isfinite(measured[name]) else DIVERGED for name in ("tuning", "test")}
     curve = [Point(**point) for point in measured["curve"] if math.isfinite(point["test"])]
-    return Found(**{**measured, **losses, "curve": curve}, took=time.monotonic() - started)
+    return Found(**{**measured, **losses, "curve": curve}, took=took, device=device)
 
 
 def digests(trial: Trial) -> dict[str, str]:

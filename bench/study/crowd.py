@@ -1,0 +1,243 @@
+"""Many models of one shape that train in step on one device: a step of all of them is one batch, and on a GPU one graph.
+
+Small models leave a GPU idle: what a step takes there is the time to ask for its kernels, one model's as long as fifty's. So the
+runs of an arm, with all their clusters, are stacked. Each goes on by itself (a thread for each) until it needs its parameters; when
+all do, the steps that they have asked for are taken, the first of each, then the second, and so on.
+
+The arithmetic is that of node/training in float32 (transformers' layers, torch's AdamW and Muon), in another order of additions: a
+test holds the two together.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Condition
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dilocox.node.training.data import UNTRAINED
+from dilocox.node.training.inner import learning_rate_factor
+from dilocox.node.training.model import build_chain
+from dilocox.node.training.pipeline import cross_entropy
+from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.manifest import Manifest, Training
+from dilocox.protocol.tensors import TensorSpec
+
+__all__ = ["Crowd"]
+
+ADAM_EPS = 1e-8
+NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, MUON_EPS = (3.4445, -4.7750, 2.0315), 5, 1e-7
+"""torch.optim.Muon's."""
+WARM_UPS = 2
+"""Steps that change nothing, before a graph is made of one."""
+
+
+@dataclass
+class Asked:
+    """Of one model."""
+
+    training: Training
+    steps: int = 0
+    """Taken so far."""
+    batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """To be trained on: (inputs, targets)."""
+
+
+class Rates:
+    """What a step does to each model, in a tensor of the device; 0 where a model takes none."""
+
+    COUNT = 5
+
+    def __init__(self, values: Tensor) -> None:
+        """(COUNT, models)"""
+        self.values = values
+        self.active, self.adamw, self.muon, self.bias, self.square_bias = values
+
+    @staticmethod
+    def of(training: Training, step: int) -> list[float]:
+        """Of the step after so many."""
+        factor, taken = learning_rate_factor(training, step), step + 1
+        rates = [training.learning_rate * factor, training.muon_learning_rate * factor]
+        return [1.0, *rates, 1 - training.beta1**taken, math.sqrt(1 - training.beta2**taken)]
+
+    NOTHING = (0.0, 0.0, 0.0, 1.0, 1.0)
+
+
+class Group:
+    """Tensors of one shape that one optimizer changes: (tensors, models, *shape)."""
+
+    def __init__(self, specs: Sequence[TensorSpec], names: Sequence[str], models: int, training: Training, device: torch.device):
+        self.names, self._training = names, training
+        self.shape = specs[0].shape
+        self._muon = _by_muon(training, specs[0])
+        self._decay = training.weight_decay if len(self.shape) == 2 else 0.0
+        self.values = torch.zeros(len(names), models, *self.shape, device=device)
+        self._moments = [torch.zeros_like(self.values) for _ in range(1 if self._muon else 2)]
+
+    def update(self, gradients: Tensor, rates: Rates) -> None:
+        (self._update_muon if self._muon else self._update_adamw)(gradients, rates)
+
+    def _each(self, of_models: Tensor) -> Tensor:
+        """A number of each model, against the values."""
+        return of_models.view(1, -1, *[1] * len(self.shape))
+
+    def _update_adamw(self, gradients: Tensor, rates: Rates) -> None:
+        mean, square = self._moments
+        training, active, rate = self._training, self._each(rates.active), self._each(rates.adamw)
+        mean.lerp_(gradients, (1 - training.beta1) * active)
+        square.lerp_(gradients.square(), (1 - training.beta2) * active)
+        self.values.mul_(1 - rate * self._decay)
+        divisor = square.sqrt() / self._each(rates.square_bias) + ADAM_EPS
+        self.values.sub_(rate / self._each(rates.bias) * mean / divisor)
+
+    def _update_muon(self, gradients: Tensor, rates: Rates) -> None:
+        (mean,), momentum = self._moments, self._training.muon_momentum
+        rate = self._each(rates.muon)
+        mean.lerp_(gradients, (1 - momentum) * self._each(rates.active))
+        update = orthogonal(gradients.lerp(mean, momentum).flatten(0, 1)).view_as(self.values)
+        self.values.mul_(1 - rate * self._decay)
+        rows, columns = self.shape
+        self.values.sub_(rate * math.sqrt(max(1, rows / columns)) * update)
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Newton and Schulz's iteration on each of (count, rows, columns), in bfloat16."""
+    a, b, c = NEWTON_SCHULZ
+    x = matrices.bfloat16()
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    x = x / x.flatten(1).norm(dim=1).clamp(min=MUON_EPS)[:, None, None]
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def _by_muon(training: Training, spec: TensorSpec) -> bool:
+    return training.optimizer == "muon" and spec.hidden
+
+
+class Crowd:
+    """`models` of a run's shape, asked by `runs` of them together; each run's training may have rates and lengths of its own."""
+
+    def __init__(self, run: Manifest, models: int, runs: int, sequences: int, device: torch.device) -> None:
+        """`sequences`: in a model's step."""
+        self._run, self._device = run, device
+        self._asked: list[Asked] = []
+        self._number: dict[int, int] = {}
+        """Of a trainer."""
+        self._chain = build_chain(run.model, list(range(run.model.stages)), device)
+        specs = [(f"stages.{number}.{spec.name}", spec) for number, stage in enumerate(self._chain) for spec in stage.specs]
+        by_kind: dict[tuple[tuple[int, ...], bool], list[tuple[str, TensorSpec]]] = {}
+        for name, spec in specs:
+            by_kind.setdefault((spec.shape, _by_muon(run.training, spec)), []).append((name, spec))
+        self._groups = [
+            Group([spec for _, spec in kind], [name for name, _ in kind], models, run.training, device)
+            for kind in by_kind.values()
+        ]
+        values = {name: each for group in self._groups for name, each in zip(group.names, group.values, strict=True)}
+        self._values = {name: values[name] for name, _ in specs}
+        """By name: (models, *shape), in the order of the stages' tensors."""
+        shape = (models, sequences, run.model.sequence_length)
+        self._inputs = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._targets = torch.zeros_like(self._inputs)
+        self._rates = Rates(torch.tensor([Rates.NOTHING] * models, device=device).T.contiguous())
+        self._gradients = vmap(grad_and_value(self._loss))
+        self._changed = Condition()
+        self._running, self._waiting, self._turn = runs, 0, 0
+        self._failed: Exception | None = None
+        self._step: Callable[[], object] = self._take_step
+        if device.type == "cuda":
+            self._step = self._graph()
+
+    def join(self, trainer: Trainer) -> None:
+        """Its live parameters become a slice of the stack, with the values that they have."""
+        number = self._number[id(trainer)] = len(self._asked)
+        self._asked.append(Asked(trainer.manifest.training))
+        parameters = [parameter for _, stage in trainer.pairs() for parameter in stage.tensors()]
+        for stacked, parameter in zip(self._values.values(), parameters, strict=True):
+            stacked[number].copy_(parameter.data)
+            parameter.data = stacked[number]
+
+    def ask(self, trainer: Trainer, inputs: Tensor, targets: Tensor) -> None:
+        self._asked[self._number[id(trainer)]].batches.append((inputs, targets))
+
+    def finish(self, trainers: Sequence[Trainer]) -> None:
+        """In a run: return when what was asked for these, its own, is done, which is as soon as all runs wait."""
+        if not any(self._asked[self._number[id(trainer)]].batches for trainer in trainers):
+            return
+        self._waiting += 1
+        turn = self._turn
+        self._go_on()
+        self._changed.wait_for(lambda: self._turn > turn)
+        if self._failed is not None:
+            raise RuntimeError("a step of all runs failed") from self._failed
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """In a thread: one run goes on at a time, while the others wait."""
+        with self._changed:
+            try:
+                yield
+            finally:
+                self._running -= 1
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """The last that the others wait for does the work of all."""
+        if self._waiting and self._waiting == self._running:
+            try:
+                self._work()
+            except Exception as error:
+                self._failed = error
+            self._waiting, self._turn = 0, self._turn + 1
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        count = max(len(asked.batches) for asked in self._asked)
+        inputs = torch.zeros(count, *self._inputs.shape, dtype=torch.int64)
+        targets, rates = torch.zeros_like(inputs), torch.tensor(Rates.NOTHING).repeat(count, len(self._inputs), 1)
+        for number, asked in enumerate(self._asked):
+            for index, batch in enumerate(asked.batches):
+                inputs[index, number], targets[index, number] = batch
+                rates[index, number] = torch.tensor(Rates.of(asked.training, asked.steps + index))
+            asked.steps += len(asked.batches)
+            asked.batches.clear()
+        staged = [each.to(self._device) for each in (inputs, targets, rates.mT.contiguous())]
+        for index in range(count):
+            for buffer, values in zip((self._inputs, self._targets, self._rates.values), staged, strict=True):
+                buffer.copy_(values[index])
+            self._step()
+
+    def _loss(self, values: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        """Of one model, nats per token that is trained on."""
+        logits = functional_call(self._chain, values, (inputs,))
+        return cross_entropy(logits, targets) / (targets != UNTRAINED).sum()
+
+    def _take_step(self) -> None:
+        with sdpa_kernel(SDPBackend.MATH):  # the one that every device has for a stack of models
+            gradients, _ = self._gradients(self._values, self._inputs, self._targets)
+        squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
+        norms = torch.stack(squares).sum(0).sqrt()
+        scales = (self._run.training.gradient_clip / (norms + 1e-6)).clamp(max=1.0)
+        for group in self._groups:
+            stacked = torch.stack([gradients[name] for name in group.names])
+            group.update(stacked.mul_(group._each(scales)), self._rates)
+
+    def _graph(self) -> Callable[[], object]:
+        """A step, recorded: every model's rates are 0 meanwhile."""
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                self._take_step()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._take_step()
+        self._recorded = graph
+        return graph.replay

@@ -1,0 +1,72 @@
+"""Arms on one device: each in a process, and its runs together, wave after wave, until it is finished."""
+
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from bench.study.design import ARMS, COCKTAIL, Cell, Trial
+from bench.study.search import Budget, next_parts, next_trials
+from bench.study.trial import RUNS, Found, found, keep, train_together
+from bench.texts import Text
+
+__all__ = ["Job", "Ran", "fits", "run_arms"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is left of an arm in a cell."""
+
+    cell: Cell
+    arm: str
+    text: Text
+    budget: Budget
+    parts: bool
+    device: str
+    until: float
+    """No wave is begun after that, by the monotonic clock."""
+    folder: Path = RUNS
+
+    def next_trials(self) -> list[Trial]:
+        """Of one shape and one kind."""
+        known = (self.cell, self.arm, self.text, self.budget, self.known)
+        return next_trials(*known) or (next_parts(*known) if self.parts else [])
+
+    def known(self, trial: Trial) -> Found | None:
+        return found(trial, self.folder)
+
+
+def fits(arm: str) -> bool:
+    """Whether its runs can be trained together: not what exchanges fragments, or compressed gradients."""
+    return ARMS[arm].fragments == 1 and ARMS[arm].codec != COCKTAIL
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What was run of a job."""
+
+    job: Job
+    trials: Sequence[Trial]
+    failed: str = ""
+    """What stopped it; others go on."""
+
+
+def run_arms(jobs: Sequence[Job], processes: int) -> Iterator[Ran]:
+    """As they are finished."""
+    with get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap_unordered(_run, jobs)
+
+
+def _run(job: Job) -> Ran:
+    done: list[Trial] = []
+    try:
+        while time.monotonic() < job.until and (trials := job.next_trials()):
+            for trial, result in zip(trials, train_together(trials, job.device), strict=True):
+                keep(trial, result, job.folder)
+            done += trials
+    except Exception as error:
+        traceback.print_exc()
+        return Ran(job, done, repr(error))
+    return Ran(job, done)
