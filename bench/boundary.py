@@ -9,6 +9,7 @@ was written on the training thread is measured beside it. A phase is H measured 
 same run; encode reads and writes the feedback once, apply Θ and momentum.
 """
 
+import gc
 import itertools
 import os
 import statistics
@@ -108,7 +109,9 @@ def measure(shape: Shape, codec: str, choice: OuterState, folder: Path, seed: in
     torch.manual_seed(seed)
     run, device = manifest(shape, CODECS[codec]), here()
     if device.type == "cuda":
+        gc.collect()  # trainers before this one refer to themselves
         torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
     trainer, store = Trainer(run, Mesh(device=device), passage=passage_of(choice, device)), BlobStore(folder / "blobs")
     trainer.load_initial()
     boundaries = Boundaries(folder / "stages", 1, "a", trainer, store)
@@ -157,7 +160,7 @@ def measure(shape: Shape, codec: str, choice: OuterState, folder: Path, seed: in
         "apply_seconds": apply,
         "encode_bytes_per_second": 2 * 4 * state.size / encode,
         "apply_bytes_per_second": 4 * 4 * state.size / apply,
-        "device_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else 0,
+        "device_bytes": torch.cuda.max_memory_allocated() - before if device.type == "cuda" else 0,
         "disk_bytes": size_of(folder / "stages") + size_of(folder / "blobs"),
         "payload_bytes": written[0].payload_size,
     }

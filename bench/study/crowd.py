@@ -70,10 +70,10 @@ class Rates:
 class Group:
     """Tensors of one shape that one optimizer changes: (tensors, models, *shape)."""
 
-    def __init__(self, specs: Sequence[TensorSpec], names: Sequence[str], models: int, training: Training, device: torch.device):
-        self.names, self._training = names, training
-        self.shape = specs[0].shape
-        self._muon = _by_muon(training, specs[0])
+    def __init__(self, spec: TensorSpec, names: Sequence[str], models: int, training: Training, device: torch.device) -> None:
+        """`spec`: of any of them."""
+        self.names, self.shape, self._training = names, spec.shape, training
+        self._muon = _by_muon(training, spec)
         self._decay = training.weight_decay if len(self.shape) == 2 else 0.0
         self.values = torch.zeros(len(names), models, *self.shape, device=device)
         self._moments = [torch.zeros_like(self.values) for _ in range(1 if self._muon else 2)]
@@ -81,23 +81,23 @@ class Group:
     def update(self, gradients: Tensor, rates: Rates) -> None:
         (self._update_muon if self._muon else self._update_adamw)(gradients, rates)
 
-    def _each(self, of_models: Tensor) -> Tensor:
+    def each(self, of_models: Tensor) -> Tensor:
         """A number of each model, against the values."""
         return of_models.view(1, -1, *[1] * len(self.shape))
 
     def _update_adamw(self, gradients: Tensor, rates: Rates) -> None:
         mean, square = self._moments
-        training, active, rate = self._training, self._each(rates.active), self._each(rates.adamw)
+        training, active, rate = self._training, self.each(rates.active), self.each(rates.adamw)
         mean.lerp_(gradients, (1 - training.beta1) * active)
         square.lerp_(gradients.square(), (1 - training.beta2) * active)
         self.values.mul_(1 - rate * self._decay)
-        divisor = square.sqrt() / self._each(rates.square_bias) + ADAM_EPS
-        self.values.sub_(rate / self._each(rates.bias) * mean / divisor)
+        divisor = square.sqrt() / self.each(rates.square_bias) + ADAM_EPS
+        self.values.sub_(rate / self.each(rates.bias) * mean / divisor)
 
     def _update_muon(self, gradients: Tensor, rates: Rates) -> None:
         (mean,), momentum = self._moments, self._training.muon_momentum
-        rate = self._each(rates.muon)
-        mean.lerp_(gradients, (1 - momentum) * self._each(rates.active))
+        rate = self.each(rates.muon)
+        mean.lerp_(gradients, (1 - momentum) * self.each(rates.active))
         update = orthogonal(gradients.lerp(mean, momentum).flatten(0, 1)).view_as(self.values)
         self.values.mul_(1 - rate * self._decay)
         rows, columns = self.shape
@@ -136,8 +136,7 @@ class Crowd:
         for name, spec in specs:
             by_kind.setdefault((spec.shape, _by_muon(run.training, spec)), []).append((name, spec))
         self._groups = [
-            Group([spec for _, spec in kind], [name for name, _ in kind], models, run.training, device)
-            for kind in by_kind.values()
+            Group(kind[0][1], [name for name, _ in kind], models, run.training, device) for kind in by_kind.values()
         ]
         values = {name: each for group in self._groups for name, each in zip(group.names, group.values, strict=True)}
         self._values = {name: values[name] for name, _ in specs}
@@ -226,7 +225,7 @@ class Crowd:
         scales = (self._run.training.gradient_clip / (norms + 1e-6)).clamp(max=1.0)
         for group in self._groups:
             stacked = torch.stack([gradients[name] for name in group.names])
-            group.update(stacked.mul_(group._each(scales)), self._rates)
+            group.update(stacked.mul_(group.each(scales)), self._rates)
 
     def _graph(self) -> Callable[[], object]:
         """A step, recorded: every model's rates are 0 meanwhile."""

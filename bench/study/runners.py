@@ -137,11 +137,11 @@ def measured_together(trials: Sequence[Trial], device: torch.device) -> list[dic
     sequences = first.run.training.batch_size * first.clusters // each
     crowd = Crowd(as_on_processors(first.run), each * len(trials), len(trials), sequences, device)
 
-    def lab_of(run: Manifest, *given: Any, **named: Any) -> Crowded:
-        return Crowded(as_on_processors(run), *given, **named, device=device, crowd=crowd)
+    def lab_of(run: Manifest, clusters: int, **named: Any) -> Crowded:
+        return Crowded(as_on_processors(run), clusters, device=device, crowd=crowd, **named)
 
-    def reference_of(run: Manifest, *given: Any, **named: Any) -> CrowdedReference:
-        return CrowdedReference(as_on_processors(run), *given, **named, device=device, crowd=crowd)
+    def reference_of(run: Manifest, clusters: int, every: int, **named: Any) -> CrowdedReference:
+        return CrowdedReference(as_on_processors(run), clusters, every, device=device, crowd=crowd, **named)
 
     def train(trial: Trial) -> dict[str, Any]:
         with crowd.run():
