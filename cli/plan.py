@@ -103,7 +103,7 @@ def plan(
             "hides": advice.hides,
             "bits": advice.bits,
             "gap": advice.gap if advising.is_measured(advice, manifest) else None,
-            "alone": advising.ALONE,
+            "alone": advice.gaps.alone,
             "settings": advising.settings_of(advice, manifest),
             "superseded": advising.superseded(manifest),
             "binds": advice.binds,
@@ -188,8 +188,8 @@ def _advised(advice: Advice, manifest: Manifest) -> list[str]:
     return [
         f"take {taken}",
         advice.binds,
-        f"what as few bits cost a small model, 4 clusters with Muon after 1,200 steps: {least}{advice.gap:.1%} of loss over"
-        f" AllReduce; one cluster alone, which exchanges nothing: {advising.ALONE:.1%}"
+        f"what as few bits cost a small model, 4 clusters with Muon after {advice.gaps.steps:,} steps:"
+        f" {least}{advice.gap:.1%} of loss over AllReduce; one cluster alone, which exchanges nothing: {advice.gaps.alone:.1%}"
         " (docs/results.md): it ranks codecs, and is no forecast",
     ]
 

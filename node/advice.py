@@ -1,7 +1,7 @@
 """What `dilocox plan` advises a site to take: codec, H and overlap, and what that cost a small model. Arithmetic only."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -11,17 +11,16 @@ from dilocox.node.plan import recommend
 from dilocox.protocol.manifest import Compression, Manifest
 
 __all__ = [
-    "ALONE",
     "GAPS",
     "HORIZONS",
     "Advice",
+    "Gaps",
     "Measured",
     "Offer",
     "advise",
-    "gap_at",
     "is_measured",
     "lengthened",
-    "nearest",
+    "gaps_of",
     "settings_of",
     "superseded",
 ]
@@ -30,7 +29,7 @@ __all__ = [
 @dataclass(frozen=True)
 class Measured:
     """What hiding its exchange cost a small model, in the best arm of a codec and so many bits, or one that seeds do not tell from
-    it; and what that arm took, whose inner rates are its own."""
+    it; and what that arm took."""
 
     gap: float
     """How far the committed model ended above AllReduce's with Muon (of momentum 0.95), as a share of its loss."""
@@ -38,30 +37,80 @@ class Measured:
     muon_momentum: float
     outer_rate: float
     outer_momentum: float
+    muon_learning_rate: float | None = None
+    """Where it is what made the arm the best: others' inner rates are their own."""
 
 
-GAPS: dict[str, dict[float, Measured]] = {
-    "int2": {
-        0.016: Measured(0.112, 1.0, 0.9, 1.03, 0.4),
-        0.04: Measured(0.076, 1.0, 0.9, 1.03, 0.4),
-        0.1: Measured(0.058, 1.0, 0.9, 1.03, 0.4),
-        0.2: Measured(0.043, 1.0, 0.9, 1.03, 0.4),
-    },
-    "topk-int2": {
-        0.016: Measured(0.162, 0.5, 0.95, 0.73, 0.0),
-        0.04: Measured(0.086, 0.5, 0.95, 0.73, 0.0),
-        0.1: Measured(0.041, 0.5, 0.95, 0.73, 0.0),
-        0.2: Measured(0.027, 0.5, 0.95, 0.73, 0.0),
-    },
-}
-"""By codec, then by bits for each parameter and inner step: the best arm that rebases in `python -m bench.study`, at rates from the
-ranges that all arms share, on a model of 0.23M parameters, 4 clusters and 1,200 steps, with Muon inside and Huffman coding;
-topk-int2 with k = 540 of 4,096, and other k are taken to cost as much at the same bits. Two arms were run of int2, and of both at
-0.04 bit, else one. Of int2 at 0.2 bit it is the second: half the lead ended 0.7% lower, within what seeds differ by, and in
-runs of 600 steps the whole ended lower wherever both were run. Bits are a cell's limit, of which 82 to 98% were sent. It ranks
-codecs and says which way the loss goes, no more."""
-ALONE = 0.162
-"""The same of one cluster that exchanges nothing."""
+@dataclass(frozen=True)
+class Gaps:
+    """What was measured of runs of one length."""
+
+    steps: int
+    """Inner steps of a cluster."""
+    alone: float
+    """The gap of one cluster that exchanges nothing."""
+    by_codec: Mapping[str, Mapping[float, Measured]]
+    """Then by bits for each parameter and inner step."""
+
+    def gap(self, codec: str, bits: float) -> float:
+        """Evenly in the logarithm of the bits; beyond what was measured as at its end. Infinite where nothing is known."""
+        if codec not in self.by_codec:
+            return math.inf
+        known = [(at, measured.gap) for at, measured in sorted(self.by_codec[codec].items())]
+        for (low, first), (high, second) in pairwise(known):
+            if low <= bits <= high:
+                share = math.log(bits / low) / math.log(high / low)
+                return first + share * (second - first)
+        return known[0][1] if bits < known[0][0] else known[-1][1]
+
+    def nearest(self, codec: str, bits: float) -> Measured:
+        """What was measured nearest to these bits, in their logarithm."""
+        of_codec = self.by_codec[codec]
+        return of_codec[min(of_codec, key=lambda at: abs(math.log(at / bits)))]
+
+
+GAPS = (
+    Gaps(
+        1200,
+        0.162,
+        {
+            "int2": {
+                0.016: Measured(0.112, 1.0, 0.9, 1.03, 0.4),
+                0.04: Measured(0.076, 1.0, 0.9, 1.03, 0.4),
+                0.1: Measured(0.058, 1.0, 0.9, 1.03, 0.4),
+                0.2: Measured(0.043, 1.0, 0.9, 1.03, 0.4),
+            },
+            "topk-int2": {
+                0.016: Measured(0.162, 0.5, 0.95, 0.73, 0.0),
+                0.04: Measured(0.086, 0.5, 0.95, 0.73, 0.0),
+                0.1: Measured(0.041, 0.5, 0.95, 0.73, 0.0),
+                0.2: Measured(0.027, 0.5, 0.95, 0.73, 0.0),
+            },
+        },
+    ),
+    Gaps(
+        3000,
+        0.098,
+        {
+            "int2": {
+                0.016: Measured(0.052, 1.0, 0.95, 1.06, 0.4, 0.008),
+                0.04: Measured(0.037, 1.0, 0.95, 1.06, 0.4, 0.008),
+                0.2: Measured(0.039, 1.0, 0.9, 1.03, 0.4),
+            },
+            "topk-int2": {
+                0.016: Measured(0.083, 0.5, 0.95, 0.50, 0.4),
+                0.04: Measured(0.052, 0.5, 0.95, 0.73, 0.0),
+                0.2: Measured(0.022, 0.5, 0.95, 0.73, 0.0),
+            },
+        },
+    ),
+)
+"""The best arm that rebases in `python -m bench.study`, on a model of 0.23M parameters and 4 clusters, with Muon inside and Huffman
+coding; a run is held against the length that is nearest in the logarithm. After 1,200 steps arms drew from the ranges that all
+share: one of small inner steps ended no lower there. topk-int2 with k = 540 of 4,096, at 0.016 bit and 3,000 steps with k = 230;
+other k are taken to cost as much at the same bits. Of int2 at 0.2 bit and 1,200 steps it is the second: half the lead ended 0.7%
+lower, within what seeds differ by, and in runs of 600 steps the whole ended lower wherever both were run. Bits are a cell's limit,
+of which 64 to 98% were sent. It ranks codecs and says which way the loss goes, no more."""
 HORIZONS = tuple(sorted({round(5 * 1.25**power) for power in range(25)}))
 """H that are looked at, 5 to 1,059, …"""
 LEAST_STEPS, LEAST_SECONDS = 10, 30.0
@@ -91,15 +140,20 @@ class Advice:
     """Whether commits are there before the next phase ends."""
     bits: float
     """For each parameter and inner step."""
-    gap: float
-    """By `gap_at`; of Muon with rebase."""
+    gaps: Gaps
+    """By what the gap is told."""
     binds: str
     """A sentence: what would have to be better for shorter rounds, or faster steps."""
 
     @property
+    def gap(self) -> float:
+        """Of Muon with rebase."""
+        return self.gaps.gap(self.compression.codec, self.bits)
+
+    @property
     def below_measured(self) -> bool:
         """Whether it sends less than was measured: then it costs more than `gap`."""
-        return self.bits < min(GAPS[self.compression.codec])
+        return self.bits < min(self.gaps.by_codec[self.compression.codec])
 
 
 def lengthened(method: Method, inner_steps: int, manifest: Manifest) -> Method:
@@ -113,7 +167,7 @@ def advise(site: Site, offers: Sequence[Offer], manifest: Manifest) -> Advice:
     """Of the codecs whose exchange some rounds hide, each in the shortest that do, the one that costs the least loss by GAPS; where
     none does, what trains on the most tokens. Codecs that are none of GAPS are passed over; but a run of which they say nothing
     keeps its own, where that is offered."""
-    known = [offer for offer in offers if offer.compression.codec in GAPS]
+    known = [offer for offer in offers if offer.compression.codec in gaps_of(manifest).by_codec]
     own = [] if _is_of_gaps(manifest) else [offer for offer in offers if _is_same(offer.compression, manifest.compression)]
     found = [_shortest(site, offer, manifest) for offer in own or known]
     hidden = [each for each in found if each.hides]
@@ -138,7 +192,7 @@ def _shortest(site: Site, offer: Offer, manifest: Manifest) -> Advice:
         overlap,
         _hides(chosen),
         bits,
-        gap_at(offer.compression.codec, bits),
+        gaps_of(manifest),
         _binds(site, chosen, looked_at[0]),
     )
 
@@ -152,21 +206,9 @@ def _hides(found: Estimate) -> bool:
     return found.arrival_step <= found.method.inner_steps
 
 
-def gap_at(codec: str, bits: float) -> float:
-    """By GAPS, evenly in the logarithm of the bits; beyond what was measured as at its end. Infinite where nothing is known."""
-    if codec not in GAPS:
-        return math.inf
-    known = [(at, measured.gap) for at, measured in sorted(GAPS[codec].items())]
-    for (low, first), (high, second) in pairwise(known):
-        if low <= bits <= high:
-            share = math.log(bits / low) / math.log(high / low)
-            return first + share * (second - first)
-    return known[0][1] if bits < known[0][0] else known[-1][1]
-
-
-def nearest(codec: str, bits: float) -> Measured:
-    """What was measured nearest to these bits, in their logarithm."""
-    return GAPS[codec][min(GAPS[codec], key=lambda at: abs(math.log(at / bits)))]
+def gaps_of(manifest: Manifest) -> Gaps:
+    """What was measured of runs that are about as long."""
+    return min(GAPS, key=lambda gaps: abs(math.log(gaps.steps / manifest.training.total_steps)))
 
 
 def is_measured(advice: Advice, manifest: Manifest) -> bool:
@@ -182,7 +224,7 @@ def _is_of_gaps(manifest: Manifest) -> bool:
 
 def settings_of(advice: Advice, manifest: Manifest) -> dict[str, dict[str, Any]]:
     """What the run file says that takes it, by section: [compression] whole, and of others these keys. The run stays as long. Lead,
-    momenta and the outer rate are those with which the nearest bits were measured, where they were."""
+    momenta and rates are those with which the nearest bits were measured, where they were."""
     method, rounds = advice.estimate.method, advice.estimate.round
     told: dict[str, dict[str, Any]] = {
         "compression": advice.compression.model_dump(exclude_unset=True),
@@ -194,10 +236,12 @@ def settings_of(advice: Advice, manifest: Manifest) -> dict[str, dict[str, Any]]
         },
     }
     if is_measured(advice, manifest):
-        found = nearest(advice.compression.codec, advice.bits)
+        found = advice.gaps.nearest(advice.compression.codec, advice.bits)
         told["rounds"]["lead_weight"] = found.lead_weight
         told["outer"] = {"learning_rate": found.outer_rate, "momentum": found.outer_momentum}
         told["training"] = {"muon_momentum": found.muon_momentum}
+        if found.muon_learning_rate is not None:
+            told["training"]["muon_learning_rate"] = found.muon_learning_rate
     return told
 
 

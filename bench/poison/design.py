@@ -35,14 +35,14 @@ HORIZON = 5
 ARRIVAL = 2
 """Inner step at which a commit arrives."""
 _BY_ARM = {arm.name: arm for arm in ARMS}
-_PRESET = load_preset("llama-10m").model_dump(exclude_none=True)
+_PRESET = load_preset("tiny").model_dump(exclude_none=True)
 DENSE: Settings = {
     "training": {key: _PRESET["training"][key] for key in ("optimizer", "muon_momentum")},
     "compression": {**_PRESET["compression"], "entropy_coding": True},
     "rounds": {key: _PRESET["rounds"][key] for key in ("overlap", "lead_weight")},
     "outer": _PRESET["outer"],
 }
-"""As most presets have it; coded, as it was when the runs that are kept were made: the same values, in fewer bytes."""
+"""As presets of short runs have it; coded, as it was when the runs that are kept were made: the same values, in fewer bytes."""
 AVERAGING: Settings = {"outer": {"learning_rate": 1.0, "momentum": 0.0}}
 CODECS: dict[str, tuple[Arm, Settings]] = {
     "sparse": (_BY_ARM["ours"], AVERAGING),

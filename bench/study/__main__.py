@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from bench.report import bench_parser, judge, write
 from bench.study.analysis import Row, rows
 from bench.study.design import ARMS, CELLS, REFERENCES, Cell, Trial, drawn
-from bench.study.report import DEFAULT, missed, row_facts, show
+from bench.study.report import default, missed, row_facts, show
 from bench.study.search import Budget, next_parts, next_trials
 from bench.study.together import Job, fits, run_arms
 from bench.study.trial import digests, found, run_all
@@ -43,7 +43,8 @@ class Plan:
 
 
 def quick(text: Text) -> Plan:
-    return Plan([Cell("small", 2, 48, 0.1)], [REFERENCES[ARMS[DEFAULT].inner], DEFAULT], Budget(2, 2), text, parts=True)
+    cell = Cell("small", 2, 48, 0.09)
+    return Plan([cell], [REFERENCES[ARMS[default(cell)].inner], default(cell)], Budget(2, 2), text, parts=True)
 
 
 def main() -> None:

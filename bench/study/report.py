@@ -8,15 +8,26 @@ from bench.report import table
 from bench.study.analysis import Row, winner
 from bench.study.design import ARMS, CELLS, CENTRE, Cell
 
-__all__ = ["COLUMNS", "DEFAULT", "cells", "missed", "row_facts", "show"]
+__all__ = ["COLUMNS", "DENSE", "DENSE_LONG", "SPARSE", "cells", "default", "missed", "row_facts", "show"]
 
 GAP_BAR = 0.03
-"""Of the default to its reference, in the centre."""
-DEFAULT = "muon 0.9 | int2 | rebase, whole lead"
-"""What most presets take: docs/results.md says which take what else, and why."""
+"""Of what presets take to its reference, in the centre."""
+DENSE, DENSE_LONG, SPARSE = (
+    "muon 0.9 | int2 | rebase, whole lead",
+    "muon, slow | int2 | rebase, whole lead",
+    "muon | top 540 | rebase",
+)
+LONG_STEPS, WIDE_BITS = 2000, 0.1
 
 
-COLUMNS = ["arm", "known as", "test loss", "± 95%", "gap", "of which", "H", "arrives at", "steps", "bit", "clock", "tuned"]
+def default(cell: Cell) -> str:
+    """The arm that a preset takes whose runs are as long, on a line that leaves as many bits: docs/results.md says why."""
+    if cell.bits >= WIDE_BITS:
+        return SPARSE
+    return DENSE_LONG if cell.steps >= LONG_STEPS else DENSE
+
+
+COLUMNS = ["arm", "known as", "test loss", "± 95%", "gap", "of which", "H", "arrives at", "steps", "bit", "clock", "tuned", "on"]
 
 
 def show(found: Sequence[Row]) -> None:
@@ -41,6 +52,7 @@ def cells(facts: Mapping[str, Any]) -> list[str]:
         f"{one['bits']:.4f}",
         f"{one['seconds']:,.0f}",
         f"{choice['learning_rate']:.4f} / {choice['muon_learning_rate']:.3f}{outer}{' (edge)' * tuned['at_edge']}",
+        " ".join(sorted({run.get("device", "cpu") for run in facts["runs"]})),
     ]
 
 
@@ -61,13 +73,15 @@ def row_facts(row: Row) -> dict[str, Any]:
 def missed(by_cell: Mapping[Cell, Sequence[Row]]) -> list[str]:
     """Bars of the study that do not hold, or are not known: all arms of a cell have to be finished."""
     sentences = []
-    centre = next((row for row in by_cell.get(CENTRE, ()) if row.arm == DEFAULT), None)
+    arm = default(CENTRE)
+    centre = next((row for row in by_cell.get(CENTRE, ()) if row.arm == arm), None)
     if centre is None or centre.gap is None:
-        sentences.append(f"{CENTRE.name}: the gap of {DEFAULT} is not known yet")
+        sentences.append(f"{CENTRE.name}: the gap of {arm} is not known yet")
     elif centre.gap > GAP_BAR:
-        sentences.append(f"{CENTRE.name}: {DEFAULT} is {centre.gap:.2%} over its reference, more than {GAP_BAR:.0%}")
-    whole = [found for found in by_cell.values() if len(found) == len(ARMS)]
-    won = sum(first is not None and first.arm == DEFAULT for first in map(winner, whole))
+        sentences.append(f"{CENTRE.name}: {arm} is {centre.gap:.2%} over its reference, more than {GAP_BAR:.0%}")
+    whole = {cell: found for cell, found in by_cell.items() if len(found) == len(ARMS)}
+    won = sum((first := winner(found)) is not None and first.arm == default(cell) for cell, found in whole.items())
     if 2 * won <= len(CELLS):
-        sentences.append(f"{DEFAULT} is first in {won} of {len(CELLS)} cells, of which {len(whole)} are finished: not in most")
+        of_cells = f"{won} of {len(CELLS)} cells, of which {len(whole)} are finished"
+        sentences.append(f"what presets take is first in {of_cells}: not in most")
     return sentences

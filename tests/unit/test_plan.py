@@ -1,6 +1,7 @@
 """The cost model: reproduces the published rows, follows the payload layouts, and recommends what it computes."""
 
 import json
+import math
 import subprocess
 import sys
 import tomllib
@@ -112,7 +113,8 @@ def gaps(by_bits: dict[float, float]) -> dict[float, advice.Measured]:
 def advised(
     monkeypatch: pytest.MonkeyPatch, site: Site, dense: float = 0.1, sparse: float = 0.2, run: Manifest = LONG
 ) -> advice.Advice:
-    monkeypatch.setattr(advice, "GAPS", {"int2": gaps({0.01: dense}), "topk-int2": gaps({0.01: sparse})})
+    found = advice.Gaps(1000, 0.3, {"int2": gaps({0.01: dense}), "topk-int2": gaps({0.01: sparse})})
+    monkeypatch.setattr(advice, "GAPS", [found])
     return advice.advise(site, OFFERS, run)
 
 
@@ -172,11 +174,21 @@ def test_rounds_of_few_steps_are_looked_at_where_they_last_a_while_all_the_same(
     assert advised(monkeypatch, site).estimate.method.inner_steps == shortest
 
 
-def test_between_what_was_measured_a_gap_goes_evenly_in_the_logarithm(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(advice, "GAPS", {"int2": gaps({0.01: 0.2, 0.04: 0.1})})
-    found = [advice.gap_at("int2", bits) for bits in (0.001, 0.01, 0.02, 0.04, 1.0)]
+def test_between_what_was_measured_a_gap_goes_evenly_in_the_logarithm():
+    measured = advice.Gaps(1000, 0.3, {"int2": gaps({0.01: 0.2, 0.04: 0.1})})
+    found = [measured.gap("int2", bits) for bits in (0.001, 0.01, 0.02, 0.04, 1.0)]
     assert found == pytest.approx([0.2, 0.2, 0.15, 0.1, 0.1])
-    assert [advice.nearest("int2", bits).gap for bits in (0.001, 0.019, 0.021, 1.0)] == [0.2, 0.2, 0.1, 0.1]
+    assert [measured.nearest("int2", bits).gap for bits in (0.001, 0.019, 0.021, 1.0)] == [0.2, 0.2, 0.1, 0.1]
+    assert measured.gap("fp32", 1.0) == math.inf
+
+
+@pytest.mark.parametrize(("steps", "like"), [(200, 1200), (1800, 1200), (2000, 3000), (50_000, 3000)])
+def test_a_run_is_held_against_what_was_measured_of_the_nearest_length(steps: int, like: int):
+    run = manifest(training={"total_steps": steps, "optimizer": "muon"})
+    assert advice.gaps_of(run).steps == like
+    found = advice.advise(replace(SITE, fixed_seconds=5.0), OFFERS[:1], run)
+    told = advice.settings_of(found, run)["training"]
+    assert (found.gaps.steps, "muon_learning_rate" in told) == (like, like == 3000), "small steps pay in long runs"
 
 
 def test_less_than_was_measured_costs_more_than_the_gap(monkeypatch: pytest.MonkeyPatch):
@@ -195,30 +207,34 @@ def took_as_told(told: advice.Measured) -> tuple[float, ...]:
     return told.lead_weight, told.muon_momentum, told.outer_momentum, told.outer_rate
 
 
-def test_gaps_are_those_of_the_published_study():
-    """Of each codec the best arm that rebases the whole, at rates of the ranges that all share, or one whose interval meets
-    its; and of one cluster alone."""
+@pytest.mark.parametrize("gaps", advice.GAPS, ids=lambda gaps: f"{gaps.steps}")
+def test_gaps_are_those_of_the_published_study(gaps: advice.Gaps):
+    """Of each codec the best arm that rebases the whole, in short runs at rates of the ranges that all share, or one whose interval
+    meets its; and of one cluster alone."""
     study = json.loads((Path(__file__).parents[2] / "docs/results/study.json").read_text())["results"]
     cells = {cell["name"]: {row["arm"]: row for row in cell["rows"]} for cell in study["cells"]}
-    for codec, by_bits in advice.GAPS.items():
+    small_steps_too = gaps.steps > min(each.steps for each in advice.GAPS)
+    for codec, by_bits in gaps.by_codec.items():
         for bits, told in by_bits.items():
-            rows = cells[f"small, 4 clusters, 1,200 steps, {bits:g} bit"]
+            rows = cells[f"small, 4 clusters, {gaps.steps:,} steps, {bits:g} bit"]
             of_codec = [
                 name
                 for name in rows
                 if (arm := ARMS[name]).overlap.startswith("rebase")
                 and CODECS[arm.codec]["codec"] == codec
-                and (arm.fragments, arm.slow, arm.inner.startswith("muon")) == (1, False, True)
+                and (arm.fragments, arm.inner.startswith("muon")) == (1, True)
+                and (small_steps_too or not arm.slow)
             ]
             best = min((rows[name] for name in of_codec), key=lambda row: row["loss"])
-            arm, row = next((ARMS[n], rows[n]) for n in of_codec if took(ARMS[n], rows[n]) == took_as_told(told))
-            reference = rows[REFERENCES["muon"]]["loss"]
-            assert told.gap == pytest.approx(row["loss"] / reference - 1, abs=0.001), arm.name
-            assert row["loss"] - row["half_width"] <= best["loss"] + best["half_width"], (
-                f"{arm.name} is not the best at {bits} bit"
-            )
-    alone = cells["small, 4 clusters, 1,200 steps, 0.016 bit"]["muon | alone"]["gap"]
-    assert alone == pytest.approx(advice.ALONE, abs=0.001)
+            name = next(n for n in of_codec if took(ARMS[n], rows[n]) == took_as_told(told))
+            row, reference = rows[name], rows[REFERENCES["muon"]]["loss"]
+            assert told.gap == pytest.approx(row["loss"] / reference - 1, abs=0.001), name
+            assert row["loss"] - row["half_width"] <= best["loss"] + best["half_width"], f"{name} is not the best at {bits} bit"
+            rate = round(row["tuned"]["choice"]["muon_learning_rate"], 3)
+            assert told.muon_learning_rate == (rate if ARMS[name].slow else None)
+    alone = [name for name in ("muon | alone", "muon, slow | alone") if small_steps_too or not ARMS[name].slow]
+    rows = cells[f"small, 4 clusters, {gaps.steps:,} steps, 0.016 bit"]
+    assert min(rows[name]["gap"] for name in alone) == pytest.approx(gaps.alone, abs=0.001)
 
 
 def test_a_run_file_is_planned_for_machines_like_its_nearest_preset_s(tmp_path: Path):

@@ -9,7 +9,7 @@ import torch
 from bench.baselines import CocktailSGD
 from bench.study.analysis import interval, rows, winner
 from bench.study.design import ARMS, CELLS, CENTRE, INNERS, OVERLAPS, PARTS, REFERENCES, Cell, Choice, Trial, drawn
-from bench.study.report import DEFAULT, missed
+from bench.study.report import DENSE, default, missed
 from bench.study.search import MOST_EDGES, Budget, next_parts, next_trials, tuned
 from bench.study.trial import Found
 from bench.texts import stdlib
@@ -177,7 +177,7 @@ def of_losses(losses: dict[str, float]) -> Runs:
 def test_gaps_are_to_the_reference_with_the_same_inner_optimizer():
     losses = {MUON: 1.0, "AllReduce": 2.0, OURS: 1.1, "adamw | int2 | none": 2.5, "muon | alone": 1.05}
     runs = of_losses(losses)
-    of_cell = rows(CENTRE, [*losses, DEFAULT], stdlib(), BUDGET, runs.known)
+    of_cell = rows(CENTRE, [*losses, DENSE], stdlib(), BUDGET, runs.known)
     gaps = {row.arm: row.gap for row in of_cell}
     assert gaps[OURS] == pytest.approx(0.1, rel=0.01)
     assert gaps["adamw | int2 | none"] == pytest.approx(0.25, rel=0.01)
@@ -190,7 +190,8 @@ def test_gaps_are_to_the_reference_with_the_same_inner_optimizer():
 
 @pytest.mark.parametrize(("ours", "rival", "count"), [(1.02, 1.1, 0), (1.04, 1.1, 1), (1.02, 1.01, 1), (1.2, 1.1, 2)])
 def test_bars(monkeypatch: pytest.MonkeyPatch, ours: float, rival: float, count: int):
-    losses = {REFERENCES[ARMS[DEFAULT].inner]: 1.0, DEFAULT: ours, "muon | int4 | none": rival}
+    arm = default(CENTRE)
+    losses = {REFERENCES[ARMS[arm].inner]: 1.0, arm: ours, "muon | int4 | none": rival}
     by_cell = {CENTRE: rows(CENTRE, list(losses), stdlib(), BUDGET, of_losses(losses).known)}
     assert len(missed({CENTRE: []})) == 2, "what is not known is not met"
     assert any("of which 0 are finished" in sentence for sentence in missed(by_cell)), "nor is a cell of a few arms finished"
@@ -208,7 +209,7 @@ def test_what_presets_have_beside_is_no_part_of_an_arm(arm: str):
     assert run.training.muon_momentum == INNERS[definition.inner]["muon_momentum"]
 
 
-@pytest.mark.parametrize("arm", [OURS, DEFAULT, "adamw | low rank | delayed"])
+@pytest.mark.parametrize("arm", [OURS, DENSE, "adamw | low rank | delayed"])
 def test_parts_of_a_gap_have_the_phases_of_the_whole(arm: str):
     whole = trial(arm)
     local, codec = (replace(whole, part=part) for part in PARTS[:2])
