@@ -333,7 +333,7 @@ class Lab:
         box = self.run.rounds.round_seconds
         time_is_up = box is not None and steps >= box * (self.speeds[index] if self.speeds else 1.0)
         member.state, actions = phase.step(member.state, Turn(trained, member.prepared, True, time_is_up))
-        if actions:
+        if any(isinstance(action, Apply | End) for action in actions):
             self.finish_steps()
         for action in actions:
             match action:

@@ -38,13 +38,13 @@ codec = "int4"            # adapters are of low rank already
 """
 AVERAGING = (
     (
-        r"^learning_rate = (?:1\.0[36]|0\.73) .*\nmomentum = 0\.\d.*\n",
+        r"^learning_rate = 1\.0[36] .*\nmomentum = 0\.\d.*\n",
         "learning_rate = 1.0       # plain averaging; presets go as far as was measured from random weights on one text\n"
         "momentum = 0.0\n",
     ),
     (r"^lead_weight = 1\.0", "lead_weight = 0.5"),
     (r"^muon_momentum = 0\.9\n", ""),
-    (r"^muon_learning_rate = 0\.008 .*\n", "muon_learning_rate = 0.02\n"),
+    (r"^muon_learning_rate = 0\.008 .*\n", ""),
     (
         r'^codec = "int2" .*\n',
         'codec = "topk-int2"\n'

@@ -13,14 +13,15 @@ from dilocox.protocol.manifest import Compression, Manifest
 __all__ = [
     "GAPS",
     "HORIZONS",
+    "SMALL_STEPS",
     "Advice",
     "Gaps",
     "Measured",
     "Offer",
     "advise",
+    "gaps_of",
     "is_measured",
     "lengthened",
-    "gaps_of",
     "settings_of",
     "superseded",
 ]
@@ -38,7 +39,7 @@ class Measured:
     outer_rate: float
     outer_momentum: float
     muon_learning_rate: float | None = None
-    """Where it is what made the arm the best: others' inner rates are their own."""
+    """Where it belongs to the rest: others' inner rates are their own."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Gaps:
         return of_codec[min(of_codec, key=lambda at: abs(math.log(at / bits)))]
 
 
+SMALL_STEPS, USUAL_STEPS = 0.008, 0.02
+"""Rates of Muon: best in long runs with the whole lead, and as manifests have it that say nothing."""
 GAPS = (
     Gaps(
         1200,
@@ -93,9 +96,9 @@ GAPS = (
         0.098,
         {
             "int2": {
-                0.016: Measured(0.052, 1.0, 0.95, 1.06, 0.4, 0.008),
-                0.04: Measured(0.037, 1.0, 0.95, 1.06, 0.4, 0.008),
-                0.2: Measured(0.039, 1.0, 0.9, 1.03, 0.4),
+                0.016: Measured(0.052, 1.0, 0.95, 1.06, 0.4, SMALL_STEPS),
+                0.04: Measured(0.037, 1.0, 0.95, 1.06, 0.4, SMALL_STEPS),
+                0.2: Measured(0.025, 1.0, 0.95, 1.06, 0.4, SMALL_STEPS),
             },
             "topk-int2": {
                 0.016: Measured(0.083, 0.5, 0.95, 0.50, 0.4),
@@ -106,11 +109,10 @@ GAPS = (
     ),
 )
 """The best arm that rebases in `python -m bench.study`, on a model of 0.23M parameters and 4 clusters, with Muon inside and Huffman
-coding; a run is held against the length that is nearest in the logarithm. After 1,200 steps arms drew from the ranges that all
-share: one of small inner steps ended no lower there. topk-int2 with k = 540 of 4,096, at 0.016 bit and 3,000 steps with k = 230;
-other k are taken to cost as much at the same bits. Of int2 at 0.2 bit and 1,200 steps it is the second: half the lead ended 0.7%
-lower, within what seeds differ by, and in runs of 600 steps the whole ended lower wherever both were run. Bits are a cell's limit,
-of which 64 to 98% were sent. It ranks codecs and says which way the loss goes, no more."""
+coding; a run is held against the length that is nearest in the logarithm. topk-int2 with k = 540 of 4,096, at 0.016 bit and 3,000
+steps with k = 230; other k are taken to cost as much at the same bits. Of int2 at 0.2 bit and 1,200 steps it is the second: half
+the lead ended 0.7% lower, within what seeds differ by, and in runs of 600 steps the whole ended lower wherever both were run. Bits
+are a cell's limit, of which 64 to 98% were sent. It ranks codecs and says which way the loss goes, no more."""
 HORIZONS = tuple(sorted({round(5 * 1.25**power) for power in range(25)}))
 """H that are looked at, 5 to 1,059, …"""
 LEAST_STEPS, LEAST_SECONDS = 10, 30.0
@@ -167,7 +169,7 @@ def advise(site: Site, offers: Sequence[Offer], manifest: Manifest) -> Advice:
     """Of the codecs whose exchange some rounds hide, each in the shortest that do, the one that costs the least loss by GAPS; where
     none does, what trains on the most tokens. Codecs that are none of GAPS are passed over; but a run of which they say nothing
     keeps its own, where that is offered."""
-    known = [offer for offer in offers if offer.compression.codec in gaps_of(manifest).by_codec]
+    known = [offer for offer in offers if offer.compression.codec in gaps_of(manifest.training.total_steps).by_codec]
     own = [] if _is_of_gaps(manifest) else [offer for offer in offers if _is_same(offer.compression, manifest.compression)]
     found = [_shortest(site, offer, manifest) for offer in own or known]
     hidden = [each for each in found if each.hides]
@@ -192,7 +194,7 @@ def _shortest(site: Site, offer: Offer, manifest: Manifest) -> Advice:
         overlap,
         _hides(chosen),
         bits,
-        gaps_of(manifest),
+        gaps_of(manifest.training.total_steps),
         _binds(site, chosen, looked_at[0]),
     )
 
@@ -206,9 +208,9 @@ def _hides(found: Estimate) -> bool:
     return found.arrival_step <= found.method.inner_steps
 
 
-def gaps_of(manifest: Manifest) -> Gaps:
+def gaps_of(steps: int) -> Gaps:
     """What was measured of runs that are about as long."""
-    return min(GAPS, key=lambda gaps: abs(math.log(gaps.steps / manifest.training.total_steps)))
+    return min(GAPS, key=lambda gaps: abs(math.log(gaps.steps / steps)))
 
 
 def is_measured(advice: Advice, manifest: Manifest) -> bool:
@@ -242,6 +244,8 @@ def settings_of(advice: Advice, manifest: Manifest) -> dict[str, dict[str, Any]]
         told["training"] = {"muon_momentum": found.muon_momentum}
         if found.muon_learning_rate is not None:
             told["training"]["muon_learning_rate"] = found.muon_learning_rate
+        elif manifest.training.muon_learning_rate == SMALL_STEPS:
+            told["training"]["muon_learning_rate"] = USUAL_STEPS  # it belongs to what is not advised
     return told
 
 

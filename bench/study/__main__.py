@@ -15,12 +15,16 @@ from bench.report import bench_parser, judge, write
 from bench.study.analysis import Row, rows
 from bench.study.design import ARMS, CELLS, REFERENCES, Cell, Trial, drawn
 from bench.study.report import default, missed, row_facts, show
-from bench.study.search import Budget, next_parts, next_trials
+from bench.study.search import Budget, next_of
 from bench.study.together import Job, fits, run_arms
 from bench.study.trial import digests, found, run_all
 from bench.texts import Text, text_of
 
 __all__ = ["main"]
+
+
+ON_DEVICE = 4
+"""Arms at a time: one leaves a GPU idle while it encodes."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,7 @@ class Plan:
         return rows(cell, self.arms, self.text, self.budget, found)
 
     def next_trials(self, cell: Cell, arm: str) -> list[Trial]:
-        known = (cell, arm, self.text, self.budget, found)
-        return next_trials(*known) or (next_parts(*known) if self.parts else [])
+        return next_of(cell, arm, self.text, self.budget, found, self.parts)
 
 
 def quick(text: Text) -> Plan:
@@ -59,11 +62,14 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="run nothing: what there is, and what is finished")
     parser.add_argument("--data", metavar="NAME=DIR", help="a corpus of `dilocox data build` (default: the standard library)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at a time")
     parser.add_argument(
         "--device",
+        choices=["cpu", "cuda"],
         default="cpu",
-        help="cuda: all runs of an arm are trained together there, so few processes will do; arms that cannot are left out",
+        help="cuda: all runs of an arm are trained together there; arms that cannot are left out",
+    )
+    parser.add_argument(
+        "--processes", type=int, help=f"runs at a time, or arms on a GPU (default: one for each core, or {ON_DEVICE} arms)"
     )
     options = parser.parse_args()
     text = text_of(options.data)
@@ -72,18 +78,21 @@ def main() -> None:
         parser.error("--quick has a cell and arms of its own")
     plan = quick(text) if options.quick else chosen
     whole = not (options.cells or options.arms or options.data)
+    stopped: list[str] = []
     if not options.list:
         until = time.monotonic() + 60 * options.minutes
         if options.device == "cpu":
-            run(plan, options.processes, until)
+            run(plan, options.processes or os.cpu_count() or 1, until)
         else:
-            run_on(plan, options.device, options.processes, until)
+            run_on(plan, options.device, options.processes or ON_DEVICE, until, stopped)
     by_cell = {cell: plan.rows(cell) for cell in plan.cells}
     report(plan, by_cell)
     if not options.list:
         keep("study" if whole else "study-other", plan, by_cell, options.quick)
     if not options.quick:
         judge(missed(by_cell), options.check)
+    if stopped:
+        parser.exit(1, "\n".join(stopped) + "\n")
 
 
 def chosen_cells(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Sequence[Cell]:
@@ -108,15 +117,17 @@ def run(plan: Plan, processes: int, until: float) -> None:
                 say(trial, count, len(trials))
 
 
-def run_on(plan: Plan, device: str, processes: int, until: float) -> None:
-    """The same, arms beside one another on a device."""
+def run_on(plan: Plan, device: str, processes: int, until: float, stopped: list[str]) -> None:
+    """The same, arms beside one another on a device; what several cells have in common once. `stopped`: takes a
+    sentence for each arm that could not go on."""
     pairs = itertools.product(plan.cells, filter(fits, plan.arms))
     jobs = [Job(cell, arm, plan.text, plan.budget, plan.parts, device, until) for cell, arm in pairs]
-    for ran in run_arms([job for job in jobs if job.next_trials()], processes):
+    by_keys = {tuple(trial.key for trial in job.next_trials()): job for job in jobs}
+    for ran in run_arms([job for keys, job in by_keys.items() if keys], processes):
         for count, trial in enumerate(ran.trials, 1):
             say(trial, count, len(ran.trials))
         if ran.failed:
-            print(f"{ran.job.cell.name}  {ran.job.arm} stopped: {ran.failed}", flush=True)
+            stopped.append(f"{ran.job.cell.name}  {ran.job.arm} stopped: {ran.failed}")
 
 
 def say(trial: Trial, count: int, of: int) -> None:

@@ -5,7 +5,7 @@ runs of an arm, with all their clusters, are stacked. Each goes on by itself (a 
 all do, the steps that they have asked for are taken, the first of each, then the second, and so on.
 
 The arithmetic is that of node/training in float32 (transformers' layers, torch's AdamW and Muon), in another order of additions: a
-test holds the two together.
+test holds the two together, tensor by tensor and by the losses of whole runs.
 """
 
 import math
@@ -20,14 +20,14 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dilocox.node.training.data import UNTRAINED
-from dilocox.node.training.inner import learning_rate_factor
+from dilocox.node.training.inner import by_muon, learning_rate_factor
 from dilocox.node.training.model import build_chain
 from dilocox.node.training.pipeline import cross_entropy
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Manifest, Training
 from dilocox.protocol.tensors import TensorSpec
 
-__all__ = ["Crowd"]
+__all__ = ["Crowd", "Group", "Rates"]
 
 ADAM_EPS = 1e-8
 NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, MUON_EPS = (3.4445, -4.7750, 2.0315), 5, 1e-7
@@ -48,12 +48,13 @@ class Asked:
 
 
 class Rates:
-    """What a step does to each model, in a tensor of the device; 0 where a model takes none."""
+    """What a step does to each model, in a tensor of the device."""
 
-    COUNT = 5
+    NOTHING = (0.0, 0.0, 0.0, 1.0, 1.0)
+    """To a model that takes none."""
 
     def __init__(self, values: Tensor) -> None:
-        """(COUNT, models)"""
+        """(5, models)"""
         self.values = values
         self.active, self.adamw, self.muon, self.bias, self.square_bias = values
 
@@ -64,8 +65,6 @@ class Rates:
         rates = [training.learning_rate * factor, training.muon_learning_rate * factor]
         return [1.0, *rates, 1 - training.beta1**taken, math.sqrt(1 - training.beta2**taken)]
 
-    NOTHING = (0.0, 0.0, 0.0, 1.0, 1.0)
-
 
 class Group:
     """Tensors of one shape that one optimizer changes: (tensors, models, *shape)."""
@@ -73,8 +72,8 @@ class Group:
     def __init__(self, spec: TensorSpec, names: Sequence[str], models: int, training: Training, device: torch.device) -> None:
         """`spec`: of any of them."""
         self.names, self.shape, self._training = names, spec.shape, training
-        self._muon = _by_muon(training, spec)
-        self._decay = training.weight_decay if len(self.shape) == 2 else 0.0
+        self._muon = by_muon(training, spec)
+        self._decay = training.weight_decay if len(spec.shape) == 2 else 0.0
         self.values = torch.zeros(len(names), models, *self.shape, device=device)
         self._moments = [torch.zeros_like(self.values) for _ in range(1 if self._muon else 2)]
 
@@ -117,8 +116,11 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-def _by_muon(training: Training, spec: TensorSpec) -> bool:
-    return training.optimizer == "muon" and spec.hidden
+def _alike(run: Manifest) -> dict[str, object]:
+    """What all models of a crowd have in common."""
+    of_model = run.model.model_dump(exclude={"seed"})
+    rates = {"learning_rate", "muon_learning_rate", "total_steps", "warmup_steps"}
+    return {"model": of_model, "training": run.training.model_dump(exclude=rates), "timed": run.rounds.round_seconds}
 
 
 class Crowd:
@@ -134,7 +136,7 @@ class Crowd:
         specs = [(f"stages.{number}.{spec.name}", spec) for number, stage in enumerate(self._chain) for spec in stage.specs]
         by_kind: dict[tuple[tuple[int, ...], bool], list[tuple[str, TensorSpec]]] = {}
         for name, spec in specs:
-            by_kind.setdefault((spec.shape, _by_muon(run.training, spec)), []).append((name, spec))
+            by_kind.setdefault((spec.shape, by_muon(run.training, spec)), []).append((name, spec))
         self._groups = [
             Group(kind[0][1], [name for name, _ in kind], models, run.training, device) for kind in by_kind.values()
         ]
@@ -154,7 +156,10 @@ class Crowd:
             self._step = self._graph()
 
     def join(self, trainer: Trainer) -> None:
-        """Its live parameters become a slice of the stack, with the values that they have."""
+        """Its live parameters become a slice of the stack, with the values that they have. Raises ValueError where it trains
+        otherwise than the crowd does."""
+        if _alike(trainer.manifest) != _alike(self._run):
+            raise ValueError("models of a crowd differ in their seeds, rates and lengths alone")
         number = self._number[id(trainer)] = len(self._asked)
         self._asked.append(Asked(trainer.manifest.training))
         parameters = [parameter for _, stage in trainer.pairs() for parameter in stage.tensors()]

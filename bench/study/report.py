@@ -7,6 +7,7 @@ from typing import Any
 from bench.report import table
 from bench.study.analysis import Row, winner
 from bench.study.design import ARMS, CELLS, CENTRE, Cell
+from dilocox.node.advice import gaps_of
 
 __all__ = ["COLUMNS", "DENSE", "DENSE_LONG", "SPARSE", "cells", "default", "missed", "row_facts", "show"]
 
@@ -17,17 +18,33 @@ DENSE, DENSE_LONG, SPARSE = (
     "muon, slow | int2 | rebase, whole lead",
     "muon | top 540 | rebase",
 )
-LONG_STEPS, WIDE_BITS = 2000, 0.1
+"""What presets take: chosen when these results were seen (docs/results.md)."""
 
 
 def default(cell: Cell) -> str:
-    """The arm that a preset takes whose runs are as long, on a line that leaves as many bits: docs/results.md says why."""
-    if cell.bits >= WIDE_BITS:
+    """The arm that a preset takes whose runs are as long, on a line that leaves as many bits: what `dilocox plan` finds best."""
+    gaps = gaps_of(cell.steps)
+    codec = min(gaps.by_codec, key=lambda each: gaps.gap(each, cell.bits))
+    if codec != "int2":
         return SPARSE
-    return DENSE_LONG if cell.steps >= LONG_STEPS else DENSE
+    return DENSE if gaps.nearest(codec, cell.bits).muon_learning_rate is None else DENSE_LONG
 
 
-COLUMNS = ["arm", "known as", "test loss", "± 95%", "gap", "of which", "H", "arrives at", "steps", "bit", "clock", "tuned", "on"]
+COLUMNS = [
+    "arm",
+    "known as",
+    "test loss",
+    "± 95%",
+    "gap",
+    "of which",
+    "H",
+    "arrives at",
+    "steps",
+    "bit",
+    "clock",
+    "tuned",
+    "on",
+]
 
 
 def show(found: Sequence[Row]) -> None:

@@ -3,8 +3,10 @@
 One run on a processor, or many of an arm on one device (bench/study/crowd.py).
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +20,11 @@ from bench.study.crowd import Crowd
 from bench.study.design import HALF, Trial
 from dilocox.node.training.data import Dataset
 from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
 
-__all__ = ["halves", "measured_together", "runner_of"]
+__all__ = ["halves", "measured", "measured_together", "runner_of"]
 
 Batch = tuple[Tensor, Tensor]
 POINTS = 12
@@ -129,6 +131,26 @@ def runner_of(trial: Trial) -> Callable[[Trial], dict[str, Any]]:
     return run_rounds if arm.fragments == 1 else run_streaming
 
 
+def measured(trial: Trial) -> dict[str, Any]:
+    """One run, in this process. Of one that diverged no loss is a number."""
+    with _divergence(trial) as found:
+        found |= runner_of(trial)(trial)
+    return found
+
+
+@contextmanager
+def _divergence(trial: Trial) -> Iterator[dict[str, Any]]:
+    """What stands for a run whose pseudo-gradients are no numbers any more, until it is filled in."""
+    nothing = {"seconds": 0.0, "bits": 0.0, "arrival_step": 0, "error": 0.0, "curve": []}
+    found = {"tuning": math.inf, "test": math.inf, "steps": 0, "inner_steps": trial.run.rounds.inner_steps, **nothing}
+    try:
+        yield found
+    except ConfigError:
+        raise
+    except LocalError as error:
+        print(f"{trial.cell.name}  {trial.arm}, seed {trial.seed}: {error}", flush=True)
+
+
 def measured_together(trials: Sequence[Trial], device: torch.device) -> list[dict[str, Any]]:
     """Of one arm in one cell that has rounds, or takes every step on the mean gradient; on one device."""
     first = trials[0]
@@ -144,8 +166,9 @@ def measured_together(trials: Sequence[Trial], device: torch.device) -> list[dic
         return CrowdedReference(as_on_processors(run), clusters, every, device=device, crowd=crowd, **named)
 
     def train(trial: Trial) -> dict[str, Any]:
-        with crowd.run():
-            return run_rounds(trial, lab_of) if trial.definition.has_rounds else run_steps(trial, reference_of)
+        with crowd.run(), _divergence(trial) as found:
+            found |= run_rounds(trial, lab_of) if trial.definition.has_rounds else run_steps(trial, reference_of)
+        return found
 
     with ThreadPoolExecutor(len(trials)) as pool:
         return list(pool.map(train, trials))

@@ -8,7 +8,7 @@ from bench.study.design import ARMS, PARTS, SEEDS, TRIALS, Cell, Choice, Inner, 
 from bench.study.trial import Found
 from bench.texts import Text
 
-__all__ = ["MOST_EDGES", "Budget", "Tuned", "finals", "moved_on", "next_parts", "next_trials", "tuned"]
+__all__ = ["MOST_EDGES", "Budget", "Tuned", "finals", "moved_on", "next_of", "next_parts", "next_trials", "tuned"]
 
 EDGE = math.sqrt(2)
 """By which a best rate is moved on while it is the largest or smallest that was tried."""
@@ -56,6 +56,11 @@ def next_trials(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) 
     if missing := [trial for trial in further if known(trial) is None]:
         return missing
     return [trial for trial in finals(cell, arm, text, budget, known) if known(trial) is None]
+
+
+def next_of(cell: Cell, arm: str, text: Text, budget: Budget, known: Known, parts: bool) -> list[Trial]:
+    """`parts`: whether those come after the arm itself."""
+    return next_trials(cell, arm, text, budget, known) or (next_parts(cell, arm, text, budget, known) if parts else [])
 
 
 def next_parts(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[Trial]:

@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from bench.study.design import ARMS, COCKTAIL, Cell, Trial
-from bench.study.search import Budget, next_parts, next_trials
+from bench.study.search import Budget, next_of
 from bench.study.trial import RUNS, Found, found, keep, train_together
 from bench.texts import Text
 
@@ -31,8 +31,7 @@ class Job:
 
     def next_trials(self) -> list[Trial]:
         """Of one shape and one kind."""
-        known = (self.cell, self.arm, self.text, self.budget, self.known)
-        return next_trials(*known) or (next_parts(*known) if self.parts else [])
+        return next_of(self.cell, self.arm, self.text, self.budget, self.known, self.parts)
 
     def known(self, trial: Trial) -> Found | None:
         return found(trial, self.folder)
@@ -68,5 +67,5 @@ def _run(job: Job) -> Ran:
             done += trials
     except Exception as error:
         traceback.print_exc()
-        return Ran(job, done, repr(error))
+        return Ran(job, done, repr(error.__cause__ or error))
     return Ran(job, done)

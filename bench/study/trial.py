@@ -1,5 +1,6 @@
 """Training runs of the study, one in a process of its own or an arm's together on a device, and where their results are kept."""
 
+import gc
 import json
 import math
 import time
@@ -99,12 +100,11 @@ def keep(trial: Trial, result: Found, folder: Path = RUNS) -> None:
 
 def train(trial: Trial) -> Found:
     from bench.lab import process_group_of_one
-    from bench.study.runners import runner_of
+    from bench.study.runners import measured
 
     process_group_of_one()
     started = time.monotonic()
-    measured = runner_of(trial)(trial)
-    return found_in(measured, time.monotonic() - started)
+    return found_in(measured(trial), time.monotonic() - started)
 
 
 def train_together(trials: Sequence[Trial], device: str) -> list[Found]:
@@ -117,6 +117,7 @@ def train_together(trials: Sequence[Trial], device: str) -> list[Found]:
     process_group_of_one()
     started = time.monotonic()
     measured = measured_together(trials, torch.device(device))
+    gc.collect()  # stacks of models, which refer to themselves, before the next ones are made
     took = (time.monotonic() - started) / len(trials)
     return [found_in(each, took, device) for each in measured]
 

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from dilocox.node.training.model import Stage
 from dilocox.protocol.manifest import Manifest, Training
+from dilocox.protocol.tensors import TensorSpec
 
-__all__ = ["InnerOptimizer", "learning_rate_factor"]
+__all__ = ["InnerOptimizer", "by_muon", "learning_rate_factor"]
 
 
 def learning_rate_factor(training: Training, step: int) -> float:
@@ -20,6 +21,10 @@ def learning_rate_factor(training: Training, step: int) -> float:
     progress = min(1.0, (step - training.warmup_steps) / span)
     low = training.final_learning_rate
     return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def by_muon(training: Training, spec: TensorSpec) -> bool:
+    return training.optimizer == "muon" and spec.hidden
 
 
 class InnerOptimizer:
@@ -33,7 +38,7 @@ class InnerOptimizer:
         hidden: list[nn.Parameter] = []
         for stage in stages:
             for spec, parameter in zip(stage.specs, stage.tensors(), strict=True):
-                if training.optimizer == "muon" and spec.hidden:
+                if by_muon(training, spec):
                     hidden.append(parameter)
                 else:
                     (matrices if len(spec.shape) == 2 else vectors).append(parameter)

@@ -140,8 +140,8 @@ def test_bars_of_scoring_say_what_does_not_hold():
 
     assert "flip reaches 3.040 with scores" in said(found={**found, "flip": {**found["flip"], "scores": 3.04}})
     assert "refuses 3 of 100 honest" in said(votes={**votes, "flip": {**votes["flip"], "scores": judged(refused=3)}})
-    dear = {**votes, "nobody": {**votes["nobody"], "scores": judged(losses=1425.0)}}
-    assert "scores would take 3.1% of the time that a round of llama-1b trains" in said(votes=dear)
+    dear = {**votes, "nobody": {**votes["nobody"], "scores": judged(losses=2850.0)}}
+    assert "scores would take 3.1% of the time that a round of llama-350m trains" in said(votes=dear)
     assert "scores costs 0.7%" in said(unscored={**unscored, "scores": 2.98})
     third = replace(SETTING, clusters=6, hostile=2)
     assert missed_by_scores(third, {**found, "flip": dict.fromkeys(SCORED, 9.0)}, votes, unscored) == [], "a third is not held"

@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,14 @@ import torch
 
 from bench.lab import CPU
 from bench.study import runners, together, trial
-from bench.study.crowd import Crowd
+from bench.study.crowd import Crowd, Group, Rates
 from bench.study.design import ARMS, Cell, Trial, drawn
 from bench.study.search import Budget
 from bench.study.together import Job, fits
 from bench.texts import stdlib
+from dilocox.node.outer.state import EncodedStage
 from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.tensors import TensorSpec
 from tests.helpers import manifest
 
 CELL = Cell("small", 2, 12, 0.5)
@@ -79,6 +82,73 @@ def test_who_asks_for_fewer_steps_stands_still_meanwhile(phases: tuple[list[int]
     for each, asked in zip(found, phases, strict=True):
         alone, (trainer,) = crowd_of(1)
         assert torch.allclose(each, trained(alone, trainer, [sum(asked)]), atol=1e-4)
+
+
+def test_runs_wait_for_one_another_where_a_phase_ends_and_not_in_every_step(
+    process_group: None, monkeypatch: pytest.MonkeyPatch
+):
+    taken: list[int] = []
+    work = Crowd._work
+
+    def counted(crowd: Crowd) -> None:
+        taken.append(max(len(one.batches) for one in crowd._asked))
+        work(crowd)
+
+    monkeypatch.setattr(Crowd, "_work", counted)
+    (found,) = runners.measured_together([Trial(CELL, "adamw | int4 | none", drawn(0), 0, stdlib())], CPU)
+    assert taken == [found["inner_steps"]] * (found["steps"] // found["inner_steps"])
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("shape", [(24, 10), (10, 24), (12,)])
+def test_a_stack_of_tensors_changes_as_torch_changes_each(optimizer: str, shape: tuple[int, ...]):
+    training = RUN.training.model_copy(update={"optimizer": optimizer, "weight_decay": 0.3, "beta1": 0.8, "beta2": 0.9})
+    spec = TensorSpec("model.layers.0.any", shape, 1.0)
+    stack, rates = Group(spec, ["one", "other"], 3, training, CPU), [1e-2, 3e-2, 2e-2]
+    stack.values.copy_(torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0)))
+    each = [torch.nn.Parameter(stack.values[0, model].clone()) for model in range(3)]
+    muon, decay = optimizer == "muon" and spec.hidden, 0.3 if len(shape) == 2 else 0.0
+    kind = partial(torch.optim.Muon, momentum=training.muon_momentum) if muon else partial(torch.optim.AdamW, betas=(0.8, 0.9))
+    theirs = [kind([one], lr=rate, weight_decay=decay) for one, rate in zip(each, rates, strict=True)]
+    taken = [0, 0, 0]
+    for step in range(4):
+        gradients = torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(1 + step))
+        told = []
+        for model, (one, their, rate) in enumerate(zip(each, theirs, rates, strict=True)):
+            if model == 1 and step in (1, 2):
+                told.append(Rates.NOTHING)
+                continue
+            one.grad = gradients[0, model].clone()
+            their.step()
+            taken[model] += 1
+            told.append((1.0, rate, rate, 1 - 0.8 ** taken[model], (1 - 0.9 ** taken[model]) ** 0.5))
+        stack.update(gradients, Rates(torch.tensor(told).T.contiguous()))
+    off = 3e-2 * max(rates) if muon else 1e-5  # of a step: Muon's products are in bfloat16
+    for model, one in enumerate(each):
+        assert (stack.values[0, model] - one.data).abs().max() < off
+
+
+def test_a_run_that_diverges_is_never_the_best_and_stops_no_other(process_group: None, monkeypatch: pytest.MonkeyPatch):
+    encode = Trainer.encode
+
+    def diverge(trainer: Trainer, cluster: str, round: int, rank_or_k: int) -> list[EncodedStage]:
+        if trainer.manifest.model.seed == 1:
+            trainer.states[0].feedback.fill_(float("nan"))
+        return encode(trainer, cluster, round, rank_or_k)
+
+    monkeypatch.setattr(Trainer, "encode", diverge)
+    trials = [Trial(CELL, "adamw | int4 | none", drawn(0), seed, stdlib()) for seed in range(3)]
+    first, second, third = trial.train_together(trials, "cpu")
+    assert second.tuning == second.test == trial.DIVERGED == trial.train(trials[1]).tuning
+    assert max(first.test, third.test) < 6
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 4}, {"beta1": 0.5}, {"muon_momentum": 0.9}])
+def test_models_of_a_crowd_differ_in_their_rates_alone(change: dict[str, float], process_group: None):
+    crowd = Crowd(RUN, 1, 1, RUN.training.batch_size, CPU)
+    with pytest.raises(ValueError, match="rates"):
+        crowd.join(Trainer(RUN.model_copy(update={"training": RUN.training.model_copy(update=change)})))
+    crowd.join(Trainer(RUN.model_copy(update={"training": RUN.training.model_copy(update={"muon_learning_rate": 0.5})})))
 
 
 def test_a_step_that_fails_ends_all_runs(process_group: None, monkeypatch: pytest.MonkeyPatch):

@@ -8,10 +8,11 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS
-from bench.study.report import DEFAULT
+from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS, Cell
+from bench.study.report import DENSE, DENSE_LONG, SPARSE, default
 from dilocox.cli.hire import with_allowed
 from dilocox.cli.init import preset_names, render_preset
+from dilocox.node.advice import SMALL_STEPS
 from dilocox.node.plan import DELAY_COST
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.manifest import Manifest, RunFileError
@@ -73,43 +74,42 @@ def test_the_cost_model_takes_the_measured_cost_of_a_late_commit():
     assert pytest.approx(results["delay_cost"], abs=0.01) == DELAY_COST
 
 
-TUNED = {"tiny", "llama-10m"}
+TUNED = {"tiny"}
+ARM_OF = {("int2", False): DENSE, ("int2", True): DENSE_LONG, ("topk-int2", False): SPARSE}
+"""By codec, and whether Muon takes small steps."""
 
 
-WIDE = 0.1
-ON_WIDE_LINES = "muon | top 540 | rebase"
-"""What ended lowest in cells of so many bits or more, and what presets take for which `dilocox plan` finds the same."""
-
-
-def test_presets_take_what_ended_lowest_in_most_cells_that_were_run_of_the_registered_comparison():
-    """Presets, the study's default and docs/results hold together; of arms that drew from the ranges that all share. Which of the
-    two a preset takes follows from its line (test_plan)."""
+def test_what_presets_take_ended_lowest_in_most_cells_that_were_run_of_the_registered_comparison():
+    """The study's defaults, `dilocox plan` and docs/results hold together."""
     study = json.loads((Path(__file__).parents[2] / "docs/results/study.json").read_text())["results"]
-    for best, cells in (
-        (DEFAULT, [each for each in study["cells"] if each["cell"]["bits"] < WIDE]),
-        (ON_WIDE_LINES, [each for each in study["cells"] if each["cell"]["bits"] >= WIDE]),
-    ):
-        first = ran = 0
-        for cell in cells:
-            losses = {row["arm"]: row["loss"] for row in cell["rows"]}
-            rivals = [losses[name] for name in losses if ARMS[name].uses_line and not ARMS[name].slow]
-            if best in losses and len(rivals) > 1:
-                ran, first = ran + 1, first + (losses[best] == min(rivals))
-        assert 2 * first > ran > 1
-    for name in set(preset_names()) - {"qwen1.5-107b"}:
-        preset = Manifest.from_toml(render_preset(name, name, "00" * 32))
-        arm = ARMS[DEFAULT if preset.compression.codec == "int2" else ON_WIDE_LINES]
-        for section, values in {
-            "compression": CODECS[arm.codec],
-            "rounds": OVERLAPS[arm.overlap],
-            "training": INNERS[arm.inner],
-        }.items():
-            # Coding loses nothing; and of k it is the bits that count.
-            said = {key: value for key, value in values.items() if key not in ("entropy_coding", "k")}
-            assert said.items() <= getattr(preset, section).model_dump().items()
+    first = dict.fromkeys(ARM_OF.values(), 0)
+    ran = dict(first)
+    for each in study["cells"]:
+        losses = {row["arm"]: row["loss"] for row in each["rows"]}
+        best = default(Cell(**each["cell"]))
+        rivals = [losses[name] for name in losses if ARMS[name].uses_line]
+        if best in losses and len(rivals) > 1:
+            ran[best] += 1
+            first[best] += losses[best] == min(rivals)
+    assert all(2 * first[arm] > ran[arm] > 1 for arm in ran)
 
 
-def test_the_smallest_presets_take_rates_that_won_the_sweep_of_a_toy():
+@pytest.mark.parametrize("name", sorted(set(preset_names()) - {"qwen1.5-107b"}))
+def test_a_preset_is_one_of_these_arms(name: str):
+    """Which one follows from its line and its length (test_plan)."""
+    preset = Manifest.from_toml(render_preset(name, name, "00" * 32))
+    arm = ARMS[ARM_OF[preset.compression.codec, preset.training.muon_learning_rate == SMALL_STEPS]]
+    for section, values in {
+        "compression": CODECS[arm.codec],
+        "rounds": OVERLAPS[arm.overlap],
+        "training": INNERS[arm.inner],
+    }.items():
+        # Coding loses nothing; and of k it is the bits that count.
+        said = {key: value for key, value in values.items() if key not in ("entropy_coding", "k")}
+        assert said.items() <= getattr(preset, section).model_dump().items()
+
+
+def test_the_smallest_preset_takes_rates_that_won_the_sweep_of_a_toy():
     results = json.loads((Path(__file__).parents[2] / "docs/results/convergence.json").read_text())["results"]["arms"]
     (won,) = (arm["choice"]["training"] for arm in results if arm["arm"] == "ours")
     for name in TUNED:

@@ -185,10 +185,15 @@ def test_between_what_was_measured_a_gap_goes_evenly_in_the_logarithm():
 @pytest.mark.parametrize(("steps", "like"), [(200, 1200), (1800, 1200), (2000, 3000), (50_000, 3000)])
 def test_a_run_is_held_against_what_was_measured_of_the_nearest_length(steps: int, like: int):
     run = manifest(training={"total_steps": steps, "optimizer": "muon"})
-    assert advice.gaps_of(run).steps == like
+    assert advice.gaps_of(steps).steps == like
     found = advice.advise(replace(SITE, fixed_seconds=5.0), OFFERS[:1], run)
     told = advice.settings_of(found, run)["training"]
-    assert (found.gaps.steps, "muon_learning_rate" in told) == (like, like == 3000), "small steps pay in long runs"
+    assert (found.gaps.steps, told.get("muon_learning_rate")) == (like, 0.008 if like == 3000 else None), (
+        "they pay in long runs"
+    )
+    slow = run.model_copy(update={"training": run.training.model_copy(update={"muon_learning_rate": 0.008})})
+    told = advice.settings_of(found, slow)["training"]
+    assert told["muon_learning_rate"] == (0.008 if like == 3000 else 0.02), "nor do they stay in others"
 
 
 def test_less_than_was_measured_costs_more_than_the_gap(monkeypatch: pytest.MonkeyPatch):
@@ -207,13 +212,15 @@ def took_as_told(told: advice.Measured) -> tuple[float, ...]:
     return told.lead_weight, told.muon_momentum, told.outer_momentum, told.outer_rate
 
 
+HARDLY = 1.01
+
+
 @pytest.mark.parametrize("gaps", advice.GAPS, ids=lambda gaps: f"{gaps.steps}")
 def test_gaps_are_those_of_the_published_study(gaps: advice.Gaps):
-    """Of each codec the best arm that rebases the whole, in short runs at rates of the ranges that all share, or one whose interval
-    meets its; and of one cluster alone."""
+    """Of each codec the best arm that rebases the whole, or one whose interval meets its and that is hardly worse; and of one
+    cluster alone."""
     study = json.loads((Path(__file__).parents[2] / "docs/results/study.json").read_text())["results"]
     cells = {cell["name"]: {row["arm"]: row for row in cell["rows"]} for cell in study["cells"]}
-    small_steps_too = gaps.steps > min(each.steps for each in advice.GAPS)
     for codec, by_bits in gaps.by_codec.items():
         for bits, told in by_bits.items():
             rows = cells[f"small, 4 clusters, {gaps.steps:,} steps, {bits:g} bit"]
@@ -223,18 +230,17 @@ def test_gaps_are_those_of_the_published_study(gaps: advice.Gaps):
                 if (arm := ARMS[name]).overlap.startswith("rebase")
                 and CODECS[arm.codec]["codec"] == codec
                 and (arm.fragments, arm.inner.startswith("muon")) == (1, True)
-                and (small_steps_too or not arm.slow)
             ]
             best = min((rows[name] for name in of_codec), key=lambda row: row["loss"])
             name = next(n for n in of_codec if took(ARMS[n], rows[n]) == took_as_told(told))
             row, reference = rows[name], rows[REFERENCES["muon"]]["loss"]
             assert told.gap == pytest.approx(row["loss"] / reference - 1, abs=0.001), name
             assert row["loss"] - row["half_width"] <= best["loss"] + best["half_width"], f"{name} is not the best at {bits} bit"
+            assert row["loss"] <= HARDLY * best["loss"], name
             rate = round(row["tuned"]["choice"]["muon_learning_rate"], 3)
             assert told.muon_learning_rate == (rate if ARMS[name].slow else None)
-    alone = [name for name in ("muon | alone", "muon, slow | alone") if small_steps_too or not ARMS[name].slow]
     rows = cells[f"small, 4 clusters, {gaps.steps:,} steps, 0.016 bit"]
-    assert min(rows[name]["gap"] for name in alone) == pytest.approx(gaps.alone, abs=0.001)
+    assert min(rows[name]["gap"] for name in rows if ARMS[name].is_alone) == pytest.approx(gaps.alone, abs=0.001)
 
 
 def test_a_run_file_is_planned_for_machines_like_its_nearest_preset_s(tmp_path: Path):

@@ -82,8 +82,8 @@ def test_the_mean_itself_is_taken_by_what_does_not_begin_at_random_on_a_text_tha
     assert before.outer.learning_rate != 1.0
     assert (after.outer.learning_rate, after.outer.momentum) == (1.0, 0.0)
     assert (after.rounds.lead_weight, after.training.muon_momentum) == (0.5, 0.95)
-    dense = before.compression.codec == "int2"
-    assert (after.compression.codec, after.compression.k) == ("topk-int2", 760 if dense else before.compression.k)
+    assert after.training.muon_learning_rate == 0.02
+    assert (after.compression.codec, after.compression.k) == ("topk-int2", 760)
     assert after.compression.entropy_coding
 
 

@@ -9,7 +9,7 @@ import torch
 from bench.baselines import CocktailSGD
 from bench.study.analysis import interval, rows, winner
 from bench.study.design import ARMS, CELLS, CENTRE, INNERS, OVERLAPS, PARTS, REFERENCES, Cell, Choice, Trial, drawn
-from bench.study.report import DENSE, default, missed
+from bench.study.report import DENSE, DENSE_LONG, SPARSE, default, missed
 from bench.study.search import MOST_EDGES, Budget, next_parts, next_trials, tuned
 from bench.study.trial import Found
 from bench.texts import stdlib
@@ -199,6 +199,22 @@ def test_bars(monkeypatch: pytest.MonkeyPatch, ours: float, rival: float, count:
     assert any(f" of {len(CELLS)} cells, of which 1 are" in each for each in missed(by_cell))
     monkeypatch.setattr("bench.study.report.CELLS", [CENTRE])
     assert len(missed(by_cell)) == count
+
+
+@pytest.mark.parametrize(
+    ("steps", "bits", "arm"),
+    [
+        (600, 0.016, DENSE),
+        (1200, 0.04, DENSE),
+        (1200, 0.1, SPARSE),
+        (1200, 0.2, SPARSE),
+        (3000, 0.016, DENSE_LONG),
+        (3000, 0.04, DENSE_LONG),
+        (3000, 0.2, SPARSE),
+    ],
+)
+def test_what_presets_take_of_a_cell_s_length_and_line(steps: int, bits: float, arm: str):
+    assert default(replace(CELL, steps=steps, bits=bits)) == arm
 
 
 @pytest.mark.parametrize("arm", ARMS)
