@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bench.study.crowd import Crowd
 from dilocox.node.outer import passage
 from dilocox.node.outer.background import Background
 from dilocox.node.outer.checkpoint import BoundaryMeta, load_outer
@@ -118,6 +119,31 @@ def test_a_gpu_trains_in_bf16_beside_its_background(choice: OuterState, process_
         background.submit(partial(trainer.prepare, commit, store.view, "us", announced)).result()
         trainer.rebase()
     assert losses[-1] < losses[0]
+
+
+def test_a_crowd_s_graph_takes_the_steps_of_a_processor(process_group: None):
+    """Of two models with rates of their own, which stand still in a step each."""
+    run = manifest(
+        model={"stages": 1}, training={"optimizer": "muon", "precision": "float32", "microbatches": 1, "batch_size": 2}
+    )
+    found = []
+    for device in (torch.device("cpu"), GPU):
+        crowd, trainers = Crowd(run, 2, 1, 2, device), []
+        for rate in (3e-3, 6e-3):
+            trainers.append(
+                Trainer(run.model_copy(update={"training": run.training.model_copy(update={"learning_rate": rate})}))
+            )
+            trainers[-1].load_initial()
+            crowd.join(trainers[-1])
+        tokens = torch.arange(2 * 16).view(2, 16)
+        with crowd.run():
+            for asked in ([0, 1, 1], [0, 0, 1]):
+                for number in asked:
+                    crowd.ask(trainers[number], tokens, tokens.roll(1))
+                crowd.finish(trainers)
+        found.append([tensor.cpu() for each in trainers for _, stage in each.pairs() for tensor in each.live(stage)])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-3)
 
 
 def step_of(rank: int, meeting: str, workers: int, copies: int) -> list[float]:
