@@ -11,6 +11,7 @@ from dilocox.node.plan import recommend
 from dilocox.protocol.manifest import Compression, Manifest
 
 __all__ = [
+    "ALIKE",
     "GAPS",
     "HORIZONS",
     "SMALL_STEPS",
@@ -102,7 +103,7 @@ GAPS = (
             },
             "topk-int2": {
                 0.016: Measured(0.083, 0.5, 0.95, 0.50, 0.4),
-                0.04: Measured(0.052, 0.5, 0.95, 0.73, 0.0),
+                0.04: Measured(0.040, 1.0, 0.95, 1.06, 0.4, SMALL_STEPS),
                 0.2: Measured(0.022, 0.5, 0.95, 0.73, 0.0),
             },
         },
@@ -113,6 +114,8 @@ coding; a run is held against the length that is nearest in the logarithm. topk-
 steps with k = 230; other k are taken to cost as much at the same bits. Of int2 at 0.2 bit and 1,200 steps it is the second: half
 the lead ended 0.7% lower, within what seeds differ by, and in runs of 600 steps the whole ended lower wherever both were run. Bits
 are a cell's limit, of which 64 to 98% were sent. It ranks codecs and says which way the loss goes, no more."""
+ALIKE = 0.005
+"""Gaps that differ by no more say nothing: seeds make a difference of twice as much. Longer rounds cost the machines less."""
 HORIZONS = tuple(sorted({round(5 * 1.25**power) for power in range(25)}))
 """H that are looked at, 5 to 1,059, …"""
 LEAST_STEPS, LEAST_SECONDS = 10, 30.0
@@ -166,8 +169,8 @@ def lengthened(method: Method, inner_steps: int, manifest: Manifest) -> Method:
 
 
 def advise(site: Site, offers: Sequence[Offer], manifest: Manifest) -> Advice:
-    """Of the codecs whose exchange some rounds hide, each in the shortest that do, the one that costs the least loss by GAPS; where
-    none does, what trains on the most tokens. Codecs that are none of GAPS are passed over; but a run of which they say nothing
+    """Of the codecs whose exchange some rounds hide, each in the shortest that do, the one that costs the least loss by GAPS, and of
+    those that cost about as much the one with the longest rounds; where none does, what trains on the most tokens. Codecs that are none of GAPS are passed over; but a run of which they say nothing
     keeps its own, where that is offered."""
     known = [offer for offer in offers if offer.compression.codec in gaps_of(manifest.training.total_steps).by_codec]
     own = [] if _is_of_gaps(manifest) else [offer for offer in offers if _is_same(offer.compression, manifest.compression)]
@@ -175,7 +178,8 @@ def advise(site: Site, offers: Sequence[Offer], manifest: Manifest) -> Advice:
     hidden = [each for each in found if each.hides]
     if not hidden:
         return max(found, key=lambda each: each.estimate.tokens_per_second)
-    return min(hidden, key=lambda each: (each.gap, each.estimate.round.steps))
+    least = min(each.gap for each in hidden)
+    return max((each for each in hidden if each.gap <= least + ALIKE), key=lambda each: each.estimate.round.steps)
 
 
 def _is_same(one: Compression, other: Compression) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from bench.report import table
 from bench.study.analysis import Row, winner
 from bench.study.design import ARMS, CELLS, CENTRE, Cell
-from dilocox.node.advice import gaps_of
+from dilocox.node.advice import ALIKE, gaps_of
 
 __all__ = ["COLUMNS", "DENSE", "DENSE_LONG", "SPARSE", "cells", "default", "missed", "row_facts", "show"]
 
@@ -22,12 +22,13 @@ DENSE, DENSE_LONG, SPARSE = (
 
 
 def default(cell: Cell) -> str:
-    """The arm that a preset takes whose runs are as long, on a line that leaves as many bits: what `dilocox plan` finds best."""
+    """The arm that a preset takes whose runs are as long, on a line that leaves as many bits: what `dilocox plan` finds best, where
+    dense payloads make the longer rounds."""
     gaps = gaps_of(cell.steps)
-    codec = min(gaps.by_codec, key=lambda each: gaps.gap(each, cell.bits))
-    if codec != "int2":
+    dense = gaps.gap("int2", cell.bits)
+    if dense > ALIKE + min(gaps.gap(each, cell.bits) for each in gaps.by_codec):
         return SPARSE
-    return DENSE if gaps.nearest(codec, cell.bits).muon_learning_rate is None else DENSE_LONG
+    return DENSE if gaps.nearest("int2", cell.bits).muon_learning_rate is None else DENSE_LONG
 
 
 COLUMNS = [

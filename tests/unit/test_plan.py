@@ -138,6 +138,12 @@ def test_of_hidden_exchanges_it_advises_what_costs_the_least_loss(monkeypatch: p
     assert advised(monkeypatch, slow).compression.codec == "topk-int2", "what no rounds hide is not advised, whatever it costs"
 
 
+def test_of_gaps_that_are_alike_it_advises_longer_rounds(monkeypatch: pytest.MonkeyPatch):
+    found = advised(monkeypatch, SITE, dense=0.2 + advice.ALIKE - 1e-6, sparse=0.2)
+    assert found.compression.codec == "int2"
+    assert advised(monkeypatch, SITE, dense=0.2 + advice.ALIKE + 1e-6, sparse=0.2).compression.codec == "topk-int2"
+
+
 def test_rounds_are_no_longer_than_a_run_has_room_for(monkeypatch: pytest.MonkeyPatch):
     short = manifest(training={"total_steps": 200, "optimizer": "muon"})
     found = advised(monkeypatch, replace(SITE, fixed_seconds=500.0), run=short)

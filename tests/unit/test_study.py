@@ -210,7 +210,7 @@ def test_bars(monkeypatch: pytest.MonkeyPatch, ours: float, rival: float, count:
         (1200, 0.2, SPARSE),
         (3000, 0.016, DENSE_LONG),
         (3000, 0.04, DENSE_LONG),
-        (3000, 0.2, SPARSE),
+        (3000, 0.2, DENSE_LONG),
     ],
 )
 def test_what_presets_take_of_a_cell_s_length_and_line(steps: int, bits: float, arm: str):
