@@ -169,9 +169,9 @@ def lengthened(method: Method, inner_steps: int, manifest: Manifest) -> Method:
 
 
 def advise(site: Site, offers: Sequence[Offer], manifest: Manifest) -> Advice:
-    """Of the codecs whose exchange some rounds hide, each in the shortest that do, the one that costs the least loss by GAPS, and of
-    those that cost about as much the one with the longest rounds; where none does, what trains on the most tokens. Codecs that are none of GAPS are passed over; but a run of which they say nothing
-    keeps its own, where that is offered."""
+    """Of the codecs whose exchange some rounds hide, each in the shortest that do, the one that costs the least loss by GAPS, and
+    of those that cost about as much the one with the longest rounds; where none does, what trains on the most tokens. Codecs that
+    are none of GAPS are passed over; but a run of which they say nothing keeps its own, where that is offered."""
     known = [offer for offer in offers if offer.compression.codec in gaps_of(manifest.training.total_steps).by_codec]
     own = [] if _is_of_gaps(manifest) else [offer for offer in offers if _is_same(offer.compression, manifest.compression)]
     found = [_shortest(site, offer, manifest) for offer in own or known]
