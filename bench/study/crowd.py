@@ -129,7 +129,7 @@ class Crowd:
     def __init__(self, run: Manifest, models: int, runs: int, sequences: int, device: torch.device) -> None:
         """`sequences`: in a model's step."""
         self._run, self._device = run, device
-        self._asked: list[Asked] = []
+        self.asked: list[Asked] = []
         self._number: dict[int, int] = {}
         """Of a trainer."""
         self._chain = build_chain(run.model, list(range(run.model.stages)), device)
@@ -160,19 +160,19 @@ class Crowd:
         otherwise than the crowd does."""
         if _alike(trainer.manifest) != _alike(self._run):
             raise ValueError("models of a crowd differ in their seeds, rates and lengths alone")
-        number = self._number[id(trainer)] = len(self._asked)
-        self._asked.append(Asked(trainer.manifest.training))
+        number = self._number[id(trainer)] = len(self.asked)
+        self.asked.append(Asked(trainer.manifest.training))
         parameters = [parameter for _, stage in trainer.pairs() for parameter in stage.tensors()]
         for stacked, parameter in zip(self._values.values(), parameters, strict=True):
             stacked[number].copy_(parameter.data)
             parameter.data = stacked[number]
 
     def ask(self, trainer: Trainer, inputs: Tensor, targets: Tensor) -> None:
-        self._asked[self._number[id(trainer)]].batches.append((inputs, targets))
+        self.asked[self._number[id(trainer)]].batches.append((inputs, targets))
 
     def finish(self, trainers: Sequence[Trainer]) -> None:
         """In a run: return when what was asked for these, its own, is done, which is as soon as all runs wait."""
-        if not any(self._asked[self._number[id(trainer)]].batches for trainer in trainers):
+        if not any(self.asked[self._number[id(trainer)]].batches for trainer in trainers):
             return
         self._waiting += 1
         turn = self._turn
@@ -195,17 +195,18 @@ class Crowd:
         """The last that the others wait for does the work of all."""
         if self._waiting and self._waiting == self._running:
             try:
-                self._work()
+                self.take_steps()
             except Exception as error:
                 self._failed = error
             self._waiting, self._turn = 0, self._turn + 1
             self._changed.notify_all()
 
-    def _work(self) -> None:
-        count = max(len(asked.batches) for asked in self._asked)
+    def take_steps(self) -> None:
+        """All that were asked for, of all models together."""
+        count = max(len(asked.batches) for asked in self.asked)
         inputs = torch.zeros(count, *self._inputs.shape, dtype=torch.int64)
         targets, rates = torch.zeros_like(inputs), torch.tensor(Rates.NOTHING).repeat(count, len(self._inputs), 1)
-        for number, asked in enumerate(self._asked):
+        for number, asked in enumerate(self.asked):
             for index, batch in enumerate(asked.batches):
                 inputs[index, number], targets[index, number] = batch
                 rates[index, number] = torch.tensor(Rates.of(asked.training, asked.steps + index))

@@ -12,7 +12,7 @@ from bench.study.search import Budget, next_of
 from bench.study.trial import RUNS, Found, found, keep, train_together
 from bench.texts import Text
 
-__all__ = ["Job", "Ran", "fits", "run_arms"]
+__all__ = ["Job", "Ran", "fits", "run_arms", "run_job"]
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,11 @@ class Ran:
 def run_arms(jobs: Sequence[Job], processes: int) -> Iterator[Ran]:
     """As they are finished."""
     with get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(_run, jobs)
+        yield from pool.imap_unordered(run_job, jobs)
 
 
-def _run(job: Job) -> Ran:
+def run_job(job: Job) -> Ran:
+    """In this process."""
     done: list[Trial] = []
     try:
         while time.monotonic() < job.until and (trials := job.next_trials()):

@@ -88,13 +88,13 @@ def test_runs_wait_for_one_another_where_a_phase_ends_and_not_in_every_step(
     process_group: None, monkeypatch: pytest.MonkeyPatch
 ):
     taken: list[int] = []
-    work = Crowd._work
+    work = Crowd.take_steps
 
     def counted(crowd: Crowd) -> None:
-        taken.append(max(len(one.batches) for one in crowd._asked))
+        taken.append(max(len(one.batches) for one in crowd.asked))
         work(crowd)
 
-    monkeypatch.setattr(Crowd, "_work", counted)
+    monkeypatch.setattr(Crowd, "take_steps", counted)
     (found,) = runners.measured_together([Trial(CELL, "adamw | int4 | none", drawn(0), 0, stdlib())], CPU)
     assert taken == [found["inner_steps"]] * (found["steps"] // found["inner_steps"])
 
@@ -174,12 +174,12 @@ def test_what_stops_an_arm_is_said_and_what_it_had_run_is_kept(tmp_path: Path, m
 
     monkeypatch.setattr(together, "train_together", train)
     job = Job(CELL, "adamw | int4 | none", stdlib(), Budget(2, 2), False, "a device", time.monotonic() + 60, tmp_path)
-    ran = together._run(job)
+    ran = together.run_job(job)
     assert (len(ran.trials), ran.failed) == (2, "MemoryError()")
     assert [job.known(each) for each in ran.trials] == [
         trial.Found(1.0, 2.0, 12, 12.0, 0.1, 1, 1, 0.0, [], 1.0, "a device")
     ] * 2
-    assert together._run(Job(**{**vars(job), "until": time.monotonic()})).trials == [], "no wave begins after its time"
+    assert together.run_job(Job(**{**vars(job), "until": time.monotonic()})).trials == [], "no wave begins after its time"
 
 
 def test_fragments_and_compressed_gradients_train_one_run_at_a_time():
