@@ -291,7 +291,7 @@ def drawn(index: int, slow: bool = False) -> Choice:
 
 @dataclass(frozen=True)
 class Trial:
-    """One training run. Its key is the digest of all that it depends on."""
+    """One training run. Its key is the digest of all that it depends on, but where it was run."""
 
     cell: Cell
     arm: str
