@@ -62,8 +62,9 @@ SHAPES = (
 QUICK = (
     Shape("10M", {"hidden_size": 256, "intermediate_size": 704, "layers": 8, "heads": 4, "vocabulary_size": 8192}, 4, 128),
 )
-CODECS = {
-    "int2": {"codec": "int2", "entropy_coding": True},
+CODECS: dict[str, dict[str, Any]] = {
+    "int2": {"codec": "int2"},
+    "int2, coded": {"codec": "int2", "entropy_coding": True},
     "topk-int2": {"codec": "topk-int2", "k": 230, "entropy_coding": True},
     "lowrank-int4": {"codec": "lowrank-int4", "rank": 128},
 }
@@ -216,11 +217,16 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
     parser.add_argument("--folder", type=Path, help="where to write (default: the system's for temporary files)")
     parser.add_argument("--models", help=f"of {', '.join(shape.name for shape in SHAPES)}; default all")
     options = parser.parse_args(arguments)
-    shapes = [shape for shape in SHAPES if options.models is None or shape.name in options.models.split(",")]
+    by_name = {shape.name: shape for shape in SHAPES}
+    names = list(by_name) if options.models is None else options.models.split(",")
+    if unknown := set(names) - set(by_name):
+        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(by_name)}")
+    if options.quick and options.models:
+        parser.error("--quick has a model of its own")
     torch.set_num_threads(os.cpu_count() or 1)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     copied, results = copy_bytes_per_second(), []
-    for shape in QUICK if options.quick else shapes:
+    for shape in QUICK if options.quick else [by_name[name] for name in names]:
         for codec, choice in itertools.product(CODECS, OuterState if here().type == "cuda" else [OuterState.HOST]):
             with tempfile.TemporaryDirectory(dir=options.folder) as folder:
                 results.append(measure(shape, codec, choice, Path(folder)))

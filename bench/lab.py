@@ -430,6 +430,7 @@ class Lab:
         return self.trainers[0].evaluate_committed(self.dataset)
 
     def measure(self) -> None:
+        self.finish_steps()
         loss = self.evaluate()
         errors = [sent.contribution.error for sent in self.counted.values()]
         error = sum(errors) / max(1, len(errors))

@@ -14,7 +14,6 @@ __all__ = [
     "ALIKE",
     "GAPS",
     "HORIZONS",
-    "SMALL_STEPS",
     "Advice",
     "Gaps",
     "Measured",
@@ -39,8 +38,8 @@ class Measured:
     muon_momentum: float
     outer_rate: float
     outer_momentum: float
-    muon_learning_rate: float | None = None
-    """Where it belongs to the rest: others' inner rates are their own."""
+    muon_learning_rate: float
+    """The best of six draws: lead and outer rate go with it."""
 
 
 @dataclass(frozen=True)
@@ -71,24 +70,22 @@ class Gaps:
         return of_codec[min(of_codec, key=lambda at: abs(math.log(at / bits)))]
 
 
-SMALL_STEPS, USUAL_STEPS = 0.008, 0.02
-"""Rates of Muon: best in long runs with the whole lead, and as manifests have it that say nothing."""
 GAPS = (
     Gaps(
         1200,
         0.162,
         {
             "int2": {
-                0.016: Measured(0.112, 1.0, 0.9, 1.03, 0.4),
-                0.04: Measured(0.076, 1.0, 0.9, 1.03, 0.4),
-                0.1: Measured(0.058, 1.0, 0.9, 1.03, 0.4),
-                0.2: Measured(0.043, 1.0, 0.9, 1.03, 0.4),
+                0.016: Measured(0.112, 1.0, 0.9, 1.03, 0.4, 0.020),
+                0.04: Measured(0.076, 1.0, 0.9, 1.03, 0.4, 0.020),
+                0.1: Measured(0.058, 1.0, 0.9, 1.03, 0.4, 0.020),
+                0.2: Measured(0.043, 1.0, 0.9, 1.03, 0.4, 0.020),
             },
             "topk-int2": {
-                0.016: Measured(0.162, 0.5, 0.95, 0.73, 0.0),
-                0.04: Measured(0.086, 0.5, 0.95, 0.73, 0.0),
-                0.1: Measured(0.041, 0.5, 0.95, 0.73, 0.0),
-                0.2: Measured(0.027, 0.5, 0.95, 0.73, 0.0),
+                0.016: Measured(0.162, 0.5, 0.95, 0.73, 0.0, 0.033),
+                0.04: Measured(0.086, 0.5, 0.95, 0.73, 0.0, 0.033),
+                0.1: Measured(0.041, 0.5, 0.95, 0.73, 0.0, 0.033),
+                0.2: Measured(0.027, 0.5, 0.95, 0.73, 0.0, 0.033),
             },
         },
     ),
@@ -97,14 +94,14 @@ GAPS = (
         0.098,
         {
             "int2": {
-                0.016: Measured(0.052, 1.0, 0.95, 1.06, 0.4, SMALL_STEPS),
-                0.04: Measured(0.037, 1.0, 0.95, 1.06, 0.4, SMALL_STEPS),
-                0.2: Measured(0.025, 1.0, 0.95, 1.06, 0.4, SMALL_STEPS),
+                0.016: Measured(0.052, 1.0, 0.95, 1.06, 0.4, 0.008),
+                0.04: Measured(0.037, 1.0, 0.95, 1.06, 0.4, 0.008),
+                0.2: Measured(0.025, 1.0, 0.95, 1.06, 0.4, 0.008),
             },
             "topk-int2": {
-                0.016: Measured(0.083, 0.5, 0.95, 0.50, 0.4),
-                0.04: Measured(0.040, 1.0, 0.95, 1.06, 0.4, SMALL_STEPS),
-                0.2: Measured(0.022, 0.5, 0.95, 0.73, 0.0),
+                0.016: Measured(0.083, 0.5, 0.95, 0.50, 0.4, 0.020),
+                0.04: Measured(0.040, 1.0, 0.95, 1.06, 0.4, 0.008),
+                0.2: Measured(0.022, 0.5, 0.95, 0.73, 0.0, 0.033),
             },
         },
     ),
@@ -245,11 +242,7 @@ def settings_of(advice: Advice, manifest: Manifest) -> dict[str, dict[str, Any]]
         found = advice.gaps.nearest(advice.compression.codec, advice.bits)
         told["rounds"]["lead_weight"] = found.lead_weight
         told["outer"] = {"learning_rate": found.outer_rate, "momentum": found.outer_momentum}
-        told["training"] = {"muon_momentum": found.muon_momentum}
-        if found.muon_learning_rate is not None:
-            told["training"]["muon_learning_rate"] = found.muon_learning_rate
-        elif manifest.training.muon_learning_rate == SMALL_STEPS:
-            told["training"]["muon_learning_rate"] = USUAL_STEPS  # it belongs to what is not advised
+        told["training"] = {"muon_momentum": found.muon_momentum, "muon_learning_rate": found.muon_learning_rate}
     return told
 
 

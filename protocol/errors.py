@@ -25,6 +25,10 @@ class LocalError(DilocoxError):
     """Our side cannot go on; the message says what failed and one action."""
 
 
+class Diverged(LocalError):
+    """Training made numbers that are none."""
+
+
 class ConfigError(LocalError):
     """Something a person wrote cannot be used."""
 

@@ -78,21 +78,21 @@ def main() -> None:
         parser.error("--quick has a cell and arms of its own")
     plan = quick(text) if options.quick else chosen
     whole = not (options.cells or options.arms or options.data)
-    stopped: list[str] = []
+    stopped: Sequence[str] = ()
     if not options.list:
         until = time.monotonic() + 60 * options.minutes
         if options.device == "cpu":
             run(plan, options.processes or os.cpu_count() or 1, until)
         else:
-            run_on(plan, options.device, options.processes or ON_DEVICE, until, stopped)
+            stopped = run_on(plan, options.device, options.processes or ON_DEVICE, until)
     by_cell = {cell: plan.rows(cell) for cell in plan.cells}
     report(plan, by_cell)
     if not options.list:
         keep("study" if whole else "study-other", plan, by_cell, options.quick)
-    if not options.quick:
-        judge(missed(by_cell), options.check)
     if stopped:
         parser.exit(1, "\n".join(stopped) + "\n")
+    if not options.quick:
+        judge(missed(by_cell), options.check)
 
 
 def chosen_cells(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Sequence[Cell]:
@@ -117,17 +117,19 @@ def run(plan: Plan, processes: int, until: float) -> None:
                 say(trial, count, len(trials))
 
 
-def run_on(plan: Plan, device: str, processes: int, until: float, stopped: list[str]) -> None:
-    """The same, arms beside one another on a device; what several cells have in common once. `stopped`: takes a
-    sentence for each arm that could not go on."""
+def run_on(plan: Plan, device: str, processes: int, until: float) -> list[str]:
+    """The same, arms beside one another on a device; what several cells have in common once. A sentence for each arm that could
+    not go on."""
     pairs = itertools.product(plan.cells, filter(fits, plan.arms))
     jobs = [Job(cell, arm, plan.text, plan.budget, plan.parts, device, until) for cell, arm in pairs]
+    stopped: list[str] = []
     by_keys = {tuple(trial.key for trial in job.next_trials()): job for job in jobs}
     for ran in run_arms([job for keys, job in by_keys.items() if keys], processes):
         for count, trial in enumerate(ran.trials, 1):
             say(trial, count, len(ran.trials))
         if ran.failed:
             stopped.append(f"{ran.job.cell.name}  {ran.job.arm} stopped: {ran.failed}")
+    return stopped
 
 
 def say(trial: Trial, count: int, of: int) -> None:

@@ -244,5 +244,4 @@ class Crowd:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._take_step()
-        self._recorded = graph
         return graph.replay

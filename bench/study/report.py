@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.report import table
 from bench.study.analysis import Row, winner
-from bench.study.design import ARMS, CELLS, CENTRE, Cell
+from bench.study.design import ARMS, CELLS, CENTRE, INNERS, Cell
 from dilocox.node.advice import ALIKE, gaps_of
 
 __all__ = ["COLUMNS", "DENSE", "DENSE_LONG", "SPARSE", "cells", "default", "missed", "row_facts", "show"]
@@ -19,6 +19,8 @@ DENSE, DENSE_LONG, SPARSE = (
     "muon | top 540 | rebase",
 )
 """What presets take: chosen when these results were seen (docs/results.md)."""
+BY_MOMENTUM = {INNERS[ARMS[arm].inner]["muon_momentum"]: arm for arm in (DENSE, DENSE_LONG)}
+"""Of dense ones, by Muon's momentum."""
 
 
 def default(cell: Cell) -> str:
@@ -28,7 +30,7 @@ def default(cell: Cell) -> str:
     dense = gaps.gap("int2", cell.bits)
     if dense > ALIKE + min(gaps.gap(each, cell.bits) for each in gaps.by_codec):
         return SPARSE
-    return DENSE if gaps.nearest("int2", cell.bits).muon_learning_rate is None else DENSE_LONG
+    return BY_MOMENTUM[gaps.nearest("int2", cell.bits).muon_momentum]
 
 
 COLUMNS = [

@@ -4,9 +4,8 @@ One run on a processor, or many of an arm on one device (bench/study/crowd.py).
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,7 @@ from bench.study.crowd import Crowd
 from bench.study.design import HALF, Trial
 from dilocox.node.training.data import Dataset
 from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.errors import ConfigError, Diverged
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
 
@@ -132,23 +131,18 @@ def runner_of(trial: Trial) -> Callable[[Trial], dict[str, Any]]:
 
 
 def measured(trial: Trial) -> dict[str, Any]:
-    """One run, in this process. Of one that diverged no loss is a number."""
-    with _divergence(trial) as found:
-        found |= runner_of(trial)(trial)
-    return found
+    """One run, in this process."""
+    return _or_diverged(trial, runner_of(trial))
 
 
-@contextmanager
-def _divergence(trial: Trial) -> Iterator[dict[str, Any]]:
-    """What stands for a run whose pseudo-gradients are no numbers any more, until it is filled in."""
-    nothing = {"seconds": 0.0, "bits": 0.0, "arrival_step": 0, "error": 0.0, "curve": []}
-    found = {"tuning": math.inf, "test": math.inf, "steps": 0, "inner_steps": trial.run.rounds.inner_steps, **nothing}
+def _or_diverged(trial: Trial, runner: Callable[[Trial], dict[str, Any]]) -> dict[str, Any]:
+    """What the runner found; of a run that diverged no loss is a number."""
     try:
-        yield found
-    except ConfigError:
-        raise
-    except LocalError as error:
+        return runner(trial)
+    except Diverged as error:
         print(f"{trial.cell.name}  {trial.arm}, seed {trial.seed}: {error}", flush=True)
+        lost = dict.fromkeys(("tuning", "test"), math.inf)
+        return {**lost, **dict.fromkeys(("steps", "inner_steps", "arrival_step", "seconds", "bits", "error"), 0), "curve": []}
 
 
 def measured_together(trials: Sequence[Trial], device: torch.device) -> list[dict[str, Any]]:
@@ -165,10 +159,12 @@ def measured_together(trials: Sequence[Trial], device: torch.device) -> list[dic
     def reference_of(run: Manifest, clusters: int, every: int, **named: Any) -> CrowdedReference:
         return CrowdedReference(as_on_processors(run), clusters, every, device=device, crowd=crowd, **named)
 
+    def runner(trial: Trial) -> dict[str, Any]:
+        return run_rounds(trial, lab_of) if trial.definition.has_rounds else run_steps(trial, reference_of)
+
     def train(trial: Trial) -> dict[str, Any]:
-        with crowd.run(), _divergence(trial) as found:
-            found |= run_rounds(trial, lab_of) if trial.definition.has_rounds else run_steps(trial, reference_of)
-        return found
+        with crowd.run():
+            return _or_diverged(trial, runner)
 
     with ThreadPoolExecutor(len(trials)) as pool:
         return list(pool.map(train, trials))

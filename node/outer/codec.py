@@ -38,7 +38,7 @@ from dilocox.protocol.arrays import (
     Sparse,
     groups,
 )
-from dilocox.protocol.errors import LocalError
+from dilocox.protocol.errors import Diverged
 from dilocox.protocol.manifest import Compression
 from dilocox.protocol.payload import Form, Layout, StageLayout
 from dilocox.protocol.payload import Tensor as PackedTensor
@@ -65,9 +65,9 @@ class StageEncoder:
         self, feedback: Tensor, layout: StageLayout, compression: Compression, keep: int, device: torch.device | None = None
     ) -> None:
         """`feedback`: the stage, flat. `device`: that factors, rounds to Int4 and places dense levels; default where `feedback`
-        lies. Raises LocalError when it is not finite."""
+        lies. Raises Diverged when it is not finite."""
         if not all(_is_finite(part) for part in feedback.split(STRETCH)):
-            raise LocalError("a pseudo-gradient is not finite: training diverged on this node. Lower training.learning_rate.")
+            raise Diverged("a pseudo-gradient is not finite: training diverged on this node. Lower training.learning_rate.")
         self._compression, self._device = compression, device or feedback.device
         self._sparse = iter(_encode_sparse(feedback, layout, keep if compression.scope == "chunk" else 0))
 

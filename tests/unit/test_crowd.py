@@ -17,6 +17,7 @@ from bench.study.together import Job, fits
 from bench.texts import stdlib
 from dilocox.node.outer.state import EncodedStage
 from dilocox.node.training.trainer import Trainer
+from dilocox.protocol.errors import LocalError
 from dilocox.protocol.tensors import TensorSpec
 from tests.helpers import manifest
 
@@ -141,6 +142,15 @@ def test_a_run_that_diverges_is_never_the_best_and_stops_no_other(process_group:
     first, second, third = trial.train_together(trials, "cpu")
     assert second.tuning == second.test == trial.DIVERGED == trial.train(trials[1]).tuning
     assert max(first.test, third.test) < 6
+
+
+def test_what_else_fails_is_no_divergence(process_group: None, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise LocalError("the disk is full")
+
+    monkeypatch.setattr(Trainer, "encode", fail)
+    with pytest.raises(LocalError, match="full"):
+        trial.train(Trial(CELL, "adamw | int4 | none", drawn(0), 0, stdlib()))
 
 
 @pytest.mark.parametrize("change", [{"batch_size": 4}, {"beta1": 0.5}, {"muon_momentum": 0.9}])

@@ -12,7 +12,6 @@ from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS, Cell
 from bench.study.report import DENSE, DENSE_LONG, SPARSE, default
 from dilocox.cli.hire import with_allowed
 from dilocox.cli.init import preset_names, render_preset
-from dilocox.node.advice import SMALL_STEPS
 from dilocox.node.plan import DELAY_COST
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.manifest import Manifest, RunFileError
@@ -75,8 +74,8 @@ def test_the_cost_model_takes_the_measured_cost_of_a_late_commit():
 
 
 TUNED = {"tiny"}
-ARM_OF = {("int2", False): DENSE, ("int2", True): DENSE_LONG, ("topk-int2", False): SPARSE}
-"""By codec, and whether Muon takes small steps."""
+ARM_OF = {("int2", 0.9): DENSE, ("int2", 0.95): DENSE_LONG, ("topk-int2", 0.95): SPARSE}
+"""By codec, and Muon's momentum."""
 
 
 def test_what_presets_take_ended_lowest_in_most_cells_that_were_run_of_the_registered_comparison():
@@ -98,7 +97,7 @@ def test_what_presets_take_ended_lowest_in_most_cells_that_were_run_of_the_regis
 def test_a_preset_is_one_of_these_arms(name: str):
     """Which one follows from its line and its length (test_plan)."""
     preset = Manifest.from_toml(render_preset(name, name, "00" * 32))
-    arm = ARMS[ARM_OF[preset.compression.codec, preset.training.muon_learning_rate == SMALL_STEPS]]
+    arm = ARMS[ARM_OF[preset.compression.codec, preset.training.muon_momentum]]
     for section, values in {
         "compression": CODECS[arm.codec],
         "rounds": OVERLAPS[arm.overlap],

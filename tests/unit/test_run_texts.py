@@ -26,3 +26,11 @@ def test_a_bench_s_model_is_one():
             model = boundary.manifest(size, compression).model
             parameters = sum(spec.elements for stage in range(model.stages) for spec in stage_tensors(model, stage))
             assert parameters == pytest.approx(1e6 * millions, rel=0.1), size.name
+
+
+@pytest.mark.parametrize("asked", [["--models", "100M,1B"], ["--models", "100M", "--quick"]])
+def test_a_boundary_of_a_model_that_is_not_there_is_an_error(asked: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        boundary.main(asked)
+    assert ended.value.code == 2
+    assert "model" in capsys.readouterr().err
