@@ -65,8 +65,11 @@ QUICK = (
 CODECS: dict[str, dict[str, Any]] = {
     "int2": {"codec": "int2"},
     "int2, coded": {"codec": "int2", "entropy_coding": True},
-    "topk-int2": {"codec": "topk-int2", "k": 230, "entropy_coding": True},
+    "int4, coded": {"codec": "int4", "entropy_coding": True},
+    "topk-int2 230": {"codec": "topk-int2", "k": 230, "entropy_coding": True},
+    "topk-int2 512": {"codec": "topk-int2", "k": 512, "entropy_coding": True},
     "lowrank-int4": {"codec": "lowrank-int4", "rank": 128},
+    "fp16": {"codec": "fp16"},
 }
 
 
@@ -159,6 +162,8 @@ def measure(shape: Shape, codec: str, choice: OuterState, folder: Path, seed: in
         "background_seconds": background,
         "encode_seconds": encode,
         "apply_seconds": apply,
+        "encode_values_per_second": state.size / encode,
+        "apply_values_per_second": 2 * state.size / apply,
         "encode_bytes_per_second": 2 * 4 * state.size / encode,
         "apply_bytes_per_second": 4 * 4 * state.size / apply,
         "device_bytes": torch.cuda.max_memory_allocated() - before if device.type == "cuda" else 0,
@@ -180,7 +185,8 @@ def missed(results: Sequence[dict[str, Any]]) -> list[str]:
 def show(results: Sequence[dict[str, Any]], copied: float) -> None:
     where = machine()
     print(
-        f"{where['device']}, {where['cores']} cores, torch {where['torch']}; one copy moves {copied / 1e9:.1f} GB/s, both ways"
+        f"{where['device']}, {where['cores']} cores, {torch.get_num_threads()} threads, torch {where['torch']}; one"
+        f" copy moves {copied / 1e9:.1f} GB/s, both ways"
     )
     rows = [
         [
@@ -210,11 +216,22 @@ def show(results: Sequence[dict[str, Any]], copied: float) -> None:
         for each in results
     ]
     table(["model", "codec", "outer state", "MiB on CUDA", "on disk", "of payload"], sizes)
+    speeds = [
+        [
+            each["shape"]["name"],
+            each["codec"],
+            each["outer_state"],
+            *(f"{each[key] / 1e6:,.0f}" for key in ("encode_values_per_second", "apply_values_per_second")),
+        ]
+        for each in results
+    ]
+    table(["model", "codec", "outer state", "M values/s encoded", "applied, of each payload"], speeds)
 
 
 def main(arguments: Sequence[str] = ()) -> list[str]:
     parser = bench_parser("bench.boundary", __doc__, "a model of 10M parameters")
     parser.add_argument("--folder", type=Path, help="where to write (default: the system's for temporary files)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of the worker (default: one for each core)")
     parser.add_argument("--models", help=f"of {', '.join(shape.name for shape in SHAPES)}; default all")
     options = parser.parse_args(arguments)
     by_name = {shape.name: shape for shape in SHAPES}
@@ -223,7 +240,7 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
         parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(by_name)}")
     if options.quick and options.models:
         parser.error("--quick has a model of its own")
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(options.threads)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     copied, results = copy_bytes_per_second(), []
     for shape in QUICK if options.quick else [by_name[name] for name in names]:
@@ -232,7 +249,7 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
                 results.append(measure(shape, codec, choice, Path(folder)))
     dist.destroy_process_group()
     show(results, copied)
-    write("boundary", {"copy_bytes_per_second": copied, "rows": results}, options.quick)
+    write("boundary", {"copy_bytes_per_second": copied, "threads": options.threads, "rows": results}, options.quick)
     found = missed(results)
     judge(found, options.check)
     return found

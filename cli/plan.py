@@ -22,9 +22,9 @@ from dilocox.node.clock import (
     Method,
     Site,
     estimate,
-    model_payload_bytes,
     ring,
 )
+from dilocox.node.disk import Written
 from dilocox.node.plan import Inside
 from dilocox.node.tiling import several
 from dilocox.protocol.manifest import Compression, Manifest
@@ -37,6 +37,11 @@ COMPARED = (30, 125, 500)
 """H that are shown beside the run's own, where nobody names any."""
 SPARSE_SHARES = (64, 256, 512)
 """Values of every 4,096 that top-k is shown with."""
+MEGABYTE, TERABYTE = 1e6, 1e12
+DAY = 86400
+"""Seconds."""
+FEWER = 10
+"""--checkpoint-every whose writing is told beside the one that was asked for."""
 MADE_FOR = "default: what the preset, or the one nearest in size, is made for"
 
 
@@ -59,8 +64,18 @@ def plan(
         typer.Option(min=1e-9, help="Of one inner step, computing only, as measured (default: by the device's peak)."),
     ] = None,
     fixed_seconds: Annotated[float, typer.Option(min=0, help="That a round costs whatever its bytes: votes and such.")] = 1.0,
-    encode_seconds: Annotated[float, typer.Option(min=0, help="To encode a cluster's payload.")] = 0.0,
-    apply_seconds: Annotated[float, typer.Option(min=0, help="To check and apply one cluster's payload.")] = 0.0,
+    encode_seconds: Annotated[
+        float | None,
+        typer.Option(min=0, help="To encode a cluster's payload (default: by its codec, on a core for each worker)."),
+    ] = None,
+    apply_seconds: Annotated[
+        float | None, typer.Option(min=0, help="To check and apply one cluster's payload (default: likewise).")
+    ] = None,
+    disk: Annotated[float, typer.Option(min=1, help="Megabytes per second that a box's disk writes for hours.")] = model.DISK
+    / MEGABYTE,
+    checkpoint_every: Annotated[
+        int, typer.Option(min=1, help="As nodes say it: rounds from one complete boundary on their disks to the next.")
+    ] = 1,
     inner_steps: Annotated[
         str, typer.Option(help="H to compare, separated by commas (default: the run's, 30, 125 and 500).")
     ] = "",
@@ -88,12 +103,16 @@ def plan(
         fixed_seconds,
     )
     _check_memory(cluster, machines.device)
-    offers = _offers(manifest, encode_seconds, apply_seconds)
+    offers = [
+        Offer(offer.compression, _measured(offer.method, encode_seconds, apply_seconds))
+        for offer in _offers(manifest, cluster, machines.clusters, disk * MEGABYTE)
+    ]
     advice = advising.advise(site, offers, manifest)
     methods = [advising.lengthened(offer.method, h, manifest) for offer in offers for h in _steps(inner_steps, manifest)]
     rows = [_row(site, method) for method in methods]
     rows.append({**_facts(ring(site)), "parameters": site.parameters, "overlap": "none"})
     assumptions = _assumptions(site, cluster, machines.device if step_seconds is None else "")
+    assumptions += _own_machines(manifest, cluster, advice, site, disk * MEGABYTE, checkpoint_every)
     if assumed:
         assumptions.insert(0, f"not named, so as {like} is made for: {', '.join(assumed)}")
     if as_json:
@@ -107,6 +126,12 @@ def plan(
             "settings": advising.settings_of(advice, manifest),
             "superseded": advising.superseded(manifest),
             "binds": advice.binds,
+            "own_machines": {
+                **{
+                    name: getattr(advice.estimate.method, name) for name in ("encode_seconds", "apply_seconds", "write_seconds")
+                },
+                "written_bytes": asdict(_written(manifest, cluster, advice, site)),
+            },
         }
         print_json(
             {"site": asdict(site), "cluster": asdict(cluster), "advice": advised, "rows": rows, "assumptions": assumptions}
@@ -203,7 +228,16 @@ def _as_run_file(advice: Advice, manifest: Manifest) -> list[str]:
     return [*lines, ""]
 
 
-def _offers(manifest: Manifest, encode_seconds: float, apply_seconds: float) -> list[Offer]:
+def _measured(method: Method, encode_seconds: float | None, apply_seconds: float | None) -> Method:
+    """With seconds that somebody knows."""
+    return replace(
+        method,
+        encode_seconds=method.encode_seconds if encode_seconds is None else encode_seconds,
+        apply_seconds=method.apply_seconds if apply_seconds is None else apply_seconds,
+    )
+
+
+def _offers(manifest: Manifest, cluster: Inside, clusters: int, disk: float) -> list[Offer]:
     """Every codec that the run may take; low rank is none of adapters, which are of low rank themselves."""
     rank = manifest.compression.rank or max(1, manifest.model.hidden_size // 8)
     shares = sorted({*SPARSE_SHARES, manifest.compression.k or SPARSE_SHARES[0]})
@@ -219,8 +253,7 @@ def _offers(manifest: Manifest, encode_seconds: float, apply_seconds: float) -> 
     for name, compression in codecs.items():
         if manifest.model.lora is not None and compression.codec == "lowrank-int4":
             continue
-        size = model_payload_bytes(manifest.model, compression)
-        offers.append(Offer(compression, Method(name, size, 1, 1, "rebase", encode_seconds, apply_seconds)))
+        offers.append(Offer(compression, model.exchanging(manifest, cluster, name, compression, clusters, disk)))
     return offers
 
 
@@ -285,10 +318,34 @@ def _assumptions(site: Site, cluster: Inside, device: str) -> list[str]:
         f" receives theirs, both ways at once, {HEADERS - 1:.1%} of headers; more than two clusters fill {SEVERAL_FILL:.0%}"
         " of it; AllReduce is a ring in 16 bits",
         f"arrives: after {site.fixed_seconds:g} s that a round costs whatever its bytes (`python -m bench.clock` measures yours),"
-        " the codec's seconds and the line's; where that is beyond H a cluster trains on, as far as max_inner_steps allow",
+        " the codec's seconds, the disk's and the line's; where that is beyond H a cluster trains on, as far as max_inner_steps"
+        " allow",
         f"overlap: rebase with half the lead costs {model.DELAY_COST:g} x arrival / H more tokens for the same loss"
         " (docs/results.md), waiting costs its time; the sooner wins",
     ]
+
+
+def _own_machines(
+    manifest: Manifest, cluster: Inside, advice: Advice, site: Site, disk: float, checkpoint_every: int
+) -> list[str]:
+    """What a round as advised takes of them."""
+    method, seconds = advice.estimate.method, advice.estimate.round.seconds
+    most = _written(manifest, cluster, advice, site)
+
+    def a_day(every: int) -> str:
+        return f"{most.each(every) / seconds * DAY / TERABYTE:,.3g} TB a day"
+
+    return [
+        f"codec: {method.encode_seconds:,.3g} s to encode, {method.apply_seconds:,.3g} s to check and apply each of"
+        f" {site.clusters} payloads, beside training on a core for each worker (`python -m bench.boundary` measures yours)",
+        f"disk: {method.write_seconds:,.3g} s of an exchange, at {disk / MEGABYTE:,.0f} MB/s; the box with the most writes"
+        f" {_gigabytes(most.each(checkpoint_every))} a round, {a_day(checkpoint_every)}"
+        + (f", and {a_day(FEWER)} with --checkpoint-every {FEWER}" if checkpoint_every < FEWER else ""),
+    ]
+
+
+def _written(manifest: Manifest, cluster: Inside, advice: Advice, site: Site) -> Written:
+    return model.most_written(manifest.model_copy(update={"compression": advice.compression}), cluster, site.clusters)
 
 
 def _gigabytes(count: float) -> str:

@@ -116,8 +116,8 @@ ALIKE = 0.005
 HORIZONS = tuple(sorted({round(5 * 1.25**power) for power in range(25)}))
 """H that are looked at, 5 to 1,059, …"""
 LEAST_STEPS, LEAST_SECONDS = 10, 30.0
-"""… but none below so many steps whose round is shorter than this: the clock does not count what a round takes of its own machines
-(4 bytes for each parameter on the disk, votes, scores); …"""
+"""… but none below so many steps whose round is shorter than this: the clock does not count all that a round takes of its own
+machines (votes, scores, how soon a disk is worn out); …"""
 LEAST_ROUNDS = 10
 """… and in short runs no more than make so many rounds."""
 

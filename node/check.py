@@ -10,25 +10,22 @@ from enum import StrEnum
 from pathlib import Path
 
 from dilocox.node.boxes.link import address_on, exposed
-from dilocox.node.clock import model_payload_bytes
 from dilocox.node.data.check import check_corpus, check_whole, must_bring_own
+from dilocox.node.disk import disk_bytes, held_bytes, written
 from dilocox.node.employed import has_trained
 from dilocox.node.machine import Machine, this_machine
-from dilocox.node.memory import host_bytes, lacks, stage_bytes
+from dilocox.node.memory import host_bytes, lacks
 from dilocox.node.privacy import Account, Budget, open_account, steps_left
-from dilocox.node.starts import BOUNDARIES_KEPT, RECENT_STATES, SNAPSHOTS_KEPT
 from dilocox.node.tiling import tile
-from dilocox.protocol import auditing
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Finding, Level
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import imported_bytes, state_bytes
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import last_built
 from dilocox.transport.data_directory import load_identity, run_folder
 
-__all__ = ["Here", "Role", "disk_bytes", "held_bytes", "no_part", "of_machine", "of_own_data", "of_part", "of_room"]
+__all__ = ["Here", "Role", "no_part", "of_machine", "of_own_data", "of_part", "of_room"]
 
 
 class Role(StrEnum):
@@ -94,7 +91,8 @@ def of_room(manifest: Manifest, home: Path, devices: int | None) -> Iterator[Fin
     """Devices, memory, disk: of a machine that is a cluster by itself."""
     yield from _devices(manifest, devices)
     what = f"states, boundaries and payloads of {manifest.start_clusters} clusters take"
-    yield _disk(home, disk_bytes(manifest, manifest.start_clusters), what)
+    each = written(manifest, manifest.start_clusters).each(1)
+    yield _disk(home, disk_bytes(manifest, manifest.start_clusters), what, f"; each round writes {each / 1e9:,.1f}")
 
 
 def no_part(manifest: Manifest, me: str, role: Role) -> str:
@@ -178,36 +176,15 @@ def _memory(manifest: Manifest, machine: Machine) -> Finding:
     return Finding(Level.FINE, "memory", f"{machine.host_bytes / 1e9:,.1f} GB; outer state takes {needed:,.1f} of it")
 
 
-def disk_bytes(manifest: Manifest, clusters: int) -> int:
-    """That a box which holds all stages fills at most, beside data and chain: states that it keeps (with one that arrives),
-    boundaries (with one that is being written), states of phases that may be audited, weights that adapters are added to, and the
-    payloads of so many clusters until two later snapshots are agreed."""
-    stages = range(manifest.model.stages)
-    held = stage_bytes(manifest, stages, half=False)
-    boundaries = (BOUNDARIES_KEPT + 1) * (2 * held.gradients + held.moments)  # anchor, feedback; moments
-    marks = (auditing.WAIT + 2) * (manifest.audit.segments + 1) * manifest.phase_bytes if manifest.audit.segments else 0
-    return held_bytes(manifest, clusters) + int(boundaries + marks)
-
-
-def held_bytes(manifest: Manifest, clusters: int) -> int:
-    """That who keeps for others fills at most, beside data and chain: the same without boundaries and phases."""
-    model, stages = manifest.model, range(manifest.model.stages)
-    states = (SNAPSHOTS_KEPT + RECENT_STATES + 1) * sum(state_bytes(model, stage) for stage in stages)
-    payload = model_payload_bytes(model, manifest.compression)
-    rounds = (SNAPSHOTS_KEPT + 1) * manifest.rounds.snapshot_every
-    frozen = sum(max(imported_bytes(model, stage)) for stage in stages) if model.lora is not None else 0
-    return int(states + frozen + clusters * rounds * payload)
-
-
-def _disk(home: Path, wanted: int, what: str) -> Finding:
-    """`what` takes so many bytes."""
+def _disk(home: Path, wanted: int, what: str, more: str = "") -> Finding:
+    """`what` takes so many bytes; `more`: what else is said of it."""
     there = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.is_dir())
     if not os.access(there, os.W_OK | os.X_OK):
         return Finding(
             Level.WRONG, "disk", f"nothing can be written at {there}", "name another folder with --home, or make it yours"
         )
     free = shutil.disk_usage(there).free
-    says = f"{free / 1e9:,.1f} GB free at {home}; {what} {wanted / 1e9:,.1f}"
+    says = f"{free / 1e9:,.1f} GB free at {home}; {what} {wanted / 1e9:,.1f}{more}"
     if free < wanted:
         return Finding(Level.WRONG, "disk", says, "make room, or name another folder with --home")
     return Finding(Level.FINE, "disk", says)

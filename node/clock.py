@@ -5,8 +5,9 @@ plan`, the lab and the tests read the same one, and `python -m bench.clock` hold
     the line       every contributor's payload goes to the n - 1 others: a box sends its share n - 1 times and receives n - 1
                    shares, both ways at once, with the headers of every layer; the slower direction counts. Several transfers
                    at once do not fill it
-    the exchange   from the end of a phase until its commit can be applied: what every round costs (checkpoint, ballot, votes),
-                   encoding, the line, and checking and applying n payloads
+    the exchange   from the end of a phase until its commit can be applied: what every round costs (ballot, votes), encoding, the
+                   disk (boundary and payload before it is announced, the state before it is voted on), the line, and checking
+                   and applying n payloads
     arrival step   inner steps of the next phase that are done when its commit arrives: exchange / step, rounded up
     a round        none               H steps, then the exchange
                    delayed, rebase    H steps beside the exchange; where that takes longer the cluster trains on, to
@@ -111,7 +112,7 @@ class Site:
     boxes: int = 1
     """Of one cluster; each has its own line, and its share of the stages."""
     fixed_seconds: float = 0.0
-    """That every round costs, whatever its bytes: checkpoint, ballot, votes, commit."""
+    """That every round costs, whatever its bytes: ballot, votes, commit."""
 
     def copies_seconds(self, payload_bytes: float) -> float:
         """Until every payload has reached the other clusters."""
@@ -130,6 +131,8 @@ class Method:
     encode_seconds: float = 0.0
     apply_seconds: float = 0.0
     """To check and apply one cluster's payload."""
+    write_seconds: float = 0.0
+    """Until the disk has what a payload is announced after, and then the committed state."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ def estimate(site: Site, method: Method) -> Estimate:
 def exchange_seconds(site: Site, method: Method) -> float:
     """From the end of a phase until its commit can be applied."""
     codec = method.encode_seconds + site.clusters * method.apply_seconds
-    return site.fixed_seconds + codec + site.copies_seconds(method.payload_bytes)
+    return site.fixed_seconds + codec + method.write_seconds + site.copies_seconds(method.payload_bytes)
 
 
 def arrival_step(step_seconds: float, exchange: float) -> int:
@@ -229,9 +232,10 @@ class Timeline:
 # Bytes of a codec
 
 
-def model_payload_bytes(model: Model, compression: Compression) -> float:
-    """`payload_bytes` of all of a model's stages."""
-    shapes = [[spec.shape for spec in stage_tensors(model, stage)] for stage in range(model.stages)]
+def model_payload_bytes(model: Model, compression: Compression, stages: Sequence[int] | None = None) -> float:
+    """`payload_bytes` of these stages of a model; default all."""
+    mine = range(model.stages) if stages is None else stages
+    shapes = [[spec.shape for spec in stage_tensors(model, stage)] for stage in mine]
     return payload_bytes(layouts_of(shapes, compression))
 
 

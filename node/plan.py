@@ -8,27 +8,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from dilocox.node.clock import Estimate, Line, Method, Overlap, Site, Step, estimate, ring
+from dilocox.node.clock import Estimate, Line, Method, Overlap, Site, Step, estimate, model_payload_bytes, ring
+from dilocox.node.disk import Written, written
 from dilocox.node.memory import HALF, WIDE, Device, bubble, fullest_device, host_bytes
 from dilocox.node.tiling import Tiling, chunks, tile
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.manifest import Manifest, Model
+from dilocox.protocol.manifest import Compression, Manifest, Model
 from dilocox.protocol.tensors import TensorSpec, stage_tensors, stage_weights
 
 __all__ = [
     "DELAY_COST",
     "DEVICE_BYTES",
+    "DISK",
     "EFFICIENCY",
     "MADE_FOR",
     "PAPER",
     "PAPER_RATIO",
     "PEAKS",
     "PUBLISHED",
+    "SPEEDS",
     "Inside",
     "Setting",
+    "Speed",
+    "exchanging",
     "flops_per_token",
     "inside",
     "like_the_paper",
+    "most_written",
     "paper_rows",
     "recommend",
     "step_of",
@@ -71,6 +77,29 @@ DEVICE_BYTES = {"a100": 80e9, "a800": 80e9, "h100": 80e9, "h200": 141e9, "l40s":
 """Of their memory."""
 EFFICIENCY = 0.4
 """Of the peak, that a transformer's steps reach while nothing is waited for: what well-kept trainers report on such GPUs."""
+DISK = 1e9
+"""Bytes per second that a box's disk writes for hours: an NVMe one, once its fast part is full."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of a codec, by one core: values per second."""
+
+    encoded: float
+    applied: float
+    """Of one cluster's payload, with what checking takes."""
+
+
+SPEEDS = {
+    "fp16": Speed(40e6, 160e6),
+    "lowrank-int4": Speed(35e6, 140e6),
+    "int4": Speed(80e6, 250e6),
+    "int2": Speed(140e6, 380e6),
+    "topk-int2": Speed(105e6, 270e6),
+}
+"""By codec: about half of what `python -m bench.boundary --threads 1` finds on idle cores."""
+SPEEDS_RANK = 128
+"""Of lowrank-int4 there; other ranks take as much more or less."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +152,41 @@ def _most_sent(tiling: Tiling, turns: int) -> int:
     box_of = [box for box, length in enumerate(tiling.lengths) for _ in range(length)] * turns
     sent = Counter(sender for pair in pairwise(box_of) if pair[0] != pair[1] for sender in pair)
     return max(sent.values(), default=0)
+
+
+def exchanging(
+    manifest: Manifest, cluster: Inside, name: str, compression: Compression, clusters: int, disk: float = DISK
+) -> Method:
+    """A codec on such a cluster, with the run's H: its payload, and what a round takes of the cluster's own machines, which is what
+    the worker with the most values computes on a core of its own, and what the box with the most writes at `disk` bytes a second,
+    in a round whose boundary is complete."""
+    run, tiling = manifest.model_copy(update={"compression": compression}), cluster.tiling
+    workers = chunks(run.model.stages, tiling.length, tiling.schedule)
+    values = max(sum(values_of(run.model, stage) for chunk in worker for stage in chunk) for worker in workers)
+    speed = SPEEDS[compression.codec]
+    slower = (compression.rank or SPEEDS_RANK) / SPEEDS_RANK
+    return Method(
+        name,
+        model_payload_bytes(run.model, compression),
+        run.rounds.inner_steps,
+        run.rounds.max_inner_steps,
+        "rebase",
+        values * slower / speed.encoded,
+        values * slower / speed.applied,
+        most_written(run, cluster, clusters).waited_for / disk,
+    )
+
+
+def most_written(manifest: Manifest, cluster: Inside, clusters: int) -> Written:
+    """In a round, by the box with the most to write of a cluster's."""
+    tiling, stages = cluster.tiling, manifest.model.stages
+    boxes = [written(manifest, clusters, tiling.stages(box, stages)) for box in range(len(tiling.lengths))]
+    return max(boxes, key=lambda box: box.waited_for)
+
+
+def values_of(model: Model, stage: int) -> int:
+    """That are exchanged of a stage."""
+    return sum(spec.elements for spec in stage_tensors(model, stage))
 
 
 def flops_per_token(manifest: Manifest) -> float:

@@ -1,5 +1,6 @@
 """Every bench runs: what a rule asks of a statement since, or a name that moved, breaks those that nobody starts."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ pytestmark = [pytest.mark.e2e]
 BENCH = Path(__file__).parents[2] / "bench"
 MEASURE_NOTHING = {"__main__", "docs", "reference", "exchangers", "reproducers"}
 """The run of all of them, what makes pages of their results, and what two of them start as processes."""
+
+NEEDS = {"bench.standby": ["etcd"]}
+"""Programs that are none of ours, by bench."""
 
 
 def programs() -> dict[str, Path]:
@@ -30,6 +34,8 @@ def test_a_bench_takes_what_all_take(name: str):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", programs())
 def test_a_bench_runs_in_short(name: str):
+    if needs := [program for program in NEEDS.get(name, []) if shutil.which(program) is None]:
+        pytest.skip(f"no {', '.join(needs)} on this machine")
     command = [sys.executable, "-m", name, "--quick"]
     done = subprocess.run(command, cwd=BENCH.parent, capture_output=True, text=True, timeout=30 * PATIENCE_SECONDS)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -53,6 +53,8 @@ def test_clusters_of_boxes_train_to_one_state_over_lines_of_their_own(swarm: Swa
 
 @pytest.mark.thorough
 def test_a_box_that_is_killed_costs_the_other_cluster_no_round(swarm: Swarm):
+    for name in (LEAD, OTHER):
+        swarm.wait_until_counted(name, 1)
     before = swarm.open_round()
     workers = [p for name in (LEAD, BOX) for p in swarm.processes(name) if names(p, WORKER)]
     assert len(workers) == 4

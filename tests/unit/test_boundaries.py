@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from dilocox.node.disk import written
 from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
 from dilocox.node.outer.state import StageState
 from dilocox.node.training.boundaries import Boundaries
 from dilocox.node.training.commits import Commits
 from dilocox.node.training.resume import Resume
-from dilocox.node.training.trainer import Trainer
+from dilocox.node.training.trainer import Commit, Take, Trainer
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.norms import clip_factor
 from dilocox.protocol.pb import worker_pb2 as pb
@@ -168,3 +169,32 @@ def test_who_comes_late_takes_the_learning_rate_that_the_run_has_come_to(process
     assert resume.load(start, lambda: pb.WorkerCommand()) is not None
     assert table.head.trained == 3
     assert late.optimizer.steps == 3 * late.manifest.rounds.inner_steps
+
+
+@pytest.mark.parametrize("optimizer", RUNS)
+def test_a_round_writes_as_much_as_is_said(optimizer: str, process_group: None, tmp_path: Path):
+    """But for headers and the codec's warm starts."""
+    run = manifest(training={"optimizer": optimizer}, rounds={"count": 9}, compression={"codec": "int2", "rank": None})
+    trainer, store = Trainer(run), BlobStore(tmp_path / "blobs")
+    trainer.load_initial()
+    said = written(run, clusters=3)
+    boundaries = Boundaries(tmp_path / "stages", 2, "us", trainer, store)
+    for round in range(1, 5):
+        for _ in range(2):
+            trainer.step(TOKENS, TOKENS)
+        trainer.end_phase(round, restart=False)
+        metas = boundaries.begin(meta(round, trainer), BASES)().values()
+        wrote = sum(path.stat().st_size for path in (tmp_path / "stages").glob(f"*/{round:08d}/*.safetensors"))
+        assert wrote == pytest.approx(said.boundary + (round != 3) * said.complete, rel=0.02), "the first is complete, too"
+        payloads = [bytes.fromhex(each.payload) for each in metas]
+        assert sum(len(store.view(digest)) for digest in payloads) == pytest.approx(said.payload, rel=0.02)
+        commit = Commit(round, 0, [Take("us", 1, payloads)])
+        trainer.prepare(commit, store.view, "us", dict(enumerate(payloads)))
+        states = [state.digest for state in Commits(run, trainer, store).store_states()]
+        assert sum(len(store.view(digest)) for digest in states) == said.state
+        trainer.rebase()
+    others = written(run, clusters=1)
+    assert said.others == 2 * said.payload
+    assert others.others == 0
+    assert said.waited_for == said.boundary + said.complete + said.payload + said.state
+    assert said.each(4) == said.boundary + said.complete / 4 + 3 * said.payload + said.state

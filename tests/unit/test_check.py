@@ -16,7 +16,6 @@ from dilocox.cli import check
 from dilocox.cli.init import render_preset
 from dilocox.cli.main import app
 from dilocox.node import check as checks
-from dilocox.node import memory
 from dilocox.node.check import Here, Role
 from dilocox.node.check_link import Seen
 from dilocox.node.daemon import warn_of_room
@@ -322,14 +321,6 @@ def test_a_folder_that_cannot_be_written_is_said_so(tmp_path: Path, monkeypatch:
     assert asked == [(tmp_path, os.W_OK | os.X_OK)]
 
 
-def test_disk_is_what_states_boundaries_and_payloads_take():
-    """By hand, of a run whose payloads are as large as what they stand for."""
-    run = manifest(compression={"codec": "fp32", "rank": None}, rounds={"snapshot_every": 4})
-    weights = memory.stage_bytes(run, range(run.model.stages), half=False).weights
-    expected = 5 * 2 * weights + 3 * (2 + 2) * weights + 7 * 3 * 4 * weights
-    assert checks.disk_bytes(run, 7) == pytest.approx(expected, rel=0.02)
-
-
 # What else a machine may be, and what a node's own data may give away
 
 
@@ -339,9 +330,6 @@ def test_a_machine_that_keeps_is_judged_by_what_it_keeps(tmp_path: Path):
     for role in (Role.HOLDER, Role.ARCHIVE):
         found = [*checks.of_machine(large, here(tmp_path, role=role))]
         assert {finding.about for finding in found} == {"disk", "port"}
-    run = manifest(compression={"codec": "fp32", "rank": None}, rounds={"snapshot_every": 4})
-    weights = memory.stage_bytes(run, range(run.model.stages), half=False).weights
-    assert checks.held_bytes(run, 7) == pytest.approx(5 * 2 * weights + 7 * 3 * 4 * weights, rel=0.02)
 
 
 def part(run: Manifest, at: Here) -> tuple[Level, str]:

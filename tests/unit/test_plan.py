@@ -16,7 +16,8 @@ import torch
 from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS, REFERENCES, Arm
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node import advice, memory, plan
-from dilocox.node.clock import HEADERS, Line, Method, Site, Step, estimate, layouts_of, payload_bytes
+from dilocox.node.clock import HEADERS, Line, Method, Site, Step, estimate, layouts_of, model_payload_bytes, payload_bytes
+from dilocox.node.disk import written
 from dilocox.node.outer.state import StageState
 from dilocox.node.plan import PAPER, PUBLISHED
 from dilocox.node.training.trainer import Trainer
@@ -90,6 +91,23 @@ def test_estimated_bytes_are_those_of_real_payloads():
         state.feedback.normal_(std=1e-3)
         real = len(state.encode().raw)
         assert payload_bytes(layouts_of([shapes], compression)) == pytest.approx(real, rel=0.06)
+
+
+def test_codec_and_disk_are_those_of_the_fullest_worker_and_box():
+    """Three stages on two boxes of one device: one computes and writes two of them."""
+    run = manifest(model={"layers": 4, "stages": 3})
+    cluster = plan.inside(run, [1, 1])
+    both = cluster.tiling.stages(0, 3)
+    assert len(both) == 2
+    values = sum(spec.elements for stage in both for spec in stage_tensors(run.model, stage))
+    for compression in (Compression(codec="int2"), Compression(rank=16), Compression(rank=8)):
+        found = plan.exchanging(run, cluster, "x", compression, clusters=3, disk=1e6)
+        speed, slower = plan.SPEEDS[compression.codec], (compression.rank or plan.SPEEDS_RANK) / plan.SPEEDS_RANK
+        assert found.encode_seconds == pytest.approx(slower * values / speed.encoded)
+        assert found.apply_seconds == pytest.approx(slower * values / speed.applied)
+        sent = run.model_copy(update={"compression": compression})
+        assert found.write_seconds == written(sent, 3, both).waited_for / 1e6
+        assert found.payload_bytes == model_payload_bytes(run.model, compression)
 
 
 def test_it_recommends_waiting_where_waiting_is_sooner():
@@ -320,12 +338,8 @@ def test_a_step_that_is_faster_than_a_device_that_nobody_named_says_how_to_name_
 
 DEADLINE = 1.5
 """Rounds: boxes are as much slower than what a preset is made for, and count."""
-SPEEDS = {"int2": (140e6, 380e6), "topk-int2": (105e6, 270e6)}
-"""By codec: values encoded and applied in a second and core, about half of what an idle one does
-here (243 and 771 million of int2, 184 and 587 of topk-int2 with k = 512); to check them takes a hundredth of that. Whose are slower
-says so to `dilocox plan`, with --encode-seconds."""
 LONGER = 1.25
-"""H of a preset, at most, over the shortest that hides what the codec takes, too: it divides a run."""
+"""H of a preset, at most, over the shortest that hides its exchange: it divides a run."""
 
 
 def rows(told: Mapping[str, Any], preset: Manifest) -> list[dict[str, Any]]:
@@ -337,17 +351,14 @@ def rows(told: Mapping[str, Any], preset: Manifest) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", sorted(set(preset_names()) - {"qwen1.5-107b"}))
 def test_a_preset_takes_what_is_advised_for_the_machines_that_it_is_made_for(name: str):
     preset = Manifest.from_toml(render_preset(name, "x", "00" * 32))
-    h, made_for = preset.rounds.inner_steps, plan.MADE_FOR[name]
-    of_worker = parameter_count(preset.model) / made_for.boxes / made_for.devices
-    encoded, applied = SPEEDS[preset.compression.codec]
-    codec = ["--encode-seconds", str(of_worker / encoded), "--apply-seconds", str(of_worker / applied)]
-    told = json.loads(dilocox("--preset", name, "--inner-steps", str(h), *codec, "--json").stdout)
+    h = preset.rounds.inner_steps
+    told = json.loads(dilocox("--preset", name, "--inner-steps", str(h), "--json").stdout)
     (row,) = rows(told, preset)
     assert row["arrival_step"] <= row["steps"] == h, "it hides its exchange"
     rounds = preset.rounds
     assert rounds.deadline_seconds >= DEADLINE * row["round_seconds"], "no round is cut off before deadlines are learnt"
     assert rounds.deadline_seconds >= rounds.vote_seconds >= row["exchange_seconds"], "nor are votes, which want all payloads"
-    told = json.loads(dilocox("--preset", name, "--inner-steps", ",".join(map(str, range(1, h + 1))), *codec, "--json").stdout)
+    told = json.loads(dilocox("--preset", name, "--inner-steps", ",".join(map(str, range(1, h + 1))), "--json").stdout)
     shortest = min(row["inner_steps"] for row in rows(told, preset) if row["arrival_step"] <= row["inner_steps"])
     told = json.loads(dilocox("--preset", name, "--json").stdout)
     advised_steps = told["advice"]["settings"]["rounds"]["inner_steps"]
@@ -360,6 +371,26 @@ def test_a_preset_takes_what_is_advised_for_the_machines_that_it_is_made_for(nam
         settings["rounds"].pop(key)
     for section, values in settings.items():
         assert values.items() <= getattr(preset, section).model_dump().items()
+
+
+def test_a_slow_disk_makes_longer_rounds_and_what_it_writes_is_told():
+    def told(*more: str) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(dilocox("--preset", "llama-350m", "--json", *more).stdout)
+        return answer
+
+    usual, slow = told()["advice"], told("--disk", "100")["advice"]
+    machines = usual["own_machines"]
+    assert slow["own_machines"]["write_seconds"] == pytest.approx(10 * machines["write_seconds"])
+    assert slow["inner_steps"] > usual["inner_steps"]
+    bytes_of = machines["written_bytes"]
+    whole, fewer = sum(bytes_of.values()), sum(bytes_of.values()) - 0.75 * bytes_of["complete"]
+    a_day = 86400 / usual["round_seconds"] / 1e12
+    assert f"{whole * a_day:,.3g} TB a day, and" in " ".join(told()["assumptions"])
+    assert f"{fewer * a_day:,.3g} TB a day, and" in " ".join(told("--checkpoint-every", "4")["assumptions"])
+    assert "TB a day, and" not in " ".join(told("--checkpoint-every", "10")["assumptions"])
+    named = told("--encode-seconds", "50", "--apply-seconds", "7")["advice"]
+    assert (named["own_machines"]["encode_seconds"], named["own_machines"]["apply_seconds"]) == (50, 7)
+    assert named["exchange_seconds"] > 50 + 4 * 7
 
 
 def test_every_preset_says_what_it_is_made_for():
@@ -443,7 +474,7 @@ def test_the_command_compares_codecs_and_says_what_it_assumes():
     rows = {(row["codec"], row["inner_steps"]): row for row in report["rows"]}
     assert ("int2", 10) in rows
     assert rows[("fp16", 20)]["payload_bytes"] > 10 * rows[("topk-int2 256", 20)]["payload_bytes"]
-    assert len(report["assumptions"]) == 10
+    assert len(report["assumptions"]) == 12
     assert report["site"]["step"]["activations"] == 0, "no pipeline leaves its box"
     assert "+0.7%" in dilocox("--paper").stdout
     wrongs = (["--bandwidth", "fast"], ["--inner-steps", "0"], ["--preset", "none"], ["nowhere.toml"], ["--device", "abacus"])

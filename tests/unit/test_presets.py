@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from dilocox.cli.init import averaging, preset_names, render_preset
 from dilocox.cli.main import app
-from dilocox.node.check import held_bytes
+from dilocox.node.disk import held_bytes
 from dilocox.node.memory import stage_bytes
 from dilocox.node.plan import MADE_FOR
 from dilocox.node.training.model import build_chain
