@@ -132,9 +132,10 @@ class Scale:
 
     @property
     def tuned_for(self) -> dict[str, Any]:
-        """What settings are chosen for, of whatever length a run is."""
-        said = {"preset": self.preset, "clusters": self.clusters, "step_seconds": self.step_seconds, "line": self.line}
-        return {**said, "text": self.text.digest}
+        """What settings are chosen for, of whatever length a run is. A step's seconds are in it where the line's speed is: by the
+        paper's ratio the line goes with them, and commits come after as many steps."""
+        said = {"preset": self.preset, "clusters": self.clusters, "line": self.line, "text": self.text.digest}
+        return said if self.line is None else {**said, "step_seconds": self.step_seconds}
 
     @property
     def model(self) -> Manifest:
@@ -211,7 +212,8 @@ def chosen(scale: Scale, method: Method) -> Settings:
     for path in (RESULTS / f"{TUNED}.json", RESULTS / f"{TUNED_OTHER}.json", FOLDER / f"{TUNED}.json"):
         if path.exists():
             found = json.loads(path.read_text())["results"]
-            if found["scale"] == scale.tuned_for:
+            of = {key: value for key, value in found["scale"].items() if key != "step_seconds" or scale.line is not None}
+            if of == scale.tuned_for:
                 best: Settings = found["rows"].get(method.tuned_as, {}).get("chosen", {})
                 return best
     return {}

@@ -357,7 +357,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--preset", default="", choices=["", *preset_names()], help="a bigger model than the toy, in one stage")
     parser.add_argument("--clusters", type=int, default=PAPER.clusters)
     parser.add_argument("--steps", type=int, help=f"inner steps of a cluster (default {STEPS})")
-    parser.add_argument("--step-seconds", type=float, default=0.08, help="that computing a step takes at least")
+    parser.add_argument("--step-seconds", type=float, default=0.09, help="that computing a step takes at least")
     parser.add_argument("--line", help="of a cluster, each way, such as 20mbit (default: the published ratio)")
     parser.add_argument("--data", metavar="NAME=DIR", help="a corpus of `dilocox data build` (default: the standard library)")
     options = parser.parse_args(arguments)
