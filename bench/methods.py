@@ -212,8 +212,7 @@ def chosen(scale: Scale, method: Method) -> Settings:
     for path in (RESULTS / f"{TUNED}.json", RESULTS / f"{TUNED_OTHER}.json", FOLDER / f"{TUNED}.json"):
         if path.exists():
             found = json.loads(path.read_text())["results"]
-            of = {key: value for key, value in found["scale"].items() if key != "step_seconds" or scale.line is not None}
-            if of == scale.tuned_for:
+            if found["scale"] == scale.tuned_for:
                 best: Settings = found["rows"].get(method.tuned_as, {}).get("chosen", {})
                 return best
     return {}

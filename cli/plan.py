@@ -24,7 +24,6 @@ from dilocox.node.clock import (
     estimate,
     ring,
 )
-from dilocox.node.disk import Written
 from dilocox.node.plan import Inside
 from dilocox.node.tiling import several
 from dilocox.protocol.manifest import Compression, Manifest
@@ -66,15 +65,22 @@ def plan(
     fixed_seconds: Annotated[float, typer.Option(min=0, help="That a round costs whatever its bytes: votes and such.")] = 1.0,
     encode_seconds: Annotated[
         float | None,
-        typer.Option(min=0, help="To encode a cluster's payload (default: by its codec, on a core for each worker)."),
+        typer.Option(
+            min=0, help="To encode a cluster's payload, by any codec (default: as each takes on a core for each worker)."
+        ),
     ] = None,
     apply_seconds: Annotated[
         float | None, typer.Option(min=0, help="To check and apply one cluster's payload (default: likewise).")
     ] = None,
-    disk: Annotated[float, typer.Option(min=1, help="Megabytes per second that a box's disk writes for hours.")] = model.DISK
-    / MEGABYTE,
+    disk_mb_per_second: Annotated[int, typer.Option(min=1, help="That a box's disk writes for hours.")] = int(
+        model.DISK / MEGABYTE
+    ),
     checkpoint_every: Annotated[
-        int, typer.Option(min=1, help="As nodes say it: rounds from one complete boundary on their disks to the next.")
+        int,
+        typer.Option(
+            min=1,
+            help="As its nodes say: live parameters and moments are written every so many rounds. For what is written a day.",
+        ),
     ] = 1,
     inner_steps: Annotated[
         str, typer.Option(help="H to compare, separated by commas (default: the run's, 30, 125 and 500).")
@@ -105,14 +111,20 @@ def plan(
     _check_memory(cluster, machines.device)
     offers = [
         Offer(offer.compression, _measured(offer.method, encode_seconds, apply_seconds))
-        for offer in _offers(manifest, cluster, machines.clusters, disk * MEGABYTE)
+        for offer in _offers(manifest, cluster, machines.clusters, disk_mb_per_second * MEGABYTE)
     ]
     advice = advising.advise(site, offers, manifest)
     methods = [advising.lengthened(offer.method, h, manifest) for offer in offers for h in _steps(inner_steps, manifest)]
     rows = [_row(site, method) for method in methods]
     rows.append({**_facts(ring(site)), "parameters": site.parameters, "overlap": "none"})
     assumptions = _assumptions(site, cluster, machines.device if step_seconds is None else "")
-    assumptions += _own_machines(manifest, cluster, advice, site, disk * MEGABYTE, checkpoint_every)
+    assumptions.append(_codec(advice.estimate.method, model.most_values(manifest.model, cluster), site))
+    own = model.exchanging(manifest, cluster, "own", manifest.compression, site.clusters, disk_mb_per_second * MEGABYTE)
+    as_it_is = estimate(site, _measured(own, encode_seconds, apply_seconds))
+    wear = {
+        "advised": _wear(manifest, cluster, advice.compression, advice.estimate, site, checkpoint_every),
+        "own": _wear(manifest, cluster, manifest.compression, as_it_is, site, checkpoint_every),
+    }
     if assumed:
         assumptions.insert(0, f"not named, so as {like} is made for: {', '.join(assumed)}")
     if as_json:
@@ -126,12 +138,8 @@ def plan(
             "settings": advising.settings_of(advice, manifest),
             "superseded": advising.superseded(manifest),
             "binds": advice.binds,
-            "own_machines": {
-                **{
-                    name: getattr(advice.estimate.method, name) for name in ("encode_seconds", "apply_seconds", "write_seconds")
-                },
-                "written_bytes": asdict(_written(manifest, cluster, advice, site)),
-            },
+            "codec_seconds": {"encode": advice.estimate.method.encode_seconds, "apply": advice.estimate.method.apply_seconds},
+            "disk": wear,
         }
         print_json(
             {"site": asdict(site), "cluster": asdict(cluster), "advice": advised, "rows": rows, "assumptions": assumptions}
@@ -139,7 +147,7 @@ def plan(
         return
     columns = ["codec", "H", "bytes", "bit/param", "line s", "arrives at step", "steps", "utilisation", "tokens/s", "overlap"]
     print_table(columns, [_cells(row) for row in rows])
-    for sentence in (*_advised(advice, manifest), *_as_run_file(advice, manifest)):
+    for sentence in (*_advised(advice, manifest), *_worn(wear, checkpoint_every), *_as_run_file(advice, manifest)):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     for sentence in assumptions:
         console.print(sentence, style="dim", highlight=False, soft_wrap=True)
@@ -325,27 +333,47 @@ def _assumptions(site: Site, cluster: Inside, device: str) -> list[str]:
     ]
 
 
-def _own_machines(
-    manifest: Manifest, cluster: Inside, advice: Advice, site: Site, disk: float, checkpoint_every: int
-) -> list[str]:
-    """What a round as advised takes of them."""
-    method, seconds = advice.estimate.method, advice.estimate.round.seconds
-    most = _written(manifest, cluster, advice, site)
-
-    def a_day(every: int) -> str:
-        return f"{most.each(every) / seconds * DAY / TERABYTE:,.3g} TB a day"
-
-    return [
+def _codec(method: Method, values: int, site: Site) -> str:
+    return (
         f"codec: {method.encode_seconds:,.3g} s to encode, {method.apply_seconds:,.3g} s to check and apply each of"
-        f" {site.clusters} payloads, beside training on a core for each worker (`python -m bench.boundary` measures yours)",
-        f"disk: {method.write_seconds:,.3g} s of an exchange, at {disk / MEGABYTE:,.0f} MB/s; the box with the most writes"
-        f" {_gigabytes(most.each(checkpoint_every))} a round, {a_day(checkpoint_every)}"
-        + (f", and {a_day(FEWER)} with --checkpoint-every {FEWER}" if checkpoint_every < FEWER else ""),
+        f" {site.clusters} payloads, beside training: by a core for each worker, of which one has {values:,} values"
+        " (`python -m bench.boundary --threads 1` tells your values a second)"
+    )
+
+
+def _wear(
+    manifest: Manifest, cluster: Inside, compression: Compression, found: Estimate, site: Site, checkpoint_every: int
+) -> dict[str, float]:
+    """Of the disk of the box that writes the most, in such rounds."""
+    rounds = manifest.rounds.model_copy(update={"inner_steps": found.method.inner_steps})
+    run = manifest.model_copy(update={"compression": compression, "rounds": rounds})
+    boxes = model.written_by_box(run, cluster, site.clusters)
+    fewer = max(FEWER, checkpoint_every)
+    bytes_of = {every: max(box.in_a_round(every) for box in boxes) for every in (checkpoint_every, fewer)}
+    return {
+        "inner_steps": found.method.inner_steps,
+        "write_seconds": found.method.write_seconds,
+        "round_bytes": bytes_of[checkpoint_every],
+        "day_bytes": bytes_of[checkpoint_every] / found.round.seconds * DAY,
+        "fewer_day_bytes": bytes_of[fewer] / found.round.seconds * DAY,
+    }
+
+
+def _worn(wear: dict[str, dict[str, float]], checkpoint_every: int) -> list[str]:
+    advised, own = wear["advised"], wear["own"]
+
+    def a_day(count: float) -> str:
+        return f"{count / TERABYTE:,.3g} TB a day"
+
+    less = (
+        f" ({a_day(advised['fewer_day_bytes'])} where its nodes say --checkpoint-every {FEWER}: a restart in between goes on"
+        " from the committed model)"
+    )
+    return [
+        f"disks wear out: in such rounds the box with the most writes {_gigabytes(advised['round_bytes'])} each,"
+        f" {a_day(advised['day_bytes'])}{less if checkpoint_every < FEWER else ''}; as the run is, with H ="
+        f" {own['inner_steps']:,}, {a_day(own['day_bytes'])}. Of an exchange {advised['write_seconds']:,.3g} s are the disk's"
     ]
-
-
-def _written(manifest: Manifest, cluster: Inside, advice: Advice, site: Site) -> Written:
-    return model.most_written(manifest.model_copy(update={"compression": advice.compression}), cluster, site.clusters)
 
 
 def _gigabytes(count: float) -> str:

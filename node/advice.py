@@ -258,9 +258,13 @@ def _binds(site: Site, chosen: Estimate, least: int) -> str:
         return f"its steps are this long because of {between}"
     if chosen.arrival_step < chosen.method.inner_steps == least:  # else one step fewer would not hide it
         return f"nothing shorter than {least} steps is looked at"
-    line, rest, all_of_it = chosen.line_seconds, chosen.exchange_seconds - chosen.line_seconds, chosen.exchange_seconds
-    if line >= rest:
-        why = f"the line to the other clusters: {line:,.3g} of the exchange's {all_of_it:,.3g} s"
-    else:
-        why = f"what a round costs whatever its bytes, and the codec: {rest:,.3g} of the exchange's {all_of_it:,.3g} s"
+    method, all_of_it = chosen.method, chosen.exchange_seconds
+    parts = {
+        "the line to the other clusters": chosen.line_seconds,
+        "the codec": method.encode_seconds + site.clusters * method.apply_seconds,
+        "the disk": method.write_seconds + max(0.0, method.receive_seconds - chosen.line_seconds),
+        "what a round costs whatever its bytes": site.fixed_seconds,
+    }
+    most = max(parts, key=lambda part: parts[part])
+    why = f"{most}: {parts[most]:,.3g} of the exchange's {all_of_it:,.3g} s"
     return f"its rounds are this long because of {why}"

@@ -91,8 +91,11 @@ def of_room(manifest: Manifest, home: Path, devices: int | None) -> Iterator[Fin
     """Devices, memory, disk: of a machine that is a cluster by itself."""
     yield from _devices(manifest, devices)
     what = f"states, boundaries and payloads of {manifest.start_clusters} clusters take"
-    each = written(manifest, manifest.start_clusters).each(1)
-    yield _disk(home, disk_bytes(manifest, manifest.start_clusters), what, f"; each round writes {each / 1e9:,.1f}")
+    yield _disk(home, disk_bytes(manifest, manifest.start_clusters), what)
+    each = written(manifest, manifest.start_clusters).in_a_round(1)
+    yield Finding(
+        Level.FINE, "wear", f"each round writes {each / 1e9:,.1f} GB to that disk anew; --checkpoint-every makes it less"
+    )
 
 
 def no_part(manifest: Manifest, me: str, role: Role) -> str:
@@ -176,15 +179,15 @@ def _memory(manifest: Manifest, machine: Machine) -> Finding:
     return Finding(Level.FINE, "memory", f"{machine.host_bytes / 1e9:,.1f} GB; outer state takes {needed:,.1f} of it")
 
 
-def _disk(home: Path, wanted: int, what: str, more: str = "") -> Finding:
-    """`what` takes so many bytes; `more`: what else is said of it."""
+def _disk(home: Path, wanted: int, what: str) -> Finding:
+    """`what` takes so many bytes."""
     there = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.is_dir())
     if not os.access(there, os.W_OK | os.X_OK):
         return Finding(
             Level.WRONG, "disk", f"nothing can be written at {there}", "name another folder with --home, or make it yours"
         )
     free = shutil.disk_usage(there).free
-    says = f"{free / 1e9:,.1f} GB free at {home}; {what} {wanted / 1e9:,.1f}{more}"
+    says = f"{free / 1e9:,.1f} GB free at {home}; {what} {wanted / 1e9:,.1f}"
     if free < wanted:
         return Finding(Level.WRONG, "disk", says, "make room, or name another folder with --home")
     return Finding(Level.FINE, "disk", says)

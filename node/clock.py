@@ -6,8 +6,8 @@ plan`, the lab and the tests read the same one, and `python -m bench.clock` hold
                    shares, both ways at once, with the headers of every layer; the slower direction counts. Several transfers
                    at once do not fill it
     the exchange   from the end of a phase until its commit can be applied: what every round costs (ballot, votes), encoding, the
-                   disk (boundary and payload before it is announced, the state before it is voted on), the line, and checking
-                   and applying n payloads
+                   disk (boundary and payload before it is announced, the committed state before anybody trains on it), the line,
+                   and checking and applying n payloads
     arrival step   inner steps of the next phase that are done when its commit arrives: exchange / step, rounded up
     a round        none               H steps, then the exchange
                    delayed, rebase    H steps beside the exchange; where that takes longer the cluster trains on, to
@@ -133,6 +133,8 @@ class Method:
     """To check and apply one cluster's payload."""
     write_seconds: float = 0.0
     """Until the disk has what a payload is announced after, and then the committed state."""
+    receive_seconds: float = 0.0
+    """Until it has the others' payloads: beside the line."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,8 @@ def estimate(site: Site, method: Method) -> Estimate:
 def exchange_seconds(site: Site, method: Method) -> float:
     """From the end of a phase until its commit can be applied."""
     codec = method.encode_seconds + site.clusters * method.apply_seconds
-    return site.fixed_seconds + codec + method.write_seconds + site.copies_seconds(method.payload_bytes)
+    coming = max(site.copies_seconds(method.payload_bytes), method.receive_seconds)
+    return site.fixed_seconds + codec + method.write_seconds + coming
 
 
 def arrival_step(step_seconds: float, exchange: float) -> int:

@@ -19,39 +19,55 @@ class Written:
 
     boundary: int
     """Error feedback."""
-    complete: int
-    """What a complete boundary has beside it: anchor, and the inner optimizer's tensors."""
+    anchor_and_moments: int
+    """What a complete boundary has beside it; `--checkpoint-every` says how many have."""
     payload: int
     """Its own."""
     others: int
     """Their payloads, as they arrive."""
     state: int
     """Θ and momentum, once committed."""
+    mark: int
+    """A state of its phase by which it may be audited; 0: the run does not audit."""
     marks: int
-    """States of its phase, by which it may be audited, while it trains."""
+    """So many are written; the last one before anything is announced."""
 
     @property
     def waited_for(self) -> int:
         """By the exchange, in a round whose boundary is complete: no payload is announced, and no commit applied, before these are
         on the disk."""
-        return self.boundary + self.complete + self.payload + self.state
+        return self.mark + self.boundary + self.anchor_and_moments + self.payload + self.state
 
-    def each(self, checkpoint_every: int) -> float:
-        """In all, in the mean of rounds of which every so manieth has a complete boundary."""
-        return self.boundary + self.complete / checkpoint_every + self.payload + self.others + self.state + self.marks
+    def in_a_round(self, checkpoint_every: int) -> float:
+        """In all, in the mean of rounds of which one in so many has a complete boundary."""
+        always = self.boundary + self.payload + self.others + self.state + self.mark * self.marks
+        return always + self.anchor_and_moments / checkpoint_every
 
 
 def written(manifest: Manifest, clusters: int, stages: Sequence[int] | None = None) -> Written:
-    """By a box with these stages (default: all), where so many clusters exchange. Headers and the codec's warm starts are left
-    out."""
+    """By a box with these stages (default: all), where so many clusters exchange, in a round of H steps. Headers and the codec's
+    warm starts are left out; so is what a box writes for others: states that it audits, and shares."""
     model = manifest.model
     mine = range(model.stages) if stages is None else stages
     held = stage_bytes(manifest, mine, half=False)
     states = sum(state_bytes(model, stage) for stage in mine)
     payload = round(model_payload_bytes(model, manifest.compression, mine))
     phases = sum(phase_bytes(model, manifest.training.optimizer == "muon", stage) for stage in mine)
-    marks = (manifest.audit.segments + 1) * phases if manifest.audit.segments else 0
-    return Written(held.gradients, held.gradients + held.moments, payload, (clusters - 1) * payload, states, marks)
+    audits = manifest.audit.segments > 0
+    return Written(
+        boundary=held.gradients,
+        anchor_and_moments=held.gradients + held.moments,
+        payload=payload,
+        others=(clusters - 1) * payload,
+        state=states,
+        mark=phases if audits else 0,
+        marks=_marks(manifest, manifest.rounds.inner_steps) if audits else 0,
+    )
+
+
+def _marks(manifest: Manifest, steps: int) -> int:
+    """Of a phase of so many: where each of its stretches begins, before a commit and after it, at its end."""
+    return -(-steps // auditing.spacing(manifest)) + 2 + auditing.JUMPS
 
 
 def disk_bytes(manifest: Manifest, clusters: int) -> int:
@@ -59,8 +75,9 @@ def disk_bytes(manifest: Manifest, clusters: int) -> int:
     boundaries (with one that is being written), states of phases that may be audited, weights that adapters are added to, and the
     payloads of so many clusters until two later snapshots are agreed."""
     each = written(manifest, clusters)
-    boundaries = (BOUNDARIES_KEPT + 1) * (each.boundary + each.complete)
-    return held_bytes(manifest, clusters) + boundaries + (auditing.WAIT + 2) * each.marks
+    boundaries = (BOUNDARIES_KEPT + 1) * (each.boundary + each.anchor_and_moments)
+    marks = each.mark * _marks(manifest, manifest.rounds.max_inner_steps) if each.mark else 0
+    return held_bytes(manifest, clusters) + boundaries + (auditing.WAIT + 2) * marks
 
 
 def held_bytes(manifest: Manifest, clusters: int) -> int:

@@ -34,10 +34,11 @@ __all__ = [
     "flops_per_token",
     "inside",
     "like_the_paper",
-    "most_written",
+    "most_values",
     "paper_rows",
     "recommend",
     "step_of",
+    "written_by_box",
 ]
 
 
@@ -91,15 +92,17 @@ class Speed:
 
 
 SPEEDS = {
-    "fp16": Speed(40e6, 160e6),
-    "lowrank-int4": Speed(35e6, 140e6),
-    "int4": Speed(80e6, 250e6),
-    "int2": Speed(140e6, 380e6),
-    "topk-int2": Speed(105e6, 270e6),
+    "fp32": Speed(21e6, 78e6),
+    "fp16": Speed(21e6, 78e6),
+    "lowrank-int4": Speed(7.5e6, 75e6),
+    "int4": Speed(37e6, 125e6),
+    "int2": Speed(125e6, 315e6),
+    "topk-int2": Speed(38e6, 240e6),
 }
-"""By codec: about half of what `python -m bench.boundary --threads 1` finds on idle cores."""
+"""By codec, as `dilocox plan` offers it, topk-int2 with k = 512, fp32 as fp16: about half of what docs/results/boundary.json has of
+an idle core (`python -m bench.boundary --models 100M --threads 1`)."""
 SPEEDS_RANK = 128
-"""Of lowrank-int4 there; other ranks take as much more or less."""
+"""Of lowrank-int4 there: higher ones are taken to last as much longer, which nothing measured, lower ones as long."""
 
 
 @dataclass(frozen=True)
@@ -154,34 +157,36 @@ def _most_sent(tiling: Tiling, turns: int) -> int:
     return max(sent.values(), default=0)
 
 
-def exchanging(
-    manifest: Manifest, cluster: Inside, name: str, compression: Compression, clusters: int, disk: float = DISK
-) -> Method:
+def exchanging(manifest: Manifest, cluster: Inside, name: str, compression: Compression, clusters: int, disk: float) -> Method:
     """A codec on such a cluster, with the run's H: its payload, and what a round takes of the cluster's own machines, which is what
-    the worker with the most values computes on a core of its own, and what the box with the most writes at `disk` bytes a second,
-    in a round whose boundary is complete."""
-    run, tiling = manifest.model_copy(update={"compression": compression}), cluster.tiling
-    workers = chunks(run.model.stages, tiling.length, tiling.schedule)
-    values = max(sum(values_of(run.model, stage) for chunk in worker for stage in chunk) for worker in workers)
-    speed = SPEEDS[compression.codec]
-    slower = (compression.rank or SPEEDS_RANK) / SPEEDS_RANK
+    the worker with the most values computes on a core of its own, and what the box with the most to wait for writes at `disk` bytes
+    a second, in a round whose boundary is complete."""
+    run = manifest.model_copy(update={"compression": compression})
+    speed, values = SPEEDS[compression.codec], most_values(run.model, cluster)
+    slower = max(1.0, (compression.rank or 0) / SPEEDS_RANK)
+    boxes = written_by_box(run, cluster, clusters)
     return Method(
         name,
         model_payload_bytes(run.model, compression),
         run.rounds.inner_steps,
         run.rounds.max_inner_steps,
-        "rebase",
-        values * slower / speed.encoded,
-        values * slower / speed.applied,
-        most_written(run, cluster, clusters).waited_for / disk,
+        encode_seconds=values * slower / speed.encoded,
+        apply_seconds=values * slower / speed.applied,
+        write_seconds=max(box.waited_for for box in boxes) / disk,
+        receive_seconds=max(box.others for box in boxes) / disk,
     )
 
 
-def most_written(manifest: Manifest, cluster: Inside, clusters: int) -> Written:
-    """In a round, by the box with the most to write of a cluster's."""
+def written_by_box(manifest: Manifest, cluster: Inside, clusters: int) -> list[Written]:
+    """In a round, by each of a cluster's."""
     tiling, stages = cluster.tiling, manifest.model.stages
-    boxes = [written(manifest, clusters, tiling.stages(box, stages)) for box in range(len(tiling.lengths))]
-    return max(boxes, key=lambda box: box.waited_for)
+    return [written(manifest, clusters, tiling.stages(box, stages)) for box in range(len(tiling.lengths))]
+
+
+def most_values(model: Model, cluster: Inside) -> int:
+    """That a worker exchanges."""
+    workers = chunks(model.stages, cluster.tiling.length, cluster.tiling.schedule)
+    return max(sum(values_of(model, stage) for chunk in worker for stage in chunk) for worker in workers)
 
 
 def values_of(model: Model, stage: int) -> int:

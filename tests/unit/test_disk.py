@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from dilocox.node import disk, memory
-from dilocox.node.plan import inside, most_written
+from dilocox.node.plan import inside, written_by_box
 from dilocox.protocol.auditing import WAIT
+from dilocox.protocol.tensors import stage_tensors
 from tests.helpers import manifest
 
 WIDE: dict[str, Any] = {"compression": {"codec": "fp32", "rank": None}, "rounds": {"snapshot_every": 4}}
@@ -24,16 +25,31 @@ def test_who_keeps_for_others_writes_no_boundaries():
     assert disk.held_bytes(RUN, 7) == pytest.approx(5 * 2 * WEIGHTS + 7 * 3 * 4 * WEIGHTS, rel=0.02)
 
 
-def test_a_run_that_audits_writes_the_states_of_each_phase():
-    audited = manifest(**WIDE, audit={"segments": 2})
-    marks = 3 * audited.phase_bytes
-    assert disk.written(audited, 7).marks == marks
-    assert disk.written(audited, 7).each(1) == disk.written(RUN, 7).each(1) + marks
-    assert disk.disk_bytes(audited, 7) == disk.disk_bytes(RUN, 7) + (WAIT + 2) * marks
+def test_a_round_writes_by_hand():
+    """Feedback, anchor, moments, Θ with momentum, and three payloads; without anchor and moments in nine rounds of ten."""
+    for optimizer, kept in (("adamw", 8), ("muon", 4)):
+        run = manifest(**WIDE, training={"optimizer": optimizer})
+        specs = [spec for stage in range(run.model.stages) for spec in stage_tensors(run.model, stage)]
+        moments = sum(spec.elements * (kept if spec.hidden else 8) for spec in specs)
+        each = disk.written(run, 3)
+        assert each.in_a_round(1) == pytest.approx(4 * WEIGHTS + moments + 3 * WEIGHTS, rel=0.02)
+        assert each.in_a_round(1) - each.in_a_round(10) == pytest.approx(0.9 * (WEIGHTS + moments), rel=0.02)
+        assert each.waited_for == pytest.approx(each.in_a_round(1) - 2 * WEIGHTS, rel=0.02), "but for others' payloads"
+
+
+def test_a_run_that_audits_writes_states_of_each_phase_and_waits_for_the_last():
+    """Phases of 4 steps, and of up to 12, in 3 segments: at 0, around a commit, and at the end; in the longest two more."""
+    audited = manifest(**WIDE, audit={"segments": 3})
+    assert (audited.rounds.inner_steps, audited.rounds.max_inner_steps) == (4, 12)
+    state = audited.phase_bytes
+    each, without = disk.written(audited, 7), disk.written(RUN, 7)
+    assert each.in_a_round(1) == without.in_a_round(1) + 4 * state
+    assert each.waited_for == without.waited_for + state
+    assert disk.disk_bytes(audited, 7) == disk.disk_bytes(RUN, 7) + (WAIT + 2) * 6 * state
 
 
 def test_boxes_of_a_cluster_write_what_their_stages_take():
-    whole, parts = disk.written(RUN, 7), [disk.written(RUN, 7, [stage]) for stage in range(RUN.model.stages)]
+    whole, parts = disk.written(RUN, 7), written_by_box(RUN, inside(RUN, [1] * RUN.model.stages), 7)
+    assert len(parts) == RUN.model.stages
     for name in vars(whole):
         assert sum(getattr(part, name) for part in parts) == getattr(whole, name)
-    assert most_written(RUN, inside(RUN, [1, 1]), 7) == max(parts, key=lambda part: part.waited_for)

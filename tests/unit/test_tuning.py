@@ -83,7 +83,8 @@ def test_a_row_trains_with_what_was_best(scale: Scale, tmp_path: Path, monkeypat
     assert others.training.learning_rate != 0.0071
     assert others.training.muon_momentum == 0.9
     assert replace(scale, steps=700).manifest(METHOD["ours"]).training.learning_rate == 0.0071
-    for other in (replace(scale, clusters=3), replace(scale, line=1e6), replace(scale, step_seconds=0.1)):
+    assert replace(scale, step_seconds=0.1).manifest(METHOD["ours"]) == scale.manifest(METHOD["ours"]), "the line goes with it"
+    for other in (replace(scale, clusters=3), replace(scale, line=1e6)):
         assert other.manifest(METHOD["ours"]).training.learning_rate != 0.0071, "settings of another scale are none of this one"
     unheard_of = replace(METHOD["OpenDiLoCo"], name="a new row")
     assert scale.manifest(unheard_of).training.learning_rate == 0.003, "what won before, until it is tuned"
