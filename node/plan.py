@@ -100,7 +100,7 @@ SPEEDS = {
     "topk-int2": Speed(38e6, 240e6),
 }
 """By codec, as `dilocox plan` offers it, topk-int2 with k = 512, fp32 as fp16: about half of what docs/results/boundary.json has of
-an idle core (`python -m bench.boundary --models 100M --threads 1`)."""
+one idle core (bench.boundary, 100M parameters)."""
 SPEEDS_RANK = 128
 """Of lowrank-int4 there: higher ones are taken to last as much longer, which nothing measured, lower ones as long."""
 
