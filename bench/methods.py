@@ -133,7 +133,7 @@ class Scale:
     @property
     def tuned_for(self) -> dict[str, Any]:
         """What settings are chosen for, of whatever length a run is. A step's seconds are in it where the line's speed is: by the
-        paper's ratio the line goes with them, and commits come after as many steps."""
+        paper's ratio the line goes with them, and commits come after nearly as many steps."""
         said = {"preset": self.preset, "clusters": self.clusters, "line": self.line, "text": self.text.digest}
         return said if self.line is None else {**said, "step_seconds": self.step_seconds}
 
@@ -212,7 +212,7 @@ def chosen(scale: Scale, method: Method) -> Settings:
     for path in (RESULTS / f"{TUNED}.json", RESULTS / f"{TUNED_OTHER}.json", FOLDER / f"{TUNED}.json"):
         if path.exists():
             found = json.loads(path.read_text())["results"]
-            if found["scale"] == scale.tuned_for:
+            if scale.tuned_for.items() <= found["scale"].items():
                 best: Settings = found["rows"].get(method.tuned_as, {}).get("chosen", {})
                 return best
     return {}

@@ -192,7 +192,8 @@ def tune(scale: Scale, whole: bool) -> None:
         }
         for name, of_row in rows.items()
     }
-    print(f"wrote {write(TUNED if whole else TUNED_OTHER, {'scale': scale.tuned_for, 'rows': kept})}")
+    facts = {**scale.tuned_for, "step_seconds": scale.step_seconds}
+    print(f"wrote {write(TUNED if whole else TUNED_OTHER, {'scale': facts, 'rows': kept})}")
 
 
 def best_of(tried: Sequence[Trial], losses: Mapping[str, float]) -> Trial:
