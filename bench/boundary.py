@@ -238,6 +238,8 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
     names = list(by_name) if options.models is None else options.models.split(",")
     if unknown := set(names) - set(by_name):
         parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(by_name)}")
+    if options.threads < 1:
+        parser.error("--threads 1 at least")
     if options.quick and options.models:
         parser.error("--quick has a model of its own")
     torch.set_num_threads(options.threads)

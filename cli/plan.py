@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +38,7 @@ COMPARED = (30, 125, 500)
 SPARSE_SHARES = (64, 256, 512)
 """Values of every 4,096 that top-k is shown with."""
 MEGABYTE, TERABYTE = 1e6, 1e12
+DISK_MB_PER_SECOND = int(model.DISK / MEGABYTE)
 DAY = 86400
 """Seconds."""
 FEWER = 10
@@ -72,9 +74,9 @@ def plan(
     apply_seconds: Annotated[
         float | None, typer.Option(min=0, help="To check and apply one cluster's payload (default: likewise).")
     ] = None,
-    disk_mb_per_second: Annotated[int, typer.Option(min=1, help="That a box's disk writes for hours.")] = int(
-        model.DISK / MEGABYTE
-    ),
+    disk_mb_per_second: Annotated[
+        int, typer.Option(min=1, help="Megabytes that a box's disk writes in a second, for hours on end.")
+    ] = DISK_MB_PER_SECOND,
     checkpoint_every: Annotated[
         int,
         typer.Option(
@@ -109,18 +111,24 @@ def plan(
         fixed_seconds,
     )
     _check_memory(cluster, machines.device)
-    offers = [
-        Offer(offer.compression, _measured(offer.method, encode_seconds, apply_seconds))
-        for offer in _offers(manifest, cluster, machines.clusters, disk_mb_per_second * MEGABYTE)
-    ]
+
+    def taking(name: str, compression: Compression) -> Method:
+        """With the codec's seconds, where somebody knows them."""
+        found = model.exchanging(manifest, cluster, name, compression, site.clusters, disk_mb_per_second * MEGABYTE)
+        return replace(
+            found,
+            encode_seconds=found.encode_seconds if encode_seconds is None else encode_seconds,
+            apply_seconds=found.apply_seconds if apply_seconds is None else apply_seconds,
+        )
+
+    offers = _offers(manifest, taking)
     advice = advising.advise(site, offers, manifest)
     methods = [advising.lengthened(offer.method, h, manifest) for offer in offers for h in _steps(inner_steps, manifest)]
     rows = [_row(site, method) for method in methods]
     rows.append({**_facts(ring(site)), "parameters": site.parameters, "overlap": "none"})
     assumptions = _assumptions(site, cluster, machines.device if step_seconds is None else "")
     assumptions.append(_codec(advice.estimate.method, model.most_values(manifest.model, cluster), site))
-    own = model.exchanging(manifest, cluster, "own", manifest.compression, site.clusters, disk_mb_per_second * MEGABYTE)
-    as_it_is = estimate(site, _measured(own, encode_seconds, apply_seconds))
+    as_it_is = estimate(site, replace(taking("its own", manifest.compression), overlap=manifest.rounds.overlap))
     wear = {
         "advised": _wear(manifest, cluster, advice.compression, advice.estimate, site, checkpoint_every),
         "own": _wear(manifest, cluster, manifest.compression, as_it_is, site, checkpoint_every),
@@ -236,16 +244,7 @@ def _as_run_file(advice: Advice, manifest: Manifest) -> list[str]:
     return [*lines, ""]
 
 
-def _measured(method: Method, encode_seconds: float | None, apply_seconds: float | None) -> Method:
-    """With seconds that somebody knows."""
-    return replace(
-        method,
-        encode_seconds=method.encode_seconds if encode_seconds is None else encode_seconds,
-        apply_seconds=method.apply_seconds if apply_seconds is None else apply_seconds,
-    )
-
-
-def _offers(manifest: Manifest, cluster: Inside, clusters: int, disk: float) -> list[Offer]:
+def _offers(manifest: Manifest, taking: Callable[[str, Compression], Method]) -> list[Offer]:
     """Every codec that the run may take; low rank is none of adapters, which are of low rank themselves."""
     rank = manifest.compression.rank or max(1, manifest.model.hidden_size // 8)
     shares = sorted({*SPARSE_SHARES, manifest.compression.k or SPARSE_SHARES[0]})
@@ -261,7 +260,7 @@ def _offers(manifest: Manifest, cluster: Inside, clusters: int, disk: float) -> 
     for name, compression in codecs.items():
         if manifest.model.lora is not None and compression.codec == "lowrank-int4":
             continue
-        offers.append(Offer(compression, model.exchanging(manifest, cluster, name, compression, clusters, disk)))
+        offers.append(Offer(compression, taking(name, compression)))
     return offers
 
 

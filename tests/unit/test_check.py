@@ -19,6 +19,7 @@ from dilocox.node import check as checks
 from dilocox.node.check import Here, Role
 from dilocox.node.check_link import Seen
 from dilocox.node.daemon import warn_of_room
+from dilocox.node.disk import written
 from dilocox.node.privacy import Budget, open_account, steps_left
 from dilocox.protocol.findings import Finding, Level, of_run
 from dilocox.protocol.ids import JoinLink
@@ -305,6 +306,14 @@ def test_a_node_says_what_check_says_of_its_machine(tmp_path: Path, caplog: pyte
     said = [f"{each.about}: {each.says}" for each in checks.of_room(large, tmp_path, 1) if each.level is not Level.FINE]
     assert [line.partition(":")[0] for line in said] == [line.partition(":")[0] for line in caplog.messages]
     assert {line.partition(":")[0] for line in said} >= {"memory", "disk"}
+
+
+def test_what_each_round_writes_is_said(tmp_path: Path):
+    large = Manifest.from_toml(render_preset("llama-7b", "x", "00" * 32))
+    (wear,) = [each for each in checks.of_room(large, tmp_path, 1) if each.about == "wear"]
+    each = written(large, large.start_clusters).in_a_round(1)
+    assert each > 20 * 6.7e9
+    assert f"each round writes {each / 1e9:,.1f} GB" in wear.says
 
 
 def test_a_folder_that_cannot_be_written_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -384,7 +384,7 @@ def test_a_preset_takes_what_is_advised_for_the_machines_that_it_is_made_for(nam
         assert values.items() <= getattr(preset, section).model_dump().items()
 
 
-def test_a_slow_disk_makes_longer_rounds_and_what_it_writes_is_told():
+def test_a_slow_disk_makes_longer_rounds_and_what_it_writes_is_told(tmp_path: Path):
     def told(*more: str) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(dilocox("--preset", "llama-350m", "--json", *more).stdout)
         return answer
@@ -406,6 +406,12 @@ def test_a_slow_disk_makes_longer_rounds_and_what_it_writes_is_told():
     said = dilocox("--preset", "llama-350m").stdout
     assert f"with H = 25, {own['day_bytes'] / 1e12:,.3g} TB a day" in said
     assert "--checkpoint-every 10" in said
+    file = tmp_path / "waits.toml"
+    text = render_preset("llama-350m", "x", "00" * 32)
+    file.write_text(text.replace('overlap = "rebase"', 'overlap = "none"').replace("lead_weight = 1.0\n", ""))
+    waits = json.loads(dilocox(str(file), "--json").stdout)["advice"]["disk"]["own"]
+    assert waits["round_bytes"] == own["round_bytes"]
+    assert waits["day_bytes"] < 0.6 * own["day_bytes"], "its rounds last longer by their exchange"
     named = told("--encode-seconds", "50", "--apply-seconds", "7")["advice"]
     assert named["codec_seconds"] == {"encode": 50, "apply": 7}
     assert named["exchange_seconds"] > 50 + 4 * 7
