@@ -70,6 +70,10 @@ class FakeStore:
 
     async def close(self) -> None: ...
 
+    def forget(self) -> None:
+        """All keys, as a store that was made anew."""
+        self._remove(list(self.items))
+
     def _holds(self, guard: Guard) -> bool:
         item = self.items.get(guard.key)
         return guard.value == (None if item is None else item.value)

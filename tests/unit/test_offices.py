@@ -24,9 +24,10 @@ from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport import tls
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.network import Listen, Network, open_network
+from dilocox.transport.network import Listen, Network, choose_port, open_network
 from dilocox.transport.presence import Directory, is_overtaken, life_of
 from dilocox.transport.rpc import ChannelPool, record_of
 from dilocox.transport.tasks import Tasks
@@ -66,8 +67,8 @@ class World:
 class Coordinator:
     """As daemon.py composes one, without a DHT and an API."""
 
-    def __init__(self, world: World, name: str, life: int, alone: bool = False) -> None:
-        self.world, self.name, self.alone = world, name, alone
+    def __init__(self, world: World, name: str, life: int, alone: bool = False, port: int = 0) -> None:
+        self.world, self.name, self.alone, self.port = world, name, alone, port
         self.folder = world.folder / name
         self.folder.mkdir(exist_ok=True)
         (self.folder / "starts").write_text(str(life - 1))
@@ -79,8 +80,9 @@ class Coordinator:
 
     @property
     def way(self) -> Way:
-        assert self.network is not None
-        return Way(self.network.address, sha256(self.network.certificate.certificate_der))
+        """Of one that starts later, with the port that it was given."""
+        address = self.network.address if self.network is not None else f"127.0.0.1:{self.port}"
+        return Way(address, sha256(tls.load_or_create(self.folder).certificate_der))
 
     @property
     def life(self) -> int:
@@ -104,7 +106,7 @@ class Coordinator:
         async with AsyncExitStack() as closing:
             home = DataDirectory(self.folder, COORDINATOR)
             closing.callback(home.close)
-            listen = Listen("127.0.0.1", 0, 0, dht=False)
+            listen = Listen("127.0.0.1", self.port, 0, dht=False)
             self.network = network = await open_network(
                 home, RUN.run_id, listen, self.name, tasks, closing, on_record=self.desk.learn_own_record, publish=self.alone
             )
@@ -152,10 +154,15 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 @asynccontextmanager
-async def started(world: World, name: str, life: int = 100, alone: bool = False) -> AsyncIterator[Coordinator]:
-    coordinator = Coordinator(world, name, life, alone)
+async def started(world: World, name: str, life: int = 100) -> AsyncIterator[Coordinator]:
+    async with up(Coordinator(world, name, life)) as coordinator:
+        coordinator.line = world.lines[-1]
+        yield coordinator
+
+
+@asynccontextmanager
+async def up(coordinator: Coordinator) -> AsyncIterator[Coordinator]:
     await coordinator.start()
-    coordinator.line = world.lines[-1] if world.lines else None
     try:
         yield coordinator
     finally:
@@ -194,21 +201,24 @@ async def test_the_only_leader_is_followed_after_the_store_forgot_all(world: Wor
         async with following(one.way, two.way) as node:
             await until(one.watched)
             await one.stop()
-            world.store.items.clear()
+            world.store.forget()
             await until(two.watched)
             assert two.life > 100
             await until(lambda: sha256(node.directory.records[COORDINATOR.peer].body.certificate) == two.way.certificate)
 
 
 async def test_a_coordinator_that_goes_on_alone_is_followed_and_heard_of(world: World):
-    async with started(world, "one", life=100) as one, started(world, "two", life=3, alone=True) as two:
+    """It starts when there is no other: of two that lead a node follows whichever heard of the other last."""
+    two = Coordinator(world, "two", 3, alone=True, port=choose_port())
+    async with started(world, "one", life=100) as one:
         await until(lambda: one.service)
         async with following(one.way, two.way) as node:
             await until(one.watched)
             await one.stop()
-            await until(two.watched)
-            await until(lambda: life_of(node.directory.records[COORDINATOR.peer].body) == two.life)
-            assert two.life > 100
+            async with up(two):
+                await until(two.watched)
+                await until(lambda: life_of(node.directory.records[COORDINATOR.peer].body) == two.life)
+                assert two.life > 100
 
 
 async def test_a_leader_that_was_overtaken_is_refused_by_who_knows_it(world: World):
