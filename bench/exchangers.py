@@ -153,6 +153,7 @@ async def ours(rank: int, address: str, folder: Path, run: Manifest) -> None:
         say(said=said)
         await peer.take((await told())["contributions"])
         say(done=True, encode_seconds=encoded, sent=service.bytes_sent)
+        await told()
         say(result=peer.digest)
 
 
@@ -165,6 +166,7 @@ async def collective(rank: int, size: int, prepare: Callable[[torch.Tensor, int]
         await told()
         mean = await asyncio.to_thread(exchange)
         say(done=True)
+        await told()
         say(result=[round, *mean[:: max(1, size // 16)].tolist()])
 
 

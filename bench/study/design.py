@@ -233,10 +233,13 @@ class Cell:
     """Inner steps of an arm that hides its exchange: the time that all have."""
     bits: float
     """Of payload for each parameter and inner step, at most."""
+    batch: int = BATCH
+    """Sequences that a cluster reads in a step."""
 
     @property
     def name(self) -> str:
-        return f"{self.size}, {self.clusters} clusters, {self.steps:,} steps, {self.bits:g} bit"
+        text = f", {self.batch * SEQUENCE:,} bytes a step" if self.batch != BATCH else ""
+        return f"{self.size}, {self.clusters} clusters, {self.steps:,} steps, {self.bits:g} bit{text}"
 
     @property
     def centre(self) -> bool:
@@ -260,9 +263,11 @@ CELLS = [
     Cell("small", 4, 1200, 0.1),
     Cell("large", 4, 3000, 0.016),
     Cell("3M", 4, 3000, 0.016),
+    Cell("small", 4, 3000, 0.016, 4 * BATCH),
 ]
 """The centre, and what changes one thing about it, or two. Those of 0.1 and 0.2 bit are what lines leave whose model is large for
-its devices, or slow: steps take long there, and a line carries much in one. The last two are the centre with larger models."""
+its devices, or slow: steps take long there, and a line carries much in one. The last three are the centre with larger models, and
+with four times as much text: there one cluster reads in a step what the centre's four read together."""
 
 
 @dataclass(frozen=True)
@@ -334,7 +339,7 @@ class Trial:
         merged["model"] |= {"family": "llama", "sequence_length": SEQUENCE, "stages": 1, "seed": self.seed}
         merged["model"] |= SIZES[self.cell.size]
         merged["data"] |= {**self.text.settings, "seed": self.seed, "evaluation_sequences": 2 * HALF}
-        merged["training"] |= {"microbatches": 1, "batch_size": BATCH}
+        merged["training"] |= {"microbatches": 1, "batch_size": self.cell.batch}
         merged["compression"] = {"codec": "fp32"}
         merged["rounds"]["lead_weight"] = 0.5  # of arms that say nothing else
         return Manifest.model_validate(merged)
