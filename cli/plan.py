@@ -349,10 +349,12 @@ def _wear(
     boxes = model.written_by_box(run, cluster, site.clusters)
     fewer = max(FEWER, checkpoint_every)
     bytes_of = {every: max(box.in_a_round(every) for box in boxes) for every in (checkpoint_every, fewer)}
+    most = max(boxes, key=lambda box: box.in_a_round(checkpoint_every))
     return {
         "inner_steps": found.method.inner_steps,
         "write_seconds": found.method.write_seconds,
         "round_bytes": bytes_of[checkpoint_every],
+        "for_others_bytes": most.for_others,
         "day_bytes": bytes_of[checkpoint_every] / found.round.seconds * DAY,
         "fewer_day_bytes": bytes_of[fewer] / found.round.seconds * DAY,
     }
@@ -368,8 +370,10 @@ def _worn(wear: dict[str, dict[str, float]], checkpoint_every: int) -> list[str]
         f" ({a_day(advised['fewer_day_bytes'])} where its nodes say --checkpoint-every {FEWER}: a restart in between goes on"
         " from the committed model)"
     )
+    others = f" ({_gigabytes(advised['for_others_bytes'])} for others: states that it audits, shares)"
     return [
-        f"disks wear out: in such rounds the box with the most writes {_gigabytes(advised['round_bytes'])} each,"
+        f"disks wear out: in such rounds the box with the most writes {_gigabytes(advised['round_bytes'])}"
+        f"{others if advised['for_others_bytes'] else ''} each,"
         f" {a_day(advised['day_bytes'])}{less if checkpoint_every < FEWER else ''}; as the run is, with H ="
         f" {own['inner_steps']:,}, {a_day(own['day_bytes'])}. Of an exchange {advised['write_seconds']:,.3g} s are the disk's"
     ]

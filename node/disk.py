@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from dilocox.node.clock import model_payload_bytes
 from dilocox.node.memory import stage_bytes
 from dilocox.node.starts import BOUNDARIES_KEPT, RECENT_STATES, SNAPSHOTS_KEPT
-from dilocox.protocol import auditing
+from dilocox.protocol import auditing, limits
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.shares import code_of
 from dilocox.protocol.tensors import imported_bytes, phase_bytes, state_bytes
 
 __all__ = ["Written", "disk_bytes", "held_bytes", "written"]
@@ -31,6 +32,14 @@ class Written:
     """A state of its phase by which it may be audited; 0: the run does not audit."""
     marks: int
     """So many are written; the last one before anything is announced."""
+    audited: float
+    """States of others' phases that it fetches to train a stretch of them again, in the mean."""
+    shares: float
+    """Of what commits name, that it keeps for when others are gone, in the mean."""
+
+    @property
+    def for_others(self) -> float:
+        return self.audited + self.shares
 
     @property
     def waited_for(self) -> int:
@@ -40,19 +49,19 @@ class Written:
 
     def in_a_round(self, checkpoint_every: int) -> float:
         """In all, in the mean of rounds of which one in so many has a complete boundary."""
-        always = self.boundary + self.payload + self.others + self.state + self.mark * self.marks
+        always = self.boundary + self.payload + self.others + self.state + self.mark * self.marks + self.for_others
         return always + self.anchor_and_moments / checkpoint_every
 
 
-def written(manifest: Manifest, clusters: int, stages: Sequence[int] | None = None) -> Written:
-    """By a box with these stages (default: all), where so many clusters exchange, in a round of H steps. Headers and the codec's
-    warm starts are left out; so is what a box writes for others: states that it audits, and shares."""
-    model = manifest.model
-    mine = range(model.stages) if stages is None else stages
+def written(manifest: Manifest, clusters: int, stages: Sequence[int] | None = None, leads: bool = True) -> Written:
+    """By a box with these stages (default: all), where so many clusters exchange, each of which has a box for them, in a round of H
+    steps. `leads`: it is the cluster's first, which audits. Headers, lists and the codec's warm starts are left out."""
+    model, everything = manifest.model, range(manifest.model.stages)
+    mine = everything if stages is None else stages
     held = stage_bytes(manifest, mine, half=False)
     states = sum(state_bytes(model, stage) for stage in mine)
     payload = round(model_payload_bytes(model, manifest.compression, mine))
-    phases = sum(phase_bytes(model, manifest.training.optimizer == "muon", stage) for stage in mine)
+    phases = sum(_phase(manifest, stage) for stage in mine)
     audits = manifest.audit.segments > 0
     return Written(
         boundary=held.gradients,
@@ -62,7 +71,32 @@ def written(manifest: Manifest, clusters: int, stages: Sequence[int] | None = No
         state=states,
         mark=phases if audits else 0,
         marks=_marks(manifest, manifest.rounds.inner_steps) if audits else 0,
+        audited=_audits(manifest, clusters) * 2 * sum(_phase(manifest, stage) for stage in everything) if leads else 0.0,
+        shares=sum(_shares(manifest, clusters, stage) for stage in mine),
     )
+
+
+def _phase(manifest: Manifest, stage: int) -> int:
+    return phase_bytes(manifest.model, manifest.training.optimizer == "muon", stage)
+
+
+def _audits(manifest: Manifest, clusters: int) -> float:
+    """For which a cluster is drawn in a round, in the mean, where all stand equal and are counted; a committee that draws one twice
+    is smaller."""
+    rules = manifest.audit
+    audited = min(limits.AUDITS, rules.share * clusters) if rules.segments else 0.0
+    return audited * min(rules.auditors, clusters - 1) / clusters
+
+
+def _shares(manifest: Manifest, clusters: int, stage: int) -> float:
+    """Of this stage: one of each cluster's payload, and of the state in each round from which joiners start."""
+    settings = manifest.availability
+    code = None if settings is None else code_of(clusters, settings.needed_share)
+    if code is None:
+        return 0.0
+    payload = code.share_size(round(model_payload_bytes(manifest.model, manifest.compression, [stage])))
+    state = code.share_size(state_bytes(manifest.model, stage))
+    return clusters * payload + state / manifest.rounds.snapshot_every
 
 
 def _marks(manifest: Manifest, steps: int) -> int:

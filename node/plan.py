@@ -178,9 +178,9 @@ def exchanging(manifest: Manifest, cluster: Inside, name: str, compression: Comp
 
 
 def written_by_box(manifest: Manifest, cluster: Inside, clusters: int) -> list[Written]:
-    """In a round, by each of a cluster's."""
+    """In a round, by each of a cluster's, the lead first."""
     tiling, stages = cluster.tiling, manifest.model.stages
-    return [written(manifest, clusters, tiling.stages(box, stages)) for box in range(len(tiling.lengths))]
+    return [written(manifest, clusters, tiling.stages(box, stages), leads=not box) for box in range(len(tiling.lengths))]
 
 
 def most_values(model: Model, cluster: Inside) -> int:

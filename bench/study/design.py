@@ -263,11 +263,11 @@ CELLS = [
     Cell("small", 4, 1200, 0.1),
     Cell("large", 4, 3000, 0.016),
     Cell("3M", 4, 3000, 0.016),
-    Cell("small", 4, 3000, 0.016, 4 * BATCH),
+    *(Cell("small", 4, 3000, 0.016, times * BATCH) for times in (2, 4)),
 ]
 """The centre, and what changes one thing about it, or two. Those of 0.1 and 0.2 bit are what lines leave whose model is large for
-its devices, or slow: steps take long there, and a line carries much in one. The last three are the centre with larger models, and
-with four times as much text: there one cluster reads in a step what the centre's four read together."""
+its devices, or slow: steps take long there, and a line carries much in one. The last four are the centre with larger models, and
+with twice and four times as much text: there one cluster reads in a step what two and four of the centre's read together."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import pytest
 
 from dilocox.node import disk, memory
 from dilocox.node.plan import inside, written_by_box
+from dilocox.protocol import limits
 from dilocox.protocol.auditing import WAIT
 from dilocox.protocol.tensors import stage_tensors
 from tests.helpers import manifest
@@ -43,13 +44,36 @@ def test_a_run_that_audits_writes_states_of_each_phase_and_waits_for_the_last():
     assert (audited.rounds.inner_steps, audited.rounds.max_inner_steps) == (4, 12)
     state = audited.phase_bytes
     each, without = disk.written(audited, 7), disk.written(RUN, 7)
-    assert each.in_a_round(1) == without.in_a_round(1) + 4 * state
+    assert each.in_a_round(1) - each.audited == without.in_a_round(1) + 4 * state
     assert each.waited_for == without.waited_for + state
     assert disk.disk_bytes(audited, 7) == disk.disk_bytes(RUN, 7) + (WAIT + 2) * 6 * state
 
 
+def test_who_audits_writes_two_states_of_a_phase_each_time():
+    """Of 8 clusters a quarter are audited, by five of seven each: ten duties a round. Of 4: a quarter, by three each."""
+    audited = manifest(**WIDE, audit={"segments": 3, "share": 0.25, "auditors": 5})
+    assert disk.written(audited, 8).audited == 10 / 8 * 2 * audited.phase_bytes
+    assert disk.written(audited, 4).audited == 3 / 4 * 2 * audited.phase_bytes
+    assert disk.written(audited, 8, leads=False).audited == 0
+    many = 4 * limits.AUDITS  # of whom no more are audited, however many there are
+    assert disk.written(audited, 2 * many).audited == pytest.approx(disk.written(audited, many).audited / 2)
+    assert disk.written(RUN, 8).audited == 0
+
+
+def test_who_keeps_shares_writes_a_part_of_everybody_s_payload_and_of_states():
+    """Any four of eight restore: a quarter of four bytes of every payload, and of eight of a state every fourth round."""
+    kept = manifest(**WIDE, availability={"needed_share": 0.5})
+    each, without = disk.written(kept, 8), disk.written(RUN, 8)
+    assert each.shares == pytest.approx(8 * WEIGHTS / 4 + 2 * WEIGHTS / 4 / 4, rel=0.02)
+    assert each.in_a_round(1) == without.in_a_round(1) + each.shares
+    assert each.waited_for == without.waited_for, "nothing waits for them"
+    assert disk.written(kept, 1).shares == 0
+
+
 def test_boxes_of_a_cluster_write_what_their_stages_take():
-    whole, parts = disk.written(RUN, 7), written_by_box(RUN, inside(RUN, [1] * RUN.model.stages), 7)
-    assert len(parts) == RUN.model.stages
-    for name in vars(whole):
+    run = manifest(**WIDE, audit={"segments": 3}, availability={"needed_share": 0.5})
+    whole, parts = disk.written(run, 7), written_by_box(run, inside(run, [1] * run.model.stages), 7)
+    assert len(parts) == run.model.stages
+    assert [bool(part.audited) for part in parts] == [True, *[False] * (len(parts) - 1)], "the lead audits for its cluster"
+    for name in vars(whole).keys() - {"marks"}:
         assert sum(getattr(part, name) for part in parts) == getattr(whole, name)
