@@ -16,8 +16,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).parents[2]
 PATCHES = Path(__file__).parent
@@ -49,15 +51,14 @@ PATCH_SECONDS = 300
 
 
 def copy_tree(folder: Path) -> None:
-    """The product as `dilocox/…`, the tests beside it."""
-    shutil.copytree(ROOT / "typing" / "dilocox", folder / "dilocox", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("tests", "proto", "bench"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "mutants"))
-    shutil.copy(ROOT / "pyproject.toml", folder)
+    """What a checkout has, as it stands here."""
+    left = shutil.ignore_patterns(".git", ".venv", ".whl", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "*.patch")
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=left, dirs_exist_ok=True)
 
 
-def run(folder: Path, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+def run(folder: Path, *command: str, package: str = "typing", **options: object) -> subprocess.CompletedProcess[str]:
+    """`package`: where `dilocox` lies, of the copy."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder / package}:{folder}", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, **options)  # type: ignore[call-overload]
 
 
@@ -67,8 +68,8 @@ def header(patch: Path) -> tuple[str, list[str]]:
     return head[0], head[1].removeprefix("tests: ").split()
 
 
-def test(folder: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
-    return run(folder, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests, timeout=PATCH_SECONDS)
+def pytest(folder: Path, *tests: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+    return run(folder, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests, timeout=seconds)
 
 
 def outcome(patch: Path) -> str:
@@ -76,11 +77,11 @@ def outcome(patch: Path) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_tree(folder)
-        applied = run(folder / "dilocox", "git", "apply", "-p1", str(patch))
+        applied = run(folder, "git", "apply", "-p1", str(patch))
         if applied.returncode:
             return f"DOES NOT APPLY: {applied.stderr.strip().splitlines()[0]}"
         try:
-            tested = test(folder, header(patch)[1])
+            tested = pytest(folder, *header(patch)[1], seconds=PATCH_SECONDS)
         except subprocess.TimeoutExpired:
             return "killed (the tests do not end)"
         if tested.returncode == 1:
@@ -93,7 +94,7 @@ def unspoilt(tests: list[str]) -> str:
     """What fails without any patch; empty where nothing does."""
     with tempfile.TemporaryDirectory() as name:
         copy_tree(Path(name))
-        tested = test(Path(name), tests)
+        tested = pytest(Path(name), "-n", "auto", "--dist", "loadfile", *tests)
         return tested.stdout[-1000:] if tested.returncode else ""
 
 
@@ -104,10 +105,15 @@ def patches(names: list[str]) -> int:
     if failed := unspoilt(sorted({test for patch in chosen for test in header(patch)[1]})):
         print(f"the tests fail without any patch:\n{failed}")
         return len(chosen)
-    for patch in chosen:
-        began, result = time.monotonic(), outcome(patch)
-        alive += not result.startswith("killed")
-        print(f"{patch.stem:34} {time.monotonic() - began:5.1f} s  {result}", flush=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        try:
+            for patch, result in zip(chosen, pool.map(outcome, chosen), strict=True):
+                alive += not result.startswith("killed")
+                print(f"{patch.stem:56} {result}", flush=True)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in psutil.Process().children(recursive=True):  # we were told to end
+                child.kill()
     print(f"{alive} patches survive" if alive else "every patch is killed")
     return alive
 
@@ -118,6 +124,7 @@ def mutmut(names: list[str], minutes: float) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_tree(folder)
+        shutil.copytree(folder / "typing" / "dilocox", folder / "dilocox")  # files of its own, for who follows no links
         only = ", ".join(f'"dilocox/protocol/{module}.py"' for module in modules)
         tests = ", ".join(f'"{test}"' for test in FAST)
         settings = (
@@ -137,7 +144,7 @@ def mutmut(names: list[str], minutes: float) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        found = run(folder, sys.executable, "-m", "mutmut", "results", "--all", "true").stdout.splitlines()
+        found = run(folder, sys.executable, "-m", "mutmut", "results", "--all", "true", package="").stdout.splitlines()
         if not found:
             print((folder / "log").read_text()[-2000:])
     states = [(mutant.strip(), state) for mutant, _, state in (line.partition(": ") for line in found) if state]
