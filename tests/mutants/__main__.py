@@ -51,14 +51,14 @@ PATCH_SECONDS = 300
 
 
 def copy_tree(folder: Path) -> None:
-    """What a checkout has, as it stands here."""
+    """What a checkout has, as it stands here, and the product as `dilocox/…`."""
     left = shutil.ignore_patterns(".git", ".venv", ".whl", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "*.patch")
     shutil.copytree(ROOT, folder, symlinks=True, ignore=left, dirs_exist_ok=True)
+    (folder / "dilocox").symlink_to(folder / "typing" / "dilocox")
 
 
-def run(folder: Path, *command: str, package: str = "typing", **options: object) -> subprocess.CompletedProcess[str]:
-    """`package`: where `dilocox` lies, of the copy."""
-    environment = {**os.environ, "PYTHONPATH": f"{folder / package}:{folder}", "PYTHONDONTWRITEBYTECODE": "1"}
+def run(folder: Path, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, **options)  # type: ignore[call-overload]
 
 
@@ -124,6 +124,7 @@ def mutmut(names: list[str], minutes: float) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_tree(folder)
+        (folder / "dilocox").unlink()
         shutil.copytree(folder / "typing" / "dilocox", folder / "dilocox")  # files of its own, for who follows no links
         only = ", ".join(f'"dilocox/protocol/{module}.py"' for module in modules)
         tests = ", ".join(f'"{test}"' for test in FAST)
@@ -144,7 +145,7 @@ def mutmut(names: list[str], minutes: float) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        found = run(folder, sys.executable, "-m", "mutmut", "results", "--all", "true", package="").stdout.splitlines()
+        found = run(folder, sys.executable, "-m", "mutmut", "results", "--all", "true").stdout.splitlines()
         if not found:
             print((folder / "log").read_text()[-2000:])
     states = [(mutant.strip(), state) for mutant, _, state in (line.partition(": ") for line in found) if state]

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from dilocox.node.attest.verify import appraise
 from dilocox.protocol import chain, limits
 from dilocox.protocol.attestation import Evidence, report_data
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.round import Moment
@@ -20,14 +22,15 @@ from dilocox.views import rows as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 MEASUREMENT = b"\x09" * 48
-RUN = manifest(
-    rounds={"count": 9},
-    attestation={"kinds": ["simulated"], "measurements": {"simulated": [MEASUREMENT.hex()]}, "lifetime_seconds": 100},
-)
+ATTESTED: dict[str, Any] = {
+    "rounds": {"count": 9},
+    "attestation": {"kinds": ["simulated"], "measurements": {"simulated": [MEASUREMENT.hex()]}, "lifetime_seconds": 100},
+}
+RUN = manifest(**ATTESTED)
 
 
-def attested_table() -> Table:
-    table = Table(RUN)
+def attested_table(run: Manifest = RUN) -> Table:
+    table = Table(run)
     for number in range(3):
         table.attest(number)
     return table.genesis()
@@ -83,17 +86,19 @@ def test_strangers_who_are_gone_hold_no_verdict_for_ever(monkeypatch: pytest.Mon
     table.verify()
 
 
-def test_what_waits_for_the_next_round_has_room_there(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("standing", "kept"), [(None, 5), (0, 4)], ids=["known", "a stranger"])
+def test_what_waits_for_the_next_round_has_room_there(standing: int | None, kept: int, monkeypatch: pytest.MonkeyPatch):
     """Strangers have half of the room; who leaves with standing is none. A restart, which hears it all again, stands where the
     coordinator stood."""
-    table = attested_table()
+    settings = {} if standing is None else {"standing": {"rounds": standing}}
+    table = attested_table(manifest(**ATTESTED, **settings))
     monkeypatch.setattr(limits, "ATTESTATIONS", 8)
     for number in range(10, 14):
         table.attest(number)
     table.attest(0, label="renewed")
     table.submit(table.leave(0))
     table.contribute([1, 2]).vote([1, 2])
-    assert len(table.state.gathered.attested) == 5
+    assert len(table.state.gathered.attested) == kept
     table.verify()
 
 

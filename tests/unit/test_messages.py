@@ -151,6 +151,16 @@ def test_who_repeats_another_s_words_says_something_else():
     assert mine.digest != copied.digest
 
 
+def test_who_signs_the_same_again_says_the_same_by_another_signing():
+    """What is drawn from a ballot's signature is of that signature: its signer can make many."""
+    first = heartbeat()
+    again = dataclasses.replace(first, envelope=pb.Envelope.FromString(first.envelope.SerializeToString()))
+    again.envelope.signature = first.envelope.signature[::-1]
+    assert again.digest == first.digest
+    assert again.signing != first.signing
+    assert heartbeat().signing == first.signing
+
+
 def test_bytes_beside_an_envelope_s_fields_travel_no_further():
     envelope = heartbeat().envelope
     envelope.MergeFromString(b"\xfa\x06\x03abc")
