@@ -630,6 +630,15 @@ def test_who_leaves_before_the_first_commit_names_round_one():
     assert member.step(state, member.LeaveRun(), 0)[1] == [member.Sign(pb.KIND_LEAVE, pb.Leave(serial=2, round=1))]
 
 
+def test_of_a_claim_and_a_leave_in_one_round_only_the_newer_is_said():
+    """Who left a round that nobody closes, and is back in it, claims anew."""
+    table, state = machine()
+    first, claim, last = table.leave(0), table.claim(0), table.leave(0)
+    for signed, said in ((first, first), (claim, claim), (last, last), (claim, last)):
+        state, _ = member.step(state, member.Signed(signed), 0)
+        assert state.own == {said.kind: said}
+
+
 def held(node: Node, kind: pb.Kind, reason: pb.Reason = pb.REASON_UNSPECIFIED) -> None:
     """The coordinator has what we said."""
     statement = node.said(kind)
