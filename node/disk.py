@@ -8,10 +8,12 @@ from dilocox.node.memory import stage_bytes
 from dilocox.node.starts import BOUNDARIES_KEPT, RECENT_STATES, SNAPSHOTS_KEPT
 from dilocox.protocol import auditing, limits
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.shares import code_of
+from dilocox.protocol.shares import Held, code_of, worth_keeping
 from dilocox.protocol.tensors import imported_bytes, phase_bytes, state_bytes
 
 __all__ = ["Written", "disk_bytes", "held_bytes", "written"]
+
+MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class Written:
     marks: int
     """So many are written; the last one before anything is announced."""
     audited: float
-    """States of others' phases that it fetches to train a stretch of them again, in the mean."""
+    """In the mean: states of others' phases, fetched to train a stretch of them again."""
     shares: float
-    """Of what commits name, that it keeps for when others are gone, in the mean."""
+    """In the mean: of what commits name, kept for when others are gone."""
 
     @property
     def for_others(self) -> float:
@@ -54,8 +56,8 @@ class Written:
 
 
 def written(manifest: Manifest, clusters: int, stages: Sequence[int] | None = None, leads: bool = True) -> Written:
-    """By a box with these stages (default: all), where so many clusters exchange, each of which has a box for them, in a round of H
-    steps. `leads`: it is the cluster's first, which audits. Headers, lists and the codec's warm starts are left out."""
+    """By a box with these stages (default: all), where so many clusters exchange, in a round of H steps. `leads`: it is its
+    cluster's first, which audits. Headers, lists and the codec's warm starts are left out."""
     model, everything = manifest.model, range(manifest.model.stages)
     mine = everything if stages is None else stages
     held = stage_bytes(manifest, mine, half=False)
@@ -72,7 +74,7 @@ def written(manifest: Manifest, clusters: int, stages: Sequence[int] | None = No
         mark=phases if audits else 0,
         marks=_marks(manifest, manifest.rounds.inner_steps) if audits else 0,
         audited=_audits(manifest, clusters) * 2 * sum(_phase(manifest, stage) for stage in everything) if leads else 0.0,
-        shares=sum(_shares(manifest, clusters, stage) for stage in mine),
+        shares=_shares(manifest, clusters, mine),
     )
 
 
@@ -81,22 +83,33 @@ def _phase(manifest: Manifest, stage: int) -> int:
 
 
 def _audits(manifest: Manifest, clusters: int) -> float:
-    """For which a cluster is drawn in a round, in the mean, where all stand equal and are counted; a committee that draws one twice
-    is smaller."""
-    rules = manifest.audit
-    audited = min(limits.AUDITS, rules.share * clusters) if rules.segments else 0.0
-    return audited * min(rules.auditors, clusters - 1) / clusters
-
-
-def _shares(manifest: Manifest, clusters: int, stage: int) -> float:
-    """Of this stage: one of each cluster's payload, and of the state in each round from which joiners start."""
-    settings = manifest.availability
-    code = None if settings is None else code_of(clusters, settings.needed_share)
-    if code is None:
+    """For which a cluster is drawn in a round, in the mean, where all stand equal and are counted. A committee of fewer than there
+    are others may draw one of them twice."""
+    rules, others = manifest.audit, clusters - 1
+    if not rules.segments or not others:
         return 0.0
-    payload = code.share_size(round(model_payload_bytes(manifest.model, manifest.compression, [stage])))
-    state = code.share_size(state_bytes(manifest.model, stage))
-    return clusters * payload + state / manifest.rounds.snapshot_every
+    drawn = others if others <= rules.auditors else others * (1 - (1 - 1 / others) ** rules.auditors)
+    return float(min(limits.AUDITS, rules.share * clusters)) * drawn / clusters
+
+
+def _shares(manifest: Manifest, clusters: int, stages: Sequence[int]) -> float:
+    """Of these stages: one of each cluster's payload, and of the state in a round from which joiners start, as far as the run lets
+    a peer keep them."""
+    settings, every = manifest.availability, manifest.rounds.snapshot_every
+    code = None if settings is None else code_of(clusters, settings.needed_share)
+    if settings is None or code is None:
+        return 0.0
+    rules, most = settings, settings.megabytes * MEGABYTE
+    payloads = [round(model_payload_bytes(manifest.model, manifest.compression, [stage])) for stage in stages] * clusters
+    states = [state_bytes(manifest.model, stage) for stage in stages]
+
+    def kept(states: Sequence[int]) -> int:
+        blobs = [*((True, size) for size in states), *((False, size) for size in payloads)]
+        made = [Held(1, state, code.share_size(size), b"%d" % number) for number, (state, size) in enumerate(blobs)]
+        names = worth_keeping(made, 2, rules.rounds, most)
+        return sum(share.size for share in made if share.blob in names)
+
+    return ((every - 1) * kept(()) + kept(states)) / every
 
 
 def _marks(manifest: Manifest, steps: int) -> int:
@@ -106,12 +119,13 @@ def _marks(manifest: Manifest, steps: int) -> int:
 
 def disk_bytes(manifest: Manifest, clusters: int) -> int:
     """That a box which holds all stages fills at most, beside data and chain: states that it keeps (with one that arrives),
-    boundaries (with one that is being written), states of phases that may be audited, weights that adapters are added to, and the
-    payloads of so many clusters until two later snapshots are agreed."""
+    boundaries (with one that is being written), states of phases that may be audited, weights that adapters are added to, the
+    payloads of so many clusters until two later snapshots are agreed, and shares. Who audits looks for room itself."""
     each = written(manifest, clusters)
     boundaries = (BOUNDARIES_KEPT + 1) * (each.boundary + each.anchor_and_moments)
     marks = each.mark * _marks(manifest, manifest.rounds.max_inner_steps) if each.mark else 0
-    return held_bytes(manifest, clusters) + boundaries + (auditing.WAIT + 2) * marks
+    shares = manifest.availability.megabytes * MEGABYTE if manifest.availability is not None else 0
+    return held_bytes(manifest, clusters) + boundaries + (auditing.WAIT + 2) * marks + shares
 
 
 def held_bytes(manifest: Manifest, clusters: int) -> int:

@@ -16,7 +16,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -68,7 +70,7 @@ def header(patch: Path) -> tuple[str, list[str]]:
     return head[0], head[1].removeprefix("tests: ").split()
 
 
-def pytest(folder: Path, *tests: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+def run_tests(folder: Path, *tests: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
     return run(folder, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests, timeout=seconds)
 
 
@@ -81,7 +83,7 @@ def outcome(patch: Path) -> str:
         if applied.returncode:
             return f"DOES NOT APPLY: {applied.stderr.strip().splitlines()[0]}"
         try:
-            tested = pytest(folder, *header(patch)[1], seconds=PATCH_SECONDS)
+            tested = run_tests(folder, *header(patch)[1], seconds=PATCH_SECONDS)
         except subprocess.TimeoutExpired:
             return "killed (the tests do not end)"
         if tested.returncode == 1:
@@ -94,26 +96,37 @@ def unspoilt(tests: list[str]) -> str:
     """What fails without any patch; empty where nothing does."""
     with tempfile.TemporaryDirectory() as name:
         copy_tree(Path(name))
-        tested = pytest(Path(name), "-n", "auto", "--dist", "loadfile", *tests)
+        tested = run_tests(Path(name), "-n", "auto", "--dist", "loadfile", *tests)
         return tested.stdout[-1000:] if tested.returncode else ""
+
+
+def end(pool: ThreadPoolExecutor, doing: Sequence[Future[str]]) -> None:
+    """With what it started, and may be about to start."""
+    pool.shutdown(wait=False, cancel_futures=True)
+    while not all(each.done() for each in doing):
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        time.sleep(0.1)
 
 
 def patches(names: list[str]) -> int:
     """How many patches were not killed."""
     alive = 0
     chosen = [patch for patch in sorted(PATCHES.glob("*.patch")) if not names or patch.stem in names]
-    if failed := unspoilt(sorted({test for patch in chosen for test in header(patch)[1]})):
-        print(f"the tests fail without any patch:\n{failed}")
-        return len(chosen)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
+        whole = pool.submit(unspoilt, sorted({test for patch in chosen for test in header(patch)[1]}))
+        doing: list[Future[str]] = [whole]
         try:
-            for patch, result in zip(chosen, pool.map(outcome, chosen), strict=True):
-                alive += not result.startswith("killed")
-                print(f"{patch.stem:56} {result}", flush=True)
+            if failed := whole.result():
+                print(f"the tests fail without any patch:\n{failed}")
+                return len(chosen)
+            doing = [pool.submit(outcome, patch) for patch in chosen]
+            for patch, done in zip(chosen, doing, strict=True):
+                alive += not done.result().startswith("killed")
+                print(f"{patch.stem:56} {done.result()}", flush=True)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in psutil.Process().children(recursive=True):  # we were told to end
-                child.kill()
+            end(pool, doing)
     print(f"{alive} patches survive" if alive else "every patch is killed")
     return alive
 
@@ -168,6 +181,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends too
     modules = [name for name in arguments.names if name in MUTATED]
     named = [name for name in arguments.names if name not in MUTATED]
+    if unknown := [name for name in named if not (PATCHES / f"{name}.patch").exists()]:
+        parser.error(f"no patch and no module that is mutated: {', '.join(unknown)}")
     survivors = 0 if arguments.mutmut or (modules and not named) else patches(named)
     if not arguments.patches and (modules or not named):
         mutmut(modules, arguments.minutes)

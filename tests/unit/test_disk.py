@@ -6,10 +6,12 @@ import pytest
 
 from dilocox.node import disk, memory
 from dilocox.node.plan import inside, written_by_box
-from dilocox.protocol import limits
+from dilocox.protocol import auditing
 from dilocox.protocol.auditing import WAIT
+from dilocox.protocol.messages import seal
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import stage_tensors
-from tests.helpers import manifest
+from tests.helpers import COORDINATOR, digest, manifest
 
 WIDE: dict[str, Any] = {"compression": {"codec": "fp32", "rank": None}, "rounds": {"snapshot_every": 4}}
 """Payloads are as large as what they stand for."""
@@ -49,15 +51,17 @@ def test_a_run_that_audits_writes_states_of_each_phase_and_waits_for_the_last():
     assert disk.disk_bytes(audited, 7) == disk.disk_bytes(RUN, 7) + (WAIT + 2) * 6 * state
 
 
-def test_who_audits_writes_two_states_of_a_phase_each_time():
-    """Of 8 clusters a quarter are audited, by five of seven each: ten duties a round. Of 4: a quarter, by three each."""
+@pytest.mark.parametrize("clusters", [4, 6, 8, 20, 400])
+def test_who_audits_writes_two_states_of_a_phase_each_time_that_it_is_drawn(clusters: int):
+    """As often as the draw itself says, of those who stand alike: of 400 clusters no more than a bound are audited."""
     audited = manifest(**WIDE, audit={"segments": 3, "share": 0.25, "auditors": 5})
-    assert disk.written(audited, 8).audited == 10 / 8 * 2 * audited.phase_bytes
-    assert disk.written(audited, 4).audited == 3 / 4 * 2 * audited.phase_bytes
-    assert disk.written(audited, 8, leads=False).audited == 0
-    many = 4 * limits.AUDITS  # of whom no more are audited, however many there are
-    assert disk.written(audited, 2 * many).audited == pytest.approx(disk.written(audited, many).audited / 2)
-    assert disk.written(RUN, 8).audited == 0
+    standings, rounds = {str(n): 7 for n in range(clusters)}, 1 + 16_000 // clusters
+    ballots = [seal(COORDINATOR, pb.KIND_BALLOT, audited.run_id, pb.Ballot(round=1, head=digest(n))) for n in range(rounds)]
+    drawn = sum(len(audit.auditors) for ballot in ballots for audit in auditing.drawn(audited, 1, ballot, standings))
+    written = disk.written(audited, clusters).audited
+    assert written == pytest.approx(drawn / rounds / clusters * 2 * audited.phase_bytes, rel=0.06)
+    assert disk.written(audited, clusters, leads=False).audited == 0
+    assert disk.written(RUN, clusters).audited == 0
 
 
 def test_who_keeps_shares_writes_a_part_of_everybody_s_payload_and_of_states():
@@ -68,6 +72,14 @@ def test_who_keeps_shares_writes_a_part_of_everybody_s_payload_and_of_states():
     assert each.in_a_round(1) == without.in_a_round(1) + each.shares
     assert each.waited_for == without.waited_for, "nothing waits for them"
     assert disk.written(kept, 1).shares == 0
+    assert disk.disk_bytes(kept, 8) == disk.disk_bytes(RUN, 8) + 4096 * 10**6
+
+
+def test_no_more_shares_are_written_than_are_kept(monkeypatch: pytest.MonkeyPatch):
+    """A state's are kept before payloads'."""
+    monkeypatch.setattr(disk, "MEGABYTE", WEIGHTS)
+    kept = manifest(**WIDE, availability={"needed_share": 0.5, "megabytes": 1})
+    assert disk.written(kept, 8).shares == pytest.approx(WEIGHTS, rel=0.2)
 
 
 def test_boxes_of_a_cluster_write_what_their_stages_take():
