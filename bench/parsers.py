@@ -220,7 +220,9 @@ def _decode(layout: payload.StageLayout, raw: bytes) -> None:
     assert math.isfinite(payload.decoded_norm(tensors)), "a payload without a norm"
     again = payload.pack(tensors, layout.entropy, raw[payload.OWNER])
     assert layout.entropy or again == raw, "a payload that is not coded has one form"
-    assert payload.pack(payload.parse(again, layout), layout.entropy) == again, "what it says is not what it says again"
+    assert payload.pack(payload.parse(again, layout), layout.entropy, raw[payload.OWNER]) == again, (
+        "what it says is not what it says again"
+    )
 
 
 # Names, documents, metadata
