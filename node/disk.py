@@ -13,8 +13,6 @@ from dilocox.protocol.tensors import imported_bytes, phase_bytes, state_bytes
 
 __all__ = ["Written", "disk_bytes", "held_bytes", "written"]
 
-MEGABYTE = 1_000_000
-
 
 @dataclass(frozen=True)
 class Written:
@@ -99,14 +97,14 @@ def _shares(manifest: Manifest, clusters: int, stages: Sequence[int]) -> float:
     code = None if settings is None else code_of(clusters, settings.needed_share)
     if settings is None or code is None:
         return 0.0
-    rules, most = settings, settings.megabytes * MEGABYTE
+    rounds, most = settings.rounds, settings.most_bytes
     payloads = [round(model_payload_bytes(manifest.model, manifest.compression, [stage])) for stage in stages] * clusters
     states = [state_bytes(manifest.model, stage) for stage in stages]
 
     def kept(states: Sequence[int]) -> int:
         blobs = [*((True, size) for size in states), *((False, size) for size in payloads)]
         made = [Held(1, state, code.share_size(size), b"%d" % number) for number, (state, size) in enumerate(blobs)]
-        names = worth_keeping(made, 2, rules.rounds, most)
+        names = worth_keeping(made, 2, rounds, most)
         return sum(share.size for share in made if share.blob in names)
 
     return ((every - 1) * kept(()) + kept(states)) / every
@@ -124,7 +122,7 @@ def disk_bytes(manifest: Manifest, clusters: int) -> int:
     each = written(manifest, clusters)
     boundaries = (BOUNDARIES_KEPT + 1) * (each.boundary + each.anchor_and_moments)
     marks = each.mark * _marks(manifest, manifest.rounds.max_inner_steps) if each.mark else 0
-    shares = manifest.availability.megabytes * MEGABYTE if manifest.availability is not None else 0
+    shares = manifest.availability.most_bytes if manifest.availability is not None else 0
     return held_bytes(manifest, clusters) + boundaries + (auditing.WAIT + 2) * marks + shares
 
 

@@ -187,7 +187,7 @@ def askable(manifest: Manifest, head: Head, me: str, cluster: str, ours: Iterabl
     long ago that they are there, and so late that they have room where all stages are hosted. We may host a few, and keep more."""
     assert manifest.availability is not None, "the run shares"
     here, stages = list(ours), manifest.model.stages
-    room = manifest.availability.megabytes * 1_000_000 * len(set(head.roster[me].stages_of(me))) // stages
+    room = manifest.availability.most_bytes * len(set(head.roster[me].stages_of(me))) // stages
     held = [Held(share.round, share.state, share_bytes(share), share.blob) for share in here]
     keep = worth_keeping(held, head.round, manifest.availability.rounds, room)
     rounds = range(head.roster[cluster].joined, head.round - SETTLED + 1)

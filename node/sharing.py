@@ -133,7 +133,7 @@ class Sharing:
         """Make shares of what is here and let go of those whose time is over. Blocking."""
         settings = self.manifest.availability
         assert settings is not None, "the run shares"
-        head, most = self.chain.head.round, settings.megabytes * 1_000_000
+        head, most = self.chain.head.round, settings.most_bytes
         self._follow(head)
         kept = {Held(share.round, share.state, share_bytes(share), share.blob) for share in self.shares.shares()}
         rounds = {held.blob: held.round for held in kept}

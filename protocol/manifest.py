@@ -361,6 +361,10 @@ class Availability(Section):
     """So many, drawn by standing, ask a cluster that is drawn whether it has its shares (sampling.py): all others where they are
     fewer. 0: nobody is asked."""
 
+    @property
+    def most_bytes(self) -> int:
+        return self.megabytes * 1_000_000
+
 
 LOOPED_STAGES, LOOPED_MICROBATCHES = 4, 2
 """Fewest with which a pipeline can be looped: two workers with two chunks each, and a microbatch for either."""

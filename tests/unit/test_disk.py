@@ -75,11 +75,10 @@ def test_who_keeps_shares_writes_a_part_of_everybody_s_payload_and_of_states():
     assert disk.disk_bytes(kept, 8) == disk.disk_bytes(RUN, 8) + 4096 * 10**6
 
 
-def test_no_more_shares_are_written_than_are_kept(monkeypatch: pytest.MonkeyPatch):
-    """A state's are kept before payloads'."""
-    monkeypatch.setattr(disk, "MEGABYTE", WEIGHTS)
+def test_no_more_shares_are_written_than_are_kept():
     kept = manifest(**WIDE, availability={"needed_share": 0.5, "megabytes": 1})
-    assert disk.written(kept, 8).shares == pytest.approx(WEIGHTS, rel=0.2)
+    assert disk.written(kept, 100).shares < 10**6 < 200 * WEIGHTS / 16
+    assert disk.written(kept, 200).shares == pytest.approx(10**6, rel=0.05)
 
 
 def test_boxes_of_a_cluster_write_what_their_stages_take():
