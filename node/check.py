@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.data.check import check_corpus, check_whole, must_bring_own
-from dilocox.node.disk import disk_bytes, held_bytes, written
+from dilocox.node.disk import disk_bytes, held_bytes, rounds_shared, written
 from dilocox.node.employed import has_trained
 from dilocox.node.machine import Machine, this_machine
 from dilocox.node.memory import host_bytes, lacks
@@ -19,7 +19,7 @@ from dilocox.node.privacy import Account, Budget, open_account, steps_left
 from dilocox.node.tiling import tile
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Finding, Level
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.manifest import Availability, Manifest
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import last_built
@@ -67,6 +67,8 @@ def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
         yield from of_room(manifest, here.home, here.devices)
         if manifest.availability is not None:
             yield _coder()
+            if manifest.start_clusters > 1:
+                yield _shared(manifest, manifest.availability)
     else:
         what = f"states and payloads of {manifest.start_clusters} clusters take"
         yield _disk(here.home, held_bytes(manifest, manifest.start_clusters), what)
@@ -85,6 +87,15 @@ def _coder() -> Finding:
             Level.WRONG, "availability", str(error), "install it before you join: no node of this run starts without"
         )
     return Finding(Level.FINE, "availability", "the run keeps shares, and they can be made here")
+
+
+def _shared(manifest: Manifest, settings: Availability) -> Finding:
+    rounds = rounds_shared(manifest, manifest.start_clusters)
+    says = f"a peer may keep those of {rounds:,} rounds of {manifest.start_clusters} clusters"
+    if not rounds:
+        do = f"its owner lets peers keep more (availability.megabytes, now {settings.megabytes:,})"
+        return Finding(Level.ODD, "shares", f"{says}: when those who hold one are gone, nobody restores it", do)
+    return Finding(Level.FINE, "shares", f"{says}, beside those of states")
 
 
 def of_room(manifest: Manifest, home: Path, devices: int | None) -> Iterator[Finding]:

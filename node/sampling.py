@@ -20,7 +20,7 @@ from dilocox.protocol.member_state import MemberState
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.shares import Code, Held, Named, NamedBy, worth_keeping
+from dilocox.protocol.shares import Code, Held, Named, NamedBy, always_kept
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.shares import ShareStore, share_bytes
@@ -184,11 +184,12 @@ class Asker:
 
 def askable(manifest: Manifest, head: Head, me: str, cluster: str, ours: Iterable[services.Share]) -> list[services.Share]:
     """Those of our shares of whose blobs a cluster has its own, if it was counted when they were: made since it took its seat, so
-    long ago that they are there, and so late that they have room where all stages are hosted. We may host a few, and keep more."""
+    long ago that they are there, and so late that they have room where all stages are hosted, beside any states. We may host a few,
+    and keep more."""
     assert manifest.availability is not None, "the run shares"
     here, stages = list(ours), manifest.model.stages
     room = manifest.availability.most_bytes * len(set(head.roster[me].stages_of(me))) // stages
     held = [Held(share.round, share.state, share_bytes(share), share.blob) for share in here]
-    keep = worth_keeping(held, head.round, manifest.availability.rounds, room)
+    keep = always_kept(held, head.round, manifest.availability.rounds, room)
     rounds = range(head.roster[cluster].joined, head.round - SETTLED + 1)
-    return [share for share in here if not share.state and share.round in rounds and share.blob in keep]
+    return [share for share in here if share.round in rounds and share.blob in keep]

@@ -28,6 +28,7 @@ __all__ = [
     "Held",
     "Named",
     "NamedBy",
+    "always_kept",
     "chance",
     "check_share",
     "code_in",
@@ -210,18 +211,35 @@ class Held(NamedTuple):
 
 
 def worth_keeping(shares: Iterable[Held], head: int, rounds: int, most: int) -> set[bytes]:
-    """Of which blobs the shares are kept, so that they take at most so many bytes: the newest first, of one round the states first.
+    """Of which blobs the shares are kept, so that they take at most so many bytes. What was counted has half of them, then states
+    have what they need, then what was counted the rest: neither, however large, leaves the other without room.
 
     `head`: the open round; `rounds`: for how many what was counted is kept.
     """
-    here = sorted(set(shares), key=lambda share: (-share.round, not share.state, share.blob))
+    here = sorted(set(shares), key=lambda share: (-share.round, share.blob))
     snapshots = sorted({share.round for share in here if share.state})[-SNAPSHOTS_KEPT:]
-    left, keep = most, set[bytes]()
-    for share in here:
-        fresh = share.round in snapshots if share.state else share.round >= head - rounds
-        if fresh and share.blob not in keep:
-            if share.size > left:
-                break
-            left -= share.size
-            keep.add(share.blob)
-    return keep
+    counted = [share for share in here if not share.state and share.round >= head - rounds]
+    states = [share for share in here if share.state and share.round in snapshots]
+    keep = dict[bytes, int]()
+    for kind, room in ((counted, most // 2), (states, most), (counted, most)):
+        _keep_newest(keep, kind, room)
+    return set(keep)
+
+
+def always_kept(shares: Iterable[Held], head: int, rounds: int, most: int) -> set[bytes]:
+    """Of which blobs whoever has at least that much room keeps the shares, whatever states it keeps beside them: of what was
+    counted."""
+    return worth_keeping((share for share in shares if not share.state), head, rounds, most // 2)
+
+
+def _keep_newest(keep: dict[bytes, int], shares: Iterable[Held], room: int) -> None:
+    """Those that fit into what is left of the room, up to the first that does not: who has more room keeps at least as many.
+    `shares`: newest first; `keep`: sizes by blob."""
+    left = room - sum(keep.values())
+    for share in shares:
+        if share.blob in keep:
+            continue
+        if share.size > left:
+            return
+        left -= share.size
+        keep[share.blob] = share.size

@@ -23,7 +23,7 @@ from dilocox.node.disk import written
 from dilocox.node.privacy import Budget, open_account, steps_left
 from dilocox.protocol.findings import Finding, Level, of_run
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.manifest import Availability, Manifest
 from dilocox.transport.corpora import last_built
 from dilocox.transport.data_directory import load_identity, run_folder
 from tests.corpora import corpus_of, words
@@ -298,6 +298,17 @@ def test_a_node_of_a_run_that_keeps_shares_needs_what_makes_them(tmp_path: Path,
     monkeypatch.undo()
     pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
     assert [each.level for each in said(shares)] == [Level.FINE]
+
+
+def test_a_run_that_has_room_for_no_round_s_shares_is_odd(tmp_path: Path):
+    def said(run: Manifest) -> list[tuple[Level, bool]]:
+        found = [each for each in checks.of_machine(run, here(tmp_path)) if each.about == "shares"]
+        return [(each.level, "0 rounds" in each.says) for each in found]
+
+    large = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
+    assert said(large.model_copy(update={"availability": Availability()})) == [(Level.ODD, True)]
+    assert said(manifest(availability={})) == [(Level.FINE, False)]
+    assert said(manifest()) == []
 
 
 def test_a_node_says_what_check_says_of_its_machine(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -81,6 +81,18 @@ def test_no_more_shares_are_written_than_are_kept():
     assert disk.written(kept, 200).shares == pytest.approx(10**6, rel=0.05)
 
 
+def test_rounds_whose_shares_have_room_by_hand():
+    """Eight quarters of a payload each round, in half of the room, for at most as many rounds as the run says."""
+
+    def rounds(megabytes: int, clusters: int = 8) -> int:
+        kept = manifest(**WIDE, availability={"needed_share": 0.5, "megabytes": megabytes, "rounds": 100})
+        return disk.rounds_shared(kept, clusters)
+
+    assert rounds(4) == 2 * 10**6 // (2 * WEIGHTS)
+    assert (rounds(4096), rounds(4096, 1), rounds(1, 100)) == (100, 0, 0)
+    assert disk.rounds_shared(RUN, 8) == 0
+
+
 def test_boxes_of_a_cluster_write_what_their_stages_take():
     run = manifest(**WIDE, audit={"segments": 3}, availability={"needed_share": 0.5})
     whole, parts = disk.written(run, 7), written_by_box(run, inside(run, [1] * run.model.stages), 7)
