@@ -278,7 +278,8 @@ class Watcher:
             if None in applied.values() and time.monotonic() - seen < LATE_APPLY_SECONDS:
                 return
             roots = {root for s in statuses.values() if (root := s["state_roots"].get(str(round + 1)))}
-            self._identical &= len(roots) == 1
+            if statuses:  # none: nobody answers in time
+                self._identical &= len(roots) == 1
             # The held-out loss of the state that this round made is measured after it, and recorded in the next commit.
             following = rows[round + 1] if round + 1 < len(rows) else None
             if following is None:

@@ -33,10 +33,11 @@ from dilocox.transport.files import write_atomically
 from dilocox.transport.health import running_daemon
 from dilocox.transport.parent_pipe import ParentPipe
 
-__all__ = ["LAN", "WAN", "Lines", "Member", "Testnet"]
+__all__ = ["ANSWER_SECONDS", "LAN", "WAN", "Lines", "Member", "Testnet"]
 
 START_SECONDS = 120.0
 """Six stage workers importing torch on two cores take about a minute."""
+ANSWER_SECONDS = 5.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.2
 COORDINATOR = "coordinator"
@@ -68,13 +69,13 @@ class Member:
         """What the running daemon announced; None when it does not run."""
         return running_daemon(self.home)
 
-    def get(self, path: str) -> Any:
-        """A document of its HTTP API; None when it does not answer, or only starts."""
+    def get(self, path: str, seconds: float = ANSWER_SECONDS) -> Any:
+        """A document of its HTTP API; None when it does not answer within so many, or only starts."""
         facts = self.facts()
         if facts is None or "api" not in facts:
             return None
         try:
-            with urllib.request.urlopen(facts["api"] + path, timeout=5) as response:
+            with urllib.request.urlopen(facts["api"] + path, timeout=seconds) as response:
                 value = json.load(response)
             starts = isinstance(value, dict) and (value.get("role"), value.get("state")) == ("waiting", "starting")
             return None if starts else value

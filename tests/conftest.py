@@ -8,6 +8,7 @@ from contextlib import suppress
 from importlib import import_module
 
 import pytest
+from hypothesis import settings
 
 _frames = sys.getrecursionlimit()
 for _library_of_chains in ("eth", "py_ecc"):
@@ -15,6 +16,10 @@ for _library_of_chains in ("eth", "py_ecc"):
         import_module(_library_of_chains)
 sys.setrecursionlimit(_frames)
 """These allow 100,000 frames, for which the stack has no room: JSON that nests deep would end the process of the tests."""
+
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
+"""A machine that is busy is no reason for a test to fail."""
 
 MOST_BYTES = 12 << 30
 """Of memory, for each process of a test."""

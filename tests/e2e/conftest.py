@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -101,12 +101,18 @@ def listeners(process: psutil.Process) -> list[tuple[str, int]]:
 @dataclass
 class Swarm:
     testnet: Testnet
+    answer_seconds: ClassVar[float] = PATIENCE_SECONDS
+    """Who runs answers, however busy the machine is."""
+
+    def ask(self, member: str, path: str) -> Any:
+        """None: it does not run, or only starts."""
+        return self.testnet.member(member).get(path, self.answer_seconds)
 
     def rounds(self, member: str = "coordinator") -> list[dict[str, Any]]:
-        return self.testnet.member(member).get("/v1/rounds") or []
+        return self.ask(member, "/v1/rounds") or []
 
     def status(self, member: str) -> dict[str, Any]:
-        return self.testnet.member(member).get("/v1/status") or {}
+        return self.ask(member, "/v1/status") or {}
 
     def open_round(self) -> int:
         for member in self.testnet.failed():
@@ -115,7 +121,7 @@ class Swarm:
 
     def round(self, number: int) -> dict[str, Any]:
         """One closed round in full."""
-        detail: dict[str, Any] = self.testnet.coordinator.get(f"/v1/rounds/{number}")
+        detail: dict[str, Any] = self.ask("coordinator", f"/v1/rounds/{number}")
         return detail
 
     def peer(self, member: str) -> str:
@@ -126,6 +132,27 @@ class Swarm:
 
     def wait_for_round(self, number: int) -> None:
         wait_for(lambda: self.open_round() > number, f"round {number} closed")
+
+    def wait_until_all_are_counted(self, members: Iterable[str], since: int) -> int:
+        """The first round from `since` on that counts these, and nobody else: on a busy machine one may be late in any round."""
+        peers = {self.peer(member) for member in members}
+
+        def look() -> int | None:
+            return next((n for n in range(max(1, since), self.open_round()) if self.counted(n) == peers), None)
+
+        found: int = wait_for(look, f"a round counted {members}")
+        return found
+
+    def wait_until_gone_from_roster(self, member: str, since: int) -> int:
+        """The first round from `since` on whose commit leaves it out of the next."""
+        peer = self.peer(member)
+
+        def look() -> int | None:
+            rounds = range(since, self.open_round())
+            return next((n for n in rounds if peer not in self.round(n)["next_roster"]), None)
+
+        found: int = wait_for(look, f"{member} left the roster")
+        return found
 
     def wait_until_counted(self, member: str, since: int) -> int:
         """The first round from `since` on that counts the member."""

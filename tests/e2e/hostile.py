@@ -36,6 +36,10 @@ from dilocox.transport.tasks import Tasks
 Spoil = Callable[["HostilePeer", pb.Contribution, pb.Leaves], None]
 
 
+HAD_NO_TIME = (pb.REASON_LATE, pb.REASON_ABSENT, pb.REASON_DID_NOT_VOTE)
+"""Why a round left us out that did not look at what we contributed."""
+
+
 class HostilePeer:
     """`async with HostilePeer(link, folder) as peer: await peer.misbehave(spoil)`."""
 
@@ -164,6 +168,15 @@ class HostilePeer:
         self.feed(phase)
         await self.until(lambda: pb.KIND_CONTRIBUTION in self.state.own or self.state.head.round > head.round)
         return head.round
+
+    async def judged(self, spoil: Spoil) -> int:
+        """Misbehave until others judge it, however busy the machine is; returns the round, when it is closed."""
+        while True:
+            number = await self.misbehave(spoil)
+            while (commit := self.chain.commit(number)) is None:
+                await self.moved.wait()
+            if not any(item.peer == self.identity.peer and item.reason in HAD_NO_TIME for item in commit.body.excluded):
+                return number
 
     def _spoil(self, body: pb.Contribution) -> None:
         leaves = self.leaves()

@@ -68,10 +68,6 @@ def made_up(mallory: HostilePeer, body: pb.Contribution) -> bytes:
     return mallory.store.put([canonical(pb.Marks(marks=marks, machine="cpu", threads=1, workers=1))])
 
 
-async def closed(mallory: HostilePeer, number: int) -> None:
-    await mallory.until(lambda: mallory.chain.length > number)
-
-
 def test_who_did_not_train_is_refused_when_its_auditors_have_looked(swarm: Swarm, tmp_path: Path):
     link = JoinLink.parse((swarm.testnet.folder / "link").read_text())
 
@@ -86,7 +82,7 @@ def test_who_did_not_train_is_refused_when_its_auditors_have_looked(swarm: Swarm
         async with HostilePeer(link, tmp_path / "mallory") as mallory:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not await asyncio.to_thread(refused, mallory.identity.peer):
-                    await closed(mallory, await mallory.misbehave(pretend))
+                    await mallory.judged(pretend)
             return mallory.identity.peer
 
     evil = asyncio.run(story())

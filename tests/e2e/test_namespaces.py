@@ -43,9 +43,9 @@ def test_clusters_of_boxes_train_to_one_state_over_lines_of_their_own(swarm: Swa
     for name in (LEAD, OTHER):
         swarm.wait_until_counted(name, 1)
     before, number = network_of(swarm).traffic(LAN), swarm.open_round()
-    swarm.wait_for_round(number)
+    swarm.wait_for_round(number + 1)
     after = network_of(swarm).traffic(LAN)
-    wait_for(lambda: swarm.same_states(number), "all hold one state")
+    wait_for(lambda: swarm.same_states(swarm.open_round()), "all hold one state")
     for name in (LEAD, BOX, OTHER, LATE):
         assert swarm.status(name)["address"].startswith(network_of(swarm).address(name, WAN) + ":")
         assert after[name].since(before[name]).sent > 100_000, "activations, or their gradients"

@@ -7,7 +7,6 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,7 +78,7 @@ def test_a_round_is_one_trace_of_all_who_took_part(swarm: Swarm, receiver: Recei
         assert above.span.name == "cluster round"
         assert above.resource["service.instance.id"] == told.resource["service.instance.id"]
     for told in by_name["train"]:
-        assert told.facts["dilocox.inner_steps"] == 20
+        assert told.facts["dilocox.inner_steps"] >= 20, "more where a commit was late"
 
 
 @pytest.mark.parametrize("name", ["node-1", "coordinator"])
@@ -134,10 +133,11 @@ def test_who_was_not_counted_is_told_by_a_webhook(swarm: Swarm, receiver: Receiv
     swarm.testnet.start(victim)
 
     def told() -> dict[str, Any] | None:
-        return next((each for each in receiver.notices if each["event"] == "not-counted"), None)
+        mine = (each for each in receiver.notices if each["event"] == "not-counted" and each["round"] == number)
+        return next(mine, None)
 
     notice = wait_for(told, "its next life told of that")
-    assert (notice["round"], notice["peer"], notice["role"]) == (number, peer, "node")
+    assert (notice["peer"], notice["role"]) == (peer, "node")
     assert notice["text"].startswith(f"node-2: round {number}: this node was not counted: ")
     swarm.wait_until_counted("node-2", number + 1)
 
@@ -164,13 +164,12 @@ def test_hours_of_the_day_are_kept(swarm: Swarm):
     swarm.wait_for_round(since + 1)
     assert not [n for n in range(since, since + 2) if swarm.peer(late.name) in swarm.round(n)["next_roster"]]
     assert not swarm.roles(late.name, [WORKER])[WORKER], "its devices are others'"
-    wait_for(lambda: tells_why(swarm, late.home, hours), "it says of the open round why it takes no part")
+    wait_for(lambda: tells_why(swarm, late.name, hours), "it says of the open round why it takes no part")
     restart(swarm, "0-24")
     swarm.wait_until_counted(late.name, swarm.open_round())
 
 
-def tells_why(swarm: Swarm, home: Path, hours: str) -> bool:
+def tells_why(swarm: Swarm, name: str, hours: str) -> bool:
     """The open round may close before it is asked about."""
-    asked = [*CLI, "explain", str(swarm.open_round()), "--home", str(home), "--json"]
-    said = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    return said.returncode == 0 and f"not on the roster; it is paused: until {hours[:5]} (--hours {hours})" in said.stdout
+    said = swarm.ask(name, f"/v1/explain/{swarm.open_round()}")
+    return f"not on the roster; it is paused: until {hours[:5]} (--hours {hours})" in json.dumps(said)

@@ -17,7 +17,7 @@ from dilocox.protocol.chain import taken
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.data_directory import DataDirectory
-from tests.e2e.conftest import Swarm, build, running, wait_for
+from tests.e2e.conftest import Swarm, build, running, wait_for, wait_until_gone
 
 pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
@@ -135,9 +135,10 @@ def test_half_of_the_roster_goes_with_its_disks_and_the_run_goes_on_from_shares(
         last = stop_where_all_is_shared(swarm, names)
         work = sum(counted(swarm, "node-3").values()) * (1 + STAGES)
         folders = {name: run_folder(swarm, name) for name in names}
+        processes = [process for name in names for process in swarm.processes(name)]
         for name in names:
             testnet.kill(testnet.member(name))
-        wait_for(lambda: not testnet.running(), "all are gone")
+        wait_until_gone(processes)
         for name in names[:2]:
             shutil.rmtree(testnet.member(name).home)
         for name in names[2:]:

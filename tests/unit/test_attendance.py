@@ -24,7 +24,7 @@ from dilocox.transport.hours import Hours
 from dilocox.transport.tasks import Tasks
 from dilocox.views.door import Door
 from dilocox.views.http import create_app
-from tests.helpers import Table, identity, manifest, no_status, until
+from tests.helpers import PATIENCE_SECONDS, Table, identity, manifest, no_status, until
 
 NIGHT = Hours.parse("22-06")
 NOON, MIDNIGHT = (datetime(2026, 11, 23, hour).timestamp() for hour in (12, 0))
@@ -171,7 +171,7 @@ async def test_leaving_ends_the_daemon_when_all_is_said(tmp_path: Path, tasks: T
     await asyncio.sleep(0)
     assert not ended.done()
     node.commit()
-    await asyncio.wait_for(ended, 10)
+    await asyncio.wait_for(ended, PATIENCE_SECONDS)
 
 
 async def test_who_leaves_serves_its_work_until_the_round_closes(tmp_path: Path, tasks: Tasks):
@@ -192,7 +192,7 @@ async def test_who_leaves_serves_its_work_until_the_round_closes(tmp_path: Path,
     assert not ended.done(), "others may still fetch what they vote on"
     node.table.vote([1, 2])
     node.feed(member.Committed(node.table.commits[-1], node.table.head))
-    await asyncio.wait_for(ended, 10)
+    await asyncio.wait_for(ended, PATIENCE_SECONDS)
 
 
 async def test_a_box_is_paused_by_its_lead(tmp_path: Path, tasks: Tasks):
@@ -201,7 +201,7 @@ async def test_a_box_is_paused_by_its_lead(tmp_path: Path, tasks: Tasks):
     with pytest.raises(LocalError, match="its lead pauses"):
         await attendance.pause(False)
     await attendance.leave(False)
-    await asyncio.wait_for(tasks.wait(), 10)
+    await asyncio.wait_for(tasks.wait(), PATIENCE_SECONDS)
 
 
 async def test_only_the_operator_may_ask(tmp_path: Path, tasks: Tasks):

@@ -101,7 +101,8 @@ async def test_idle_streams_of_strangers_stop_no_member(who, tmp_path: Path):
         await asyncio.gather(*started, return_exceptions=True)
 
 
-async def test_idle_streams_of_a_member_stop_only_itself(tmp_path: Path):
+async def test_idle_streams_of_a_member_stop_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serve, "GRACE_SECONDS", PATIENCE_SECONDS)
     source = BlobStore(tmp_path / "source")
     blob = source.put(FRAMES)
     served = serving(tmp_path / "peer", source)

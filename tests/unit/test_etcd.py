@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from dilocox.coordinator import etcd, parts
+from dilocox.coordinator import etcd, parts, shared_log
 from dilocox.coordinator.etcd import Etcd, EtcdPlace, parse_store
 from dilocox.coordinator.log import Entry
 from dilocox.coordinator.office import write_down_store
@@ -30,7 +30,7 @@ from dilocox.protocol.round import Moment
 from dilocox.transport.chain_file import ChainFile
 from tests.etcd_members import EtcdMembers, etcd_members
 from tests.fake_store import FakeStore
-from tests.helpers import identity, manifest
+from tests.helpers import PATIENCE_SECONDS, identity, manifest
 
 RUN = manifest()
 
@@ -43,6 +43,12 @@ def test_who_shared_a_store_does_not_go_on_alone_beside_the_others(tmp_path: Pat
         write_down_store(tmp_path, None)
     (tmp_path / "shared-store").unlink()
     write_down_store(tmp_path, None)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """etcd waits for the disk with each write."""
+    monkeypatch.setattr(etcd, "REQUEST_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +92,7 @@ async def test_the_fake_and_etcd_do_the_same(store: Store):
 
 
 async def test_a_key_goes_with_its_lease_in_both(store: Store):
-    lease = await store.grant(3)
+    lease = await store.grant(600)
     assert await store.keep(lease)
     await store.apply((), [Put("a", b"1", lease), Put("b", b"1", lease)])
     await store.apply((), [Put("b", b"2")])
@@ -98,9 +104,9 @@ async def test_a_key_goes_with_its_lease_in_both(store: Store):
     await store.revoke(lease)
     with pytest.raises(StoreRefusedError, match="lease not found"):
         await store.apply((), [Put("a", b"1", lease)])
-    ending = await store.grant(2)
+    ending = await store.grant(10)
     await store.apply((), [Put("c", b"1", ending)])
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await store.read("c", "d", 1):
             await asyncio.sleep(0.1)
     assert not await store.keep(ending)
@@ -119,8 +125,9 @@ async def test_largest_values_go_through_and_come_back_in_pages(store: Store):
         await store.apply((), [Put("p", bytes(3 << 19))])
 
 
-async def test_a_coordinator_takes_over_in_a_real_etcd(tmp_path: Path, member: EtcdMembers):
+async def test_a_coordinator_takes_over_in_a_real_etcd(tmp_path: Path, member: EtcdMembers, monkeypatch: pytest.MonkeyPatch):
     """The lease that nobody keeps ends by etcd's clock; who held it is refused."""
+    monkeypatch.setattr(shared_log, "LEASE_SECONDS", 15)  # a busy machine may keep who leads waiting for some
 
     def office(number: int) -> SharedLog:
         chain = ChainFile(tmp_path / f"{number}.db", RUN)
@@ -135,7 +142,7 @@ async def test_a_coordinator_takes_over_in_a_real_etcd(tmp_path: Path, member: E
     assert await one.stand()
     await one.write([entry])
     assert not await two.stand()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not await two.stand():
             await asyncio.sleep(0.05)
     with pytest.raises(DeposedError):
@@ -156,7 +163,7 @@ async def test_members_are_asked_in_turn(tmp_path: Path):
             except StoreError:
                 return False
 
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not await write():
                 await asyncio.sleep(0.05)
         await store.close()
@@ -187,7 +194,7 @@ async def test_a_user_and_a_password_come_by_file(tmp_path: Path):
             except StoreError:
                 return False
 
-        async with asyncio.timeout(120):  # its tokens went with it
+        async with asyncio.timeout(PATIENCE_SECONDS):  # its tokens went with it
             while not await read():
                 await asyncio.sleep(0.05)
         await plain.close()
@@ -218,7 +225,7 @@ async def test_etcd_over_tls_with_a_certificate_of_ours(tmp_path: Path):
             except StoreError:
                 return False
 
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not await wrote():
                 await asyncio.sleep(0.05)
         for stranger in strangers:

@@ -29,7 +29,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.presence import Directory, cached_records
 from dilocox.transport.reach import dial
-from tests.helpers import COORDINATOR, Table, digest, identity, manifest
+from tests.helpers import COORDINATOR, PATIENCE_SECONDS, Table, digest, identity, manifest
 from tests.peers import meeting
 from tests.unit.test_callers import Call
 
@@ -41,7 +41,7 @@ async def test_a_request_that_does_not_parse_is_refused_in_a_word(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     """gRPC answered "unexpected" and logged a traceback for each."""
-    async with meeting(tmp_path, RUN, Table(RUN).genesis().commits) as (peer,), asyncio.timeout(60):
+    async with meeting(tmp_path, RUN, Table(RUN).genesis().commits) as (peer,), asyncio.timeout(PATIENCE_SECONDS):
         credentials = grpc.ssl_channel_credentials(tls.pem_of(peer.record.certificate))
         options = [("grpc.ssl_target_name_override", tls.SERVER_NAME)]
         channel: Any

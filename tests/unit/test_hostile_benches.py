@@ -13,7 +13,7 @@ from bench.mutation import Mutator
 from bench.parsers import RUN, Target, targets
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
-from tests.helpers import Table, until
+from tests.helpers import PATIENCE_SECONDS, Table, until
 from tests.peers import meeting
 
 EACH = 6
@@ -79,7 +79,7 @@ def test_a_bar_that_is_missed_is_a_sentence():
 
 
 async def test_calls_leave_the_round_as_it_was(tmp_path: Path):
-    async with calls.Servers.open(tmp_path) as servers, asyncio.timeout(60):
+    async with calls.Servers.open(tmp_path) as servers, asyncio.timeout(PATIENCE_SECONDS):
         client = calls.Client(3, servers.coordinator, servers.peer)
         tally = await client.chunk(0, 60)
         await client.close()
@@ -89,7 +89,7 @@ async def test_calls_leave_the_round_as_it_was(tmp_path: Path):
 
 
 async def test_the_hostile_come_and_the_peer_goes_on_answering(tmp_path: Path):
-    async with meeting(tmp_path, RUN, Table(RUN).genesis().commits) as (peer,), asyncio.timeout(60):
+    async with meeting(tmp_path, RUN, Table(RUN).genesis().commits) as (peer,), asyncio.timeout(PATIENCE_SECONDS):
         blob = peer.store.put([bytes(1 << 20)])
         attack = hostile.Attack(RUN.run_id, [peer.record, peer.record], blob, 1)
         tasks = await attack.start(10)

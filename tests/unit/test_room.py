@@ -16,6 +16,7 @@ from dilocox.protocol.errors import LocalError
 from dilocox.transport import room
 from dilocox.transport.room import lack_of_room, probe, while_there_is_room
 from dilocox.views.door import Door
+from tests.helpers import PATIENCE_SECONDS
 
 
 def full() -> OSError:
@@ -111,7 +112,7 @@ async def test_who_waits_can_be_stopped(tmp_path: Path, looks: list[bool]):
         waits.set()
         yield
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         running = asyncio.create_task(while_there_is_room(tmp_path, life, waiting))
         await waits.wait()
         assert not running.done()
@@ -133,7 +134,7 @@ async def test_a_signal_between_waiting_and_living_is_not_lost(tmp_path: Path, m
         yield
         await asyncio.sleep(0.01)  # a page takes a while to close
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await while_there_is_room(tmp_path, life, waiting)
     assert lives == [False]
 

@@ -265,7 +265,7 @@ async def test_bytes_that_are_almost_a_certificate_end_nobody(tmp_path: Path, sp
 
 async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "HANDSHAKE_SECONDS", 1)
-    async with serving(tmp_path / "peer", store(tmp_path, "a")) as record, asyncio.timeout(60):
+    async with serving(tmp_path / "peer", store(tmp_path, "a")) as record, asyncio.timeout(helpers.PATIENCE_SECONDS):
         host, _, port = record.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         assert await reader.read() == b""
@@ -283,7 +283,7 @@ async def test_connections_are_bounded_and_leave_room_for_files(tmp_path: Path, 
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(512, before[1]), before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    async with serving(tmp_path / "peer", source) as record, asyncio.timeout(60):
+    async with serving(tmp_path / "peer", source) as record, asyncio.timeout(helpers.PATIENCE_SECONDS):
         pools = [ChannelPool() for _ in range(2)]
         for number, pool in enumerate(pools):
             await fetch_blob(pool.channel(record), store(tmp_path, str(number)), digest)
@@ -366,7 +366,7 @@ threading.Event().wait()
 """
 
 
-def gone(pid: int, seconds: float = 10.0) -> bool:
+def gone(pid: int, seconds: float = helpers.PATIENCE_SECONDS) -> bool:
     """Whether the process ends within `seconds`."""
     handle = None
     with contextlib.suppress(ProcessLookupError):
@@ -440,7 +440,7 @@ async def test_the_dht_process_ends_when_libp2p_dies_while_joining(tmp_path: Pat
     write_atomically(key, load_identity(tmp_path / "identity.key").libp2p_private_key(), mode=0o600)
     settings = {"run_id": "00" * 32, "identity": str(key), "listen": "/ip4/127.0.0.1/tcp/0", "bootstrap": [], "keeps": True}
     with pytest.raises(RuntimeError, match="libp2p's process ended"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(helpers.PATIENCE_SECONDS):
             await dht_child.run(settings)
 
 
