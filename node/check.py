@@ -11,11 +11,12 @@ from pathlib import Path
 
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.data.check import check_corpus, check_whole, must_bring_own
-from dilocox.node.disk import disk_bytes, held_bytes, rounds_shared, written
+from dilocox.node.disk import disk_bytes, held_bytes, rounds_shared, state_is_shared, written
 from dilocox.node.employed import has_trained
 from dilocox.node.machine import Machine, this_machine
 from dilocox.node.memory import host_bytes, lacks
 from dilocox.node.privacy import Account, Budget, open_account, steps_left
+from dilocox.node.sampling import SETTLED
 from dilocox.node.tiling import tile
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Finding, Level
@@ -90,12 +91,15 @@ def _coder() -> Finding:
 
 
 def _shared(manifest: Manifest, settings: Availability) -> Finding:
-    rounds = rounds_shared(manifest, manifest.start_clusters)
-    says = f"a peer may keep those of {rounds:,} rounds of {manifest.start_clusters} clusters"
-    if not rounds:
-        do = f"its owner lets peers keep more (availability.megabytes, now {settings.megabytes:,})"
-        return Finding(Level.ODD, "shares", f"{says}: when those who hold one are gone, nobody restores it", do)
-    return Finding(Level.FINE, "shares", f"{says}, beside those of states")
+    """Of a run of several clusters that keeps shares."""
+    rounds, clusters = rounds_shared(manifest, manifest.start_clusters), manifest.start_clusters
+    says = f"peers have room for those of {rounds:,} rounds of {clusters} clusters"
+    do = f"its owner lets peers keep more (availability.megabytes, now {settings.megabytes:,})"
+    if rounds < SETTLED:
+        return Finding(Level.ODD, "shares", f"{says}: too few for anybody to be asked for one", do)
+    if not state_is_shared(manifest, clusters):
+        return Finding(Level.ODD, "shares", f"{says}, and for none of a state: who joins needs somebody who has one", do)
+    return Finding(Level.FINE, "shares", f"{says}, and for those of a state")
 
 
 def of_room(manifest: Manifest, home: Path, devices: int | None) -> Iterator[Finding]:

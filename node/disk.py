@@ -8,10 +8,10 @@ from dilocox.node.memory import stage_bytes
 from dilocox.node.starts import BOUNDARIES_KEPT, RECENT_STATES, SNAPSHOTS_KEPT
 from dilocox.protocol import auditing, limits
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.shares import Held, always_kept, code_of, worth_keeping
+from dilocox.protocol.shares import Held, code_of, counted_room, worth_keeping
 from dilocox.protocol.tensors import imported_bytes, phase_bytes, state_bytes
 
-__all__ = ["Written", "disk_bytes", "held_bytes", "rounds_shared", "written"]
+__all__ = ["Written", "disk_bytes", "held_bytes", "rounds_shared", "state_is_shared", "written"]
 
 
 @dataclass(frozen=True)
@@ -111,18 +111,22 @@ def _shares(manifest: Manifest, clusters: int, stages: Sequence[int]) -> float:
 
 
 def rounds_shared(manifest: Manifest, clusters: int) -> int:
-    """For how many rounds whoever hosts all stages keeps its shares of what so many clusters contribute, whatever states it keeps
-    shares of beside them. 0: of none; or it shares with nobody."""
+    """For how many rounds whoever hosts all stages has room for its shares of what so many clusters contribute, whatever states it
+    keeps shares of beside them. 0: for none, or it shares with nobody."""
     settings = manifest.availability
     code = None if settings is None else code_of(clusters, settings.needed_share)
     if settings is None or code is None:
         return 0
-    each, rounds = clusters * code.share_size(round(model_payload_bytes(manifest.model, manifest.compression))), settings.rounds
-    return len(
-        always_kept(
-            (Held(number, False, each, b"%d" % number) for number in range(rounds)), rounds, rounds, settings.most_bytes
-        )
-    )
+    each = clusters * code.share_size(round(model_payload_bytes(manifest.model, manifest.compression)))
+    return min(settings.rounds, counted_room(settings.most_bytes) // each)
+
+
+def state_is_shared(manifest: Manifest, clusters: int) -> bool:
+    """Whether there is room for its share of a state, whatever was counted beside it."""
+    settings = manifest.availability
+    code = None if settings is None else code_of(clusters, settings.needed_share)
+    states = sum(state_bytes(manifest.model, stage) for stage in range(manifest.model.stages))
+    return bool(settings and code and code.share_size(states) <= settings.most_bytes - counted_room(settings.most_bytes))
 
 
 def _marks(manifest: Manifest, steps: int) -> int:

@@ -21,7 +21,7 @@ from dilocox.protocol.ids import short
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.shares import Code, NamedBy, check_share, code_in, hosts, order, places
+from dilocox.protocol.shares import Code, NamedBy, check_share, code_in, hosts, kept_since, most_shared, order, places
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
@@ -36,6 +36,8 @@ ASK_SECONDS = 10.0
 ASKED_AT_ONCE = 16
 """As many as with the default restore a blob of the largest roster, so that mostly nobody else is asked."""
 ROSTERS_REMEMBERED = 8
+SIZES_REMEMBERED = 1 << 14
+"""By round; a number each."""
 
 
 class Answer(NamedTuple):
@@ -62,15 +64,30 @@ class Holders:
 
     def __init__(self, chain: ChainFile) -> None:
         self._chain, self._round = chain, lru_cache(ROSTERS_REMEMBERED)(self._read)
+        self._shared = lru_cache(SIZES_REMEMBERED)(self._most_shared)
 
-    def _read(self, round: int) -> tuple[bytes, bytes, Mapping[str, Cluster], frozenset[str]]:
-        """Digest and data root of a round's commit, the roster on which it was made, and whom it counts. Raises RemoteError where
-        the chain has it not."""
+    def _read(self, round: int) -> tuple[bytes, bytes, Mapping[str, Cluster], dict[str, int]]:
+        """Digest and data root of a round's commit, the roster on which it was made, and whom it counts, with the bytes of each
+        one's payloads. Raises RemoteError where the chain has it not."""
         commit, before = self._chain.commit(round), self._chain.commit(round - 1) if round else None
         if commit is None or before is None:
             raise RemoteError(pb.REASON_UNAVAILABLE, f"no commit {round} is here that would say who keeps shares")
-        counted = frozenset(item.cluster for item in taken(commit.body))
+        counted = {item.cluster: item.contribution.size for item in taken(commit.body)}
         return commit.digest, commit.body.data_root, advance(self._chain.manifest, before).roster, counted
+
+    def _most_shared(self, round: int) -> int:
+        _, _, roster, counted = self._read(round)
+        return most_shared(self._chain.manifest, roster, counted.values())
+
+    def kept_since(self, head: int) -> int:
+        """The first round of which everybody is to have its shares of what was counted, if it had a seat; `head`, the open one: of
+        none. By the chain alone: what we keep says little of what others have room for. Blocking. Raises RemoteError."""
+        settings = self._chain.manifest.availability
+        if settings is None:
+            return head
+        oldest = max(1, head - settings.rounds)
+        rounds = ((round, self._shared(round)) for round in range(head - 1, oldest - 1, -1))
+        return kept_since(rounds, head, settings.most_bytes)
 
     def of(self, by: NamedBy, blob: bytes, stage: int | None) -> Due:
         """Blocking. Raises RemoteError."""

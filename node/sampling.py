@@ -20,10 +20,10 @@ from dilocox.protocol.member_state import MemberState
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.shares import Code, Held, Named, NamedBy, always_kept
+from dilocox.protocol.shares import Code, Named, NamedBy
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.shares import ShareStore, share_bytes
+from dilocox.transport.shares import ShareStore
 
 __all__ = ["Asker", "Sample", "Sampler", "askable"]
 
@@ -57,10 +57,11 @@ class Sampler:
         self._manifest, self._chain, self._store, self._exchange = manifest, chain, store, exchange
         self._restorer, self._dice = restorer, dice
         head = chain.head.round
-        found = (chain.commit(number) for number in range(max(1, head - manifest.availability.rounds), head - SETTLED + 1))
+        found = (chain.commit(number) for number in range(restorer.holders.kept_since(head), head - SETTLED + 1))
         self._commits = [commit for commit in found if commit is not None and commit.body.counted]
         if not self._commits:
-            raise ConfigError(f"no round has counted anybody yet, {SETTLED} rounds ago: there are no shares to ask for")
+            why = f"no round is {SETTLED} rounds old that counted anybody and for whose shares peers have room"
+            raise ConfigError(f"{why}: there are no shares to ask for")
 
     async def draw(self) -> Sample:
         """Raises ConfigError where the rosters of all rounds are too small to share."""
@@ -156,7 +157,8 @@ class Asker:
         """Once a round, and again where our own time for it is over: it may be over there, too. Blocking."""
         before = self._drawn.get(cluster)
         if cluster not in self._drawn or (before is not None and before.blob not in self._shares):
-            ours = askable(state.manifest, state.head, state.me, cluster, self._shares.shares())
+            since = self._restorer.holders.kept_since(state.head.round)
+            ours = askable(state.head, cluster, since, self._shares.shares())
             self._dice.shuffle(ours)
             self._drawn[cluster] = next((each for each in ours if self._is_due(each, state.me, cluster)), None)
         return self._drawn[cluster]
@@ -182,14 +184,8 @@ class Asker:
         return False
 
 
-def askable(manifest: Manifest, head: Head, me: str, cluster: str, ours: Iterable[services.Share]) -> list[services.Share]:
-    """Those of our shares of whose blobs a cluster has its own, if it was counted when they were: made since it took its seat, so
-    long ago that they are there, and so late that they have room where all stages are hosted, beside any states. We may host a few,
-    and keep more."""
-    assert manifest.availability is not None, "the run shares"
-    here, stages = list(ours), manifest.model.stages
-    room = manifest.availability.most_bytes * len(set(head.roster[me].stages_of(me))) // stages
-    held = [Held(share.round, share.state, share_bytes(share), share.blob) for share in here]
-    keep = always_kept(held, head.round, manifest.availability.rounds, room)
-    rounds = range(head.roster[cluster].joined, head.round - SETTLED + 1)
-    return [share for share in here if share.round in rounds and share.blob in keep]
+def askable(head: Head, cluster: str, since: int, ours: Iterable[services.Share]) -> list[services.Share]:
+    """Those of our shares of whose blobs a cluster has its own, if it was counted when they were: made since it took its seat, of a
+    round of which everybody has room for all (`since`: the first), and so long ago that they are there."""
+    rounds = range(max(since, head.roster[cluster].joined), head.round - SETTLED + 1)
+    return [share for share in ours if not share.state and share.round in rounds]

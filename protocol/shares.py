@@ -12,6 +12,7 @@ shares under one root restore has the digest that the commit names, or that root
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from math import comb
 from typing import NamedTuple
 
@@ -22,20 +23,23 @@ from dilocox.protocol.head import Cluster
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.tensors import stage_tensors
 
 __all__ = [
     "Code",
     "Held",
     "Named",
     "NamedBy",
-    "always_kept",
     "chance",
     "check_share",
     "code_in",
     "code_of",
+    "counted_room",
     "hosts",
+    "kept_since",
     "leaf",
     "make_shares",
+    "most_shared",
     "order",
     "places",
     "root_over",
@@ -47,6 +51,9 @@ UNIT_BYTES = 64 << 10
 """Of a share in a stripe of the blob: so much of it is in memory, times the shares; it divides a chunk of a blob."""
 GRAIN_BYTES = 16
 """The last stripe is filled up to these: processors code whole words of them."""
+
+LEAF_BYTES = 128
+"""Of a list, at most, for each stage, beside a byte for each tensor's norm."""
 
 SNAPSHOTS_KEPT = 2
 """As of whole states: the newest may not be agreed on everywhere yet."""
@@ -211,35 +218,53 @@ class Held(NamedTuple):
 
 
 def worth_keeping(shares: Iterable[Held], head: int, rounds: int, most: int) -> set[bytes]:
-    """Of which blobs the shares are kept, so that they take at most so many bytes. What was counted has half of them, then states
-    have what they need, then what was counted the rest: neither, however large, leaves the other without room.
+    """Of which blobs the shares are kept, so that they take at most so many bytes, the newest first. What was counted has half of
+    them, then states, each whole or not at all, then what was counted the rest: neither, however large, keeps the other out.
 
     `head`: the open round; `rounds`: for how many what was counted is kept.
     """
     here = sorted(set(shares), key=lambda share: (-share.round, share.blob))
-    snapshots = sorted({share.round for share in here if share.state})[-SNAPSHOTS_KEPT:]
-    counted = [share for share in here if not share.state and share.round >= head - rounds]
-    states = [share for share in here if share.state and share.round in snapshots]
+    counted = [[share] for share in here if not share.state and share.round >= head - rounds]
+    states = [[*state] for _, state in groupby((share for share in here if share.state), key=lambda share: share.round)]
     keep = dict[bytes, int]()
-    for kind, room in ((counted, most // 2), (states, most), (counted, most)):
+    for kind, room in ((counted, counted_room(most)), (states[:SNAPSHOTS_KEPT], most), (counted, most)):
         _keep_newest(keep, kind, room)
     return set(keep)
 
 
-def always_kept(shares: Iterable[Held], head: int, rounds: int, most: int) -> set[bytes]:
-    """Of which blobs whoever has at least that much room keeps the shares, whatever states it keeps beside them: of what was
-    counted."""
-    return worth_keeping((share for share in shares if not share.state), head, rounds, most // 2)
-
-
-def _keep_newest(keep: dict[bytes, int], shares: Iterable[Held], room: int) -> None:
+def _keep_newest(keep: dict[bytes, int], groups: Iterable[Sequence[Held]], room: int) -> None:
     """Those that fit into what is left of the room, up to the first that does not: who has more room keeps at least as many.
-    `shares`: newest first; `keep`: sizes by blob."""
+    `groups`: newest first, each whole or not at all; `keep`: sizes by blob."""
     left = room - sum(keep.values())
-    for share in shares:
-        if share.blob in keep:
-            continue
-        if share.size > left:
+    for group in groups:
+        more = {share.blob: share.size for share in group if share.blob not in keep}
+        left -= sum(more.values())
+        if left < 0:
             return
-        left -= share.size
-        keep[share.blob] = share.size
+        keep |= more
+
+
+def counted_room(most: int) -> int:
+    """Of so many bytes those that states never take."""
+    return most // 2
+
+
+def most_shared(manifest: Manifest, roster: Mapping[str, Cluster], sizes: Iterable[int]) -> int:
+    """The bytes of all shares, at most, that a peer which hosts all stages keeps of what a round counted. `roster`: of the round;
+    `sizes`: of each cluster's payloads together."""
+    codes = [code_in(manifest, roster, stage) for stage in (None, *range(manifest.model.stages))]
+    needed = min((code.needed for code in codes if code is not None), default=0)
+    lists = sum(LEAF_BYTES + len(stage_tensors(manifest.model, stage)) for stage in range(manifest.model.stages))
+    return sum(-(-(size + lists) // needed) + len(codes) * GRAIN_BYTES for size in sizes) if needed else 0
+
+
+def kept_since(rounds: Iterable[tuple[int, int]], head: int, most: int) -> int:
+    """The first round of which everybody keeps its shares of what was counted, whatever states it has beside them; `head`, the open
+    one: it is none. `rounds`: with `most_shared` of each, newest first; `most`: bytes that a peer may keep."""
+    left, first = counted_room(most), head
+    for round, size in rounds:
+        left -= size
+        if left < 0:
+            break
+        first = round
+    return first

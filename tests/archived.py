@@ -64,7 +64,7 @@ class RealTable(Table):
             leaf.shares = self.share_root(leaf.digest, stage)
             leaves.append(leaf)
         blob = self.store.put([canonical(pb.Leaves(leaves=leaves))])
-        said = {"leaves": blob}
+        said: dict[str, Any] = {"leaves": blob, "size": sum(leaf.size for leaf in leaves)}
         if self.run.availability is not None:
             said["shares"] = work_root(self.share_root(blob, None), leaves)
         return super().contribution(number, spoil, **{**said, **changes})

@@ -300,15 +300,24 @@ def test_a_node_of_a_run_that_keeps_shares_needs_what_makes_them(tmp_path: Path,
     assert [each.level for each in said(shares)] == [Level.FINE]
 
 
-def test_a_run_that_has_room_for_no_round_s_shares_is_odd(tmp_path: Path):
-    def said(run: Manifest) -> list[tuple[Level, bool]]:
-        found = [each for each in checks.of_machine(run, here(tmp_path)) if each.about == "shares"]
-        return [(each.level, "0 rounds" in each.says) for each in found]
+def test_a_run_that_has_no_room_for_its_shares_is_odd(tmp_path: Path):
+    def said(run: Manifest, **availability: int) -> list[tuple[Level, str]]:
+        run = run.model_copy(update={"availability": Availability(**availability)})
+        return [(each.level, each.says) for each in checks.of_machine(run, here(tmp_path)) if each.about == "shares"]
 
-    large = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
-    assert said(large.model_copy(update={"availability": Availability()})) == [(Level.ODD, True)]
-    assert said(manifest(availability={})) == [(Level.FINE, False)]
-    assert said(manifest()) == []
+    def preset(name: str) -> Manifest:
+        return Manifest.from_toml(render_preset(name, "n", "00" * 32))
+
+    [(level, says)] = said(preset("qwen1.5-107b"))
+    assert (level, "0 rounds" in says, "too few" in says) == (Level.ODD, True, True)
+    [(level, says)] = said(preset("llama-1b"), megabytes=3000)
+    assert (level, "2 rounds" in says, "too few" in says) == (Level.ODD, True, True)
+    [(level, says)] = said(preset("llama-350m"))
+    assert (level, "11 rounds" in says, "none of a state" in says) == (Level.ODD, True, True)
+    [(level, says)] = said(preset("llama-125m"))
+    assert (level, "32 rounds" in says) == (Level.FINE, True)
+    assert said(manifest(rounds={"start_clusters": 1, "min_clusters": 1})) == [], "one alone shares with nobody"
+    assert not [each for each in checks.of_machine(manifest(), here(tmp_path)) if each.about == "shares"]
 
 
 def test_a_node_says_what_check_says_of_its_machine(tmp_path: Path, caplog: pytest.LogCaptureFixture):

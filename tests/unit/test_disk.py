@@ -10,7 +10,7 @@ from dilocox.protocol import auditing
 from dilocox.protocol.auditing import WAIT
 from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import stage_tensors
+from dilocox.protocol.tensors import stage_tensors, state_bytes
 from tests.helpers import COORDINATOR, digest, manifest
 
 WIDE: dict[str, Any] = {"compression": {"codec": "fp32", "rank": None}, "rounds": {"snapshot_every": 4}}
@@ -91,6 +91,22 @@ def test_rounds_whose_shares_have_room_by_hand():
     assert rounds(4) == 2 * 10**6 // (2 * WEIGHTS)
     assert (rounds(4096), rounds(4096, 1), rounds(1, 100)) == (100, 0, 0)
     assert disk.rounds_shared(RUN, 8) == 0
+
+
+def test_a_state_s_share_has_half_of_the_room():
+    """Of two clusters it is all of Θ and momentum, of four half of it."""
+    wide = {
+        **WIDE,
+        "model": {"hidden_size": 1024, "intermediate_size": 1024, "vocabulary_size": 256, "heads": 2, "kv_heads": 2},
+    }
+    states = sum(state_bytes(manifest(**wide).model, stage) for stage in range(manifest(**wide).model.stages))
+
+    def fits(megabytes: int, clusters: int = 2) -> bool:
+        return disk.state_is_shared(manifest(**wide, availability={"megabytes": megabytes}), clusters)
+
+    half = states // 500_000
+    assert (fits(half), fits(half + 1), fits(half // 2 + 1, 4), fits(1 << 20, 1)) == (False, True, True, False)
+    assert not disk.state_is_shared(RUN, 8)
 
 
 def test_boxes_of_a_cluster_write_what_their_stages_take():

@@ -23,7 +23,6 @@ from dilocox.protocol import member, sampling, shares
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.facts import Sampled
-from dilocox.protocol.head import HostRange
 from dilocox.protocol.manifest import Availability
 from dilocox.protocol.member_state import MemberState
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -471,25 +470,41 @@ async def test_nobody_is_asked_for_what_it_need_not_have_had(tmp_path: Path):
         assert us.told == []
 
 
-async def test_who_hosts_a_few_stages_asks_for_what_has_room_where_all_are_hosted(tmp_path: Path):
+async def test_who_is_asked_was_there_has_had_time_and_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(node_sampling, "SETTLED", 3)
     async with sharing(tmp_path, 0) as (table, _):
-        me, cluster = sorted(table.head.roster)[:2]
-        million = services.Share(size=1_000_000, shares=2, needed=1)
-        ours = [services.Share(blob=bytes([round]), round=round) for round in range(1, 9)]
-        for share in ours:
-            share.MergeFrom(million)
-        run = table.run.model_copy(update={"availability": Availability(megabytes=5)})
-        lone = replace(table.head, round=9)
-        half = replace(lone.roster[me], hosts=(HostRange(me, 0, 1, 0), HostRange("box", 1, 1, 0)))
-        rounds = [
-            {share.round for share in askable(run, head, me, cluster, ours)}
-            for head in (lone, replace(lone, roster={**lone.roster, me: half}))
-        ]
-        assert rounds == [{7, 8}, {8}], "half of the room, and of what has a stage of two half of that"
-        newcomer = replace(lone.roster[cluster], joined=8)
-        assert {s.round for s in askable(run, replace(lone, roster={**lone.roster, cluster: newcomer}), me, cluster, ours)} == {
-            8
-        }
+        cluster = max(table.head.roster)
+        ours = [services.Share(blob=bytes([n, s]), round=n, state=bool(s)) for n in range(1, 9) for s in range(2)]
+        head = replace(table.head, round=9)
+
+        def rounds(since: int, joined: int) -> list[int]:
+            seat = replace(head.roster[cluster], joined=joined)
+            found = askable(replace(head, roster={**head.roster, cluster: seat}), cluster, since, ours)
+            assert not any(share.state for share in found), "no commit has a root of its shares"
+            return sorted(share.round for share in found)
+
+        assert rounds(1, 0) == [1, 2, 3, 4, 5, 6]
+        assert rounds(4, 0) == rounds(1, 4) == [4, 5, 6]
+        assert rounds(9, 0) == []
+
+
+async def test_the_chain_says_how_much_room_a_round_s_shares_take(tmp_path: Path):
+    async with sharing(tmp_path, ROUNDS) as (table, sharers):
+        restorer = sharers[0].peer.exchange.shares
+        assert isinstance(restorer, Restorer)
+        took = 0
+        for number in range(1, table.head.round):
+            sizes = [item.contribution.size for item in taken(table.commits[number].body)]
+            bound = shares.most_shared(table.run, table.head.roster, sizes)
+            for sharer in sharers:
+                here = [share for share in sharer.kept.shares() if share.round == number and not share.state]
+                assert 0.6 * bound < sum(share_bytes(share) for share in here) <= bound
+            took += bound
+        assert restorer.holders.kept_since(table.head.round) == 1
+        for most, since in ((2 * took, 1), (2 * took - 2, 2), (0, table.head.round)):
+            small = Availability.model_construct(rounds=9, megabytes=most / 1e6, needed_share=0.5)
+            sharers[0].peer.chain.manifest.__dict__["availability"] = small
+            assert restorer.holders.kept_since(table.head.round) == since
 
 
 def next_that_asks(table: RealTable, me: str, cluster: str, skip: int = 0) -> bytes:
