@@ -7,6 +7,8 @@ again goes on where it was. `--minutes` bounds one call. `--check` exits with 1 
 import argparse
 import itertools
 import os
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -159,4 +161,5 @@ def keep(name: str, plan: Plan, by_cell: dict[Cell, list[Row]], quick: bool) -> 
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs that were begun end, too
     main()
