@@ -221,7 +221,7 @@ class Watcher:
         """As the coordinator's /v1/rounds gives them."""
         self._shown = 0
         self._seen_at: dict[int, float] = {}
-        self._identical = True
+        self._compared, self._differ = 0, False
         self.phase_steps: dict[str, dict[str, int]] = {}
         self._traffic: list[tuple[int, dict[str, Traffic]]] = []
         """In network namespaces: when the first of some rounds was open, and the last."""
@@ -275,15 +275,15 @@ class Watcher:
             seen = self._seen_at.setdefault(round, time.monotonic())
             leads = {name: s for name, s in statuses.items() if s["cluster"] == s["peer"]}
             applied = {name: s["applied_at_step"].get(str(round)) for name, s in leads.items()}
-            if None in applied.values() and time.monotonic() - seen < LATE_APPLY_SECONDS:
+            if (not applied or None in applied.values()) and time.monotonic() - seen < LATE_APPLY_SECONDS:
                 return
             roots = {root for s in statuses.values() if (root := s["state_roots"].get(str(round + 1)))}
-            if statuses:  # none: nobody answers in time
-                self._identical &= len(roots) == 1
+            self._differ |= len(roots) > 1
             # The held-out loss of the state that this round made is measured after it, and recorded in the next commit.
             following = rows[round + 1] if round + 1 < len(rows) else None
             if following is None:
                 return
+            self._compared += bool(roots)
             self._print(row, following, applied, roots)
             self._shown = round + 1
 
@@ -301,14 +301,15 @@ class Watcher:
             f"{row['counted']}/{row['roster']}",
             f"{row['payload_bytes']:,}",
             " ".join("–" if step is None else str(step) for step in applied.values()),
-            min(roots)[:12] if len(roots) == 1 else f"{len(roots)} DIFFER",
+            min(roots)[:12] if len(roots) == 1 else f"{len(roots)} DIFFER" if roots else "–",
         ]
         line = "  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
         console.print(line, highlight=False, soft_wrap=True)
 
     @property
     def identical(self) -> bool:
-        return self._identical
+        """Whether nodes held one state after every round of which they told theirs, which were some."""
+        return self._compared > 0 and not self._differ
 
     @property
     def final_loss(self) -> float | None:

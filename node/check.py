@@ -95,7 +95,9 @@ def _shared(manifest: Manifest, settings: Availability) -> Finding:
     rounds, clusters = rounds_shared(manifest, manifest.start_clusters), manifest.start_clusters
     says = f"peers have room for those of {rounds:,} rounds of {clusters} clusters"
     do = f"its owner lets peers keep more (availability.megabytes, now {settings.megabytes:,})"
-    if rounds < SETTLED:
+    if settings.rounds < SETTLED:
+        do = f"its owner lets peers keep them for longer (availability.rounds, now {settings.rounds:,})"
+    if rounds < SETTLED and settings.samplers:
         return Finding(Level.ODD, "shares", f"{says}: too few for anybody to be asked for one", do)
     if not state_is_shared(manifest, clusters):
         return Finding(Level.ODD, "shares", f"{says}, and for none of a state: who joins needs somebody who has one", do)

@@ -37,7 +37,7 @@ ASKED_AT_ONCE = 16
 """As many as with the default restore a blob of the largest roster, so that mostly nobody else is asked."""
 ROSTERS_REMEMBERED = 8
 SIZES_REMEMBERED = 1 << 14
-"""By round; a number each."""
+"""By round; a number each. Nobody is asked for shares of older ones."""
 
 
 class Answer(NamedTuple):
@@ -85,7 +85,7 @@ class Holders:
         settings = self._chain.manifest.availability
         if settings is None:
             return head
-        oldest = max(1, head - settings.rounds)
+        oldest = max(1, head - min(settings.rounds, SIZES_REMEMBERED))
         rounds = ((round, self._shared(round)) for round in range(head - 1, oldest - 1, -1))
         return kept_since(rounds, head, settings.most_bytes)
 
@@ -97,10 +97,10 @@ class Holders:
 
     def in_cluster(self, ours: services.Share, me: str, cluster: str) -> tuple[dict[str, frozenset[int]], bytes]:
         """Of a blob of which we keep a share: by box of a cluster the index of its own, or several where what we keep does not say
-        of which stage it is; and the root that proves them. Nobody where it was not counted then: it need not have had the blob.
-        Blocking. Raises RemoteError."""
+        of which stage it is; and the root that proves them. Nobody where it was not counted then (it need not have had the blob)
+        or the chain names no such blob. Blocking. Raises RemoteError."""
         commit, root, roster, counted = self._round(ours.round)
-        if cluster not in counted or cluster not in roster:
+        if cluster not in counted or cluster not in roster or ours.root != root:
             return {}, root
         return places(self._chain.manifest, roster, commit, ours, me, roster[cluster].peers), root
 

@@ -125,9 +125,20 @@ class Sharing:
 
     async def run(self) -> None:
         """Until cancelled."""
+        await in_thread(self.forget_unnamed)
         while True:
             await in_thread(self.look)
             await asyncio.sleep(LOOK_SECONDS)
+
+    def forget_unnamed(self) -> None:
+        """Let go of shares of what the chain does not name: it was cut, by the owner's word, and grew again, or is to. Blocking."""
+        head, roots = self.chain.head.round, dict[int, bytes]()
+        for share in self.shares.shares():
+            if share.round < head and share.round not in roots:
+                commit = self.chain.commit(share.round)
+                roots[share.round] = commit.body.data_root if commit is not None else b""
+            if share.round >= head or (not share.state and share.root != roots[share.round]):
+                self.shares.remove(share.blob)
 
     def look(self) -> None:
         """Make shares of what is here and let go of those whose time is over. Blocking."""

@@ -224,7 +224,7 @@ def worth_keeping(shares: Iterable[Held], head: int, rounds: int, most: int) -> 
     `head`: the open round; `rounds`: for how many what was counted is kept.
     """
     here = sorted(set(shares), key=lambda share: (-share.round, share.blob))
-    counted = [[share] for share in here if not share.state and share.round >= head - rounds]
+    counted = [[share] for share in here if not share.state and head - rounds <= share.round < head]
     states = [[*state] for _, state in groupby((share for share in here if share.state), key=lambda share: share.round)]
     keep = dict[bytes, int]()
     for kind, room in ((counted, counted_room(most)), (states[:SNAPSHOTS_KEPT], most), (counted, most)):

@@ -53,6 +53,9 @@ snapshot_every = 4
 """
 
 
+HAD_NO_TIME = ("late", "absent", "did-not-vote")
+"""Why a busy machine leaves somebody out of a round."""
+
 PATIENCE_SECONDS = 600.0
 """Nothing is measured by this: tests wait for conditions, and a machine so loaded that it needs longer runs no tests."""
 
@@ -129,6 +132,11 @@ class Swarm:
 
     def counted(self, number: int) -> set[str]:
         return {item["cluster"] for item in self.round(number)["clusters"]}
+
+    def counted_or_busy(self, number: int) -> int:
+        """How many a round counted, or did not for want of time."""
+        excluded = self.round(number)["excluded"]
+        return len(self.counted(number)) + sum(item["reason"] in HAD_NO_TIME for item in excluded)
 
     def wait_for_round(self, number: int) -> None:
         wait_for(lambda: self.open_round() > number, f"round {number} closed")

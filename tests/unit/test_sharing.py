@@ -470,6 +470,26 @@ async def test_nobody_is_asked_for_what_it_need_not_have_had(tmp_path: Path):
         assert us.told == []
 
 
+async def test_what_a_chain_that_was_given_up_named_takes_nobody_s_room(tmp_path: Path):
+    """The owner's word cut it; it grew again, with other blobs under the same numbers."""
+    async with sharing(tmp_path, ROUNDS) as (_, sharers):
+        one = sharers[0]
+        due, states = ({share.blob for share in one.kept.shares() if share.state is kind} for kind in (False, True))
+        live = next(iter(one.kept.shares()))
+        for number, round in enumerate((1, ROUNDS, ROUNDS + 1, ROUNDS + 40)):
+            dead = services.Share()
+            dead.CopyFrom(live)
+            dead.blob, dead.round, dead.state = digest_of([b"%d" % number]), round, round > ROUNDS + 1
+            dead.root = digest_of([b"another root"])
+            one.kept.add([dead])
+        one.sharing.forget_unnamed()
+        assert {share.blob for share in one.kept.shares()} == due | states
+        restorer = one.peer.exchange.shares
+        assert isinstance(restorer, Restorer)
+        dead.round, dead.state = 1, False
+        assert restorer.holders.in_cluster(dead, identity(0).peer, identity(1).peer)[0] == {}
+
+
 async def test_who_is_asked_was_there_has_had_time_and_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(node_sampling, "SETTLED", 3)
     async with sharing(tmp_path, 0) as (table, _):
