@@ -486,8 +486,10 @@ async def test_what_a_chain_that_was_given_up_named_takes_nobody_s_room(tmp_path
         assert {share.blob for share in one.kept.shares()} == due | states
         restorer = one.peer.exchange.shares
         assert isinstance(restorer, Restorer)
-        dead.round, dead.state = 1, False
-        assert restorer.holders.in_cluster(dead, identity(0).peer, identity(1).peer)[0] == {}
+        asked = next(share for share in one.kept.shares() if not share.state), identity(0).peer, identity(1).peer
+        assert restorer.holders.in_cluster(*asked)[0]
+        asked[0].root = dead.root
+        assert restorer.holders.in_cluster(*asked)[0] == {}
 
 
 async def test_who_is_asked_was_there_has_had_time_and_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
