@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dilocox.node.testnet import Member
@@ -248,7 +249,7 @@ def test_a_bit_that_rots_in_memory_is_found_by_replay_and_mended(swarm: Swarm):
         return noticed() or swarm.open_round() >= number
 
     for _ in range(ROTS):
-        rot(swarm, victim)
+        wait_for(partial(rot, swarm, victim), "the state lies in the memory of workers")
         after = swarm.open_round() + 3
         wait_for(partial(noticed_by, after), "the next rounds close")
         if noticed():
@@ -259,22 +260,24 @@ def test_a_bit_that_rots_in_memory_is_found_by_replay_and_mended(swarm: Swarm):
     wait_for(lambda: swarm.same_states(swarm.open_round()), "the node has the others' state again")
 
 
-def rot(swarm: Swarm, victim: str) -> None:
-    """Flip a bit wherever Θ lies in the memory of the node's workers."""
+def rot(swarm: Swarm, victim: str) -> int:
+    """Flip a bit wherever Θ lies in the memory of the node's workers; in how many places. 0: they begin, or are replaced."""
     blobs = next((swarm.testnet.member(victim).home / "runs").iterdir()) / "blobs"
     workers = [p for p in swarm.processes(victim) if names(p, WORKER)]
-    for process in workers:
-        process.suspend()
     try:
+        for process in workers:
+            process.suspend()
         states = [state for path in blobs.glob("?" * 64) if len(state := read_if_there(path)) > 50_000]
         patterns = {state[4096:4160] for state in states}  # inside Θ
-        flipped = sum(flip(process.pid, patterns) for process in workers)
+        return sum(flip(process.pid, patterns) for process in workers)
     except PermissionError as error:
         pytest.skip(f"this machine does not let a test write to its child's memory: {error}")
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        return 0
     finally:
         for process in workers:
-            process.resume()
-    assert flipped, "the state was not found in the workers' memory"
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 def read_if_there(path: Path) -> bytes:
