@@ -8,7 +8,7 @@ from dilocox.node.memory import stage_bytes
 from dilocox.node.starts import BOUNDARIES_KEPT, RECENT_STATES, SNAPSHOTS_KEPT
 from dilocox.protocol import auditing, limits
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.shares import Held, code_of, counted_room, worth_keeping
+from dilocox.protocol.shares import Code, Held, code_of, counted_room, worth_keeping
 from dilocox.protocol.tensors import imported_bytes, phase_bytes, state_bytes
 
 __all__ = ["Written", "disk_bytes", "held_bytes", "rounds_shared", "state_is_shared", "written"]
@@ -90,11 +90,16 @@ def _audits(manifest: Manifest, clusters: int) -> float:
     return float(min(limits.AUDITS, rules.share * clusters)) * drawn / clusters
 
 
+def _code(manifest: Manifest, clusters: int) -> Code | None:
+    """As so many clusters share, each of which hosts all stages. None: they do not."""
+    settings = manifest.availability
+    return None if settings is None else code_of(clusters, settings.needed_share)
+
+
 def _shares(manifest: Manifest, clusters: int, stages: Sequence[int]) -> float:
     """Of these stages: one of each cluster's payload, and of the state in a round from which joiners start, as far as the run lets
     a peer keep them."""
-    settings, every = manifest.availability, manifest.rounds.snapshot_every
-    code = None if settings is None else code_of(clusters, settings.needed_share)
+    settings, every, code = manifest.availability, manifest.rounds.snapshot_every, _code(manifest, clusters)
     if settings is None or code is None:
         return 0.0
     rounds, most = settings.rounds, settings.most_bytes
@@ -113,8 +118,7 @@ def _shares(manifest: Manifest, clusters: int, stages: Sequence[int]) -> float:
 def rounds_shared(manifest: Manifest, clusters: int) -> int:
     """For how many rounds whoever hosts all stages has room for its shares of what so many clusters contribute, whatever states it
     keeps shares of beside them. 0: for none, or it shares with nobody."""
-    settings = manifest.availability
-    code = None if settings is None else code_of(clusters, settings.needed_share)
+    settings, code = manifest.availability, _code(manifest, clusters)
     if settings is None or code is None:
         return 0
     each = clusters * code.share_size(round(model_payload_bytes(manifest.model, manifest.compression)))
@@ -123,8 +127,7 @@ def rounds_shared(manifest: Manifest, clusters: int) -> int:
 
 def state_is_shared(manifest: Manifest, clusters: int) -> bool:
     """Whether there is room for its share of a state, whatever was counted beside it."""
-    settings = manifest.availability
-    code = None if settings is None else code_of(clusters, settings.needed_share)
+    settings, code = manifest.availability, _code(manifest, clusters)
     states = sum(state_bytes(manifest.model, stage) for stage in range(manifest.model.stages))
     return bool(settings and code and code.share_size(states) <= settings.most_bytes - counted_room(settings.most_bytes))
 

@@ -122,23 +122,14 @@ class Sharing:
     """The first round whose blobs are kept whole: of older ones no share can be made."""
     _pending: dict[int, Pending] = field(default_factory=dict)
     """By round."""
+    _roots: dict[int, bytes] = field(default_factory=dict)
+    """Data roots by round: all shares are looked at every other second."""
 
     async def run(self) -> None:
         """Until cancelled."""
-        await in_thread(self.forget_unnamed)
         while True:
             await in_thread(self.look)
             await asyncio.sleep(LOOK_SECONDS)
-
-    def forget_unnamed(self) -> None:
-        """Let go of shares of what the chain does not name: it was cut, by the owner's word, and grew again, or is to. Blocking."""
-        head, roots = self.chain.head.round, dict[int, bytes]()
-        for share in self.shares.shares():
-            if share.round < head and share.round not in roots:
-                commit = self.chain.commit(share.round)
-                roots[share.round] = commit.body.data_root if commit is not None else b""
-            if share.round >= head or (not share.state and share.root != roots[share.round]):
-                self.shares.remove(share.blob)
 
     def look(self) -> None:
         """Make shares of what is here and let go of those whose time is over. Blocking."""
@@ -146,7 +137,7 @@ class Sharing:
         assert settings is not None, "the run shares"
         head, most = self.chain.head.round, settings.most_bytes
         self._follow(head)
-        kept = {Held(share.round, share.state, share_bytes(share), share.blob) for share in self.shares.shares()}
+        kept = {Held(share.round, share.state, share_bytes(share), share.blob) for share in self._named(head)}
         rounds = {held.blob: held.round for held in kept}
         found = {h.blob: (h, ours) for _, each in sorted(self._pending.items()) for h, ours in self._here(each, rounds)}
         keep = worth_keeping(kept | {held for held, _ in found.values()}, head, settings.rounds, most)
@@ -158,6 +149,25 @@ class Sharing:
         done = (found.keys() - keep) | {share.blob for share in made}  # what is not worth keeping now never will be
         for pending in self._pending.values():
             pending.blobs = [ours for ours in pending.blobs if ours.named.blob not in done]
+
+    def _named(self, head: int) -> list[services.Share]:
+        """Ours of rounds that the chain has. What it does not name goes: the owner's word cut it, and it grew again. Those of later
+        rounds stay, and take nobody's room: the chain may only be on its way, after chain.db was damaged."""
+        named = []
+        for share in self.shares.shares():
+            if share.round < head and (share.state or share.root == self._data_root(share.round)):
+                named.append(share)
+            elif share.round < head:
+                self.shares.remove(share.blob)
+        return named
+
+    def _data_root(self, round: int) -> bytes:
+        """Of a closed round's commit."""
+        if round not in self._roots:
+            commit = self.chain.commit(round)
+            assert commit is not None
+            self._roots[round] = commit.body.data_root
+        return self._roots[round]
 
     def _follow(self, head: int) -> None:
         """What is to be done of the rounds whose blobs are here: of new ones everything, and so of those that lost a share."""
@@ -227,7 +237,7 @@ class Sharing:
     def _is_named(self, share: services.Share) -> bool:
         """Whether it proves itself by the commit, or is of a state. If not, most who voted have accepted a root that is none, and
         nobody would take it from us."""
-        named = share.state or share.root == self._pending[share.round].commit.body.data_root
+        named = share.state or share.root == self._data_root(share.round)
         if not named:
             log.warning("commit %d names no shares of %s that anybody can make", share.round, share.blob.hex()[:8])
             self.shares.drop(share)

@@ -14,6 +14,8 @@ import pytest
 
 from bench.texts import stdlib
 from dilocox.node.testnet import Lines, Member, Testnet
+from dilocox.protocol.errors import reason_name
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.data_directory import load_identity
 
 RUN = """
@@ -53,8 +55,9 @@ snapshot_every = 4
 """
 
 
-HAD_NO_TIME = ("late", "absent", "did-not-vote")
-"""Why a busy machine leaves somebody out of a round."""
+NO_TIME = (pb.REASON_LATE, pb.REASON_ABSENT, pb.REASON_DID_NOT_VOTE)
+"""Why a busy machine leaves somebody out of a round, who was not looked at."""
+HAD_NO_TIME = tuple(map(reason_name, NO_TIME))
 
 PATIENCE_SECONDS = 600.0
 """Nothing is measured by this: tests wait for conditions, and a machine so loaded that it needs longer runs no tests."""

@@ -32,12 +32,9 @@ from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool, create_server
 from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Tasks
+from tests.e2e.conftest import NO_TIME
 
 Spoil = Callable[["HostilePeer", pb.Contribution, pb.Leaves], None]
-
-
-HAD_NO_TIME = (pb.REASON_LATE, pb.REASON_ABSENT, pb.REASON_DID_NOT_VOTE)
-"""Why a round left us out that did not look at what we contributed."""
 
 
 class HostilePeer:
@@ -175,7 +172,7 @@ class HostilePeer:
             number = await self.misbehave(spoil)
             while (commit := self.chain.commit(number)) is None:
                 await self.moved.wait()
-            if not any(item.peer == self.identity.peer and item.reason in HAD_NO_TIME for item in commit.body.excluded):
+            if not any(item.peer == self.identity.peer and item.reason in NO_TIME for item in commit.body.excluded):
                 return number
 
     def _spoil(self, body: pb.Contribution) -> None:

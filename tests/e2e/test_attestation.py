@@ -57,6 +57,7 @@ def dilocox(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_attested_are_counted_and_a_commit_says_by_what(swarm: Swarm):
     number = swarm.wait_until_all_are_counted([f"node-{n}" for n in (1, 2, 3)], 1)
     attestations = [item for cluster in swarm.round(number)["clusters"] for item in cluster["attestations"]]
+    assert {item["peer"] for item in attestations} == {swarm.peer(f"node-{n}") for n in (1, 2, 3)}
     for item in attestations:
         assert (item["kind"], item["simulated"], item["bound"], item["measurement"]) == ("simulated", True, True, GOOD)
     home = str(swarm.testnet.member("node-1").home)
