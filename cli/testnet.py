@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -212,6 +213,30 @@ def _parse_kill(text: str, names: Sequence[str]) -> tuple[str, int]:
     return name, int(round)
 
 
+class StatesTold:
+    """Roots of the states before each round, as nodes told them, whenever that was: of one model there is one for each round."""
+
+    def __init__(self) -> None:
+        self._roots: dict[int, set[str]] = defaultdict(set)
+
+    def hear(self, roots: Mapping[str, str]) -> None:
+        """By round, as a node's status has them."""
+        for round, root in roots.items():
+            self._roots[int(round)].add(root)
+
+    def before(self, round: int) -> set[str]:
+        return self._roots.get(round, set())
+
+    @property
+    def fault(self) -> str | None:
+        """Why these do not show that all held one model after every round; None: they do."""
+        made = {round: roots for round, roots in self._roots.items() if round > 1}  # not the initial state
+        if not made:
+            return "no node told a state that a round had made"
+        differ = [str(round - 1) for round, roots in sorted(made.items()) if len(roots) > 1]
+        return f"nodes held different states after round {', '.join(differ)}" if differ else None
+
+
 class Watcher:
     """Follows a testnet through its members' HTTP APIs and prints a row per round."""
 
@@ -221,7 +246,7 @@ class Watcher:
         """As the coordinator's /v1/rounds gives them."""
         self._shown = 0
         self._seen_at: dict[int, float] = {}
-        self._compared, self._differ = 0, False
+        self.states = StatesTold()
         self.phase_steps: dict[str, dict[str, int]] = {}
         self._traffic: list[tuple[int, dict[str, Traffic]]] = []
         """In network namespaces: when the first of some rounds was open, and the last."""
@@ -235,6 +260,7 @@ class Watcher:
             statuses = {m.name: s for m in self._testnet.nodes if (s := m.get("/v1/status")) and s["role"] == "node"}
             for name, status in statuses.items():
                 self.phase_steps[name] = status["phase_steps"]
+                self.states.hear(status["state_roots"])
             self._scripted_kills(len(rows))
             self._count_traffic(rows)
             self._show(rows, statuses)
@@ -277,14 +303,11 @@ class Watcher:
             applied = {name: s["applied_at_step"].get(str(round)) for name, s in leads.items()}
             if (not applied or None in applied.values()) and time.monotonic() - seen < LATE_APPLY_SECONDS:
                 return
-            roots = {root for s in statuses.values() if (root := s["state_roots"].get(str(round + 1)))}
-            self._differ |= len(roots) > 1
             # The held-out loss of the state that this round made is measured after it, and recorded in the next commit.
             following = rows[round + 1] if round + 1 < len(rows) else None
             if following is None:
                 return
-            self._compared += bool(roots)
-            self._print(row, following, applied, roots)
+            self._print(row, following, applied, self.states.before(round + 1))
             self._shown = round + 1
 
     def _print(
@@ -305,11 +328,6 @@ class Watcher:
         ]
         line = "  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
         console.print(line, highlight=False, soft_wrap=True)
-
-    @property
-    def identical(self) -> bool:
-        """Whether nodes held one state after every round of which they told theirs, which were some."""
-        return self._compared > 0 and not self._differ
 
     @property
     def final_loss(self) -> float | None:
@@ -333,8 +351,8 @@ def waits_for(coordinator: dict[str, Any] | None, nodes: dict[str, dict[str, Any
 
 def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Path | None, private: list[Path]) -> None:
     """`baseline`: where the corpus lies for a node alone; None: without one. `private`: what each node trains on alone."""
-    if not watched.identical:
-        fail("state hashes differ between nodes")
+    if fault := watched.states.fault:
+        fail(fault)
     rows = [row for row in watched.rows if row["counted"]]
     payload = sum(row["payload_bytes"] / row["counted"] for row in rows) / max(1, len(rows))
     parameters = trained_count(manifest.model)
