@@ -251,7 +251,8 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
                 results.append(measure(shape, codec, choice, Path(folder)))
     dist.destroy_process_group()
     show(results, copied)
-    write("boundary", {"copy_bytes_per_second": copied, "threads": options.threads, "rows": results}, options.quick)
+    kept = "boundary" if options.models is None else "boundary-other"
+    write(kept, {"copy_bytes_per_second": copied, "threads": options.threads, "rows": results}, options.quick)
     found = missed(results)
     judge(found, options.check)
     return found
