@@ -112,7 +112,9 @@ def study(result: dict[str, Any]) -> str:
     values = result["results"]
     sets = ", ".join(f"{name} {digest[:16]}…" for name, digest in values["sets"].items())
     budget = f"{values['budget']['trials']} draws for each arm, {values['budget']['seeds']} seeds"
-    words = "clock: in steps of AllReduce; edge: the best choice is at the edge of what was tried"
+    words = (
+        "clock: in steps of AllReduce; edge: a rate of the best choice, inner or outer, is the least or the most that was tried"
+    )
     text = f"`python -m bench.study` ({machine(result)}; text {values['text']['name']}; {budget}; {sets}; {words})\n"
     for cell in values["cells"]:
         if cell["rows"]:

@@ -1,18 +1,17 @@
 """The rows of the paper's table (bench/reproduce.py): what each trains with, and its run file at a scale."""
 
 import json
-from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from bench.arms import ARMS, Settings, published_compression
 from bench.report import RESULTS, load_preset
+from bench.study.design import Choice
 from bench.texts import Text
-from dilocox.node.clock import Line, Site, Step, model_payload_bytes, ring
+from dilocox.node.clock import Line, Site, Step, ring
 from dilocox.node.plan import PAPER, PAPER_STEPS
-from dilocox.protocol.arrays import GROUP
-from dilocox.protocol.manifest import Compression, Manifest
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
 
 __all__ = ["DRAWN_SHARE", "METHOD", "METHODS", "TUNED", "TUNED_OTHER", "Kind", "Method", "Scale", "chosen", "toml", "won"]
@@ -23,10 +22,18 @@ FOLDER = Path(__file__).parents[1] / "docs" / "results"
 TUNED, TUNED_OTHER = "reproduce-settings", "reproduce-settings-other"
 """Files of settings: of the page's scale, and of the last other one."""
 OURS_STEPS = 156
-"""H of ours, four rounds in the run: more bytes in each, as many in all, and less often what each costs whatever its bytes."""
-OURS_INNER: Settings = {"training": {"muon_momentum": 0.9}}
-OURS: Settings = {**OURS_INNER, "rounds": {"lead_weight": 1.0}}
-"""Chosen, with OURS_STEPS, by some ten runs of the arithmetic (the table's seed and losses) before rows were tuned alike."""
+"""H of ours, four rounds in the run: no more bytes for a step than DiLoCoX sends, and less often what each round costs whatever its
+bytes. Chosen by some ten runs of the arithmetic (the table's seed and losses) before rows were tuned alike."""
+SHORT = load_preset("tiny")
+"""The preset whose runs are as short: what it takes is ours."""
+OURS_INNER: Settings = {"training": SHORT.training.model_dump(include={"optimizer", "muon_momentum"})}
+OURS: Settings = {
+    **OURS_INNER,
+    "compression": SHORT.compression.model_dump(),
+    "rounds": SHORT.rounds.model_dump(include={"overlap", "lead_weight"}),
+}
+STUDIED, STUDIED_CELL = "muon 0.9 | int2 | rebase, whole lead", "large, 4 clusters, 1,200 steps, 0.016 bit"
+"""Ours as an arm of bench.study, and the cell of as large a model whose bits and length are the nearest."""
 DRAWN_SHARE = 0.2
 """Of what CocktailSGD draws, that it sends: with a tenth drawn and Int4 its published 117 times less (ICML 2023)."""
 LEAST_WARMUPS = 10
@@ -40,7 +47,7 @@ class Method:
     name: str
     kind: Kind
     arm: str
-    """Of bench/arms.py: whose settings, and those that won its sweep, it takes."""
+    """Of bench/arms.py or of the study: what won its sweep there is tried first. What the row is comes from the first, too."""
     note: str
     settings: Settings = field(default_factory=dict)
     like: str = ""
@@ -52,7 +59,7 @@ class Method:
     inner_steps: int = PAPER_STEPS
     """H."""
     published: bool = True
-    """Else it trains on while its commit is late, and sends as many bytes for an inner step as DiLoCoX."""
+    """Else it trains on while its commit is late."""
 
     @property
     def tuned_as(self) -> str:
@@ -104,8 +111,8 @@ METHODS = (
     Method(
         "ours",
         "swarm",
-        "ours",
-        "Muon, sparse 2 bits as equal bytes allow, rebase with the whole lead, rounds of 156 steps",
+        STUDIED,
+        f"as presets for short runs: Muon, all values in 2 bits, rebase with the whole lead; rounds of {OURS_STEPS} steps",
         OURS,
         reference="AllReduce (Muon)",
         inner_steps=OURS_STEPS,
@@ -151,7 +158,7 @@ class Scale:
 
     def manifest(self, method: Method, settings: Settings | None = None) -> Manifest:
         """`settings`: instead of those that are chosen."""
-        arm = next(arm for arm in ARMS if arm.name == method.arm)
+        arm = next((arm for arm in ARMS if arm.name == method.arm), ARMS[0])
         merged = arm.manifest(won(method.arm), self.steps, 0, self.text).model_dump(exclude_none=True)
         if self.preset:
             merged["model"] = {**self.model.model.model_dump(exclude_none=True), "stages": 1}
@@ -167,7 +174,8 @@ class Scale:
             for name, section in each.items():
                 merged[name] |= section
         run = Manifest.model_validate(merged)
-        return run.model_copy(update={"compression": self.compression(run, method)})
+        low_rank = run.compression.codec == "lowrank-int4"
+        return run.model_copy(update={"compression": published_compression(run.model)}) if low_rank else run
 
     def rounds(self, method: Method) -> dict[str, Any]:
         count = max(1, self.steps // method.inner_steps)
@@ -184,25 +192,13 @@ class Scale:
             "snapshot_every": 1000,
         }
 
-    def compression(self, run: Manifest, method: Method) -> Compression:
-        if run.compression.codec == "lowrank-int4":
-            return published_compression(run.model)
-        return run.compression if method.published else of_equal_bytes(run, method.inner_steps)
-
-
-def of_equal_bytes(run: Manifest, inner_steps: int) -> Compression:
-    """Sparse payloads with as many values as make DiLoCoX's bytes per inner step."""
-    budget = model_payload_bytes(run.model, published_compression(run.model)) * inner_steps / PAPER_STEPS
-
-    def keeping(k: int) -> Compression:
-        return run.compression.model_copy(update={"k": k})
-
-    fitting = bisect_right(range(1, GROUP), budget, key=lambda k: model_payload_bytes(run.model, keeping(k)))
-    return keeping(max(1, fitting))
-
 
 def won(arm: str) -> Settings:
-    """The arm's sweep of bench.convergence, as docs/results has it."""
+    """The best of the arm's sweep of bench.convergence, or of its draws in the study's cell, as docs/results has them."""
+    if arm == STUDIED:
+        cells = json.loads((FOLDER / "study.json").read_text())["results"]["cells"]
+        rows = next(cell["rows"] for cell in cells if cell["name"] == STUDIED_CELL)
+        return Choice(**next(row["tuned"]["choice"] for row in rows if row["arm"] == arm)).settings()
     arms = json.loads((FOLDER / "convergence.json").read_text())["results"]["arms"]
     return next(each["choice"] for each in arms if each["arm"] == arm)
 

@@ -379,7 +379,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def without_settings(scale: Scale, methods: Sequence[Method]) -> list[str]:
     """A sentence, where rows were not tuned at such a scale: another Python's standard library is another text."""
     names = [method.name for method in methods if not chosen(scale, method)]
-    told = "not tuned for this text and these lines, and with what won bench.convergence (--tune looks for settings)"
+    told = "not tuned for this text and these lines, and with what won elsewhere (--tune looks for settings)"
     return [f"{', '.join(names)}: {told}"] if names else []
 
 

@@ -2,8 +2,8 @@
 
 What a row is (its H, lead and codec) is not tuned here: bench/methods.py says how ours came to them.
 
-    settings   what won the row's sweep of bench.convergence, draws that are the same for all rows, and further ones while an inner
-               rate of the best is the largest or the smallest that was tried
+    settings   what won the row's sweep of bench.convergence (of ours, its draws of bench.study), draws that are the same for all
+               rows, and further ones while a rate of the best is the largest or the smallest that was tried
     measured   the loss at a run's end, of another seed than the table's and of held-out sequences that are none of the table's
 """
 
@@ -42,7 +42,7 @@ FIXED_SECONDS = 1.5
 this line, about. What is reported is measured on swarms."""
 DRAWS = 4
 FURTHER = 4
-"""How often an inner rate is moved on, at most, while the best is at an edge of what was tried."""
+"""How often a rate is moved on, at most, while the best is at an edge of what was tried."""
 SEED = 1
 RANGES = (*STUDIED[:2], (0.4, 2.0))
 """The study's, but for the outer rate / (1 - momentum): DiLoCoX as published has won sweeps at 0.5, below the study's."""
@@ -158,13 +158,22 @@ def trial(scale: Scale, method: Method, settings: Settings) -> Trial:
 
 
 def beyond(tried: Sequence[Trial], best: Trial) -> Settings | None:
-    """The best settings with the first inner rate moved on that is the largest or the smallest of those that were tried."""
-    training = best.run.training
-    for key in ("learning_rate", "muon_learning_rate")[: 1 + (training.optimizer == "muon")]:
-        moved = moved_on([getattr(each.run.training, key) for each in tried], getattr(training, key))
+    """The best settings with the first rate moved on that is the largest or the smallest of those that were tried: of the inner
+    ones that its optimizer has, and of who has rounds the outer one, at rate / (1 - momentum)."""
+    inner: list[str] = ["learning_rate", "muon_learning_rate"][: 1 + (best.run.training.optimizer == "muon")]
+    for key in inner:
+        moved = moved_on([getattr(each.run.training, key) for each in tried], getattr(best.run.training, key))
         if moved is not None:
             return {**best.settings, "training": {**best.settings["training"], key: round(moved, 5)}}
+    if best.kind == "swarm" and (moved := moved_on([steady(each.run) for each in tried], steady(best.run))) is not None:
+        momentum = best.run.outer.momentum
+        return {**best.settings, "outer": {"learning_rate": round(moved * (1 - momentum), 3), "momentum": momentum}}
     return None
+
+
+def steady(run: Manifest) -> float:
+    """How far the outer optimizer follows what stays."""
+    return run.outer.learning_rate / (1 - run.outer.momentum)
 
 
 def tune(scale: Scale, whole: bool) -> None:

@@ -8,7 +8,19 @@ from bench.study.design import ARMS, PARTS, SEEDS, TRIALS, Cell, Choice, Inner, 
 from bench.study.trial import Found
 from bench.texts import Text
 
-__all__ = ["MOST_EDGES", "Budget", "Tuned", "finals", "moved_on", "next_of", "next_parts", "next_trials", "tuned"]
+__all__ = [
+    "EDGE",
+    "MOST_EDGES",
+    "Budget",
+    "Tuned",
+    "beyond",
+    "finals",
+    "moved_on",
+    "next_of",
+    "next_parts",
+    "next_trials",
+    "tuned",
+]
 
 EDGE = math.sqrt(2)
 """By which a best rate is moved on while it is the largest or smallest that was tried."""
@@ -82,7 +94,7 @@ def tuned(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> Tun
     trials += _further(cell, arm, text, budget, known)
     losses = [_loss(known(trial)) for trial in trials]
     best = min(range(len(trials)), key=lambda index: losses[index])
-    edge = _beyond(arm, [trial.choice for trial in trials], trials[best].choice) is not None
+    edge = beyond(arm, [trial.choice for trial in trials], trials[best].choice) is not None
     return Tuned(trials[best].choice, losses[best], len(trials), edge)
 
 
@@ -101,16 +113,16 @@ def _further(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> 
         if any(known(trial) is None for trial in tried):
             break
         best = min(tried, key=lambda trial: _loss(known(trial)))
-        beyond = _beyond(arm, [trial.choice for trial in tried], best.choice)
-        if beyond is None:
+        choice = beyond(arm, [trial.choice for trial in tried], best.choice)
+        if choice is None:
             break
-        further += shorts(cell, arm, text, [beyond])
+        further += shorts(cell, arm, text, [choice])
     return further
 
 
-def _beyond(arm: str, tried: Sequence[Choice], best: Choice) -> Choice | None:
-    """With the first rate moved on that is the largest or smallest that was tried."""
-    for rate in RATES[ARMS[arm].inner]:
+def beyond(arm: str, tried: Sequence[Choice], best: Choice) -> Choice | None:
+    """With the first rate moved on that is the largest or smallest that was tried; of who has rounds the outer one, too."""
+    for rate in (*RATES[ARMS[arm].inner], *(["steady_rate"] if ARMS[arm].has_rounds else [])):
         values = [getattr(choice, rate) for choice in tried]
         if (moved := moved_on(values, getattr(best, rate))) is not None:
             return replace(best, **{rate: moved})

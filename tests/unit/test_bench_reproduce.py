@@ -42,7 +42,7 @@ def test_every_row_has_a_run_file_that_says_what_its_manifest_says(method: Metho
 def test_ours_sends_no_more_than_the_published_payload_for_each_step():
     runs = {name: SCALE.manifest(METHOD[name]) for name in ("ours", "DiLoCoX")}
     sent = {name: model_payload_bytes(run.model, run.compression) / run.rounds.inner_steps for name, run in runs.items()}
-    assert 0.98 * sent["DiLoCoX"] < sent["ours"] <= sent["DiLoCoX"]
+    assert 0.95 * sent["DiLoCoX"] < sent["ours"] <= sent["DiLoCoX"]
 
 
 def test_losses_are_read_between_measured_points():

@@ -10,7 +10,7 @@ from bench.baselines import CocktailSGD
 from bench.study.analysis import interval, rows, winner
 from bench.study.design import ARMS, CELLS, CENTRE, INNERS, OVERLAPS, PARTS, REFERENCES, Cell, Choice, Trial, drawn
 from bench.study.report import DENSE, DENSE_LONG, SPARSE, default, missed
-from bench.study.search import MOST_EDGES, Budget, next_parts, next_trials, tuned
+from bench.study.search import EDGE, MOST_EDGES, Budget, beyond, next_parts, next_trials, tuned
 from bench.study.trial import Found
 from bench.texts import stdlib
 from dilocox.node.plan import PAPER_RATIO
@@ -154,6 +154,17 @@ def test_what_others_are_held_against_is_tuned_until_its_best_lies_inside_what_w
 
     others = Runs(lambda each: found_of(-each.choice.learning_rate))
     assert len(others.run(CELL, OURS)) == BUDGET.trials + BUDGET.seeds, "who uses the line has no more"
+
+
+@pytest.mark.parametrize(("arm", "outer"), [(OURS, True), (MUON, False), ("muon | alone", False), ("CocktailSGD", False)])
+def test_an_outer_rate_at_an_edge_is_an_edge_of_who_has_one(arm: str, outer: bool):
+    inside = Choice(0.003, 0.02, 1.0, 0.4)
+    around = [Choice(0.002, 0.01, 0.9, 0.4), Choice(0.004, 0.03, 1.1, 0.0)]
+    assert beyond(arm, [inside, *around], inside) is None
+    for rate, further in ((1.2, 1.2 * EDGE), (0.8, 0.8 * (1 / EDGE))):
+        best = replace(inside, steady_rate=rate)
+        found = beyond(arm, [best, *around], best)
+        assert found == (replace(best, steady_rate=further) if outer else None)
 
 
 def test_a_run_that_diverged_is_never_the_best():

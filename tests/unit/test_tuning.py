@@ -42,19 +42,30 @@ def test_every_row_tries_as_many_settings_in_the_run_that_it_is(scale: Scale, me
         assert trial.run.model.seed != run.model.seed
 
 
-@pytest.mark.parametrize(("name", "rates"), [("DiLoCoX", 1), ("ours", 2)])
+@pytest.mark.parametrize(("name", "rates"), [("AllReduce", 1), ("AllReduce (Muon)", 2), ("DiLoCoX", 1), ("ours", 2)])
 def test_a_rate_at_an_edge_is_moved_on(scale: Scale, name: str, rates: int):
-    def beyond(*tried: tuple[float, float]) -> tuple[float, float] | None:
-        """Of trials with these inner rates; the first is the best."""
-        made = [{"training": {"learning_rate": inner, "muon_learning_rate": muon}} for inner, muon in tried]
+    def beyond(*tried: tuple[float, float, float]) -> tuple[float, float, float] | None:
+        """Of trials with these rates, inner and outer / (1 - momentum); the first is the best."""
+        made = [
+            {
+                "training": {"learning_rate": inner, "muon_learning_rate": muon},
+                "outer": {"learning_rate": outer / 2, "momentum": 0.5},
+            }
+            for inner, muon, outer in tried
+        ]
         trials = [tuning.trial(scale, METHOD[name], settings) for settings in made]
         found = tuning.beyond(trials, trials[0])
-        return None if found is None else (found["training"]["learning_rate"], found["training"]["muon_learning_rate"])
+        return None if found is None else (*found["training"].values(), found["outer"]["learning_rate"] * 2)
 
-    assert beyond((0.002, 0.02), (0.003, 0.01), (0.004, 0.03)) == pytest.approx((0.00141, 0.02))
-    assert beyond((0.004, 0.02), (0.003, 0.01), (0.002, 0.03)) == pytest.approx((0.00566, 0.02))
-    inside = beyond((0.003, 0.02), (0.004, 0.01), (0.002, 0.015))
-    assert inside == (None if rates == 1 else pytest.approx((0.003, 0.02828), abs=1e-4))
+    middle = 1.0
+    assert beyond((0.002, 0.02, middle), (0.003, 0.01, 0.9), (0.004, 0.03, 1.1)) == pytest.approx((0.00141, 0.02, middle))
+    assert beyond((0.004, 0.02, middle), (0.003, 0.01, 0.9), (0.002, 0.03, 1.1)) == pytest.approx((0.00566, 0.02, middle))
+    inside = beyond((0.003, 0.02, middle), (0.004, 0.01, 0.9), (0.002, 0.015, 1.1))
+    assert inside == (None if rates == 1 else pytest.approx((0.003, 0.02828, middle), abs=1e-4))
+    rounds = METHOD[name].kind == "swarm"
+    for outer, further in ((1.2, 1.697), (0.8, 0.566)):
+        found = beyond((0.003, 0.02, outer), (0.004, 0.01, 0.9), (0.002, 0.03, 1.1))
+        assert found == (pytest.approx((0.003, 0.02, further), abs=2e-3) if rounds else None)
 
 
 def test_none_of_the_table_s_sequences_is_looked_at(scale: Scale):
