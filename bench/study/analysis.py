@@ -1,16 +1,19 @@
-"""What the runs of a cell say: losses with intervals, gaps to the reference with the same inner optimizer, and who won."""
+"""What the runs of a cell say: losses with intervals, gaps to the reference with the same inner optimizer, and who won.
+
+Runs of two arms with the same seed begin alike and read the same samples: what one ends above the other is taken seed by seed.
+"""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.study.design import ARMS, PARTS, REFERENCES, Cell, Part
 from bench.study.search import Budget, Known, Tuned, finals, next_trials, tuned
 from bench.study.trial import Found
 from bench.texts import Text
 
-__all__ = ["T95", "Row", "interval", "rows", "winner"]
+__all__ = ["T95", "Row", "above", "interval", "rows", "winner"]
 
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """Student's t for a two-sided 95% interval of so many runs."""
@@ -25,6 +28,10 @@ class Row:
     runs: Sequence[Found]
     gap: float | None = None
     """Over the reference with the same inner optimizer, as a share of its loss."""
+    gap_half_width: float | None = None
+    behind: float | None = None
+    """Over the arm with rounds that ended lowest, as a share of its loss; None of what has none."""
+    behind_half_width: float | None = None
     parts: Mapping[Part, float] = field(default_factory=dict)
     """Of the gap, as far as they were measured; `""`: commits that come late."""
 
@@ -44,6 +51,12 @@ def interval(values: Sequence[float]) -> float:
     return T95[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
 
 
+def above(runs: Sequence[Found], others: Sequence[Found]) -> tuple[float, float]:
+    """By how much the first end above the others, as a share of their loss, and half of the 95% interval, seed by seed."""
+    mean = statistics.fmean(run.test for run in runs) / statistics.fmean(run.test for run in others) - 1
+    return mean, interval([run.test / other.test - 1 for run, other in zip(runs, others, strict=True)])
+
+
 def rows(cell: Cell, arms: Sequence[str], text: Text, budget: Budget, known: Known) -> list[Row]:
     """Of the arms that are finished, the best loss first; gaps where their references are."""
     looked_at = {*arms, *(REFERENCES[ARMS[arm].inner] for arm in arms)}
@@ -57,12 +70,20 @@ def rows(cell: Cell, arms: Sequence[str], text: Text, budget: Budget, known: Kno
         if arm not in arms:
             continue
         reference = finished.get(REFERENCES[ARMS[arm].inner])
-        gap = row.loss / reference.loss - 1 if reference is not None else None
+        gap, width = above(row.runs, reference.runs) if reference is not None else (None, None)
         losses = _losses_of_parts(cell, arm, text, budget, known) if reference is not None else []
         before = [reference.loss, *losses[:-1]] if reference is not None else []
         parts = {part: (loss - less) / before[0] for part, loss, less in zip(PARTS, losses, before, strict=False)}
-        found.append(Row(arm, row.tuned, row.runs, gap, parts))
-    return sorted(found, key=lambda row: row.loss)
+        found.append(Row(arm, row.tuned, row.runs, gap, width, parts=parts))
+    return _held_against_the_lowest(sorted(found, key=lambda row: row.loss))
+
+
+def _held_against_the_lowest(found: Sequence[Row]) -> list[Row]:
+    first = winner(found)
+    if first is None:
+        return list(found)
+    behind = [above(row.runs, first.runs) if ARMS[row.arm].has_rounds else (None, None) for row in found]
+    return [replace(row, behind=by, behind_half_width=width) for row, (by, width) in zip(found, behind, strict=True)]
 
 
 def _losses_of_parts(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[float]:

@@ -252,6 +252,62 @@ def test_parts_of_a_gap_have_the_phases_of_the_whole(arm: str):
     assert len({whole.key, local.key, codec.key}) == 3
 
 
+def test_arms_are_held_against_one_another_seed_by_seed():
+    """Seeds make more of a difference than the arms here, and the same one for both."""
+    losses = {MUON: 2.0, OURS: 2.2, "muon | int4 | none": 2.42, "muon | alone": 2.0}
+    runs = Runs(lambda each: found_of(1.0, losses[each.arm] * (1 + 0.2 * each.seed)))
+    for arm in losses:
+        runs.run(CELL, arm)
+    found = {row.arm: row for row in rows(CELL, list(losses), stdlib(), BUDGET, runs.known)}
+    assert found[OURS].half_width > 0.5
+    for arm, gap, behind in ((OURS, 0.1, 0.0), ("muon | int4 | none", 0.21, 0.1)):
+        row = found[arm]
+        assert [row.gap, row.gap_half_width] == pytest.approx([gap, 0.0])
+        assert [row.behind, row.behind_half_width] == pytest.approx([behind, 0.0])
+    assert found["muon | alone"].behind is None
+
+
+def test_nothing_that_a_key_leaves_out_has_changed():
+    """Keys leave out what has its default: where one of these changes, what was kept is of another run."""
+    one = trial("muon, slow | int2 | rebase, whole lead", CENTRE).run
+    said = one.model_dump(mode="json", exclude_defaults=True)
+    left = {
+        section: {key: value for key, value in one.model_dump(mode="json")[section].items() if key not in said.get(section, {})}
+        for section in ("model", "training", "outer", "compression", "rounds")
+    }
+    assert {key: left["model"][key] for key in ("rope_theta", "rms_norm_eps", "attention_bias", "mlp_bias", "initial")} == {
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-06,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "initial": None,
+    }
+    assert left["training"] == {
+        "muon_momentum": 0.95,
+        "weight_decay": 0.1,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "final_learning_rate": 0.1,
+        "gradient_clip": 1.0,
+        "schedule": "1f1b",
+        "checkpoint_activations": False,
+        "precision": "auto",
+    }
+    assert left["outer"] == {"momentum_warmup_rounds": 0, "aggregate": "mean", "trim_share": 0.25}
+    assert {key: left["compression"][key] for key in ("power_iterations", "error_feedback", "feedback_decay", "adapt")} == {
+        "power_iterations": 2,
+        "error_feedback": True,
+        "feedback_decay": 1.0,
+        "adapt": "fixed",
+    }
+    assert {key: left["rounds"][key] for key in ("synchronous_rounds", "clip_ratio", "tensor_clip_ratio", "weight_cap")} == {
+        "synchronous_rounds": 0,
+        "clip_ratio": 2.0,
+        "tensor_clip_ratio": None,
+        "weight_cap": None,
+    }
+
+
 def test_parts_add_up_to_the_gap():
     losses = {"local steps": 1.04, "codec": 1.05, "": 1.08}
     runs = Runs(lambda each: found_of(1.0, 1.0 if each.arm == MUON else losses[each.part]))
