@@ -30,6 +30,7 @@ from bench.lines import Swarm, swarm, until
 from bench.methods import DRAWN_SHARE, METHOD, METHODS, Method, Scale, chosen, toml
 from bench.processes import started
 from bench.report import RESULTS, bench_parser, judge, machine, table, write
+from bench.study.analysis import T95, interval
 from bench.texts import Text, text_of
 from bench.tuning import tune
 from dilocox.cli.init import preset_names
@@ -383,6 +384,14 @@ def without_settings(scale: Scale, methods: Sequence[Method]) -> list[str]:
     return [f"{', '.join(names)}: {told}"] if names else []
 
 
+def ratio(ours: Found, base: Found) -> str:
+    """`base`: AllReduce, whose steps were timed one by one."""
+    times = ours.tokens_per_second / base.tokens_per_second
+    spread = interval(base.rounds) / statistics.fmean(base.rounds) if len(base.rounds) in T95 else math.inf
+    told = f" ± {spread:.1%}, by AllReduce's {len(base.rounds)} timed steps" if math.isfinite(spread) else ""
+    return f"DiLoCoX as published over AllReduce: {times:,.0f} times the tokens per second{told}; published: {RATIO:.0f}"
+
+
 def report(scale: Scale, methods: Sequence[Method], rows: dict[str, Found]) -> None:
     facts, equal = machine(), end_of(rows, scale.steps)
     print(
@@ -396,8 +405,7 @@ def report(scale: Scale, methods: Sequence[Method], rows: dict[str, Found]) -> N
         "gap: over AllReduce with the same inner optimizer; losses of what exchanges in every step: arithmetic, on the timed clock"
     )
     if (base := rows.get("AllReduce")) is not None:
-        times = rows["DiLoCoX"].tokens_per_second / base.tokens_per_second
-        print(f"DiLoCoX as published over AllReduce: {times:,.0f} times the tokens per second; published: {RATIO:.0f}")
+        print(ratio(rows["DiLoCoX"], base))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -427,7 +435,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(sentence)
     facts = {**asdict(scale), "text": scale.text.settings, "line": line}
     shown = {"columns": COLUMNS, "cells": [cells(scale, rows, name) for name in rows]}
-    notes = [*(f"{method.name}: {method.note}" for method in methods), *untuned]
+    base = rows.get("AllReduce")
+    notes = [
+        *([ratio(rows["DiLoCoX"], base)] if base else []),
+        *(f"{method.name}: {method.note}" for method in methods),
+        *untuned,
+    ]
     results = {"scale": facts, "rows": {name: asdict(found) for name, found in rows.items()}, "table": shown, "notes": notes}
     kept = write("reproduce" if options.whole else "reproduce-other", results, quick)
     plot(rows, kept.with_suffix(".png"))

@@ -55,8 +55,9 @@ HEADERS = FRAME_BYTES / SEGMENT_BYTES * (1 + (RECORD_HEADER + 9) / RECORD_BYTES)
 
 SEVERAL_FILL = 0.8
 """Of a line, what transfers from and to several others at once fill: queues that drop their tail serve them unevenly, and while the
-last ones end other lines stand idle. `python -m bench.clock` finds 0.6 to 0.9 among four clusters, and hivemind's exchange of all
-with all fills as much (`python -m bench.exchange`); a single transfer each way, or a ring, fills its line."""
+last ones end other lines stand idle. `python -m bench.clock` finds 0.7 to 1 among four clusters on lines of 20 and 50 Mbit/s, less
+on the slower ones, so this is a little hopeful there; on faster ones it is not the line that is waited for. hivemind's exchange of
+all with all fills as much (`python -m bench.exchange`); a single transfer each way, or a ring, fills its line."""
 
 INT4_CODED, INT2_CODED = 0.90, 0.97
 """What Huffman coding leaves of a payload's bytes, for estimates (a test compares them with real payloads)."""

@@ -15,7 +15,7 @@ from bench.texts import Text
 
 __all__ = ["T95", "Row", "above", "interval", "rows", "winner"]
 
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """Student's t for a two-sided 95% interval of so many runs."""
 
 

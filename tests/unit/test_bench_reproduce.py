@@ -137,3 +137,10 @@ def test_the_exchange_is_missed_where_hivemind_is_near_or_gloo_ahead():
     assert exchange_missed(rows) == []
     assert len(exchange_missed([replace(rows[0], seconds=[1.05]), *rows[1:]])) == 1
     assert len(exchange_missed([replace(rows[0], seconds=[1.2]), *rows[1:]])) == 2
+
+
+def test_how_many_times_faster_has_an_interval_of_the_steps_that_were_timed():
+    base = replace(FOUND, tokens_per_second=2.0, rounds=[9.0, 10.0, 11.0])
+    theirs = replace(FOUND, tokens_per_second=900.0)
+    assert "450 times the tokens per second ± 24.8%, by AllReduce's 3 timed steps" in reproduce.ratio(theirs, base)
+    assert "450 times the tokens per second; published" in reproduce.ratio(theirs, replace(base, rounds=[9.0]))
