@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from bench.study import report as of_study
 from bench.study import trial as of_study_runs
 from dilocox.node.plan import PUBLISHED, paper_rows
 
-__all__ = ["POISONED", "POISONING", "main"]
+__all__ = ["FOLDER", "PAGE", "POISONED", "POISONING", "main", "page", "told"]
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "results"
@@ -29,14 +29,17 @@ WIKITEXT = "python -m bench.convergence --steps 200 --arms AllReduce,DiLoCoX,our
 PLAN = "`dilocox plan --paper`: three rows make the constants that were not published, the last one is foretold.\n\n"
 REPRODUCED = "\n![loss over time on the line](results/reproduce.png)\n"
 POISONING = DOCS / "poisoning.md"
-TEXT = DOCS / "results-notes.md"
-"""What people wrote: goes in front of the tables."""
+PAGE, TEXT = DOCS / "results.md", DOCS / "results-notes.md"
+"""What people wrote goes in front of the tables."""
+
+Results = Mapping[str, dict[str, Any]]
+"""Of benches, by name."""
 
 
-def load(name: str) -> dict[str, Any] | None:
-    """What the bench wrote on this machine, or else what the page has of it already."""
-    path = next((path for folder in (RESULTS, FOLDER) if (path := folder / f"{name}.json").exists()), None)
-    return json.loads(path.read_text()) if path is not None else None
+def told(*folders: Path) -> Results:
+    """What each bench of the page wrote, in the first of these folders that has it."""
+    found = {name: next((path for at in folders if (path := at / f"{name}.json").exists()), None) for _, name, _ in SECTIONS}
+    return {name: json.loads(path.read_text()) for name, path in found.items() if path is not None}
 
 
 def machine(result: dict[str, Any]) -> str:
@@ -116,6 +119,10 @@ def study(result: dict[str, Any]) -> str:
         "clock: in steps of AllReduce; edge: a rate of the best choice, inner or outer, is the least or the most that was tried"
     )
     text = f"`python -m bench.study` ({machine(result)}; text {values['text']['name']}; {budget}; {sets}; {words})\n"
+    text += (
+        "\nThe arm with rounds that ended lowest in each cell; of: so many that were run; one cluster alone: above the lowest\n"
+    )
+    text += f"\n{markdown(of_study.LOWEST, of_study.lowest(values['cells']))}\n"
     for cell in values["cells"]:
         if cell["rows"]:
             text += f"\n**{cell['name']}**\n\n{markdown(of_study.COLUMNS, [of_study.cells(row) for row in cell['rows']])}\n"
@@ -166,44 +173,44 @@ POISONED = {"scored": partial(poisoning, SCORES.name), "scored-bias": partial(po
 """The blocks of that page."""
 
 
+SECTIONS: Sequence[tuple[str, str, Callable[[dict[str, Any]], str]]] = (
+    ("The registered comparison", "study", study),
+    ("The arms", "convergence", lambda r: convergence(r, "python -m bench.convergence", True)),
+    ("The arms on WikiText", "convergence-text", lambda r: convergence(r, WIKITEXT, False)),
+    ("The paper's table, measured", "reproduce", lambda r: tabled(r, "make reproduce") + REPRODUCED),
+    ("How its rows were tuned", TUNED, settings),
+    ("The clock beside real swarms", "clock", lambda r: tabled(r, "python -m bench.clock")),
+    ("One exchange", "exchange", lambda r: tabled(r, "python -m bench.exchange")),
+    ("What a codec loses of one pseudo-gradient", "distortion", distortion),
+    ("Adaptive compression", "adaptive", adaptive),
+    ("Unequal boxes", "unequal", unequal),
+)
+"""Of the page: each has a bench, whose results it is made of."""
+
+
+def page(results: Results) -> str:
+    parts = [TEXT.read_text().rstrip() + "\n"]
+    parts += [f"## {title}\n\n{described(results[name])}" for title, name, described in SECTIONS if name in results]
+    parts.append(f"## The cost model against the published rows\n\n{plan()}")
+    return "\n".join(parts)
+
+
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    parts = [TEXT.read_text().rstrip() + "\n"]
-    sections: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
-        ("The registered comparison", "study", study),
-        ("The arms", "convergence", lambda r: convergence(r, "python -m bench.convergence", True)),
-        (
-            "The arms on WikiText",
-            "convergence-text",
-            lambda r: convergence(r, WIKITEXT, False),
-        ),
-        ("The paper's table, measured", "reproduce", lambda r: tabled(r, "make reproduce") + REPRODUCED),
-        ("How its rows were tuned", TUNED, settings),
-        ("The clock beside real swarms", "clock", lambda r: tabled(r, "python -m bench.clock")),
-        ("One exchange", "exchange", lambda r: tabled(r, "python -m bench.exchange")),
-        ("What a codec loses of one pseudo-gradient", "distortion", distortion),
-        ("Adaptive compression", "adaptive", adaptive),
-        ("Unequal boxes", "unequal", unequal),
-    ]
-    for title, name, described in sections:
-        if (result := load(name)) is not None:
-            if isinstance(values := result["results"], dict) and "arms" in values:
-                for arm in values["arms"]:
-                    arm.pop("curves", None)
-            parts.append(f"## {title}\n\n{described(result)}")
-            (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    results = told(RESULTS, FOLDER)
+    for name, result in results.items():
+        if isinstance(values := result["results"], dict) and "arms" in values:
+            for arm in values["arms"]:
+                arm.pop("curves", None)
+        (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     keep_runs(of_study_runs.kept(), of_study_runs.RUNS, of_study_runs.KEPT)
     keep_runs(of_poison.kept(), of_poison.CELLS, of_poison.KEPT)
     POISONING.write_text(render(POISONING.read_text(), POISONED))
-    parts.append(f"## The cost model against the published rows\n\n{plan()}")
-    for picture in (
-        *RESULTS.glob("convergence-tokens.png"),
-        *RESULTS.glob("convergence-wire-bytes.png"),
-        *RESULTS.glob("reproduce.png"),
-    ):
-        shutil.copy(picture, FOLDER / picture.name)
-    (DOCS / "results.md").write_text("\n".join(parts))
-    print(f"wrote {DOCS / 'results.md'} ({len(ARMS)} arms are defined; reference rank {RANK}, H {HORIZON})")
+    for picture in ("convergence-tokens.png", "convergence-wire-bytes.png", "reproduce.png"):
+        if (made := RESULTS / picture).exists():
+            shutil.copy(made, FOLDER / picture)
+    PAGE.write_text(page(results))
+    print(f"wrote {PAGE} ({len(ARMS)} arms are defined; reference rank {RANK}, H {HORIZON})")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,19 @@ from bench.study.analysis import Row, winner
 from bench.study.design import ARMS, CELLS, CENTRE, INNERS, Cell
 from dilocox.node.advice import ALIKE, gaps_of
 
-__all__ = ["COLUMNS", "DENSE", "DENSE_LONG", "SPARSE", "cells", "default", "missed", "row_facts", "show"]
+__all__ = [
+    "COLUMNS",
+    "DENSE",
+    "DENSE_LONG",
+    "LOWEST",
+    "SPARSE",
+    "cells",
+    "default",
+    "lowest",
+    "missed",
+    "row_facts",
+    "show",
+]
 
 GAP_BAR = 0.03
 """Of what presets take to its reference, in the centre."""
@@ -78,6 +90,33 @@ def cells(facts: Mapping[str, Any]) -> list[str]:
         f"{choice['learning_rate']:.4f} / {choice['muon_learning_rate']:.3f}{outer}{' (edge)' * tuned['at_edge']}",
         " ".join(sorted({run.get("device", "cpu") for run in facts["runs"]})),
     ]
+
+
+LOWEST = ["cell", "lowest", "gap", "next", "over the lowest", "of", "one cluster alone", "presets"]
+
+
+def lowest(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """What ended lowest in each cell in which an arm with rounds has a rival, or its reference at least; cells as they are kept."""
+    told = []
+    for cell in found:
+        rows = [row for row in cell["rows"] if ARMS[row["arm"]].has_rounds]
+        if not rows:
+            continue
+        first, *others = rows
+        alone = next((row for row in cell["rows"] if ARMS[row["arm"]].is_alone), None)
+        told.append(
+            [
+                cell["name"],
+                first["arm"],
+                "–" if first["gap"] is None else f"{first['gap']:+.1%} ± {first['gap_half_width']:.1%}",
+                others[0]["arm"] if others else "–",
+                f"{others[0]['behind']:+.1%} ± {others[0]['behind_half_width']:.1%}" if others else "–",
+                str(len(rows)),
+                "–" if alone is None else f"{alone['loss'] / first['loss'] - 1:+.1%}",
+                "take it" if default(Cell(**cell["cell"])) == first["arm"] else "do not",
+            ]
+        )
+    return told
 
 
 def row_facts(row: Row) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from bench.docs import POISONED, POISONING
+from bench import docs
 from bench.pages import render
 from bench.reference import ADVICE, ADVICE_PAGE, API, API_PAGE, BLOCKS, PAGE
 from dilocox.cli.main import app
@@ -31,7 +31,11 @@ def test_the_tables_of_the_protocol_page_are_the_source_s():
 
 
 def test_the_table_of_poisoning_is_of_the_runs_that_are_kept():
-    assert POISONING.read_text() == render(POISONING.read_text(), POISONED), "run python -m bench.docs"
+    assert docs.POISONING.read_text() == render(docs.POISONING.read_text(), docs.POISONED), "run python -m bench.docs"
+
+
+def test_the_page_of_results_is_of_the_results_that_are_kept():
+    assert docs.PAGE.read_text() == docs.page(docs.told(docs.FOLDER)), "run python -m bench.docs"
 
 
 def test_links_between_pages_lead_somewhere():
