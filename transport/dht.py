@@ -104,7 +104,8 @@ class Dht:
         finally:
             self._process, self._up = None, False
             for future in self._requests.values():
-                future.cancel()
+                if not future.done():
+                    future.set_exception(LocalError("the DHT process ended"))
             self._requests.clear()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # the child and libp2p's process, whichever is left
@@ -140,16 +141,16 @@ class Dht:
         if process is None or process.stdin is None or not self._up:
             raise LocalError("the DHT process is not up")
         self._next_id += 1
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._requests[self._next_id] = future
-        process.stdin.write(json.dumps({"id": self._next_id, **message}).encode() + b"\n")
+        number, future = self._next_id, asyncio.get_running_loop().create_future()
+        self._requests[number] = future
+        process.stdin.write(json.dumps({"id": number, **message}).encode() + b"\n")
         try:
             async with asyncio.timeout(patience):
-                reply = await future
-        except (TimeoutError, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and not future.cancelled():
-                raise
+                reply: dict[str, Any] = await future
+        except TimeoutError as error:
             raise LocalError("the DHT process does not answer") from error
+        finally:
+            self._requests.pop(number, None)
         if "error" in reply:
             raise LocalError(f"DHT: {reply['error']}")
         return reply

@@ -188,6 +188,54 @@ async def test_a_dht_that_cannot_listen_is_tried_for_ever_and_others_are_met_whe
     await asyncio.wait(tasks)
 
 
+@asynccontextmanager
+async def silent_dht(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Dht, Path]]:
+    """Whose child takes requests into a file, answers none, and ends at one that says so."""
+    child, requests = folder / "child", folder / "requests"
+    child.write_text(
+        "#!/bin/sh\n"
+        """echo '{"up": true}'\n"""
+        f'while read -r line; do echo "$line" >> {requests}; case $line in *the-end*) exit;; esac; done\n'
+    )
+    child.chmod(0o700)
+    requests.touch()
+    monkeypatch.setattr("dilocox.transport.dht.sys.executable", str(child))
+    node = Dht(DhtSettings(RUN.run_id, identity(1), folder, "/ip4/127.0.0.1/tcp/0", ()))
+    running = asyncio.create_task(node.run())
+
+    async def is_up() -> bool:
+        with pytest.raises(LocalError) as told:
+            await node.ask({"find": "nobody"}, 0)
+        return "does not answer" in str(told.value)
+
+    try:
+        await until(is_up)
+        yield node, requests
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_who_asks_the_dht_ends_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with silent_dht(tmp_path, monkeypatch) as (node, requests):
+        directory, peer = Directory(node, identity(1), RUN.run_id, 1), identity(2).peer
+        tasks = [
+            asyncio.create_task(directory.publish_forever(lambda: record(1))),
+            asyncio.create_task(directory.look_up(peer)),
+        ]
+        await helpers.until(lambda: "put" in (told := requests.read_text()) and peer in told)
+        for task in tasks:
+            task.cancel()
+        await helpers.until(lambda: all(task.done() for task in tasks) or requests.read_text().count("put") > 1)
+        assert all(task.cancelled() for task in tasks)
+
+
+async def test_who_asks_a_dht_process_that_ends_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with silent_dht(tmp_path, monkeypatch) as (node, _):
+        with pytest.raises(LocalError, match="ended"):
+            await node.ask({"find": "the-end"}, PATIENCE_SECONDS)
+
+
 async def test_a_daemon_whose_dht_does_not_come_up_goes_on(tmp_path: Path):
     home, tasks = DataDirectory(tmp_path / "home"), Tasks()
     with socket.socket() as squatter:
