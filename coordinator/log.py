@@ -88,21 +88,19 @@ class InputLog:
     async def write(self, batch: Sequence[LogItem]) -> None:
         await asyncio.to_thread(self.write_now, batch)
 
-    def write_now(self, batch: Sequence[LogItem]) -> None:
+    def write_now(self, batch: Iterable[LogItem]) -> None:
         """`write`. Blocking."""
-        database = self._chain.database
-        database.execute("BEGIN")
-        for item in batch:
-            match item:
-                case Entry():
-                    self._insert(item)
-                case Committed():
-                    self._chain.write(item.before, item.commit)
-                    database.execute(f"DELETE FROM {INPUTS}")
-                case KeptFirst(count):
-                    kept = f"SELECT number FROM {INPUTS} ORDER BY number LIMIT ?"
-                    database.execute(f"DELETE FROM {INPUTS} WHERE number NOT IN ({kept})", (count,))
-        database.execute("COMMIT")
+        with self._chain.transaction():
+            for item in batch:
+                match item:
+                    case Entry():
+                        self._insert(item)
+                    case Committed():
+                        self._chain.write(item.before, item.commit)
+                        self._chain.database.execute(f"DELETE FROM {INPUTS}")
+                    case KeptFirst(count):
+                        kept = f"SELECT number FROM {INPUTS} ORDER BY number LIMIT ?"
+                        self._chain.database.execute(f"DELETE FROM {INPUTS} WHERE number NOT IN ({kept})", (count,))
 
     def _insert(self, entry: Entry) -> None:
         self._chain.database.execute(
@@ -112,7 +110,9 @@ class InputLog:
 
     def replay(self) -> Iterator[Entry]:
         query = f"SELECT seconds, wall_ms, kind, peer, reason, detail, envelope FROM {INPUTS} ORDER BY number"
-        for seconds, wall_ms, *row in self._chain.database.execute(query):
+        with self._chain.transaction():
+            rows = self._chain.database.execute(query).fetchall()
+        for seconds, wall_ms, *row in rows:
             yield Entry(input_of(Row(*row), self._run_id), Moment(seconds, wall_ms))
 
 

@@ -27,7 +27,7 @@ from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import in_order_of_use, quarantine
 
-__all__ = ["INPUTS", "ChainFile", "DamagedError", "Describe", "find_chains", "open_database", "sentences"]
+__all__ = ["INPUTS", "ChainFile", "DamagedError", "Describe", "find_chains", "open_database", "sentences", "transaction"]
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,20 @@ def sentences(path: Path) -> Iterator[None]:
         raise LocalError(f"{path} cannot be used: {error}") from error
     except UnicodeDecodeError as error:
         raise DamagedError(f"{path} is damaged: it names what is no text. Restore it from a backup.") from error
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """All of it is on disk at the end, or nothing. Who closes the connection in another thread must wait for the end: SQLite would
+    not survive it."""
+    database.execute("BEGIN")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:  # a full disk has ended it already, and is what our caller must hear of
+            database.execute("ROLLBACK")
+        raise
 
 
 def find_chains(home: Path) -> list[Path]:
@@ -206,7 +220,7 @@ class ChainFile:
         """Verify completely, then store. Raises RemoteError; the chain is then as before."""
         head, commit = chain.extend(self.manifest, self.head, envelope)
         self._check_named(commit)
-        with self._writing, self._transaction():
+        with self.transaction():
             self.write(self.head, commit)
         self._stand_at(head)
         return commit
@@ -221,15 +235,10 @@ class ChainFile:
             raise RemoteError(pb.REASON_WRONG_HEAD, f"the run's owner named another commit {named.round - 1} than this chain's")
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self.database.execute("BEGIN")
-        try:
+    def transaction(self) -> Iterator[None]:
+        """`transaction` of the database. Others wait for its end, in any thread, and so does `close`."""
+        with self._writing, transaction(self.database):
             yield
-        except BaseException:
-            if self.database.in_transaction:  # a full disk has ended it already, and is what our caller must hear of
-                self.database.execute("ROLLBACK")
-            raise
-        self.database.execute("COMMIT")
 
     def _stand_at(self, head: Head) -> None:
         """Where the owner's newest word names this head, who signs from here on is whom it names."""
@@ -253,7 +262,7 @@ class ChainFile:
     def keep_signed_manifest(self, envelope: pb.Envelope) -> None:
         """Whoever holds it can serve the run without the owner's key. Raises RemoteError where it is not this run's."""
         open_manifest(envelope, self.manifest.run_id)
-        with self._writing, self._transaction():
+        with self.transaction():
             self.database.execute("DELETE FROM signed_manifest")
             raw = envelope.SerializeToString(deterministic=True)
             self.database.execute("INSERT INTO signed_manifest VALUES (?)", (raw,))
@@ -308,7 +317,7 @@ class ChainFile:
         before, term = self.appointment, appointment.body.term if appointment is not None else self.term
         with self._writing:
             try:
-                with self._transaction():
+                with transaction(self.database):
                     if appointment is not None:
                         self._keep_appointment(appointment)
                     kept_aside = "INSERT INTO given_up SELECT ?, round, envelope FROM commits WHERE round >= ?"

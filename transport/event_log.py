@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from dilocox.protocol import limits
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.events import Event
-from dilocox.transport.chain_file import DamagedError, open_database, sentences
+from dilocox.transport.chain_file import DamagedError, open_database, sentences, transaction
 from dilocox.transport.files import in_order_of_use, quarantine
 
 __all__ = ["EVENTS", "EventLog", "Happened", "find_events", "read_events", "read_page"]
@@ -142,16 +142,10 @@ class EventLog:
             if not batch:
                 return
             rows = [(at, event.kind, getattr(event, "round", None), json.dumps(_clipped(event.view()))) for at, event in batch]
-            self._database.execute("BEGIN")
-            try:
+            with transaction(self._database):
                 self._database.executemany("INSERT INTO events (seconds, kind, round, body) VALUES (?, ?, ?, ?)", rows)
                 (newest,) = self._database.execute("SELECT max(id) FROM events").fetchone()
                 self._database.execute("DELETE FROM events WHERE id <= ?", (newest - limits.EVENTS,))
-                self._database.execute("COMMIT")
-            except BaseException:
-                if self._database.in_transaction:  # a full disk has ended it already, and is what our caller must hear of
-                    self._database.execute("ROLLBACK")
-                raise
             self.newest = newest
 
     def read(self, after: int, round: int | None = None) -> list[Happened]:

@@ -2,6 +2,8 @@
 
 import sqlite3
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -450,4 +452,57 @@ def test_a_full_disk_is_heard_of_though_it_ended_the_transaction(tmp_path: Path)
     file.database.execute("DROP TRIGGER full")
     file.append(commits[0].envelope)
     assert file.length == 1
+    file.close()
+
+
+def test_a_commit_that_the_disk_refuses_leaves_no_transaction_open(tmp_path: Path):
+    commits = Table(RUN).genesis().commits
+    file = filed(tmp_path / "chain.db", [])
+    for statement in (  # what is wrong only at the end
+        "PRAGMA foreign_keys = ON",
+        "CREATE TABLE parents (id INTEGER PRIMARY KEY)",
+        "CREATE TABLE children (id INTEGER REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED)",
+        "CREATE TRIGGER late AFTER INSERT ON commits BEGIN INSERT INTO children VALUES (7); END",
+    ):
+        file.database.execute(statement)
+    with pytest.raises(sqlite3.IntegrityError):
+        file.append(commits[0].envelope)
+    file.database.execute("DROP TRIGGER late")
+    file.append(commits[0].envelope)
+    file.close()
+
+
+def tick() -> Entry:
+    return Entry(round.Tick(), round.Moment(1.0, 1))
+
+
+def test_inputs_are_written_all_or_none(tmp_path: Path):
+    def cut() -> Iterator[Entry]:
+        yield tick()
+        raise OSError("the disk is gone")
+
+    file = filed(tmp_path / "chain.db", [])
+    log = InputLog(file)
+    with pytest.raises(OSError, match="gone"):
+        log.write_now(cut())
+    assert not list(log.replay())
+    file.append(Table(RUN).genesis().commits[0].envelope)
+    file.close()
+
+
+def test_a_chain_file_is_not_closed_while_inputs_are_written(tmp_path: Path):
+    """A coordinator ended with a segmentation fault."""
+    file = filed(tmp_path / "chain.db", [])
+    log, closing = InputLog(file), threading.Thread(target=file.close)
+
+    def batch() -> Iterator[Entry]:
+        yield tick()
+        closing.start()
+        closing.join(1.0)  # would suffice, were it not to wait for us
+        yield tick()
+
+    log.write_now(batch())
+    closing.join()
+    file = ChainFile(tmp_path / "chain.db", RUN)
+    assert len(list(InputLog(file).replay())) == 2
     file.close()
