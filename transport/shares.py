@@ -6,6 +6,7 @@ and here is kept, what is named and not here is forgotten, and what nothing name
 power cut took of them their digests tell, and they are made again where their blobs are here.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -66,7 +67,8 @@ def _hashed(store: BlobStore, blob: bytes, size: int, code: Code, hashes: Sequen
 
 
 class ShareStore:
-    """Blocking, all of it."""
+    """Blocking, all of it. In any thread, but for `add`, which one at a time calls. A lock keeps what is kept in step with what
+    names it; nobody hashes or syncs while holding it."""
 
     def __init__(self, folder: Path) -> None:
         self.store, self._proofs = BlobStore(folder), folder / "proofs"
@@ -79,7 +81,7 @@ class ShareStore:
         """How many blobs have this share: two may have equal ones. Looked at for every blob that anybody asks this peer for."""
         self.lost: set[int] = set()
         """Rounds of which a share was found damaged, and let go: for who makes them to take off."""
-        self._next = 0
+        self._next, self._lock = 0, threading.Lock()
         self._read()
         self.store.sweep((self.store.digests() | self.store.partials()) - self._named.keys())
 
@@ -96,23 +98,30 @@ class ShareStore:
         return self._proofs / f"{number}.pb"
 
     def __contains__(self, blob: bytes) -> bool:
-        return blob in self._kept
+        with self._lock:
+            return blob in self._kept
 
     def shares(self) -> list[services.Share]:
-        return [share for share, _ in self._kept.values()]
+        with self._lock:
+            return [share for share, _ in self._kept.values()]
 
     def get(self, blob: bytes) -> services.Share | None:
         """What we keep of it; None: nothing, or it is damaged, and is made again where the blob is here."""
-        share, _ = self._kept.get(blob, (None, 0))
-        if share is not None and not self.store.sound(share.digest):
-            self.remove(blob)
-            self.lost.add(share.round)
-            return None
-        return share
+        while True:
+            with self._lock:
+                found = self._kept.get(blob)
+            if found is None or self.store.sound(found[0].digest):
+                return None if found is None else found[0]
+            with self._lock:
+                if self._kept.get(blob) is found:  # no newer one came meanwhile
+                    self._let_go(*self._kept.pop(blob))
+                    self.lost.add(found[0].round)
 
     def holds(self, digest: bytes) -> bool:
         """Whether a blob is a share that we keep, here, and right."""
-        return self._named[digest] > 0 and self.store.sound(digest)
+        with self._lock:
+            named = self._named[digest] > 0
+        return named and self.store.sound(digest)
 
     def add(self, shares: Sequence[services.Share]) -> None:
         """They are in our store already. Older ones of the same blobs go."""
@@ -120,8 +129,9 @@ class ShareStore:
             number = self._next
             self._next += 1
             write_atomically(self._batch(number), services.Shares(shares=shares).SerializeToString())
-            for share in shares:
-                self._keep(share, number)
+            with self._lock:
+                for share in shares:
+                    self._keep(share, number)
 
     def _keep(self, share: services.Share, number: int) -> None:
         before = self._kept.get(share.blob)
@@ -133,13 +143,15 @@ class ShareStore:
 
     def drop(self, share: services.Share) -> None:
         """One that was made and is not to be kept."""
-        if not self._named[share.digest]:
-            self.store.remove(share.digest)
+        with self._lock:
+            if not self._named[share.digest]:
+                self.store.remove(share.digest)
 
     def remove(self, blob: bytes) -> None:
-        found = self._kept.pop(blob, None)
-        if found is not None:
-            self._let_go(*found)
+        with self._lock:
+            found = self._kept.pop(blob, None)
+            if found is not None:
+                self._let_go(*found)
 
     def _let_go(self, share: services.Share, number: int) -> None:
         self._named[share.digest] -= 1

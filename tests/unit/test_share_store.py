@@ -1,6 +1,10 @@
 """The shares that a peer keeps: what a crash leaves, what is damaged, what is served."""
 
 import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,9 +12,11 @@ import pytest
 pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
 
 from dilocox.protocol import limits
+from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.shares import Code, check_share
 from dilocox.transport.blobs import BlobHash, BlobStore, digest_of
 from dilocox.transport.shares import ShareStore, make_share, share_bytes
+from tests.helpers import PATIENCE_SECONDS, digest
 
 CODE = Code(5, 2)
 
@@ -18,9 +24,9 @@ CODE = Code(5, 2)
 def shared(folder: Path, blob: bytes, index: int = 3) -> tuple[ShareStore, bytes]:
     """A store that keeps this share of it."""
     source, kept = BlobStore(folder / "blobs"), ShareStore(folder / "shares")
-    digest = source.put([blob])
-    kept.add([make_share(source, digest, CODE, index, kept.store)])
-    return kept, digest
+    of = source.put([blob])
+    kept.add([make_share(source, of, CODE, index, kept.store)])
+    return kept, of
 
 
 def test_a_hash_in_parts_is_the_digest():
@@ -98,3 +104,51 @@ def test_shares_of_a_batch_whose_bytes_are_gone_are_forgotten_and_the_batch_with
     assert not batch.exists()
     again.add([make_share(source, blobs[0], CODE, 3, again.store)])
     assert [share.blob for share in ShareStore(tmp_path / "shares").shares()] == [blobs[0]]
+
+
+class Slowly(list[services.Share]):
+    """Others have a turn before each."""
+
+    def __iter__(self) -> Iterator[services.Share]:
+        for share in super().__iter__():
+            time.sleep(0)
+            yield share
+
+
+def test_shares_are_looked_at_while_others_are_added(tmp_path: Path):
+    """The daemon ended with "dictionary changed size during iteration"."""
+    kept, interval = ShareStore(tmp_path), sys.getswitchinterval()
+    batches = [Slowly(services.Share(blob=digest("blob", n, i), digest=digest(n, i)) for i in range(2000)) for n in range(2)]
+    kept.add(batches[0])
+    adding = threading.Thread(target=kept.add, args=(batches[1],))
+    sys.setswitchinterval(1e-6)
+    try:
+        adding.start()
+        while adding.is_alive():
+            for _ in range(100):
+                kept.shares()
+            adding.join(1e-3)  # a lock goes to whoever is quick, and that is us
+    finally:
+        sys.setswitchinterval(interval)
+        adding.join()
+    assert len(kept.shares()) == 4000
+
+
+def test_a_share_that_came_while_the_one_before_was_found_damaged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And nobody waits for who hashes."""
+    kept, blob = shared(tmp_path, os.urandom(1000), index=3)
+    newer = make_share(BlobStore(tmp_path / "blobs"), blob, CODE, 4, kept.store)
+    sound = kept.store.sound
+    adding = threading.Thread(target=kept.add, args=([newer],))
+
+    def is_damaged(share: bytes) -> bool:
+        if share == newer.digest:
+            return sound(share)
+        adding.start()
+        adding.join(PATIENCE_SECONDS)
+        assert not adding.is_alive()
+        return False
+
+    monkeypatch.setattr(kept.store, "sound", is_damaged)
+    assert kept.get(blob) == newer
+    assert not kept.lost
