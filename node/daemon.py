@@ -103,7 +103,7 @@ async def _take_part(
     events = await open_diary(
         place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected, settings.traces
     )
-    own = OwnStatements(place.folder / "own.db", manifest.run_id)
+    own = await asyncio.to_thread(OwnStatements, place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     stages = range(manifest.model.stages)
     archive = ArchiveSource(settings.archive, manifest.run_id) if settings.archive is not None else None

@@ -80,7 +80,7 @@ async def _hold(
     exchange = Exchange(
         manifest, stages, place.store, directory, place.channels, me.peer, place.heads, lambda: chain.head.roster
     )
-    own = OwnStatements(place.folder / "own.db", manifest.run_id)
+    own = await asyncio.to_thread(OwnStatements, place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     starts = Starts(manifest, chain, place.store, exchange)
     role = "holder" if settings.archive is None else "archive"

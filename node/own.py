@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from dilocox.protocol.errors import LocalError, RemoteError
@@ -15,7 +16,8 @@ __all__ = ["OwnStatements"]
 
 KINDS = (pb.KIND_CLAIM, pb.KIND_CLUSTER, pb.KIND_LEAVE, pb.KIND_CONTRIBUTION, pb.KIND_RECEIPT, pb.KIND_STATE_REPORT)
 BLOCK = 1000
-"""Sequence numbers reserved at a time: one write for so many heartbeats, and more than a process says in a second."""
+"""Sequence numbers reserved at a time: one write for so many heartbeats, and more than a process says in a second. When half of
+them are used up, the next are reserved."""
 
 MOST_RESERVED = 1 << 62
 """A counter of the time of day in thousandths is far below this for ever; the wire has twice as much."""
@@ -26,7 +28,10 @@ class OwnStatements:
 
     def __init__(self, path: Path, run_id: bytes) -> None:
         """Opens or heals: a damaged file is set aside; the run's other members still hold what it held."""
-        self._run_id, self._lock = run_id, threading.Lock()
+        self._run_id, self._writing, self._counting = run_id, threading.Lock(), threading.Lock()
+        self._reserver = ThreadPoolExecutor(1, "sequence")
+        self._reserving: Future[int] | None = None
+        """The last number that will be reserved."""
         try:
             self._load(path)
         except DamagedError as error:
@@ -55,12 +60,12 @@ class OwnStatements:
             raise DamagedError(f"{path} is damaged: it counts what cannot be counted.")
         if self._database.execute("SELECT 1 FROM own WHERE typeof(envelope) != 'blob'").fetchone() is not None:
             raise DamagedError(f"{path} is damaged: it holds what is no statement.")
-        self._next = self._reserved = reserved
+        self._last, self._reserved = reserved, self._reserve(reserved + BLOCK)
 
     def keep(self, statement: Statement[object]) -> None:
         """Durable when this returns. Blocking."""
         raw = statement.envelope.SerializeToString(deterministic=True)
-        with self._lock:
+        with self._writing:
             self._database.execute("INSERT OR REPLACE INTO own VALUES (?, ?)", (statement.kind, raw))
 
     def all(self) -> Iterable[Statement[object]]:
@@ -72,14 +77,22 @@ class OwnStatements:
                 continue  # of a version that bounds it otherwise
 
     def next_sequence(self) -> int:
-        """Larger than every number before, also over restarts."""
-        with self._lock:
-            self._next += 1
-            if self._next > self._reserved:
-                self._reserved = self._next + BLOCK
-                self._database.execute("UPDATE sequence SET reserved = ?", (self._reserved,))
-            return self._next
+        """Larger than every number before, also over restarts: none is said that is not reserved on disk. Waits for the disk only
+        where that is slower than a block of numbers. Raises what the disk raises."""
+        with self._counting:
+            self._last += 1
+            if self._reserving is None and self._reserved - self._last < BLOCK // 2:
+                self._reserving = self._reserver.submit(self._reserve, self._reserved + BLOCK)
+            if self._reserving is not None and (self._reserving.done() or self._last > self._reserved):
+                self._reserved, self._reserving = self._reserving.result(), None
+            return self._last
+
+    def _reserve(self, until: int) -> int:
+        with self._writing:
+            self._database.execute("UPDATE sequence SET reserved = ?", (until,))
+        return until
 
     def close(self) -> None:
-        with self._lock:
+        self._reserver.shutdown()
+        with self._writing:
             self._database.close()

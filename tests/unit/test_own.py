@@ -1,14 +1,20 @@
 """What a node signed is on disk before it is said, and no life of it says anything else."""
 
+import sqlite3
+import threading
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dilocox.node.own import BLOCK, OwnStatements
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.chain_file import open_database
 from tests.helpers import digest, identity
+from tests.peers import PATIENCE_SECONDS
 
 RUN_ID = digest("run")
 
@@ -41,12 +47,86 @@ def test_statements_of_another_run_are_not_said_again(tmp_path: Path):
     assert list(OwnStatements(tmp_path / "own.db", digest("another run")).all()) == []
 
 
-def test_the_sequence_never_goes_back(tmp_path: Path):
+@pytest.mark.parametrize("count", [1, BLOCK // 2, BLOCK // 2 + 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+def test_the_sequence_never_goes_back(tmp_path: Path, count: int):
     said: list[int] = []
     for _ in range(3):
         own = another_life(tmp_path / "own.db")
-        said += [own.next_sequence() for _ in range(BLOCK + 1)]  # over the end of what was reserved
+        said += [own.next_sequence() for _ in range(count)]
     assert all(later > earlier for earlier, later in pairwise(said))
+
+
+class Disk:
+    """Calls before it does what is asked."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database, self.close = database, database.close
+        self.before: Callable[[str], None] = lambda query: None
+
+    def execute(self, query: str, *arguments: Any) -> sqlite3.Cursor:
+        self.before(query)
+        return self._database.execute(query, *arguments)
+
+
+def on_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[OwnStatements, Disk]:
+    disk = Disk(open_database(path))
+    with monkeypatch.context() as patched:
+        patched.setattr("dilocox.node.own.open_database", lambda path: disk)
+        return OwnStatements(path, RUN_ID), disk
+
+
+def test_a_heartbeat_waits_for_no_statement_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    writing, said = threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    def before(query: str) -> None:
+        if query.startswith("INSERT"):
+            writing.set()
+            in_time.append(said.wait(PATIENCE_SECONDS))
+
+    own, disk = on_disk(tmp_path / "own.db", monkeypatch)
+    disk.before = before
+    keeping = threading.Thread(target=own.keep, args=(claim(1),))
+    keeping.start()
+    assert writing.wait(PATIENCE_SECONDS)
+    for _ in range(BLOCK):
+        own.next_sequence()
+    said.set()
+    keeping.join()
+    assert in_time == [True]
+    own.close()
+
+
+def test_no_number_is_said_before_it_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And who says one waits for that only where there is no other."""
+    all_said, one_more = threading.Event(), threading.Event()
+    seen: list[tuple[bool, bool]] = []
+
+    def before(query: str) -> None:
+        seen.append((all_said.wait(PATIENCE_SECONDS), one_more.wait(0.2)))  # time enough, were it not to wait for us
+
+    own, disk = on_disk(tmp_path / "own.db", monkeypatch)
+    disk.before = before
+    said = [own.next_sequence() for _ in range(BLOCK)]
+    all_said.set()
+    said.append(own.next_sequence())
+    one_more.set()
+    assert seen == [(True, False)]
+    assert another_life(tmp_path / "own.db").next_sequence() > said[-1]
+    own.close()
+
+
+def test_a_disk_that_reserves_no_more_is_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def before(query: str) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    own, disk = on_disk(tmp_path / "own.db", monkeypatch)
+    disk.before = before
+    said: list[int] = []
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        said.extend(own.next_sequence() for _ in range(BLOCK + 1))
+    assert another_life(tmp_path / "own.db").next_sequence() > said[-1]
+    own.close()
 
 
 @pytest.mark.parametrize("damage", ["garbage", "lost"])
