@@ -28,7 +28,7 @@ from dilocox.transport.files import write_atomically
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
 
-__all__ = ["Forks", "check_forks", "follow_owner", "proof_of_fork", "replaced"]
+__all__ = ["Forks", "check_forks", "follow_owner", "is_ours", "proof_of_fork", "replaced"]
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,18 @@ def proof_of_fork(chain: ChainFile, round: int, other: pb.Envelope) -> LocalErro
     path = chain.path.parent / f"fork-{round}.pb"
     write_atomically(path, canonical(fork))
     return _error(round, path)
+
+
+async def is_ours(chain: ChainFile, commit: Statement[pb.Commit]) -> bool:
+    """Whether our chain has it already; false: it is of a later round. Where ours is another, raises what `proof_of_fork` returns
+    or raises."""
+    round = commit.body.round
+    if round >= chain.length:
+        return False
+    known = await asyncio.to_thread(chain.commit, round)
+    if known is not None and known.digest != commit.digest:
+        raise await asyncio.to_thread(proof_of_fork, chain, round, commit.envelope)
+    return True
 
 
 def check_forks(chain: ChainFile) -> None:

@@ -19,7 +19,7 @@ from dilocox.node.archiver import Archiver, ArchiveSettings, check_sealing, make
 from dilocox.node.check import Role, no_part
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.exchange import Exchange
-from dilocox.node.forks import check_forks, follow_owner, proof_of_fork, replaced
+from dilocox.node.forks import check_forks, follow_owner, is_ours, replaced
 from dilocox.node.holding import Holding
 from dilocox.node.own import OwnStatements
 from dilocox.node.place import PeerSettings, Place, keep_manifest, make_holding, open_chain, run_peer
@@ -177,11 +177,7 @@ class Holder:
             self._place.network.directory.learn(open_envelope(envelope, run_id, (pb.KIND_PEER_RECORD,)))
         if envelope.kind != pb.KIND_COMMIT:
             return
-        sent = open_envelope(envelope, run_id, (pb.KIND_COMMIT,))
-        if sent.body.round < self.chain.head.round:
-            known = await asyncio.to_thread(self.chain.commit, sent.body.round)
-            if known is not None and known.digest != sent.digest:
-                raise await asyncio.to_thread(proof_of_fork, self.chain, sent.body.round, envelope)
+        if await is_ours(self.chain, open_envelope(envelope, run_id, (pb.KIND_COMMIT,))):
             return
         commit = await asyncio.to_thread(self.chain.append, envelope)
         self.emit(CommitFollowed(commit.body.round, len(commit.body.counted)))

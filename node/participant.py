@@ -20,7 +20,7 @@ from dilocox.node.attest.prover import Prover
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.crew import Progress
 from dilocox.node.exchange import Exchange
-from dilocox.node.forks import proof_of_fork, replaced
+from dilocox.node.forks import is_ours, replaced
 from dilocox.node.offering import keep_offering
 from dilocox.node.own import OwnStatements
 from dilocox.protocol import events, member
@@ -262,10 +262,7 @@ class Participant:
 
     async def take_commit(self, envelope: pb.Envelope) -> None:
         sent = open_envelope(envelope, self.manifest.run_id, (pb.KIND_COMMIT,))
-        if sent.body.round < self.chain.head.round:
-            known = self.chain.commit(sent.body.round)
-            if known is not None and known.digest != sent.digest:
-                raise proof_of_fork(self.chain, sent.body.round, envelope)
+        if await is_ours(self.chain, sent):
             return
         commit = await asyncio.to_thread(self.chain.append, envelope)
         for task in self._judging.values():

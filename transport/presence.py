@@ -128,7 +128,7 @@ class Directory:
             raw = json.dumps([base64.b64encode(record.envelope.SerializeToString()).decode() for record in newest]).encode()
             if newest and raw != written:
                 with contextlib.suppress(OSError):  # a full disk costs the cache, not the daemon
-                    write_atomically(path, raw)
+                    await asyncio.to_thread(write_atomically, path, raw)
                     written = raw
 
     def know(self, peers: Sequence[str]) -> None:

@@ -1,11 +1,14 @@
 """Two chains of one run: whoever meets another one ends, with the proof."""
 
 import asyncio
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dilocox.node.forks import check_forks, proof_of_fork
+from dilocox.node.forks import check_forks, is_ours, proof_of_fork
 from dilocox.protocol import terms
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.messages import Statement, seal
@@ -13,6 +16,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.files import write_atomically
 from dilocox.transport.heads import HEADER, Heads
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 from tests.peers import PATIENCE_SECONDS, meeting
@@ -116,5 +120,33 @@ def test_only_two_commits_of_one_round_by_the_coordinator_are_a_proof(tmp_path: 
         assert [path.name for path in tmp_path.glob("fork-*")] == ["fork-1.pb"], "who verifies changes nothing"
     assert "round 1" in str(proof_of_fork(file, 1, other.envelope))
     with pytest.raises(LocalError):
+        check_forks(file)
+    file.close()
+
+
+async def test_the_loop_waits_for_no_disk_where_a_commit_is_compared_with_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table = Table(RUN).genesis()
+    table.train(1)
+    file, loop = ChainFile(tmp_path / "chain.db", RUN), threading.current_thread()
+    for commit in table.commits[:1]:
+        file.append(commit.envelope)
+    used: list[str] = []
+
+    def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            assert threading.current_thread() is not loop
+            used.append(name)
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(file, "commit", watched("read", file.commit))
+    monkeypatch.setattr("dilocox.node.forks.write_atomically", watched("written", write_atomically))
+    assert not await is_ours(file, table.commits[1])
+    assert await is_ours(file, table.commits[0])
+    with pytest.raises(LocalError, match="two different commits for round 0"):
+        await is_ours(file, other_commit(table.commits[0]))
+    assert used[-1] == "written"
+    with pytest.raises(LocalError, match="for round 0"):
         check_forks(file)
     file.close()

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from dilocox.protocol.rules import Outcome
 from dilocox.transport import dht, tls
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.dht import Dht, DhtSettings
+from dilocox.transport.files import write_atomically
 from dilocox.transport.network import Listen, choose_port, multiaddr, open_network
 from dilocox.transport.presence import Directory, cached_records
 from dilocox.transport.rpc import ChannelPool, create_server
@@ -162,6 +164,24 @@ def test_records_seen_before_are_a_way_back_and_only_those_that_verify(tmp_path:
     assert len(list(tmp_path.glob("peers.json*.bad"))) == 5
     path.write_text(json.dumps([base64.b64encode(raw).decode()]))
     assert [item.peer for item in cached_records(path, RUN.run_id)] == [identity(1).peer]
+
+
+async def test_the_loop_waits_for_no_disk_where_records_are_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, loop, threads = tmp_path / "peers.json", threading.current_thread(), list[threading.Thread]()
+
+    def write(path: Path, raw: bytes) -> None:
+        threads.append(threading.current_thread())
+        write_atomically(path, raw)
+
+    monkeypatch.setattr("dilocox.transport.presence.REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr("dilocox.transport.presence.write_atomically", write)
+    known = Directory(None, identity(1), RUN.run_id, 1)
+    known.learn(record(2))
+    caching = asyncio.create_task(known.cache_forever(path))
+    await helpers.until(lambda: caching.done() or cached_records(path, RUN.run_id))
+    caching.cancel()
+    assert threads
+    assert loop not in threads
 
 
 async def test_a_dht_that_cannot_listen_is_tried_for_ever_and_others_are_met_when_they_come(tmp_path: Path, monkeypatch):
