@@ -236,6 +236,9 @@ DIALS_AT_ONCE = 4
 CONNECTIONS = 4096
 """Most connections to one daemon: every cluster's, the spectators', and three times as many again."""
 
+CHANNELS = 2 * CLUSTERS
+"""Connections that a daemon keeps to others, each under 64 KiB: a member may say every half minute that it is somewhere else."""
+
 HANDSHAKE_SECONDS = 10
 """A connection that has not finished its TLS handshake by then is ended."""
 

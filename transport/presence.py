@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -158,7 +157,8 @@ class Directory:
     async def look_up(self, peer: str) -> None:
         """In the DHT, now and then: its record may be newer there than what we know."""
         now = time.monotonic()
-        if self._dht is None or now - self._looked_up_at.get(peer, -math.inf) < LOOKUP_SECONDS:
+        self._looked_up_at = {known: at for known, at in self._looked_up_at.items() if now - at < LOOKUP_SECONDS}
+        if self._dht is None or peer in self._looked_up_at:
             return
         self._looked_up_at[peer] = now
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, BinaryIO, TypeVar, cast
@@ -77,7 +78,9 @@ def allow_open_files(wanted: int) -> None:
 
 
 class ChannelPool:
-    """One channel per (address, certificate): dialing trusts exactly the certificate in the peer's signed record."""
+    """One channel per (address, certificate): dialing trusts exactly the certificate in the peer's signed record. Others say where
+    they are, and may say something else every time: of more than `limits.CHANNELS` those that were asked for longest ago are
+    closed, but none with a call under way."""
 
     def __init__(
         self,
@@ -89,29 +92,45 @@ class ChannelPool:
         """`identity`: who calls; None: a spectator, who does not say."""
         self._identity, self._run_id, self._heads = identity, run_id, heads
         self.traffic = traffic or Traffic()
-        self._channels: dict[tuple[str, bytes], grpc.aio.Channel] = {}
+        self._channels: OrderedDict[tuple[str, bytes], CountedChannel] = OrderedDict()
+        """Asked for longest ago first."""
+        self._closing: set[asyncio.Task[None]] = set()
 
     def channel(self, record: pb.PeerRecord) -> grpc.aio.Channel:
-        """Raises RemoteError when the record cannot be dialled."""
+        """For a call that begins now. Raises RemoteError when the record cannot be dialled."""
         key = (record.address, record.certificate)
         if key not in self._channels:
-            try:
-                credentials = grpc.ssl_channel_credentials(pem_of(record.certificate))
-            except ValueError as error:
-                raise RemoteError(pb.REASON_MALFORMED, "its record holds no certificate") from error
-            if self._identity is not None:
-                caller = grpc.metadata_call_credentials(
-                    Credentials(self._identity, self._run_id, record.certificate, self._heads)
-                )
-                credentials = grpc.composite_channel_credentials(credentials, caller)
-            options = [*_OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
-            channel = grpc.aio.secure_channel(record.address, credentials, options=options)
-            self._channels[key] = cast("grpc.aio.Channel", CountedChannel(channel, self.traffic))
-        return self._channels[key]
+            channel = self._open(record)
+            self._make_room()
+            self._channels[key] = channel
+        self._channels.move_to_end(key)
+        return cast("grpc.aio.Channel", self._channels[key])
+
+    def _open(self, record: pb.PeerRecord) -> CountedChannel:
+        try:
+            credentials = grpc.ssl_channel_credentials(pem_of(record.certificate))
+        except ValueError as error:
+            raise RemoteError(pb.REASON_MALFORMED, "its record holds no certificate") from error
+        if self._identity is not None:
+            caller = grpc.metadata_call_credentials(Credentials(self._identity, self._run_id, record.certificate, self._heads))
+            credentials = grpc.composite_channel_credentials(credentials, caller)
+        options = [*_OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
+        return CountedChannel(grpc.aio.secure_channel(record.address, credentials, options=options), self.traffic)
+
+    def _make_room(self) -> None:
+        """For one more."""
+        while len(self._channels) >= limits.CHANNELS:
+            idle = next((key for key, channel in self._channels.items() if not channel.busy), None)
+            if idle is None:
+                return
+            closing = asyncio.create_task(self._channels.pop(idle).close(), name=f"close {idle[0]}")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.close()
+        await asyncio.gather(*self._closing)
 
 
 async def record_of(way: Way) -> pb.PeerRecord:

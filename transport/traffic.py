@@ -7,13 +7,16 @@ workers of a cluster exchange.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import grpc.aio
 
 from dilocox.protocol import limits
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.hours import Local, changes_at
 from dilocox.transport.rates import Rates
 
@@ -141,9 +144,18 @@ class CountedChannel:
 
     def __init__(self, channel: grpc.aio.Channel, traffic: Traffic) -> None:
         self._channel, self._traffic = channel, traffic
+        self._calls: WeakSet[grpc.aio.Call] = WeakSet()
+        self._closed = False
 
-    async def close(self) -> None:
-        await self._channel.close()
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way."""
+        return any(not call.done() for call in self._calls)
+
+    def close(self) -> Coroutine[Any, Any, None]:
+        """Calls under way are cancelled once this is awaited; new ones raise RemoteError from here on."""
+        self._closed = True
+        return self._channel.close()
 
     def __getattr__(self, arity: str) -> Callable[..., Any]:
         """unary_unary, unary_stream, …: what a stub asks of a channel."""
@@ -151,6 +163,15 @@ class CountedChannel:
 
         def made(path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
             write = self._traffic.counting("sent", path, request_serializer)
-            return make(path, write, self._traffic.counting("received", path, response_deserializer), **options)
+            begin = make(path, write, self._traffic.counting("received", path, response_deserializer), **options)
+
+            def call(*arguments: Any, **details: Any) -> grpc.aio.Call:
+                if self._closed:
+                    raise RemoteError(pb.REASON_UNAVAILABLE, "the connection was closed to make room for others")
+                begun: grpc.aio.Call = begin(*arguments, **details)
+                self._calls.add(begun)
+                return begun
+
+            return call
 
         return made

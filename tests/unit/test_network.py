@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -164,6 +165,21 @@ def test_records_seen_before_are_a_way_back_and_only_those_that_verify(tmp_path:
     assert len(list(tmp_path.glob("peers.json*.bad"))) == 5
     path.write_text(json.dumps([base64.b64encode(raw).decode()]))
     assert [item.peer for item in cached_records(path, RUN.run_id)] == [identity(1).peer]
+
+
+class NobodyThere:
+    """A DHT that finds nobody."""
+
+    async def find(self, peer: str) -> None: ...
+
+
+async def test_who_was_looked_up_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dilocox.transport.presence.LOOKUP_SECONDS", 0.0)
+    known, peer = Directory(NobodyThere(), identity(1), RUN.run_id, 1), "".join(["a", "peer"])  # type: ignore[arg-type]
+    before = sys.getrefcount(peer)
+    await known.look_up(peer)
+    await known.look_up("another")
+    assert sys.getrefcount(peer) == before
 
 
 async def test_the_loop_waits_for_no_disk_where_records_are_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -294,6 +294,41 @@ async def test_connections_are_bounded_and_leave_room_for_files(tmp_path: Path, 
             await pool.close()
 
 
+async def test_of_many_places_those_asked_longest_ago_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each costs memory, and members say where they are as often as they like."""
+    monkeypatch.setattr(limits, "CHANNELS", 2)
+    certificate = tls.load_or_create(tmp_path).certificate_der
+    places = [pb.PeerRecord(address=f"127.0.0.1:{number}", certificate=certificate) for number in range(1, 4)]
+    pool = ChannelPool()
+    first, second = (pool.channel(place) for place in places[:2])
+    assert pool.channel(places[0]) is first
+    third = pool.channel(places[2])
+    assert pool.channel(places[0]) is first
+    assert pool.channel(places[2]) is third
+    with pytest.raises(RemoteError, match="make room"):
+        rpc.PeerStub(second).Fetch(services.FetchRequest())
+    assert pool.channel(places[1]) is not second
+    await pool.close()
+
+
+async def test_a_channel_is_not_closed_under_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "CHANNELS", 1)
+    source = store(tmp_path, "a")
+    digest = source.put([BIG])
+    async with serving(tmp_path / "peer", source) as record, asyncio.timeout(helpers.PATIENCE_SECONDS):
+        pool, elsewhere = ChannelPool(), pb.PeerRecord(address="127.0.0.1:1", certificate=record.certificate)
+        channel = pool.channel(record)
+        stream = rpc.PeerStub(channel).Fetch(services.FetchRequest(digest=digest))
+        assert (await anext(aiter(stream))).index.size == len(BIG)
+        pool.channel(elsewhere)
+        assert pool.channel(record) is channel
+        assert b"".join([reply.data async for reply in stream]) == BIG
+        for place in (elsewhere, pb.PeerRecord(address="127.0.0.1:2", certificate=record.certificate)):
+            pool.channel(place)
+        assert pool.channel(record) is not channel, "its call has ended"
+        await pool.close()
+
+
 def test_the_identity_is_private(tmp_path: Path):
     path = tmp_path / "identity.key"
     first = load_identity(path)
