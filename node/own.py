@@ -82,9 +82,10 @@ class OwnStatements:
         with self._counting:
             self._last += 1
             if self._reserving is None and self._reserved - self._last < BLOCK // 2:
-                self._reserving = self._reserver.submit(self._reserve, self._reserved + BLOCK)
+                self._reserving = self._reserver.submit(self._reserve, max(self._last, self._reserved) + BLOCK)
             if self._reserving is not None and (self._reserving.done() or self._last > self._reserved):
-                self._reserved, self._reserving = self._reserving.result(), None
+                reserving, self._reserving = self._reserving, None  # who asks after one that failed tries again
+                self._reserved = reserving.result()
             return self._last
 
     def _reserve(self, until: int) -> int:

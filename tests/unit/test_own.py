@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,13 @@ def test_a_disk_that_reserves_no_more_is_heard_of(tmp_path: Path, monkeypatch: p
     said: list[int] = []
     with pytest.raises(sqlite3.OperationalError, match="full"):
         said.extend(own.next_sequence() for _ in range(BLOCK + 1))
+    assert another_life(tmp_path / "own.db").next_sequence() > said[-1]
+    for _ in range(2 * BLOCK):
+        with suppress(sqlite3.OperationalError):
+            said.append(own.next_sequence())
+    disk.before = lambda query: None
+    said.append(own.next_sequence())
+    assert all(later > earlier for earlier, later in pairwise(said)), "there is room again"
     assert another_life(tmp_path / "own.db").next_sequence() > said[-1]
     own.close()
 
