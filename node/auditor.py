@@ -10,10 +10,12 @@ import json
 import logging
 import os
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -39,7 +41,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import corpus_in
 from dilocox.transport.parent_pipe import ParentPipe
 
-__all__ = ["AuditPlaces", "Auditor"]
+__all__ = ["AuditPlaces", "Auditor", "in_a_process"]
 
 log = logging.getLogger(__name__)
 
@@ -70,22 +72,23 @@ class AuditPlaces:
 
 async def in_a_process(task: Task, home: Path) -> Found:
     """`home`: for its log, and the pipe by which it ends with us. Raises LocalError where it cannot."""
-    pipe = await asyncio.to_thread(ParentPipe, home)
-    with (home / "audits.log").open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "dilocox.node.training.audit"),
-            env={**pipe.environment(), "OMP_NUM_THREADS": str(max(1, min(task.threads, os.cpu_count() or 1)))},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=output,
-            start_new_session=True,
-        )
+    pipe, process = ParentPipe(home), None
     try:
+        with (home / "audits.log").open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "dilocox.node.training.audit"),
+                env={**pipe.environment(), "OMP_NUM_THREADS": str(max(1, min(task.threads, os.cpu_count() or 1)))},
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,
+            )
         said, _ = await process.communicate(json.dumps(asdict(task)).encode())
     finally:
         pipe.close()  # it ends with it, whatever it does
-        if process.returncode is None:
-            process.kill()
+        if process is not None and process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it started
             await process.wait()
     if process.returncode or not said:
         raise LocalError(f"the process that audits ended with {process.returncode}: see audits.log")

@@ -2,8 +2,11 @@
 
 import asyncio
 import hashlib
+import os
 import re
+import select
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from dilocox.protocol import chain, events, round, rules, scoring
@@ -317,3 +320,39 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ends in time. Blocking."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], PATIENCE_SECONDS)[0])
+    finally:
+        os.close(handle)
+
+
+class Family:
+    """A shell that waits for a process that it started, for who ends the shell."""
+
+    def __init__(self, folder: Path) -> None:
+        self.program, self._go, self._began, self._lived = (folder / name for name in ("family", "go", "began", "lived"))
+        child = f"( read line < {self._go}; touch {self._lived} ) > /dev/null & echo $! > {self._began}.part"
+        self.program.write_text(f"#!/bin/sh\n{child}; mv {self._began}.part {self._began}\nwait\n")
+        self.program.chmod(0o700)
+        os.mkfifo(self._go)
+
+    def began(self) -> bool:
+        return self._began.exists()
+
+    def left(self) -> bool:
+        """Whether its child went on once the shell had ended. Blocking; it ends here."""
+        handle = os.open(self._go, os.O_RDWR)
+        try:
+            os.write(handle, b"\n")
+            assert gone(int(self._began.read_text()))
+        finally:
+            os.close(handle)
+        return self._lived.exists()

@@ -7,8 +7,10 @@ tells once in a while, and then how many there were meanwhile. A URL may hold a 
 import asyncio
 import json
 import logging
+import os
 import shlex
 import shutil
+import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -96,7 +98,7 @@ class Command(NamedTuple):
         finally:
             if running.returncode is None:
                 with suppress(ProcessLookupError):
-                    running.kill()
+                    os.killpg(running.pid, signal.SIGKILL)  # with what it started
                 await running.wait()
         return "" if running.returncode == 0 else f"it ended with {running.returncode}"
 

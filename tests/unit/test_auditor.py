@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dilocox.node.audit_task import Found, Task
-from dilocox.node.auditor import Auditor, AuditPlaces
+from dilocox.node.auditor import Auditor, AuditPlaces, in_a_process
 from dilocox.node.machine import Machine, available_bytes
 from dilocox.node.training.audit import carry_out, threads_of
 from dilocox.protocol import auditing, events
@@ -27,7 +27,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import phase_bytes
 from dilocox.transport.blobs import BlobStore
 from tests.corpora import corpus_of, words
-from tests.helpers import Table, identity, manifest, until
+from tests.helpers import Family, Table, identity, manifest, until
 
 FOUR = range(4)
 ME = 0
@@ -372,3 +372,29 @@ def test_a_state_that_nobody_can_go_on_from_is_found_before(world: World, tmp_pa
     broken = [world.places.states.put([flat.numpy().data]).hex() for flat in good]
     assert carry_out(replace(zeros, first=broken)).verdict == "AUDIT_MALFORMED"
     assert carry_out(replace(zeros, last=broken)).verdict == "AUDIT_MALFORMED"
+
+
+WHAT = Task("", "", "", "", [], [], 0, [], False, "", 1, 1)
+
+
+@pytest.mark.parametrize("wrong", ["its log", "its program"])
+async def test_a_process_that_cannot_start_leaves_no_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str):
+    if wrong == "its log":
+        (tmp_path / "audits.log").mkdir()
+    else:
+        monkeypatch.setattr("dilocox.node.auditor.sys.executable", str(tmp_path / "nowhere"))
+    with pytest.raises(OSError, match=r"audits\.log|nowhere"):
+        await in_a_process(WHAT, tmp_path)
+    assert not list(tmp_path.glob("parent-*"))
+    opened = {os.readlink(each.path) for each in os.scandir("/proc/self/fd") if os.path.islink(each.path)}
+    assert not any(str(tmp_path) in each for each in opened)
+
+
+async def test_a_process_that_is_ended_takes_along_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    family = Family(tmp_path)
+    monkeypatch.setattr("dilocox.node.auditor.sys.executable", str(family.program))
+    auditing = asyncio.create_task(in_a_process(WHAT, tmp_path))
+    await until(family.began)
+    auditing.cancel()
+    await asyncio.gather(auditing, return_exceptions=True)
+    assert not await asyncio.to_thread(family.left)

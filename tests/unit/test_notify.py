@@ -20,7 +20,7 @@ from dilocox.transport.notify import Command, Notifier, Webhook, parse_notice
 from dilocox.transport.tasks import Tasks
 from dilocox.transport.watch import Lasting
 from dilocox.views.door import Door
-from tests.helpers import until
+from tests.helpers import Family, until
 
 ABOUT = {"name": "attic", "run": "test", "peer": "12D3", "role": "node"}
 MISSED = events.NotCounted(4, pb.REASON_LATE, "")
@@ -160,6 +160,23 @@ async def test_a_command_reads_the_event_and_no_shell_reads_the_command(tmp_path
     assert "o such file" in await Command((str(tmp_path / "nowhere"),)).tell(b"{}")
     monkeypatch.setattr(notify, "TELL_SECONDS", 0.2)
     assert "did not end" in await Command((sys.executable, "-c", "import time; time.sleep(1000)")).tell(b"{}")
+
+
+@pytest.mark.parametrize("how", ["it takes too long", "the daemon ends"])
+async def test_a_command_that_is_ended_takes_along_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str):
+    family = Family(tmp_path)
+    command = Command((str(family.program),))
+    if how == "the daemon ends":
+        telling = asyncio.create_task(command.tell(b"{}"))
+        await until(family.began)
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+    else:
+        monkeypatch.setattr(notify, "TELL_SECONDS", 0.1)
+        while not family.began():  # it was too slow to start anything
+            monkeypatch.setattr(notify, "TELL_SECONDS", 2 * notify.TELL_SECONDS)
+            assert "did not end" in await command.tell(b"{}")
+    assert not await asyncio.to_thread(family.left)
 
 
 @pytest.mark.parametrize(

@@ -401,20 +401,6 @@ threading.Event().wait()
 """
 
 
-def gone(pid: int, seconds: float = helpers.PATIENCE_SECONDS) -> bool:
-    """Whether the process ends within `seconds`."""
-    handle = None
-    with contextlib.suppress(ProcessLookupError):
-        handle = os.pidfd_open(pid)
-    if handle is None:
-        return True
-    import select
-
-    ready, _, _ = select.select([handle], [], [], seconds)
-    os.close(handle)
-    return bool(ready)
-
-
 def test_killing_the_parent_ends_the_child(tmp_path: Path):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), CHILD], stdout=subprocess.PIPE)
     assert parent.stdout is not None
@@ -422,7 +408,7 @@ def test_killing_the_parent_ends_the_child(tmp_path: Path):
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    assert gone(child)
+    assert helpers.gone(child)
 
 
 def test_the_dht_process_has_no_torch_in_memory():
