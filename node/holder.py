@@ -223,8 +223,8 @@ class Holder:
         registry.register(metrics)
 
         def status() -> dict[str, Any]:
-            kept = self._place.store.digests()
-            size = sum(self._place.store.size(digest) for digest in kept)
+            kept = self._place.store.sizes()
+            size = sum(kept.values())
             reach, connected, archive = network.reach, self._coordinator.connected, self.archiver
             why = archive.why if archive is not None else ""
             return {

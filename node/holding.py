@@ -9,7 +9,6 @@ boxes each that cannot be dialled does so with its own stages.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 
 from dilocox.node.exchange import Finder
 from dilocox.protocol import limits
@@ -89,10 +88,9 @@ class Holding:
         Nothing says who did: everything here that could be a payload, our own too. States are known by the chain.
         """
         kept = self._kept.setdefault("", {})
-        for digest in self._store.digests():
-            with suppress(FileNotFoundError):  # it was damaged, and is set aside
-                if self._store.size(digest) <= self._most:
-                    kept[digest] = self._chain.head.round
+        for digest, size in self._store.sizes().items():
+            if size <= self._most:
+                kept[digest] = self._chain.head.round
 
     def serves_its_own(self) -> bool:
         """Whether others are to have our payloads from us."""

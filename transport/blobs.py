@@ -13,6 +13,7 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from dilocox.protocol import limits
@@ -154,6 +155,15 @@ class BlobStore:
 
     def digests(self) -> set[bytes]:
         return {digest for digest, path in self.files() if not path.suffix}
+
+    def sizes(self) -> dict[bytes, int]:
+        """Bytes of each blob, but of those that are removed meanwhile."""
+        found = {}
+        for digest, path in self.files():
+            if not path.suffix:
+                with suppress(FileNotFoundError):
+                    found[digest] = path.stat().st_size
+        return found
 
     def partials(self) -> set[bytes]:
         """Of the blobs of which a part is here."""

@@ -9,6 +9,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ def runs(folder: Path) -> bool:
         return False
 
 
+def _problem(answer: urllib.error.HTTPError) -> dict[str, Any] | None:
+    """What a daemon says of itself; None where this is not that."""
+    try:
+        said = json.load(answer)
+    except (OSError, HTTPException, ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) and {"code", "title"} <= said.keys() else None
+
+
 def main() -> None:
     """Exit 0 unless no daemon runs on this machine, or it is not well by what its /readyz says."""
     for name in FOLDERS:
@@ -56,11 +66,12 @@ def main() -> None:
                 with urllib.request.urlopen(facts["api"] + "/readyz", timeout=ANSWER_SECONDS):
                     return print("well")
             except urllib.error.HTTPError as error:
-                said = json.load(error)
+                if (said := _problem(error)) is None:
+                    sys.exit(f"it answers with {error.code} and does not say why: see its log")
                 if said["code"] == "not-well":
                     sys.exit(said["title"])
                 return print(f"not known yet: {said['title']}")
-            except OSError as error:
+            except (OSError, HTTPException) as error:
                 sys.exit(f"it does not answer: {error}")
     sys.exit("no daemon runs here")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -42,6 +43,7 @@ NODE: dict[str, Any] = {
     "coordinator_connected": True,
     "excluded": [],
 }
+PROBE = [sys.executable, "-P", "-m", "dilocox.transport.health"]
 MISSED = [{"reason": "late", "detail": "", "do": "be faster"}]
 
 
@@ -128,13 +130,30 @@ async def test_probes_exit_codes_and_page_say_the_same(
                 assert code is None or (await answer.json())["code"] == code
                 assert code is None or (await answer.json())["title"] == shown["health"]["why"]
             environment = {**os.environ, "DILOCOX_HOME": str(tmp_path)}
-            command = [sys.executable, "-P", "-m", "dilocox.transport.health"]
             ran = await asyncio.create_subprocess_exec(
-                *command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                *PROBE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
             said, _ = await ran.communicate()
             assert ran.returncode == probe
             assert code is None or shown["health"]["why"] in said.decode()
+
+
+@pytest.mark.parametrize("body", ["500 Internal Server Error", "[]", '{"code": "ours"}', "[" * 100_000])
+async def test_a_probe_of_a_daemon_that_fails_says_so_in_a_sentence(tmp_path: Path, body: str):
+    async def fails(request: web.Request) -> web.Response:
+        return web.Response(status=500, text=body)
+
+    failing = web.Application()
+    failing.router.add_get("/readyz", fails)
+    with closing(DataDirectory(tmp_path / "node")) as home:
+        async with open_door("127.0.0.1:0", home, b"run", "x") as door:
+            await door.show(failing)
+            ran = await asyncio.create_subprocess_exec(
+                *PROBE, env={**os.environ, "DILOCOX_HOME": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            said, _ = await ran.communicate()
+    assert ran.returncode == 1
+    assert said.decode() == "it answers with 500 and does not say why: see its log\n"
 
 
 async def test_who_asks_a_daemon_that_waits_hears_what_for(tmp_path: Path):

@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
 from dilocox.node import holding
 from dilocox.node.attest.prover import AttestorService
@@ -24,6 +27,7 @@ from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport import tls
 from dilocox.transport.blobs import PUSHED, BlobStore, PartialBlob
 from dilocox.transport.callers import Callers
+from dilocox.transport.event_log import EVENTS, EventLog
 from dilocox.transport.heads import Heads
 from dilocox.transport.reach import Reach, ReachService
 from dilocox.transport.rpc import ChannelPool, create_server, push_blob
@@ -328,7 +332,7 @@ async def test_the_runs_holder_is_given_the_states_that_joiners_start_from(tmp_p
 
 
 def place_of(peer: Peer) -> Place:
-    network = SimpleNamespace(directory=peer.everybody, reach=Reach())
+    network = SimpleNamespace(directory=peer.everybody, reach=Reach(), address="")
     return Place(
         peer.store.folder.parent,
         network,  # type: ignore[arg-type]
@@ -357,6 +361,33 @@ async def test_what_an_earlier_life_kept_is_kept_for_as_long(tmp_path: Path):
             one.chain.append(commit.envelope)
         assert keeping.blobs() == set()
         assert keeping.forgotten() == kept
+
+
+class Going(BlobStore):
+    """Whoever looks through it finds one blob less than it began with."""
+
+    def files(self) -> Iterator[tuple[bytes, Path]]:
+        for number, found in enumerate(super().files()):
+            if not number:
+                self.remove(max(BlobStore(self.folder).digests() - {found[0]}))
+            yield found
+
+
+async def test_who_asks_a_holder_while_it_removes_blobs_is_answered(tmp_path: Path):
+    async with meeting(tmp_path, HELD_RUN, list(Table(HELD_RUN).genesis().commits)) as (one,):
+        for text in (b"one", b"two", b"three"):
+            one.store.put([text])
+        place, coordinator = place_of(one), SimpleNamespace(connected=True)
+        place = replace(place, store=Going(one.store.folder))
+        log = EventLog(tmp_path / EVENTS)
+        holder = Holder(identity(0), place, one.chain, None, one.holding, None, coordinator, log)  # type: ignore[arg-type]
+        async with TestClient(TestServer(holder.app("attic"))) as client:
+            async with client.get("/v1/status") as answer:
+                assert answer.status == 200
+                assert (await answer.json())["kept_blobs"] == 2
+            async with client.get("/metrics") as answer:
+                assert answer.status == 200
+        log.close()
 
 
 async def test_who_keeps_what_nobody_can_have_is_passed_over_for_a_while(tmp_path: Path):
