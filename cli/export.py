@@ -36,7 +36,18 @@ from dilocox.transport.corpora import Folders, corpus_in, library, parse_folders
 from dilocox.transport.files import whole_folder
 from dilocox.views.card import model_card
 
-__all__ = ["Chosen", "Exported", "choose", "export", "fetch_model", "held_states", "write_held", "write_model"]
+__all__ = [
+    "Chosen",
+    "Exported",
+    "agreed_states",
+    "choose",
+    "export",
+    "fetch_model",
+    "held_stages",
+    "held_states",
+    "write_held",
+    "write_model",
+]
 
 
 @dataclass(frozen=True)
@@ -240,9 +251,19 @@ def _write(chosen: Chosen, manifest: Manifest, store: BlobStore, folder: Path, p
 
 def held_states(chain: ChainFile, store: BlobStore) -> dict[int, list[bytes]]:
     """Stage digests of the agreed states that are here, whole as far as is known, by the round that starts from each."""
-    found = {commit.body.round: store.stage_digests(commit.body.state) for commit in chain.commits() if commit.body.round}
     stages = chain.manifest.model.stages
-    return {n: digests for n, digests in found.items() if len(digests) == stages and all(d in store for d in digests)}
+    return {n: digests for n, root in agreed_states(chain).items() if (digests := held_stages(root, stages, store))}
+
+
+def agreed_states(chain: ChainFile, first: int = 0) -> dict[int, bytes]:
+    """Roots, by the round that starts from each, from round `first` on."""
+    return {commit.body.round: commit.body.state for commit in chain.commits(first) if commit.body.round}
+
+
+def held_stages(root: bytes, stages: int, store: BlobStore) -> list[bytes]:
+    """Digests of the state with this root; empty where it is not here, whole as far as is known."""
+    digests = store.stage_digests(root)
+    return digests if len(digests) == stages and all(digest in store for digest in digests) else []
 
 
 def _corpus_folder(manifest: Manifest, folders: Folders, *here: Path) -> Path:

@@ -1,20 +1,22 @@
 """`dilocox export PLACE --every N`: models of a run that goes on, published one after the other."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from dilocox.cli.common import console, errors, fail, find_chain_files, print_json
 from dilocox.cli.exits import Exit
-from dilocox.cli.export import fetch_model, held_states, write_held
+from dilocox.cli.export import agreed_states, fetch_model, held_stages, write_held
 from dilocox.cli.progress import working
 from dilocox.cli.reading import fetching, following
 from dilocox.node.reader import Reader
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Folders
@@ -54,18 +56,46 @@ class Held:
 
     def __init__(self, path: Path) -> None:
         self.path, self._store = path, BlobStore(path.parent / "blobs")
+        self._files: list[tuple[int, int]] = []
+        """Of the chain, as it was read last: a look that finds them so reads nothing of it."""
+        self._states: dict[int, bytes] = {}
+        """Roots that it says, by round."""
+        self._last: Statement[pb.Commit] | None = None
+        """That was read."""
+        self._finished = False
         with ChainFile.for_reading(path) as chain:
             self.manifest = chain.manifest
 
     def look(self) -> tuple[int, bool]:
-        with ChainFile.for_reading(self.path) as chain:
-            return max(held_states(chain, self._store), default=0), chain.head.finished
+        if (files := list(_files(self.path))) != self._files:
+            with ChainFile.for_reading(self.path) as chain:
+                self._read(chain)
+            self._files = files  # as they were before: what came while it was read is found by the next look
+        stages = self.manifest.model.stages
+        held = (round for round in sorted(self._states, reverse=True) if held_stages(self._states[round], stages, self._store))
+        return next(held, 0), self._finished
+
+    def _read(self, chain: ChainFile) -> None:
+        """What it has more than at the last look, or all, where the run's owner has said since that other commits are the run's."""
+        known, here = self._last, chain.commit(self._last.body.round) if self._last is not None else None
+        if known is None or here is None or here.digest != known.digest:
+            self._states, known = {}, None
+        self._states |= agreed_states(chain, known.body.round + 1 if known is not None else 0)
+        self._last, self._finished = chain.commit(chain.length - 1), chain.head.finished
 
     async def have(self, round: int) -> None:
         """The node sees to that."""
 
     def done(self, round: int) -> None:
         """The node keeps what it needs."""
+
+
+def _files(chain: Path) -> Iterator[tuple[int, int]]:
+    """When a chain's file and its log were written, in nanoseconds, and how many bytes they have."""
+    for path in (chain, chain.with_name(f"{chain.name}-wal")):
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            yield found.st_mtime_ns, found.st_size
 
 
 class Read:
