@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -29,9 +30,10 @@ from dilocox.protocol.tensors import imported_bytes
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import Folders, corpus_in, library, named_store, parse_folders, weights_library
 from dilocox.transport.data_directory import load_identity, run_folder
+from dilocox.transport.files import write_atomically
 from dilocox.transport.handover import read_handover
 
-__all__ = ["coordinator", "data_to_serve", "weights_to_serve"]
+__all__ = ["coordinator", "data_to_serve", "show_link", "weights_to_serve"]
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +68,6 @@ def coordinator(
 
     _look_at(manifest)
 
-    def announce(link: JoinLink) -> None:
-        sys.stdout.write(f"{link}\n")
-        sys.stdout.flush()
-        if link_file is not None:
-            scratch = link_file.with_suffix(".tmp")
-            scratch.write_text(f"{link}\n")
-            scratch.replace(link_file)
-
     settings = CoordinatorSettings(
         manifest=manifest,
         owner=load_identity(key) if key.is_file() else None,
@@ -90,10 +84,19 @@ def coordinator(
         traces=tracing.collector(),
         store=store,
     )
+    announce = partial(show_link, link_file)
     if market is None and market_port is None:
         live(run_coordinator(settings, announce, appraise))
     else:
         live(_announced(settings, announce, market or (), market_port or 0))
+
+
+def show_link(file: Path | None, link: JoinLink) -> None:
+    """On standard output, and in a file."""
+    sys.stdout.write(f"{link}\n")
+    sys.stdout.flush()
+    if file is not None:
+        write_atomically(file, f"{link}\n".encode())
 
 
 async def _announced(

@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from dilocox.cli import main as cli
 from dilocox.cli import show
-from dilocox.protocol.ids import is_meant, short
+from dilocox.cli.coordinator import show_link
+from dilocox.protocol.ids import JoinLink, is_meant, short
 from dilocox.transport.data_directory import DataDirectory
+from tests.helpers import COORDINATOR
 
 LINK = "dilocox://" + "00" * 32 + "@12D3KooWnobody?at=127.0.0.1:1&cert="
 WRONG = [
@@ -198,3 +200,15 @@ def test_a_peer_is_said_as_its_id_begins_or_as_tables_have_it(said: str, monkeyp
     assert is_meant(peer, short(peer))
     assert not is_meant(peer, "12D3…fghj")
     assert not is_meant(peer, "12D4…fghi")
+
+
+def test_a_join_link_in_a_file_overwrites_nothing_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    link = JoinLink(bytes(32), COORDINATOR.peer, "127.0.0.1:1", bytes(32))
+    for name in ("link", "run.link", "run.toml"):
+        (tmp_path / Path(name).with_suffix(".tmp")).write_text("somebody's")
+        show_link(tmp_path / name, link)
+        assert (tmp_path / name).read_text() == capsys.readouterr().out == f"{link}\n"
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.tmp")} == dict.fromkeys(
+        ("link.tmp", "run.tmp"), "somebody's"
+    )
+    assert len(list(tmp_path.iterdir())) == 5
