@@ -199,7 +199,7 @@ class Holder:
         store = self._place.store
         # First: what comes meanwhile is not looked at.
         here = await asyncio.to_thread(store.digests) | await asyncio.to_thread(store.partials)
-        keep = await asyncio.to_thread(self._starts.worth_keeping, {}, {}) | self._holding.blobs()
+        keep = await asyncio.to_thread(self._starts.worth_keeping) | self._holding.blobs()
         for digest in here - keep - self._place.blobs.coming:
             if digest in self.pinned:  # or a part of it is coming
                 continue

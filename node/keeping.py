@@ -8,6 +8,7 @@ from dilocox.node.holding import Holding
 from dilocox.node.marks import merged
 from dilocox.node.starts import BOUNDARIES_KEPT, Starts
 from dilocox.protocol import auditing
+from dilocox.protocol.head import Head
 from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
@@ -38,6 +39,8 @@ class Keeping:
         """… and the blob that lists them, where we lead."""
         self._kept: set[bytes] = set()
         """Blobs that were once worth keeping: only these are ever removed while workers write."""
+        self._one_at_a_time = asyncio.Lock()
+        """Of those who remove: the last knows what is kept."""
 
     def boundary(self, round: int, blobs: Iterable[bytes]) -> None:
         """A phase ended, and these are of it."""
@@ -59,18 +62,38 @@ class Keeping:
                     found.setdefault(boundary.round, []).append(([p.stage for p in boundary.payloads], boundary.marks))
         for round, parts in found.items():
             self.marks(round, merged(parts), digest_of([canonical(merged(parts))]))
-        # First: what comes meanwhile is not looked at.
-        here = await asyncio.to_thread(self._store.digests) | await asyncio.to_thread(self._store.partials)
-        await asyncio.to_thread(self._store.sweep, here - self._worth_keeping())
+        async with self._one_at_a_time:
+            # First: what comes meanwhile is not looked at.
+            here = await asyncio.to_thread(self._store.digests) | await asyncio.to_thread(self._store.partials)
+            await asyncio.to_thread(self._store.sweep, here - await self._worth_keeping())
 
-    def _worth_keeping(self) -> set[bytes]:
+    async def _worth_keeping(self) -> set[bytes]:
+        """As things stand when this returns: the chain and leaves are read in a thread, and what came meanwhile after them."""
+        head: Head | None = None
+        chain, payloads = set[bytes](), dict[bytes, list[bytes]]()
+        while True:
+            new = [contribution for contribution in self._contributions() if contribution.leaves not in payloads]
+            if head is not self._starts.head:
+                head = self._starts.head
+                chain = await asyncio.to_thread(self._starts.worth_keeping)
+            elif new:
+                payloads |= await asyncio.to_thread(self._payloads, new)
+            else:
+                break
+        return chain | self._at_hand() | {digest for each in self._contributions() for digest in payloads[each.leaves]}
+
+    def _payloads(self, contributions: Iterable[pb.Contribution]) -> dict[bytes, list[bytes]]:
+        """By leaves. Blocking."""
+        return {each.leaves: self._starts.payloads_of(each) for each in contributions}
+
+    def _at_hand(self) -> set[bytes]:
+        """What is known to be needed without reading anything."""
         for round in sorted(self._boundaries)[:-BOUNDARIES_KEPT]:
             del self._boundaries[round]
         keep = {digest for blobs in self._boundaries.values() for digest in blobs}
-        for contribution in self._contributions():
-            keep |= {contribution.leaves, *self._starts.payloads_of(contribution)}
-        keep |= self._audited()
-        return keep | self._holding.blobs() | self._starts.worth_keeping(self._progress.states, self._progress.roots)
+        keep |= {contribution.leaves for contribution in self._contributions()}
+        keep |= self._starts.own_worth_keeping(self._progress.states, self._progress.roots)
+        return keep | self._audited() | self._holding.blobs()
 
     def _audited(self) -> set[bytes]:
         """What our auditors may ask for."""
@@ -86,10 +109,12 @@ class Keeping:
 
     async def retain(self) -> None:
         """Remove blobs that were worth keeping and no longer are."""
-        keep = self._worth_keeping()
-        for digest in (self._kept | self._holding.forgotten()) - keep:
-            await asyncio.to_thread(self._store.remove, digest)
-        self._kept = keep
+        async with self._one_at_a_time:
+            keep = await self._worth_keeping()
+            gone = (self._kept | self._holding.forgotten()) - keep
+            while gone := gone - self._at_hand():  # what became needed again stays
+                await asyncio.to_thread(self._store.remove, gone.pop())
+            self._kept = keep
 
 
 def blobs_of(payloads: Iterable[worker.StagePayload]) -> set[bytes]:

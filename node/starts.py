@@ -279,16 +279,14 @@ class Starts:
         newest = self._manifest.snapshot_round(max(1, self._chain.head.round))
         return max(1, newest - SNAPSHOTS_KEPT * self._manifest.rounds.snapshot_every)
 
-    def worth_keeping(self, own_states: Mapping[int, Mapping[int, bytes]], own_roots: Mapping[int, bytes]) -> set[bytes]:
-        """Payloads and states of the rounds that a joiner or a restart may build on; `own_states` by round and stage."""
+    def worth_keeping(self) -> set[bytes]:
+        """Payloads and states of the rounds that a joiner or a restart may build on, as the chain says. Blocking: reads the commits
+        of these rounds, and the leaves that they name."""
         head, oldest = self._chain.head, self.oldest_kept()
         keep: set[bytes] = set()
         model = self._manifest.model
         if model.imported and (oldest == 1 or model.lora is not None):
             keep |= {model.imported, *self._store.stage_digests(model.imported)}
-
-        def wanted(round: int) -> bool:
-            return round >= head.round - RECENT_STATES or round == self._manifest.snapshot_round(round) >= oldest
 
         for number in range(oldest, head.round):
             commit = self._chain.commit(number)
@@ -296,17 +294,22 @@ class Starts:
             for item in taken(commit.body):
                 keep |= {item.contribution.leaves, *self.payloads_of(item.contribution)}
             keep.add(commit.body.state)  # a list of digests: enough to check a replay
-            if wanted(number):
+            if self._wanted(number, head.round, oldest):
                 keep |= set(self._store.stage_digests(commit.body.state))
-        for round, states in own_states.items():
-            if round >= oldest:
-                keep.add(own_roots[round])
-            if wanted(round):
-                keep |= set(states.values())
         return keep
 
+    def own_worth_keeping(self, states: Mapping[int, Mapping[int, bytes]], roots: Mapping[int, bytes]) -> set[bytes]:
+        """Of the states that our workers told: by round and stage, and their roots."""
+        now, oldest = self._chain.head.round, self.oldest_kept()
+        keep = {root for round, root in roots.items() if round >= oldest}
+        return keep.union(*(each.values() for round, each in states.items() if self._wanted(round, now, oldest)))
+
+    def _wanted(self, round: int, now: int, oldest: int) -> bool:
+        """Whether somebody may start from the state before it."""
+        return round >= now - RECENT_STATES or round == self._manifest.snapshot_round(round) >= oldest
+
     def payloads_of(self, contribution: pb.Contribution) -> list[bytes]:
-        """Digests of its payloads, where its leaves are here."""
+        """Digests of its payloads, where its leaves are here. Blocking."""
         try:
             return [leaf.digest for leaf in read_leaves(self._manifest, self._store.read(contribution.leaves))]
         except (FileNotFoundError, RemoteError):  # not here, damaged, or not what it should be

@@ -109,8 +109,8 @@ async def test_who_lacks_the_state_is_given_it_and_keeps_it_for_others(tmp_path:
     assert all(peers.most[digest] == theirs.size(digest) for digest in theirs.stage_digests(root)), "or it fills the disk"
     assert [state.digest for state in start.states] == theirs.stage_digests(root)
     assert (start.origin, start.round) == (worker.Start.ORIGIN_SNAPSHOT, 0)
-    assert starts.worth_keeping({}, {}) == {root, *theirs.stage_digests(root)}
-    assert ours.digests() == starts.worth_keeping({}, {})
+    assert starts.worth_keeping() == {root, *theirs.stage_digests(root)}
+    assert ours.digests() == starts.worth_keeping()
     kept.close()
 
 

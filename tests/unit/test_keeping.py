@@ -1,8 +1,12 @@
 """Which states of our phases stay for auditors: until it is drawn who asks for what, then those, over a restart too."""
 
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 from dilocox.node.crew import Progress
 from dilocox.node.keeping import Keeping
@@ -13,34 +17,65 @@ from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport.blobs import BlobStore
-from tests.helpers import COORDINATOR
+from tests.helpers import COORDINATOR, until
 
 STAGES, STEPS = 2, (0, 4, 8)
 
 
 @dataclass
 class Starts:
-    """Nothing but the head: no state and no payload is worth keeping."""
+    """A chain that says no more than what a test has it say."""
 
     head: Head = field(default_factory=lambda: replace(initial_head(COORDINATOR.peer), round=6))
+    chained: set[bytes] = field(default_factory=set)
+    """What is worth keeping by the chain …"""
+    payloads: dict[bytes, list[bytes]] = field(default_factory=dict)
+    """… and by leaves."""
+    meanwhile: list[Callable[[], object]] = field(default_factory=list)
+    """What happens while the chain, and then leaves, are read, once each."""
 
     def of_our_chain(self, boundary: worker.Boundary) -> bool:
         return True
 
-    def worth_keeping(self, states: Any, roots: Any) -> set[bytes]:
-        return set()
+    def worth_keeping(self) -> set[bytes]:
+        found = set(self.chained)
+        self._read()
+        return found
+
+    def payloads_of(self, contribution: pb.Contribution) -> list[bytes]:
+        found = self.payloads[contribution.leaves]
+        self._read()
+        return found
+
+    def _read(self) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+
+    def own_worth_keeping(self, states: Mapping[int, Mapping[int, bytes]], roots: Mapping[int, bytes]) -> set[bytes]:
+        return {digest for each in states.values() for digest in each.values()}
 
 
+@dataclass
 class Holding:
+    held: set[bytes] = field(default_factory=set)
+
     def blobs(self) -> set[bytes]:
-        return set()
+        return set(self.held)
 
     def forgotten(self) -> set[bytes]:
         return set()
 
 
-def keeping(store: BlobStore, starts: Starts) -> Keeping:
-    return Keeping(store, Holding(), starts, Progress(), list, "me")  # type: ignore[arg-type]
+def keeping(
+    store: BlobStore,
+    starts: Starts,
+    holding: Holding | None = None,
+    progress: Progress | None = None,
+    open: Sequence[pb.Contribution] = (),
+) -> Keeping:
+    """`open`: contributions of the open round."""
+    return Keeping(store, holding or Holding(), starts, progress or Progress(), lambda: open, "me")  # type: ignore[arg-type]
 
 
 def phase(store: BlobStore) -> tuple[pb.Marks, bytes]:
@@ -92,3 +127,96 @@ async def test_a_restart_finds_what_auditors_ask_for_from_its_boundaries(tmp_pat
     store.put([b"of an earlier life"])
     await keeping(store, starts).begin(hellos)
     assert store.digests() == {document, *marks.marks[0].states, *marks.marks[1].states}
+
+
+@pytest.mark.parametrize(
+    "way", ["nothing", "a phase", "a contribution", "another contribution", "a state", "a push", "a commit"]
+)
+@pytest.mark.parametrize("begins", [False, True])
+async def test_what_becomes_needed_while_the_chain_is_read_stays(tmp_path: Path, way: str, begins: bool):
+    """What nothing needed any more when the look began: of a phase three rounds ago, or of an earlier life."""
+    store, starts, holding, progress, contributions = (
+        BlobStore(tmp_path),
+        Starts(),
+        Holding(),
+        Progress(),
+        list[pb.Contribution](),
+    )
+    kept = keeping(store, starts, holding, progress, contributions)
+    wanted, leaves = store.put([b"wanted"]), store.put([b"leaves"])
+    if not begins:
+        kept.boundary(1, [wanted, leaves])
+        await kept.retain()
+        for round in (2, 3):
+            kept.boundary(round, [])
+
+    def happens() -> None:
+        match way:
+            case "a phase":
+                kept.boundary(4, [wanted, leaves])
+            case "a contribution" | "another contribution":
+                starts.payloads[leaves] = [wanted]
+                contributions.append(pb.Contribution(leaves=leaves))
+            case "a state":
+                progress.states[6] = {0: wanted, 1: leaves}
+            case "a push":
+                holding.held |= {wanted, leaves}
+            case "a commit":
+                starts.chained |= {wanted, leaves}
+                starts.head = replace(starts.head, round=7)
+
+    if way == "another contribution":
+        contributions.append(pb.Contribution(leaves=b"one"))
+        starts.payloads[b"one"] = []
+        starts.meanwhile.append(lambda: None)
+    starts.meanwhile.append(happens)
+    await (kept.begin([]) if begins else kept.retain())
+    assert not starts.meanwhile
+    assert store.digests() == (set() if way == "nothing" else {wanted, leaves})
+
+
+async def test_what_becomes_needed_while_others_are_removed_stays(tmp_path: Path):
+    holding = Holding()
+
+    class Slow(BlobStore):
+        def remove(self, digest: bytes) -> None:
+            holding.held |= self.digests() - {digest}  # a peer pushes what is left once more
+            super().remove(digest)
+
+    store = Slow(tmp_path)
+    kept = keeping(store, Starts(), holding)
+    kept.boundary(1, [store.put([b"%d" % number]) for number in range(3)])
+    await kept.retain()
+    for round in (2, 3):
+        kept.boundary(round, [])
+    await kept.retain()
+    assert len(store.digests()) == 2
+
+
+class Looked(list[pb.Contribution]):
+    """Counts who looks through it."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[pb.Contribution]:
+        self.times += 1
+        return super().__iter__()
+
+
+async def test_those_who_remove_take_turns(tmp_path: Path):
+    """Else one that began earlier and ends later forgets what the other kept, which then stays for ever."""
+    starts, looked, go = Starts(), Looked(), threading.Event()
+    kept = keeping(BlobStore(tmp_path), starts, open=looked)
+    starts.meanwhile.append(go.wait)
+    first = asyncio.create_task(kept.retain())
+    try:
+        await until(lambda: not starts.meanwhile)
+        before = looked.times
+        second = asyncio.create_task(kept.retain())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert looked.times == before
+    finally:
+        go.set()
+    await asyncio.gather(first, second)
+    assert looked.times > before

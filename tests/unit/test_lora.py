@@ -398,7 +398,7 @@ async def test_a_node_fetches_the_frozen_weights_of_its_stages_and_keeps_them(tm
     assert peers.fetched == [root, second]
     assert said == ["fetching the frozen weights, stage 2 of 2"]
     assert starts.oldest_kept() > 1
-    assert {root, second} <= starts.worth_keeping({}, {}), "rounds later than anybody begins at the beginning"
+    assert {root, second} <= starts.worth_keeping(), "rounds later than anybody begins at the beginning"
     assert second in here
 
 

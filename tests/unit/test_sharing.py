@@ -72,7 +72,8 @@ class Sharer:
             n: dict(enumerate(self.peer.store.stage_digests(c.body.state))) for n, c in enumerate(table.commits[: number + 1])
         }
         roots = {n: c.body.state for n, c in enumerate(table.commits[: number + 1])}
-        self.peer.store.sweep(self.peer.store.digests() - self.starts.worth_keeping(states, roots))
+        worth = self.starts.worth_keeping() | self.starts.own_worth_keeping(states, roots)
+        self.peer.store.sweep(self.peer.store.digests() - worth)
 
 
 @asynccontextmanager
