@@ -84,11 +84,10 @@ def test_the_commands_beside_a_testnet(testnet: Path):
 
 def test_the_commands_of_a_run_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
-    for number, block in enumerate(blocks()[2:]):
-        folder = tmp_path / str(number)
-        texts = folder / "TEXTS"
-        texts.mkdir(parents=True)
-        for path in sorted(Path(os.__file__).parent.glob("*.py")):
-            shutil.copyfile(path, texts / path.with_suffix(".txt").name)
+    texts = tmp_path / "TEXTS"
+    texts.mkdir()
+    for path in sorted(Path(os.__file__).parent.glob("*.py")):
+        shutil.copyfile(path, texts / path.with_suffix(".txt").name)
+    for block in blocks()[2:]:
         for line in block:
-            run(line, folder)
+            run(line, tmp_path)
