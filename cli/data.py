@@ -165,7 +165,7 @@ def free(
                     f"{shelf.name or 'of no run here'}: {shelf.size / 1e6:,.1f} MB, {why}", highlight=False, markup=False
                 )
         freed = sum(shelf.size for shelf in gone)
-        if gone and not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove {freed / 1e6:,.1f} MB?")):
+        if gone and not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove {freed / 1e6:,.1f} MB?", err=True)):
             fail("nothing was removed", Exit.USAGE, "say --yes")
         for shelf in gone:
             for digest in shelf.blobs:

@@ -624,12 +624,18 @@ def test_data_of_finished_runs_are_freed_and_nothing_else(tmp_path: Path):
         assert kept.head.finished == (text is ended)
         kept.close()
 
-    def free(*options: str) -> Result:
-        return RUNNER.invoke(app, ["data", "free", "--home", str(home), *options])
+    def free(*options: str, says: str | None = None) -> Result:
+        return RUNNER.invoke(app, ["data", "free", "--home", str(home), *options], input=says)
 
     asked = free()
     assert asked.exit_code == 2
     assert "nothing was removed" in asked.stderr
+    with pytest.MonkeyPatch.context() as terminal:
+        terminal.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
+        asked = free("--json", says="n\n")
+    assert asked.exit_code == 2
+    assert "Remove" in asked.stderr
+    assert "Remove" not in asked.stdout, "where JSON goes"
     assert store.digests() == set.union(*blobs.values())
     with closing(DataDirectory(home)):
         assert "another daemon runs" in str(free("--yes").exception or free("--yes").stderr)
