@@ -1,1 +1,1 @@
-"""One participant: a daemon, its stage workers and its command line."""
+"""What takes part in a run: a node with its workers and boxes, a holder, an archive; what plans, checks and tries out a run."""

@@ -219,8 +219,9 @@ class BlobStore:
         return self.path(digest).read_bytes()
 
     def view(self, digest: bytes) -> memoryview:
-        """The bytes, mapped for reading; unmapped when the last reference goes. For processes whose end ends no daemon: a file that
-        somebody cuts short under its map ends the process."""
+        """The bytes, mapped for reading; unmapped when the last reference goes. A file that somebody cuts short under its map, or a
+        sector that cannot be read, ends the process: it is for those whose end ends no daemon. A daemon maps only what it has seen
+        to be `sound`: payloads and shards, of which copies would take gigabytes of memory."""
         with self.path(digest).open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return memoryview(b"")
