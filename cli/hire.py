@@ -21,7 +21,7 @@ from dilocox.node.memory import lacks
 from dilocox.node.tiling import tile
 from dilocox.protocol.attestation import AttestationError, Evidence, check_binding, report_data
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.ids import key_of_peer, printable
+from dilocox.protocol.ids import key_of_peer, printable, several
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.market import MARKET, lines_of, middle_line, nonce_of
 from dilocox.protocol.messages import Statement
@@ -99,7 +99,8 @@ def attested(listing: Statement[pb.Offer]) -> str:
         bound = claims.report_data == report_data(claims.kind, key, MARKET, nonce)
     except AttestationError:
         return ""
-    return f"{claims.kind}{f' with {len(claims.gpus)} GPUs' if claims.gpus else ''}" if bound else ""
+    gpus = f" with {several(len(claims.gpus), 'GPU')}" if claims.gpus else ""
+    return f"{claims.kind}{gpus}" if bound else ""
 
 
 def _lacking(manifest: Manifest, machine: Machine) -> str:
@@ -117,7 +118,7 @@ def _offer_row(each: Offered) -> list[str]:
     return [
         each.peer,
         printable(body.name),
-        f"{body.devices} {'GPU' if body.cuda else 'CPU worker'}{'s' * (body.devices > 1)}",
+        several(body.devices, "GPU" if body.cuda else "CPU worker"),
         f"{memory / 1e9:,.0f} GB" if memory else "",
         line_of(each),
         printable(body.hours) or "always",

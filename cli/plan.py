@@ -26,7 +26,7 @@ from dilocox.node.clock import (
     ring,
 )
 from dilocox.node.plan import Inside
-from dilocox.node.tiling import several
+from dilocox.protocol.ids import several
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import parameter_count, trained_count
 from dilocox.transport.rates import bits_per_second

@@ -21,7 +21,7 @@ from dilocox.cli.common import (
 from dilocox.cli.exits import Exit
 from dilocox.node.tiling import listed
 from dilocox.protocol import limits
-from dilocox.protocol.ids import is_meant, short
+from dilocox.protocol.ids import is_meant, several, short
 from dilocox.views.answers import uncounted
 from dilocox.views.faults import do_about
 
@@ -212,7 +212,7 @@ def _holder_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         ("run", f'{run["name"]} ({run["run_id"][:8]}…)   {value["role"]} {short(value["peer"])} "{value["name"]}"'),
         ("state", "the run is finished" if value["finished"] else f"round {value['round']}/{run['rounds']} is open"),
         ("network", f"{value['address']}   {value['reach']}"),
-        ("keeps", f"{value['kept_blobs']} blobs, {value['kept_bytes']:,} B"),
+        ("keeps", f"{several(value['kept_blobs'], 'blob')}, {value['kept_bytes']:,} B"),
         ("line", network_line(value["network"])),
         *([] if value["coordinator_connected"] else [("warning", "the coordinator is away")]),
     ]
@@ -221,7 +221,7 @@ def _holder_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
 def _archive_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     archive = value["archive"]
     states = archive["snapshots"]
-    kept = f"states of {len(states)} rounds, the last {states[-1]}" if states else "no state yet"
+    kept = f"states of {several(len(states), 'round')}, the last {states[-1]}" if states else "no state yet"
     log = "; ".join(f"{first} … {last}" for first, last in archive["payloads"])
     return [
         *_holder_lines(value),

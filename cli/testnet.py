@@ -34,9 +34,9 @@ from dilocox.node.data.check import check_corpus, check_own
 from dilocox.node.data.sources import STDLIB
 from dilocox.node.namespaces import Traffic, lacking
 from dilocox.node.testnet import POLL_SECONDS, WAN, Lines, Member, Testnet, member_names
-from dilocox.node.tiling import several
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
+from dilocox.protocol.ids import several
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import trained_count
 from dilocox.transport.blobs import BlobStore
@@ -99,7 +99,7 @@ def up(
         store = check_corpus(manifest, place)
     if nodes < manifest.start_clusters:
         fail(
-            f"the run starts with {manifest.start_clusters} clusters, but there are {nodes} nodes",
+            f"the run starts with {manifest.start_clusters} clusters, the testnet has {several(nodes, 'node')}",
             Exit.USAGE,
             f"say --nodes {manifest.start_clusters}, or --run with a run file of your own, whose rounds.start_clusters is smaller",
         )
@@ -112,7 +112,9 @@ def up(
     signal.signal(signal.SIGTERM, _interrupt)
     if detach:
         _leave_running(testnet)
-        errors.print(f"{nodes} nodes and a coordinator run in {folder}; stop them: dilocox testnet down", highlight=False)
+        errors.print(
+            f"{several(nodes, 'node')} and a coordinator run in {folder}; stop them: dilocox testnet down", highlight=False
+        )
         return
     try:
         errors.print(
@@ -147,7 +149,7 @@ def _own_data(manifest: Manifest, store: BlobStore, nodes: int, private: list[Pa
     """A folder for each node of a run on private data; none else. `store`: of the run's corpus."""
     if manifest.data.private and len(private) != nodes:
         fail(
-            f"{nodes} nodes train on private data, and {len(private)} were named",
+            f"{several(nodes, 'node')} to train on private data, of which {len(private)} were named",
             Exit.USAGE,
             "say --private DIR once for each node",
         )

@@ -17,6 +17,7 @@ from dilocox.cli.progress import Working, working
 from dilocox.cli.reading import reading
 from dilocox.cli.settlement import KeyOption, RpcOption, SendOption
 from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.ids import several
 from dilocox.protocol.manifest import open_manifest
 from dilocox.transport.archive.archive import open_archive
 from dilocox.transport.chain_file import ChainFile
@@ -202,7 +203,7 @@ def disperse(
             found = said.of(chain)
             sizes = [(each.count, len(each.blob)) for each in waiting(chain, found)]
             commits, size = sum(count for count, _ in sizes), sum(size for _, size in sizes)
-            console.print(f"{commits:,} commits, {size:,} bytes, in {len(sizes)} blobs", highlight=False)
+            console.print(f"{commits:,} commits, {size:,} bytes, in {several(len(sizes), 'blob')}", highlight=False)
             if not send:
                 console.print("nothing was sent; --send sends it", highlight=False)
                 return

@@ -20,6 +20,7 @@ from dilocox.node.sampling import SETTLED
 from dilocox.node.tiling import tile
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Finding, Level
+from dilocox.protocol.ids import several
 from dilocox.protocol.manifest import Availability, Manifest
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore
@@ -172,11 +173,9 @@ def _devices(manifest: Manifest, devices: int | None) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding(Level.WRONG, "devices", str(error))
         return
-    kind = "CUDA device" if machine.cuda else "stage worker on CPUs"
-    used, more = tiling.length * tiling.copies, "" if machine.devices == 1 else "s"
-    yield Finding(
-        Level.FINE, "devices", f"{machine.devices} {kind}{more}, of which {used} train {manifest.model.stages} stages"
-    )
+    kinds = ("CUDA device",) if machine.cuda else ("stage worker on CPUs", "stage workers on CPUs")
+    train, stages = several(tiling.length * tiling.copies, "trains", "train"), several(manifest.model.stages, "stage")
+    yield Finding(Level.FINE, "devices", f"{several(machine.devices, *kinds)}, of which {train} {stages}")
     lacking = lacks(manifest, tiling, [machine])
     for lack in lacking:
         yield Finding(

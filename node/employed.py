@@ -22,7 +22,7 @@ from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import LOOPBACK, Launch, WorkerPool
 from dilocox.protocol import member
 from dilocox.protocol.crypto import Identity, sha256
-from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.ids import JoinLink, several
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -157,5 +157,7 @@ class Employed:
         path = self.home / CLUSTER_LINK
         write_atomically(path, f"{ClusterLink(secret, lead, join)}\n".encode(), mode=0o600)
         start = "dilocox node --cluster cluster.link --cluster-interface INTERFACE --host ITS.ADDRESS"
-        log.info("copy %s to the other %d boxes of this cluster, and start each with: %s", path, others, start)
+        log.info(
+            "copy %s to the other %s of this cluster, and start each with: %s", path, several(others, "box", "boxes"), start
+        )
         return BoxAdmission(join.run_id, self.identity.peer, secret, cuda, others, self._own_digest)

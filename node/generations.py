@@ -20,6 +20,7 @@ from dilocox.protocol import events, member
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.facts import Verdict
+from dilocox.protocol.ids import several
 from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member import MemberState
@@ -297,8 +298,9 @@ class Generations:
         self._team.start(start, replays)
         self._tell(None)
         origin = worker.Start.Origin.Name(start.origin).removeprefix("ORIGIN_").lower()
-        kept = f" with what {len(start.kept.payloads)} stages had before" if start.HasField("kept") else ""
-        log.info("workers start from %s of round %d%s, replaying %d commits", origin, start.round, kept, len(replays))
+        kept = f" with what {several(len(start.kept.payloads), 'stage')} had before" if start.HasField("kept") else ""
+        replayed = several(len(replays), "commit")
+        log.info("workers start from %s of round %d%s, replaying %s", origin, start.round, kept, replayed)
         while True:
             commit = self._chain.commit(self._fed)
             if commit is None:

@@ -27,6 +27,7 @@ from dilocox.node.starts import Starts
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.events import CommitFollowed, Event, NobodyCounted, RunFinished, StateChanged
+from dilocox.protocol.ids import several
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -230,7 +231,7 @@ class Holder:
             return {
                 "role": role,
                 "state": "archiving" if archive is not None else "keeping",
-                "why": why or f"{len(kept)} blobs, {size:,} bytes",
+                "why": why or f"{several(len(kept), 'blob')}, {size:,} bytes",
                 "answers": answers_of_holder(reach.reachable, reach.sentence, connected, why, self._named),
                 "run": views.run(self.chain.manifest),
                 "peer": self._identity.peer,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.ids import several
 
 __all__ = ["Machine", "available_bytes", "this_machine"]
 
@@ -32,7 +33,7 @@ def this_machine(wanted: int | None) -> Machine:
     Blocking: asks the driver."""
     cuda = _cuda_devices()
     if wanted and cuda and wanted > cuda:
-        raise ConfigError(f"--devices {wanted}, but this machine has {cuda} CUDA devices")
+        raise ConfigError(f"--devices {wanted}, but this machine has {several(cuda, 'CUDA device')}")
     return Machine(wanted or cuda or 1, bool(cuda), _device_bytes() if cuda else 0, _host_bytes())
 
 

@@ -106,11 +106,6 @@ def stretches(stages: Iterable[int]) -> list[range]:
     return found
 
 
-def several(count: int, one: str, more: str = "") -> str:
-    """For people: "1 worker", "8 workers"; `more`: where that is not `one` with an s."""
-    return f"{count} {one if count == 1 else more or f'{one}s'}"
-
-
 def listed(stages: Iterable[int]) -> str:
     """For people: "0-3, 8-11"; a dash where there are none."""
     return ", ".join(f"{part.start}-{part.stop - 1}" for part in stretches(stages)) or "–"

@@ -10,6 +10,7 @@ from enum import Enum
 
 from pydantic import BaseModel
 
+from dilocox.protocol.ids import several
 from dilocox.protocol.manifest import Manifest
 
 __all__ = ["Finding", "Level", "of_run"]
@@ -48,7 +49,7 @@ def _admission(manifest: Manifest) -> Iterator[Finding]:
         yield Finding(
             Level.WRONG,
             "admission.allow",
-            f"names {named} peers, and the first round waits for {manifest.start_clusters}",
+            f"names {several(named, 'peer')}, and the first round waits for {manifest.start_clusters}",
             "add the peer ids that `dilocox id --home FOLDER` prints on their machines, or lower rounds.start_clusters",
         )
     if admission.policy == "open" and manifest.rounds.min_clusters == 1:

@@ -1,4 +1,4 @@
-"""Names: peer ids, run ids and the join link.
+"""Names: peer ids, run ids and the join link; and how they and numbers are told to people.
 
 A peer id is libp2p's: base58btc of the identity multihash of the protobuf-wrapped Ed25519 key, hence `12D3Koo…`.
 """
@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.limits import COORDINATORS
 
-__all__ = ["PEERS_NAMED", "JoinLink", "Way", "is_meant", "key_of_peer", "peer_id", "printable", "short", "shortly"]
+__all__ = ["PEERS_NAMED", "JoinLink", "Way", "is_meant", "key_of_peer", "peer_id", "printable", "several", "short", "shortly"]
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _PREFIX = b"\x00\x24\x08\x01\x12\x20"  # identity multihash, 36 bytes: PublicKey{Type=Ed25519, Data=32 bytes}
@@ -53,6 +53,11 @@ def key_of_peer(peer: str) -> bytes:
 def printable(text: str) -> str:
     """What a stranger wrote, for a terminal or a log: without control characters."""
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def several(count: int, one: str, more: str = "") -> str:
+    """For people: "1 worker", "8 workers"; `more`: where that is not `one` with an s."""
+    return f"{count} {one if count == 1 else more or f'{one}s'}"
 
 
 def short(peer: str) -> str:

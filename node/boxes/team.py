@@ -16,13 +16,13 @@ from dilocox.node.holding import Holding
 from dilocox.node.machine import Machine
 from dilocox.node.memory import Lack, lacks
 from dilocox.node.starts import Starts, without_commits
-from dilocox.node.tiling import Tiling, listed, several, stretches, tilings
+from dilocox.node.tiling import Tiling, listed, stretches, tilings
 from dilocox.node.workers import LOOPBACK, STOP_SECONDS, Launch, WorkerPool
 from dilocox.protocol import limits, member
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.facts import Verdict
 from dilocox.protocol.head import HostRange
-from dilocox.protocol.ids import short
+from dilocox.protocol.ids import several, short
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import boxes_pb2 as boxes

@@ -353,6 +353,23 @@ def test_a_folder_that_cannot_be_written_is_said_so(tmp_path: Path, monkeypatch:
 # What else a machine may be, and what a node's own data may give away
 
 
+@pytest.mark.parametrize(
+    ("devices", "cards", "says"),
+    [
+        (1, "", "1 stage worker on CPUs, of which 1 trains 2 stages"),
+        (2, "", "2 stage workers on CPUs, of which 2 train 2 stages"),
+        (1, "0", "1 CUDA device, of which 1 trains 2 stages"),
+        (2, "0,1", "2 CUDA devices, of which 2 train 2 stages"),
+    ],
+)
+def test_devices_are_told_as_many_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: int, cards: str, says: str
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", cards)
+    found = checks.of_machine(manifest(), here(tmp_path, devices=devices))
+    assert [finding.says for finding in found if finding.about == "devices"] == [says]
+
+
 def test_a_machine_that_keeps_is_judged_by_what_it_keeps(tmp_path: Path):
     """It trains nothing: no devices, no memory for them, no boundaries."""
     large = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
