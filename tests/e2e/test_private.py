@@ -119,7 +119,7 @@ def test_a_budget_is_spent_and_kept_and_no_loss_is_told(tmp_path: Path, monkeypa
 
 
 @pytest.mark.thorough
-def test_a_site_of_two_boxes_trains_on_its_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_site_of_two_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     said = run_example(tmp_path, monkeypatch, "--boxes", "2", "--devices", "1", "--no-baseline")
     assert "every node has the same state hash after every round" in said["testnet"]
     _nothing_of_it_left(tmp_path)
