@@ -7,14 +7,28 @@ from typing import Any, Literal
 
 from bench.arms import ARMS, Settings, published_compression
 from bench.report import RESULTS, load_preset
-from bench.study.design import Choice
+from bench.study.design import Cell, Choice
+from bench.study.report import DENSE
 from bench.texts import Text
 from dilocox.node.clock import Line, Site, Step, ring
 from dilocox.node.plan import PAPER, PAPER_STEPS
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import parameter_count
 
-__all__ = ["DRAWN_SHARE", "METHOD", "METHODS", "TUNED", "TUNED_OTHER", "Kind", "Method", "Scale", "chosen", "toml", "won"]
+__all__ = [
+    "DRAWN_SHARE",
+    "METHOD",
+    "METHODS",
+    "STUDIED_CELL",
+    "TUNED",
+    "TUNED_OTHER",
+    "Kind",
+    "Method",
+    "Scale",
+    "chosen",
+    "toml",
+    "won",
+]
 
 Kind = Literal["swarm", "allreduce", "cocktail"]
 
@@ -32,8 +46,8 @@ OURS: Settings = {
     "compression": SHORT.compression.model_dump(),
     "rounds": SHORT.rounds.model_dump(include={"overlap", "lead_weight"}),
 }
-STUDIED, STUDIED_CELL = "muon 0.9 | int2 | rebase, whole lead", "large, 4 clusters, 1,200 steps, 0.016 bit"
-"""Ours as an arm of bench.study, and the cell of as large a model whose bits and length are the nearest."""
+STUDIED_CELL = Cell("large", 4, 1200, 0.016)
+"""Of bench.study: of as large a model, with the nearest bits and length. Ours is its arm DENSE."""
 DRAWN_SHARE = 0.2
 """Of what CocktailSGD draws, that it sends: with a tenth drawn and Int4 its published 117 times less (ICML 2023)."""
 LEAST_WARMUPS = 10
@@ -111,7 +125,7 @@ METHODS = (
     Method(
         "ours",
         "swarm",
-        STUDIED,
+        DENSE,
         f"as presets for short runs: Muon, all values in 2 bits, rebase with the whole lead; rounds of {OURS_STEPS} steps",
         OURS,
         reference="AllReduce (Muon)",
@@ -195,9 +209,9 @@ class Scale:
 
 def won(arm: str) -> Settings:
     """The best of the arm's sweep of bench.convergence, or of its draws in the study's cell, as docs/results has them."""
-    if arm == STUDIED:
+    if arm == DENSE:
         cells = json.loads((FOLDER / "study.json").read_text())["results"]["cells"]
-        rows = next(cell["rows"] for cell in cells if cell["name"] == STUDIED_CELL)
+        rows = next(cell["rows"] for cell in cells if cell["name"] == STUDIED_CELL.name)
         return Choice(**next(row["tuned"]["choice"] for row in rows if row["arm"] == arm)).settings()
     arms = json.loads((FOLDER / "convergence.json").read_text())["results"]["arms"]
     return next(each["choice"] for each in arms if each["arm"] == arm)

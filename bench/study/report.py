@@ -96,7 +96,7 @@ LOWEST = ["cell", "lowest", "gap", "next", "over the lowest", "of", "one cluster
 
 
 def lowest(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """What ended lowest in each cell in which an arm with rounds has a rival, or its reference at least; cells as they are kept."""
+    """What ended lowest in each cell in which an arm with rounds was run; `found`: cells as they are kept, rows by loss."""
     told = []
     for cell in found:
         rows = [row for row in cell["rows"] if ARMS[row["arm"]].has_rounds]

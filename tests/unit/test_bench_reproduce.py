@@ -12,8 +12,10 @@ from bench import reproduce
 from bench.baselines import decoded_message, encoded_message
 from bench.exchange import Row
 from bench.exchange import missed as exchange_missed
-from bench.methods import METHOD, METHODS, Method, Scale, toml
+from bench.methods import METHOD, METHODS, STUDIED_CELL, Method, Scale, toml
 from bench.reproduce import Found, Point
+from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS
+from bench.study.report import default
 from bench.texts import Text
 from dilocox.node.clock import Line, Site, Step, model_payload_bytes, ring
 from dilocox.node.outer import codec
@@ -144,3 +146,15 @@ def test_how_many_times_faster_has_an_interval_of_the_steps_that_were_timed():
     theirs = replace(FOUND, tokens_per_second=900.0)
     assert "450 times the tokens per second ± 24.8%, by AllReduce's 3 timed steps" in reproduce.ratio(theirs, base)
     assert "450 times the tokens per second; published" in reproduce.ratio(theirs, replace(base, rounds=[9.0]))
+
+
+def test_ours_is_the_arm_that_the_study_says_short_runs_take():
+    run, arm = SCALE.manifest(METHOD["ours"], {}), ARMS[default(STUDIED_CELL)]
+    assert METHOD["ours"].arm == arm.name
+    assert (run.compression.codec, run.training.muon_momentum) == (
+        CODECS[arm.codec]["codec"],
+        INNERS[arm.inner]["muon_momentum"],
+    )
+    assert {"overlap": run.rounds.overlap, "lead_weight": run.rounds.lead_weight} == OVERLAPS[arm.overlap]
+    chosen = run.outer.learning_rate / (1 - run.outer.momentum)
+    assert chosen == pytest.approx(1.718, abs=1e-3), "what it took in the study's cell is where it begins"
