@@ -384,9 +384,9 @@ def without_settings(scale: Scale, methods: Sequence[Method]) -> list[str]:
     return [f"{', '.join(names)}: {told}"] if names else []
 
 
-def ratio(ours: Found, base: Found) -> str:
-    """`base`: AllReduce, whose steps were timed one by one."""
-    times = ours.tokens_per_second / base.tokens_per_second
+def ratio(theirs: Found, base: Found) -> str:
+    """`theirs`: DiLoCoX as published; `base`: AllReduce, whose steps were timed one by one."""
+    times = theirs.tokens_per_second / base.tokens_per_second
     spread = interval(base.rounds) / statistics.fmean(base.rounds) if len(base.rounds) in T95 else math.inf
     told = f" ± {spread:.1%}, by AllReduce's {len(base.rounds)} timed steps" if math.isfinite(spread) else ""
     return f"DiLoCoX as published over AllReduce: {times:,.0f} times the tokens per second{told}; published: {RATIO:.0f}"
