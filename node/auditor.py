@@ -10,12 +10,10 @@ import json
 import logging
 import os
 import shutil
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -40,6 +38,7 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import corpus_in
 from dilocox.transport.parent_pipe import ParentPipe
+from dilocox.transport.processes import end_process, start_process
 
 __all__ = ["AuditPlaces", "Auditor", "in_a_process"]
 
@@ -75,21 +74,18 @@ async def in_a_process(task: Task, home: Path) -> Found:
     pipe, process = ParentPipe(home), None
     try:
         with (home / "audits.log").open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
+            process = await start_process(
                 *(sys.executable, "-P", "-m", "dilocox.node.training.audit"),
                 env={**pipe.environment(), "OMP_NUM_THREADS": str(max(1, min(task.threads, os.cpu_count() or 1)))},
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=output,
-                start_new_session=True,
             )
         said, _ = await process.communicate(json.dumps(asdict(task)).encode())
     finally:
         pipe.close()  # it ends with it, whatever it does
-        if process is not None and process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what it started
-            await process.wait()
+        if process is not None:
+            await end_process(process)
     if process.returncode or not said:
         raise LocalError(f"the process that audits ended with {process.returncode}: see audits.log")
     return Found(**json.loads(said))

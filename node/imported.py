@@ -13,6 +13,7 @@ from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Model
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.parent_pipe import ParentPipe
+from dilocox.transport.processes import end_process, start_process
 
 __all__ = ["import_weights"]
 
@@ -41,9 +42,9 @@ async def import_weights(
         return
     what = f"taking the run's imported weights from {source}"
     log.info("%s", what)
-    pipe, told, last = ParentPipe(home), dict[str, Any](), clock()
+    pipe, process, told, last = ParentPipe(home), None, dict[str, Any](), clock()
     try:
-        process = await asyncio.create_subprocess_exec(
+        process = await start_process(
             sys.executable,
             "-P",
             "-m",
@@ -66,6 +67,8 @@ async def import_weights(
         await process.wait()
     finally:
         pipe.close()
+        if process is not None:
+            await end_process(process)
     if process.returncode:
         raise LocalError(f"{source} could not be read; why stands above")
     if "refused" in told:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dilocox.transport.processes import end_process, start_process
+
 __all__ = ["ForkServer", "WorkerProcess", "ticks_of"]
 
 SERVER = "dilocox.node.training.fork_server"
@@ -129,13 +131,12 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         try:
             with theirs, self._log.open("ab") as output:
-                self._process = await asyncio.create_subprocess_exec(
+                self._process = await start_process(
                     *(sys.executable, "-P", "-m", SERVER),
                     env={**os.environ, **ONE_THREAD},
                     stdin=theirs.fileno(),
                     stdout=output,
                     stderr=output,
-                    start_new_session=True,
                 )
         except BaseException:
             ours.close()
@@ -183,8 +184,7 @@ class ForkServer:
         """Whoever waits for its word hears that it is gone."""
         self._gone = True
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+            await end_process(self._process)
 
     async def close(self) -> None:
         if self._hearing is not None:

@@ -3,17 +3,16 @@
 import asyncio
 import base64
 import itertools
-import os
 import shutil
-import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from dilocox.transport.processes import end_process
 from tests.helpers import PATIENCE_SECONDS
 
 __all__ = ["Browser", "browser"]
@@ -92,6 +91,4 @@ async def browser(folder: Path, url: str) -> AsyncIterator[Browser]:
                 yield tab
         reading.cancel()
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        await end_process(process)

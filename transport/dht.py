@@ -5,8 +5,6 @@ import base64
 import contextlib
 import json
 import logging
-import os
-import signal
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import write_atomically
+from dilocox.transport.processes import end_process, start_process
 
 __all__ = ["Dht", "DhtSettings"]
 
@@ -84,7 +83,7 @@ class Dht:
             "bootstrap": self._bootstrap,
             "keeps": self._settings.keeps,
         }
-        process = await asyncio.create_subprocess_exec(
+        process = await start_process(
             sys.executable,
             "-P",
             "-m",
@@ -92,7 +91,6 @@ class Dht:
             json.dumps(settings),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
             limit=1 << 24,
         )
         self._process = process
@@ -107,9 +105,7 @@ class Dht:
                 if not future.done():
                     future.set_exception(LocalError("the DHT process ended"))
             self._requests.clear()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # the child and libp2p's process, whichever is left
-            await process.wait()
+            await end_process(process)  # and libp2p's, which it started
 
     def _receive(self, message: dict[str, Any]) -> None:
         if "up" in message:

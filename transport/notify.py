@@ -7,10 +7,8 @@ tells once in a while, and then how many there were meanwhile. A URL may hold a 
 import asyncio
 import json
 import logging
-import os
 import shlex
 import shutil
-import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,6 +22,7 @@ from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.events import NOTABLE
 from dilocox.transport.event_log import EventLog, Happened
 from dilocox.transport.files import read_checked, read_named, write_atomically
+from dilocox.transport.processes import end_process, start_process
 
 __all__ = ["NO_HEADERS", "Command", "Notice", "Notifier", "Webhook", "is_url", "parse_notice", "post_json", "read_secret"]
 
@@ -85,9 +84,7 @@ class Command(NamedTuple):
     async def tell(self, body: bytes) -> str:
         nothing = asyncio.subprocess.DEVNULL
         try:
-            running = await asyncio.create_subprocess_exec(
-                *self.words, stdin=asyncio.subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True
-            )
+            running = await start_process(*self.words, stdin=asyncio.subprocess.PIPE, stdout=nothing, stderr=nothing)
         except OSError as error:
             return error.strerror or type(error).__name__
         try:
@@ -97,9 +94,7 @@ class Command(NamedTuple):
             return f"it did not end within {TELL_SECONDS:.0f} s"
         finally:
             if running.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(running.pid, signal.SIGKILL)  # with what it started
-                await running.wait()
+                await end_process(running)
         return "" if running.returncode == 0 else f"it ended with {running.returncode}"
 
 

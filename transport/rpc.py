@@ -4,7 +4,6 @@ import asyncio
 import resource
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import suppress
 from typing import Any, BinaryIO, TypeVar, cast
 
 import grpc
@@ -21,6 +20,7 @@ from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest, chunk_c
 from dilocox.transport.callers import Credentials
 from dilocox.transport.heads import Heads
 from dilocox.transport.requests import WellFormed
+from dilocox.transport.tasks import wait_out
 from dilocox.transport.tls import SERVER_NAME, Certificate, fetch_certificate, pem_of
 from dilocox.transport.traffic import CountedChannel, Traffic
 
@@ -261,10 +261,5 @@ async def push_blob(
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Ends with the thread, however often it is cancelled: nobody else writes the file meanwhile."""
     running = asyncio.create_task(asyncio.to_thread(function, *arguments))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        while not running.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({running})
-        raise
+    await wait_out(running)
+    return running.result()

@@ -4,13 +4,27 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["Stopped", "Tasks"]
+__all__ = ["Stopped", "Tasks", "wait_out"]
 
 T = TypeVar("T")
 
 
 class Stopped(Exception):
     """Told to stop before it was done."""
+
+
+async def wait_out(work: asyncio.Future[Any]) -> None:
+    """Until it is done, however often we are cancelled meanwhile; CancelledError is raised only then."""
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        if not work.cancelled():
+            work.exception()  # seen
+        raise asyncio.CancelledError
 
 
 class Tasks:

@@ -91,6 +91,14 @@ def test_children_do_not_run_what_lies_in_the_current_folder():
         assert text.count('"-m"') == text.count('"-P"'), f"{relative(path)}: python -m without -P"
 
 
+def test_whoever_starts_a_process_on_the_loop_ends_it_in_one_way():
+    """Who is cancelled while he collects it would leave a zombie."""
+    for path in SOURCES:
+        text = path.read_text()
+        assert "create_subprocess" not in text or path.name == "processes.py", path
+        assert text.count("await start_process(") == text.count("await end_process(") or path.name == "processes.py", path
+
+
 def test_nothing_unpickles_and_nothing_of_torch_listens():
     forbidden = {
         "pickle",

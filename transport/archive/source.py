@@ -16,6 +16,7 @@ from dilocox.transport.archive.chain import check_commits
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import in_thread
+from dilocox.transport.tasks import wait_out
 
 __all__ = ["ArchivePlace", "ArchiveSource", "stoppable"]
 
@@ -46,8 +47,7 @@ async def stoppable(function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         stop.set()
-        await asyncio.wait({running})
-        running.exception()
+        await wait_out(running)
         raise
 
 
