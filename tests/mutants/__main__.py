@@ -17,9 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import psutil
 
@@ -49,7 +52,8 @@ FAST = (
 SLOW = "tests/unit/test_faults.py::test_a_thousand_strangers_fill_no_commit"
 KILLED = ("killed", "timeout", "suspicious")
 MUTMUT_MINUTES = 25.0
-PATCH_SECONDS = 300
+ENDLESS, LEAST_SECONDS = 20, 300.0
+"""Tests do not end that take so many times longer than without a patch, beside others of their kind, and so long at least."""
 
 
 def copy_tree(folder: Path) -> None:
@@ -74,8 +78,10 @@ def run_tests(folder: Path, *tests: str, seconds: float | None = None) -> subpro
     return run(folder, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests, timeout=seconds)
 
 
-def outcome(patch: Path) -> str:
-    """killed, SURVIVED, or what went wrong."""
+def outcome(patch: Path, took: Mapping[str, float]) -> str:
+    """killed, SURVIVED, or what went wrong; `took`: as `unspoilt`."""
+    tests = header(patch)[1]
+    patience = max(LEAST_SECONDS, ENDLESS * sum(took[test.partition("::")[0]] for test in tests))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_tree(folder)
@@ -83,7 +89,7 @@ def outcome(patch: Path) -> str:
         if applied.returncode:
             return f"DOES NOT APPLY: {applied.stderr.strip().splitlines()[0]}"
         try:
-            tested = run_tests(folder, *header(patch)[1], seconds=PATCH_SECONDS)
+            tested = run_tests(folder, *tests, seconds=patience)
         except subprocess.TimeoutExpired:
             return "killed (the tests do not end)"
         if tested.returncode == 1:
@@ -92,15 +98,21 @@ def outcome(patch: Path) -> str:
         return "SURVIVED" if tested.returncode == 0 else f"THE TESTS DO NOT RUN: {tested.stdout[-300:]}{tested.stderr[-300:]}"
 
 
-def unspoilt(tests: list[str]) -> str:
-    """What fails without any patch; empty where nothing does."""
+def unspoilt(tests: list[str]) -> Mapping[str, float]:
+    """Seconds that each file's tests take without any patch. Raises RuntimeError where one fails."""
     with tempfile.TemporaryDirectory() as name:
-        copy_tree(Path(name))
-        tested = run_tests(Path(name), "-n", "auto", "--dist", "loadfile", *tests)
-        return tested.stdout[-1000:] if tested.returncode else ""
+        folder, took = Path(name), defaultdict[str, float](float)
+        copy_tree(folder)
+        told = ("--junitxml", "told.xml", "-o", "junit_family=xunit1")
+        tested = run_tests(folder, "-n", "auto", "--dist", "loadfile", *told, *tests)
+        if tested.returncode:
+            raise RuntimeError(tested.stdout[-1000:])
+        for case in ElementTree.parse(folder / "told.xml").iter("testcase"):
+            took[case.attrib["file"]] += float(case.attrib["time"])
+        return took
 
 
-def end(pool: ThreadPoolExecutor, doing: Sequence[Future[str]]) -> None:
+def end(pool: ThreadPoolExecutor, doing: Sequence[Future[Any]]) -> None:
     """With what it started, and may be about to start."""
     pool.shutdown(wait=False, cancel_futures=True)
     while not all(each.done() for each in doing):
@@ -116,15 +128,17 @@ def patches(names: list[str]) -> int:
     chosen = [patch for patch in sorted(PATCHES.glob("*.patch")) if not names or patch.stem in names]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         whole = pool.submit(unspoilt, sorted({test for patch in chosen for test in header(patch)[1]}))
-        doing: list[Future[str]] = [whole]
+        doing: list[Future[Any]] = [whole]
         try:
-            if failed := whole.result():
-                print(f"the tests fail without any patch:\n{failed}")
-                return len(chosen)
-            doing = [pool.submit(outcome, patch) for patch in chosen]
-            for patch, done in zip(chosen, doing, strict=True):
+            took = whole.result()
+            outcomes = [pool.submit(outcome, patch, took) for patch in chosen]
+            doing.extend(outcomes)
+            for patch, done in zip(chosen, outcomes, strict=True):
                 alive += not done.result().startswith("killed")
                 print(f"{patch.stem:56} {done.result()}", flush=True)
+        except RuntimeError as error:
+            print(f"the tests fail without any patch:\n{error}")
+            return len(chosen)
         finally:
             end(pool, doing)
     print(f"{alive} patches survive" if alive else "every patch is killed")
