@@ -108,6 +108,8 @@ def _chunks_of(path: Path) -> Iterator[memoryview]:
             yield buffer[:count]
 
 
+_LIFE = os.urandom(8).hex()
+"""Of this process. A process id is not: in a container every restart has the same."""
 PART, PUSHED = ".part", ".pushed"
 """Suffixes of blobs that are still coming: fetched by us, pushed by others."""
 
@@ -172,7 +174,7 @@ class BlobStore:
     def put(self, buffers: Iterable[Buffer], waits: bool = True) -> bytes:
         """Store the concatenation of `buffers`; returns its digest. Blocking: fsyncs, unless `waits` is false: then it outlives
         this process, and after a power cut `sound` says whether it is whole."""
-        scratch = self.folder / f".{os.getpid()}-{os.urandom(4).hex()}.tmp"
+        scratch = self._scratch()
         size, hashes = 0, []
         try:
             with scratch.open("wb") as file:
@@ -189,6 +191,13 @@ class BlobStore:
             scratch.unlink(missing_ok=True)
         return digest
 
+    def _scratch(self) -> Path:
+        """To write into, until it has another name: what else is called so was left by earlier processes (`sweep`)."""
+        return self.folder / f".{_LIFE}-{os.urandom(4).hex()}.tmp"
+
+    def _write_index(self, digest: bytes, hashes: list[bytes], waits: bool = True) -> None:
+        write_atomically(self.path(digest).with_suffix(".index"), b"".join(hashes), waits=waits, scratch=self._scratch())
+
     def adopt(self, complete: Path) -> bytes:
         """Make a file on the store's disk a blob: it is renamed, not copied; returns its digest. Blocking: fsyncs."""
         size, hashes = _hashed(_chunks_of(complete))
@@ -199,7 +208,7 @@ class BlobStore:
         return digest
 
     def _publish(self, complete: Path, digest: bytes, hashes: list[bytes], waits: bool = True) -> None:
-        write_atomically(self.path(digest).with_suffix(".index"), b"".join(hashes), waits=waits)
+        self._write_index(digest, hashes, waits)
         os.replace(complete, self.path(digest))
         if waits:
             fsync_directory(self.folder)
@@ -251,7 +260,7 @@ class BlobStore:
                 quarantine(path, "its bytes do not have its digest", (".index",))
             return False
         if self._ours and _read_if_there(path.with_suffix(".index")) != b"".join(hashes):
-            write_atomically(path.with_suffix(".index"), b"".join(hashes))
+            self._write_index(digest, hashes)
         self._sound.add(digest)
         return True
 
@@ -279,7 +288,7 @@ class BlobStore:
             self.remove(digest)
         for entry in () if self._swept else self.folder.iterdir():
             name, _, ending = entry.name.partition(".")
-            if not name and ending.endswith(".tmp") and not ending.startswith(f"{os.getpid()}-"):
+            if not name and ending.endswith(".tmp") and not ending.startswith(f"{_LIFE}-"):
                 entry.unlink(missing_ok=True)
         self._swept = True
 

@@ -52,10 +52,10 @@ def fsync_directory(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _scratch(path: Path, data: bytes, mode: int, waits: bool = True) -> Iterator[Path]:
+def _scratch(path: Path, data: bytes, mode: int, waits: bool = True, scratch: Path | None = None) -> Iterator[Path]:
     """`data` in a file beside `path`, on disk where it `waits` for that, gone at the end. Its name is ours: in a container a
     restart has the same pid, so what a crash left there is overwritten."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    scratch = scratch or path.with_name(f".{path.name}.{os.getpid()}.tmp")
     handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -68,11 +68,11 @@ def _scratch(path: Path, data: bytes, mode: int, waits: bool = True) -> Iterator
         scratch.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o644, waits: bool = True) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = 0o644, waits: bool = True, scratch: Path | None = None) -> None:
     """Replace `path` so that after any crash it holds the old bytes or the new ones. With `waits` false only after a crash of the
-    process: what a power cut leaves is for the reader to check."""
-    with _scratch(path, data, mode, waits) as scratch:
-        os.replace(scratch, path)
+    process: what a power cut leaves is for the reader to check. `scratch`: where they are written first, beside it."""
+    with _scratch(path, data, mode, waits, scratch) as written:
+        os.replace(written, path)
     if waits:
         fsync_directory(path.parent)
 

@@ -98,13 +98,30 @@ def test_sweeping_removes_what_is_named(tmp_path: Path):
     blobs = store(tmp_path, "a")
     kept, gone = blobs.put([b"kept"]), blobs.put([b"gone"])
     blobs.path(gone).with_suffix(".part").write_bytes(b"x")
-    mine = blobs.folder / f".{os.getpid()}-ab.tmp"
-    for scratch in (blobs.folder / ".1-ab.tmp", mine):
-        scratch.write_bytes(b"x")
+    for process in (1, os.getpid()):  # in a container an earlier life had the same number
+        (blobs.folder / f".{process}-ab.tmp").write_bytes(b"x")
     blobs.sweep({gone})
     assert blobs.digests() == {kept}
-    names = [kept.hex(), kept.hex() + ".index", mine.name]
-    assert sorted(p.name for p in blobs.folder.iterdir()) == sorted(names), "what this process writes is not left over"
+    assert sorted(p.name for p in blobs.folder.iterdir()) == [kept.hex(), kept.hex() + ".index"]
+
+
+def test_what_this_process_writes_is_not_left_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The blob and what lies beside it, while their store is swept for the first time."""
+    swept, real = [], os.replace
+
+    def replace(scratch: Path, path: Path) -> None:
+        store(tmp_path, "a").sweep(set())
+        swept.append(path)
+        real(scratch, path)
+
+    monkeypatch.setattr("os.replace", replace)
+    blobs = store(tmp_path, "a")
+    digest = blobs.put([b"kept"])
+    blobs.path(digest).with_suffix(".index").unlink()
+    assert store(tmp_path, "a").sound(digest)
+    index = blobs.path(digest).with_suffix(".index")
+    assert swept == [index, blobs.path(digest), index]
+    assert sorted(p.name for p in blobs.folder.iterdir()) == [digest.hex(), index.name]
 
 
 def test_atomic_writes_leave_no_scratch(tmp_path: Path):
