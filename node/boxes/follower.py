@@ -170,10 +170,12 @@ class Follower:
             for task in done:
                 task.result()
         finally:
-            for each in [*work, *self._asks.values()]:
+            ending = [*work, *self._asks.values()]
+            for each in ending:
                 each.cancel()
             call.cancel()
             await self._end()
+            await asyncio.gather(*ending, return_exceptions=True)  # what is asked next time has the same numbers
 
     async def _events(self) -> AsyncIterator[boxes.BoxEvent]:
         while True:

@@ -385,11 +385,10 @@ class Team:
             if hosts != self._hosts:
                 raise RelaidError
             follower = self._lead.followers.get(peer)
-            try:
-                if follower is not None:
+            if follower is not None and not follower.gone.is_set():
+                with suppress(RemoteError):
                     answer = await follower.ask(judge=asked)
                     return answer.reason, answer.stage
-            except RemoteError:
                 continue
             self._lead.changed.clear()
             await self._lead.changed.wait()

@@ -490,6 +490,51 @@ async def test_what_nobody_waits_for_any_more_is_dropped_on_the_box(cluster: Clu
     await until(lambda: seen[2:] == ["ended"] * 2)
 
 
+async def test_what_was_asked_before_a_stream_broke_does_not_keep_what_is_asked_after_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """Each stream counts what is asked from one: something that ended late took the next one's number away."""
+    seen, thread_ends, asks, real = list[str](), asyncio.Event(), 0, RemoteBox.ask
+
+    async def ask(box: RemoteBox, **what: Any) -> boxes.BoxAnswer:
+        nonlocal asks
+        asks += 1
+        assert asks < 100, "again and again, and nothing else goes on meanwhile"
+        return await real(box, **what)
+
+    async def judge(*_: Any) -> member.Verdict:
+        seen.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("told")
+            if len(seen) == 2:
+                await thread_ends.wait()
+            seen.append("ended")
+        raise AssertionError
+
+    async def wait(*_: Any) -> member.Verdict:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(RemoteBox, "ask", ask)
+    monkeypatch.setattr(cluster.lead.exchange, "judge", wait)
+    monkeypatch.setattr(cluster.peer.exchange, "judge", judge)
+    await cluster.runs()
+    verdict = asyncio.create_task(cluster.team.judge(Table(RUN).genesis().contribution(2), b"base", 4))
+    await until(lambda: seen == ["begun"])
+    cluster.lead.lead.followers[identity(1).peer].leave()
+    await until(lambda: "told" in seen or verdict.done())
+    assert not verdict.done()
+    asyncio.get_running_loop().call_later(0.2, thread_ends.set)
+    await until(lambda: seen.count("begun") == 2)
+    await thread_ends.wait()
+    verdict.cancel()
+    await asyncio.gather(verdict, return_exceptions=True)
+    await cluster.lead.lead.followers[identity(1).peer].ask(keep=boxes.AskKeep())  # what was said before was heard before
+    assert seen.count("ended") == 2
+
+
 async def test_what_is_judged_while_the_stages_move_is_judged_where_they_are(two: list[Peer], monkeypatch: pytest.MonkeyPatch):
     asked: list[frozenset[int]] = []
 
