@@ -126,13 +126,19 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
         audits=auditing.packed(_audits(manifest, head, gathered, result)),
         **_merits(manifest, head, result),
     )
-    losses = {s.peer: s.body.evaluation_loss for slot in gathered.reports.values() if (s := single(slot)) and s.body.evaluated}
-    if losses:
+    if losses := _losses(gathered):
         says = standing.by_standing(manifest, head.standings, losses)
         commit.evaluated, commit.evaluation_loss = True, norms.lower_median(list(losses.values()), list(says.values()))
     if manifest.availability is not None:
         commit.data_root = commit_tree(commit).root
     return commit
+
+
+def _losses(gathered: Gathered) -> dict[str, float]:
+    """Held-out losses by cluster, of who measured two that of its replay. In the order of names: whoever composes again has the
+    statements in another order than they came in, and a median of 0 and -0 shows it."""
+    reports = [single(slot) for _, slot in sorted(gathered.reports.items())]
+    return {report.peer: report.body.evaluation_loss for report in reports if report and report.body.evaluated}
 
 
 def _merits(manifest: Manifest, head: Head, result: Tally) -> dict[str, Any]:

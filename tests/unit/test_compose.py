@@ -181,6 +181,25 @@ def test_a_loss_that_nobody_measured_or_that_is_told_twice_is_not_said():
     assert (commit.evaluated, commit.evaluation_loss) == (False, 0.0)
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_who_reports_twice_says_the_loss_of_its_replay_in_whatever_order_the_two_came(first: bool):
+    """A member that says two losses would else choose a commit that nobody can compose again: the run would end there."""
+    table = table_of()
+    for replayed in (first, not first):
+        table.submit(table.report(1, replayed=replayed, evaluated=True, evaluation_loss=2.0 + replayed))
+    assert (compose(table).evaluated, compose(table).evaluation_loss) == (True, 3.0)
+    table.train(1).verify()
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
+def test_a_median_loss_has_the_same_bits_in_whatever_order_the_losses_came(numbers: tuple[int, int]):
+    """0 and -0 are equal, and two different commits."""
+    table = table_of()
+    for number in numbers:
+        table.submit(table.report(number, evaluated=True, evaluation_loss=-0.0 if number else 0.0))
+    table.train(1).verify()
+
+
 def test_what_was_not_voted_on_stands_in_no_commit():
     table = table_of().contribute()
     table.vote([0])
