@@ -504,7 +504,7 @@ class Manifest(Section):
     @property
     def phase_bytes(self) -> int:
         """Of a state that a phase is audited by: all stages."""
-        return sum(phase_bytes(self.model, self.training.optimizer == "muon", stage) for stage in range(self.model.stages))
+        return phase_bytes(self.model, self.training.optimizer == "muon")
 
     @property
     def start_clusters(self) -> int:

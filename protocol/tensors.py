@@ -9,7 +9,7 @@ Of a run on adapters (`model.lora`) a stage's tensors are these, and its weights
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -137,8 +137,17 @@ def stage_weights(model: Model, stage: int) -> tuple[TensorSpec, ...]:
 @lru_cache
 def stage_tensors(model: Model, stage: int) -> tuple[TensorSpec, ...]:
     """What the run trains of the stage, in the order of payloads and states: its weights, or their adapters."""
-    weights = stage_weights(model, stage)
-    return weights if model.lora is None else tuple(adapter for spec in weights for adapter in _adapters(model.lora, spec))
+    return tuple(_trained(model, stage_weights(model, stage)))
+
+
+def _all_tensors(model: Model) -> Iterator[TensorSpec]:
+    """Those of all stages; where these end, which takes seconds to find for a model of the most layers, is not asked."""
+    return _trained(model, itertools.chain.from_iterable(units(model)))
+
+
+def _trained(model: Model, weights: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
+    lora = model.lora
+    return iter(weights) if lora is None else (adapter for spec in weights for adapter in _adapters(lora, spec))
 
 
 def _adapters(lora: Lora, spec: TensorSpec) -> Iterator[TensorSpec]:
@@ -157,7 +166,7 @@ def parameter_count(model: Model) -> int:
 
 def trained_count(model: Model) -> int:
     """Of its parameters, or of their adapters."""
-    return sum(spec.elements for stage in range(model.stages) for spec in stage_tensors(model, stage))
+    return sum(spec.elements for spec in _all_tensors(model))
 
 
 def state_bytes(model: Model, stage: int) -> int:
@@ -165,10 +174,10 @@ def state_bytes(model: Model, stage: int) -> int:
     return 2 * 4 * sum(spec.elements for spec in stage_tensors(model, stage))
 
 
-def phase_bytes(model: Model, muon: bool, stage: int) -> int:
-    """Of a stage in the middle of a phase, float32: each parameter; of AdamW its number of steps for each tensor and two moments,
-    of Muon one."""
-    specs = stage_tensors(model, stage)
+def phase_bytes(model: Model, muon: bool, stage: int | None = None) -> int:
+    """Of a stage, None: of all, in the middle of a phase, float32: each parameter; of AdamW its number of steps for each tensor and
+    two moments, of Muon one."""
+    specs = _all_tensors(model) if stage is None else stage_tensors(model, stage)
     return 4 * sum(2 * spec.elements if muon and spec.hidden else 3 * spec.elements + 1 for spec in specs)
 
 

@@ -15,7 +15,7 @@ from dilocox.cli.init import preset_names, render_preset
 from dilocox.node.plan import DELAY_COST
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.manifest import Manifest, RunFileError
-from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.protocol.tensors import parameter_count, phase_bytes, stage_tensors, stage_units, trained_count
 from tests.helpers import identity, manifest
 
 
@@ -54,6 +54,23 @@ def test_no_field_of_a_manifest_names_a_file(path: tuple[str, ...]):
         with pytest.raises(ValidationError) as refused:
             Manifest.model_validate(said)
         assert any(error["loc"][: len(path)] == path for error in refused.value.errors()), "for this very field"
+
+
+LORA = {"rank": 2, "alpha": 4.0, "base": "00" * 32}
+
+
+@pytest.mark.parametrize("model", [{}, {"lora": LORA, "layers": 5}], ids=["whole", "adapters"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_what_all_stages_have_is_told_without_a_look_at_where_they_end(model: dict, optimizer: str):
+    """That takes seconds for a model of the most layers, and strangers send manifests: to the market thousands."""
+    stage_units.cache_clear()
+    said = manifest(model=model, compression={"codec": "int4"}, training={"optimizer": optimizer}, audit={"segments": 2})
+    assert Manifest.from_canonical(said.canonical_bytes()) == said
+    whole, trained = said.phase_bytes, trained_count(said.model)
+    assert not stage_units.cache_info().misses
+    stages = range(said.model.stages)
+    assert whole == sum(phase_bytes(said.model, optimizer == "muon", stage) for stage in stages)
+    assert trained == sum(spec.elements for stage in stages for spec in stage_tensors(said.model, stage))
 
 
 def test_presets_are_commented_files():
