@@ -150,11 +150,15 @@ def testnet_folder() -> Path:
 def fail(message: str, exit: Exit = Exit.UNEXPECTED, help: str | None = None, code: str | None = None) -> NoReturn:
     """Say what failed and one thing to do, and exit. `code`: of views/faults.py; None: what follows from the exit."""
     code = CODES[exit] if code is None else code
-    said = "\n".join(map(printable, message.split("\n")))  # others' words may be in it
-    errors.print(Text.assemble((f"error[{code}]", "bold red"), f": {said}"), soft_wrap=True)
+    errors.print(Text.assemble((f"error[{code}]", "bold red"), f": {shown(message)}"), soft_wrap=True)
     if help:
         errors.print(f"  help  {help}", highlight=False, soft_wrap=True)
     raise typer.Exit(exit)
+
+
+def shown(text: str) -> str:
+    """Others' words may be in it: in lines, for a terminal."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def read_link(text: str) -> JoinLink:
@@ -343,7 +347,7 @@ def print_labelled(label: str, text: str | Text, width: int) -> None:
 
 
 def labelled(label: str, text: str | Text, width: int) -> Text:
-    return Text.assemble((f"{label:<{width}}", "bold"), text)
+    return Text.assemble((f"{label:<{width}}", "bold"), shown(text) if isinstance(text, str) else text)
 
 
 def print_json(value: Any) -> None:
@@ -362,7 +366,7 @@ def make_table(columns: list[str], rows: list[list[str]]) -> Table:
         numeric = all(cell.replace(",", "").replace(".", "").lstrip("-").isdigit() for cell in cells if cell != "–")
         table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(shown, row))
     return table
 
 

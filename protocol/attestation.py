@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import length_prefixed
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.ids import printable
 from dilocox.protocol.manifest import Attestation as Settings
 from dilocox.protocol.pb import messages_pb2 as pb
 
@@ -101,12 +102,11 @@ class Code(StrEnum):
 
 
 class AttestationError(RemoteError):
-    """Evidence that does not hold, with its code."""
+    """Evidence that does not hold, with its code. What a certificate says in `detail` a stranger wrote, for logs and a commit."""
 
     def __init__(self, code: Code, detail: str) -> None:
-        super().__init__(pb.REASON_ATTESTATION, f"{code}: {detail}")
-        self.code = code
-        self.cause = detail
+        self.code, self.cause = code, printable(detail[: limits.TEXT_CHARACTERS])
+        super().__init__(pb.REASON_ATTESTATION, f"{code}: {self.cause}")
 
 
 Checked = TypeVar("Checked", bound=Callable[..., Any])

@@ -12,7 +12,7 @@ import grpc.aio
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import PortError, RemoteError
-from dilocox.protocol.ids import Way
+from dilocox.protocol.ids import Way, printable
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -255,7 +255,8 @@ async def push_blob(
             finally:
                 call.cancel()
     except grpc.aio.AioRpcError as error:
-        raise RemoteError(pb.REASON_UNAVAILABLE, f"the peer answered {error.code().name.lower()}: {error.details()}") from error
+        why = printable((error.details() or "")[: limits.TEXT_CHARACTERS])
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"the peer answered {error.code().name.lower()}: {why}") from error
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:

@@ -154,6 +154,19 @@ def test_amd_reports_of_the_wrong_length_or_chain_are_refused():
     rejected(lambda: snp.verify(good, NOW), Code.ROOT)
 
 
+def test_a_certificates_names_write_nothing_into_logs_commits_and_terminals():
+    """Anybody can send some: what is wrong with them is told, and goes into the next commit."""
+    amd = Amd(product="\x1b[2J\n12:00:00 all is well \u202e")
+    with pytest.raises(AttestationError) as refused:
+        snp.verify(amd.evidence(), NOW)
+    said = refused.value
+    assert said.code is Code.ROOT
+    assert said.cause.startswith("ARK-?[2J?12:00:00 all is well ? is not")
+    for text in (said.cause, said.detail, str(said)):
+        assert text.isprintable()
+    assert AttestationError(Code.CHAIN, "x" * 9999).cause == "x" * limits.TEXT_CHARACTERS
+
+
 def test_amd_debug_migration_and_vmpl_are_claims():
     claims = snp.verify(Amd(policy=7 << 17, vmpl=2).evidence(), NOW, roots=Amd().roots)
     assert (claims.debug, claims.migratable, claims.vmpl) == (True, True, 2)

@@ -6,6 +6,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
+from rich.text import Text
 
 from dilocox.cli import common
 from dilocox.cli.exits import Exit
@@ -29,6 +30,15 @@ def test_a_name_is_no_markup(name: str, capsys: pytest.CaptureFixture[str]):
         common.fail(f"no peer {name}", Exit.USAGE, f"not {name}")
     assert getattr(leaving.value, "exit_code", None) == 2
     assert capsys.readouterr().err.count(name) == 2
+
+
+def test_what_others_wrote_moves_no_cursor(capsys: pytest.CaptureFixture[str]):
+    """A coordinator's notes stand in the commits that `dilocox rounds N` shows, and nobody can check them."""
+    common.print_table(["peer", "detail"], [["a", "\x1b[2J\nb"]])
+    common.print_labelled("why", "\x1b]0;all is well\x07\nmore", 5)
+    common.print_labelled("own", Text("a\nb"), 5)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["peer  detail", "a     ?[2J", "      b", "why  ?]0;all is well?", "more", "own  a", "b"]
 
 
 @pytest.fixture
