@@ -118,6 +118,8 @@ class Gathering:
     offered: list[Answer] = field(default_factory=list)
     have: dict[int, services.Share] = field(default_factory=dict)
     """That are here, by index."""
+    begun: set[bytes] = field(default_factory=set)
+    """Digests of those that are here, and of those that broke off: of these, too, a part lies here."""
     lie: bool = False
     """They were put together, and are of something else."""
 
@@ -195,8 +197,8 @@ class Restorer:
                         return received
             raise RemoteError(pb.REASON_UNAVAILABLE, _why(groups.values()))
         finally:
-            for share in [share for group in groups.values() for share in group.have.values()]:
-                await asyncio.to_thread(self._scratch.remove, share.digest)
+            for digest in set[bytes]().union(*(group.begun for group in groups.values())):
+                await asyncio.to_thread(self._scratch.remove, digest)
 
     async def _answers(self, blob: bytes, by: NamedBy, stage: int | None, largest: int) -> AsyncIterator[list[Answer]]:
         """Ours; then of some peers at a time, those first that should have one. Raises RemoteError."""
@@ -229,6 +231,7 @@ class Restorer:
             peer, share = group.offered.pop(0)
             if share.index in group.have:
                 continue
+            group.begun.add(share.digest)
             try:
                 received += await self._have(peer, share)
                 group.have[share.index] = share

@@ -19,7 +19,7 @@ from dilocox.node.restoring import ASKED_AT_ONCE, Answer, Restorer
 from dilocox.node.sampling import Asker, Sample, Sampler, askable
 from dilocox.node.sharing import Sharing, named_by
 from dilocox.node.starts import Starts
-from dilocox.protocol import member, sampling, shares
+from dilocox.protocol import limits, member, sampling, shares
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.facts import Sampled
@@ -184,6 +184,19 @@ async def test_shares_under_a_lie_are_passed_over(tmp_path: Path, state: bool, m
             assert sharer.peer.store.read(blob) == table.store.read(blob)
             assert sharer.peer.store.digests() == {blob}
         assert len(tried) == (6 if state else 4), "twice for what is right; what nothing proves is not fetched"
+
+
+async def test_what_came_of_a_share_that_broke_off_does_not_stay(tmp_path: Path):
+    """Who offers shares of a state may offer another one each time, send nearly all of it, and fill a disk so."""
+    async with sharing(tmp_path) as (_, (one, liar, *_)):
+        assert isinstance(one.peer.exchange.shares, Restorer)
+        blob, raw = digest_of([b"a state that nobody has"]), bytes(limits.CHUNK_BYTES + 16)
+        lie = shares.make_shares(blob, len(raw), Code(2, 1), [liar.kept.store.put([raw])] * 2)[0]
+        liar.kept.add([lie])
+        liar.kept.store.path(lie.digest).write_bytes(raw[:-1] + b"x")
+        with pytest.raises(RemoteError, match="0 of its shares are to be had"):
+            await one.peer.exchange.shares.fetch(blob, NamedBy(1, state=True), None, one.peer.store, len(raw))
+        assert not list((tmp_path / str(one.peer.number) / "restoring").iterdir())
 
 
 async def test_every_peer_keeps_its_part_and_nobody_sent_it(tmp_path: Path):
