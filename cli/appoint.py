@@ -21,7 +21,7 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import key_of_peer, short
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, parse, seal
+from dilocox.protocol.messages import Statement, seal, stages_in
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.archive import Archive, open_archive
 from dilocox.transport.archive.chain import archived_manifest, fill_chain, some_head
@@ -168,7 +168,7 @@ def _newest_whole(
     agreed = {number: root for number, root in head.states.items() if chain.state_before(number) == root}
 
     def whole(root: bytes) -> bool:
-        digests = parse(pb.StageStates, archive.read(root, limits.LEAVES_BYTES)).digests
+        digests = stages_in(archive.read(root, limits.LEAVES_BYTES))
         return len(digests) == manifest.model.stages and all(digest in archive for digest in digests)
 
     found = next(((number, root) for number, root in agreed.items() if wanted in (None, number) and whole(root)), None)

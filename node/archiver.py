@@ -20,7 +20,7 @@ from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, canonical, open_envelope, parse
+from dilocox.protocol.messages import Statement, canonical, open_envelope, stages_in
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.archive import Archive, create_archive
 from dilocox.transport.archive.chain import commits_of, in_common, word_of, write_commits
@@ -254,9 +254,7 @@ class Archiver:
     @staticmethod
     def _states(archive: Archive, roots: Iterable[bytes]) -> list[bytes]:
         """Blobs of these states. Blocking."""
-        return [
-            blob for root in roots for blob in (root, *parse(pb.StageStates, archive.read(root, limits.LEAVES_BYTES)).digests)
-        ]
+        return [blob for root in roots for blob in (root, *stages_in(archive.read(root, limits.LEAVES_BYTES)))]
 
     def _payloads(self, archive: Archive, head: ArchiveHead, commit: Statement[pb.Commit]) -> list[bytes]:
         """What was counted, and is in the archive. Blocking."""

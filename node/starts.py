@@ -12,7 +12,7 @@ from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.head import Head
 from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, canonical, parse
+from dilocox.protocol.messages import Statement, canonical, stages_in
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.shares import NamedBy
@@ -258,7 +258,7 @@ class Starts:
         from the round. Raises RemoteError when they cannot be had."""
         by = NamedBy(round, state=True) if keepers is None else None
         await self._exchange.fetch(root, self.keepers(round) if keepers is None else keepers, limits.LEAVES_BYTES, by=by)
-        digests = list(parse(pb.StageStates, self._store.read(root)).digests)
+        digests = stages_in(self._store.read(root))
         if len(digests) != self._manifest.model.stages:
             raise RemoteError(pb.REASON_WRONG_STAGES, "the state does not have the run's stages")
         return digests

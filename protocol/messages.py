@@ -21,7 +21,7 @@ from dilocox.protocol.errors import DilocoxError, RemoteError
 from dilocox.protocol.ids import JoinLink, key_of_peer, peer_id
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["Statement", "author", "canonical", "open_envelope", "parse", "seal", "unpacked", "unsigned"]
+__all__ = ["Statement", "author", "canonical", "open_envelope", "parse", "seal", "stages_in", "unpacked", "unsigned"]
 
 Body = TypeVar("Body", covariant=True, default=Any)
 M = TypeVar("M", bound=Message)
@@ -107,6 +107,15 @@ def parse(kind: type[M], raw: bytes) -> M:
             pb.REASON_MALFORMED, f"not the canonical form of its {kind.__name__}: unknown fields, or another order"
         )
     return message
+
+
+def stages_in(raw: bytes) -> list[bytes]:
+    """Digests of a state's stages, in their order, from the list that its root is of: who names a root has not shown that it is of
+    one. Raises RemoteError."""
+    digests = list(parse(pb.StageStates, raw).digests)
+    for digest in digests:
+        _check_digest(digest, "a stage of a state")
+    return digests
 
 
 def _from_bytes(kind: type[M], raw: bytes) -> M:

@@ -19,6 +19,7 @@ from pathlib import Path
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.messages import stages_in
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import fsync_directory, quarantine, write_atomically
 
@@ -274,12 +275,12 @@ class BlobStore:
             self.path(digest).with_suffix(suffix).unlink(missing_ok=True)
 
     def stage_digests(self, root: bytes) -> list[bytes]:
-        """Of the state with this root, in stage order; empty where its list is not here, or damaged."""
+        """Of the state with this root, in stage order; empty where its list is not here, or damaged, or is none."""
         try:
             raw = self.path(root).read_bytes() if root else b""
-        except FileNotFoundError:
+            return stages_in(raw) if digest_of([raw]) == root else []
+        except (FileNotFoundError, RemoteError):
             return []
-        return list(pb.StageStates.FromString(raw).digests) if digest_of([raw]) == root else []
 
     def sweep(self, gone: Iterable[bytes]) -> None:
         """Remove these blobs and what is here of them; the first time also what earlier processes were writing when they ended.

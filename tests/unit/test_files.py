@@ -293,6 +293,8 @@ def test_a_list_that_rotted_names_nothing(tmp_path: Path):
         assert store.stage_digests(root) == []
     store.remove(root)
     assert store.stage_digests(root) == store.stage_digests(b"") == []
+    for raw in (b"\xff is no list", canonical(pb.StageStates(digests=[b""])), canonical(pb.StageStates(digests=[b"x" * 200]))):
+        assert store.stage_digests(store.put([raw])) == [], "who names a root may name any blob"
     starts = Starts(RUN, None, store, None)  # type: ignore[arg-type]  # of neither chain nor exchange anything is asked
     leaves = store.put([b"\xff no leaves"])
     assert (
