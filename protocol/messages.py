@@ -252,6 +252,7 @@ def _check_commit(body: pb.Commit) -> None:
     _require(len(body.attested) <= limits.ATTESTATIONS, "too many attestations", pb.REASON_OVERSIZE)
     most = limits.REFUSALS_PER_ROUND + 2 * limits.CLUSTERS + limits.CLAIMS
     _require(len(body.refusals) <= most, "too many refusals", pb.REASON_OVERSIZE)
+    _require(all(item.reason in _REASONS for item in body.refusals), "a refusal without a known reason")
     _check_digest(body.merit_root, "merit root", optional=True)
     _check_digest(body.data_root, "data root", optional=True)
     _require(len(body.merits) <= limits.ACCOUNTS, "too many accounts", pb.REASON_OVERSIZE)
@@ -282,7 +283,7 @@ def _check_call(body: pb.Call) -> None:
 def _check_answer(body: pb.Answer) -> None:
     _check_digest(body.statement, "statement")
     _check_text(body.detail, "detail")
-    _require(body.outcome in _OUTCOMES, "unknown outcome")
+    _require(body.outcome in _OUTCOMES and body.reason in _REASONS, "unknown outcome or reason")
     _check_round(body)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -96,8 +97,10 @@ class Prover:
             await asyncio.sleep(max(1.0, RENEW_SHARE * left) if self.result.attested else RETRY_SECONDS)
 
     def _note(self, answer: Answer) -> None:
-        if answer.outcome is Outcome.ACCEPT:
+        if answer.outcome is Outcome.ACCEPT and re.fullmatch(r"[0-9]{1,12}", answer.detail):
             self._become(Result(True, self._kind, valid_until=int(answer.detail)))
+        elif answer.outcome is Outcome.ACCEPT:
+            self._become(Result(False, self._kind, Code.MALFORMED, "the coordinator does not say how long its verdict lasts"))
         else:
             code, _, reason = answer.detail.partition(": ")
             self._become(Result(False, self._kind, code, reason))

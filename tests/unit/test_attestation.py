@@ -1,5 +1,6 @@
 """Attestation: public vectors, synthetic vendors with everything wrong that samples cannot show, binding, policy, challenges."""
 
+import asyncio
 import base64
 import json
 import os
@@ -13,7 +14,9 @@ import pytest
 from dilocox.cli.init import render_preset
 from dilocox.coordinator.challenges import LIFETIME_SECONDS, Challenges
 from dilocox.node.attest import attesters, nvidia, simulated, snp, tdx
+from dilocox.node.attest.prover import Prover
 from dilocox.node.attest.verify import appraise, verify_evidence
+from dilocox.node.coordinator_link import Answer
 from dilocox.protocol import limits
 from dilocox.protocol.attestation import (
     AttestationError,
@@ -28,7 +31,10 @@ from dilocox.protocol.attestation import (
 )
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Attestation, Manifest
+from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.rules import Outcome
+from tests.helpers import identity, manifest
 from tests.vendors import LATELY, NOW, Amd, Gpu, Intel, der, pem
 
 VECTORS = Path(os.environ.get("DILOCOX_TEE_VECTORS", Path(__file__).parents[3] / "shared" / "vectors" / "tee"))
@@ -439,6 +445,25 @@ def test_the_simulated_measurement_comes_from_a_file_or_the_version(tmp_path: Pa
     _, by_version = attesters.choose_attester(("simulated",), "1.0", None, None)
     _, by_other = attesters.choose_attester(("simulated",), "2.0", None, None)
     assert by_version(bytes(64)).blob != by_other(bytes(64)).blob
+
+
+@pytest.mark.parametrize("detail", ["", "soon", "-1", "9" * 400, "\u0661\u0662"])
+async def test_a_verdict_without_an_end_is_none_and_ends_nobody(detail: str, tmp_path: Path):
+    class Coordinator:
+        async def challenge(self, peer: str) -> bytes:
+            return bytes(32)
+
+        async def submit(self, statement: Statement) -> Answer:
+            return Answer(Outcome.ACCEPT, pb.REASON_UNSPECIFIED, detail, statement.envelope)
+
+    _, attester = attesters.choose_attester(("simulated",), "1.0", None, None)
+    prover = Prover(identity(1), manifest(), "simulated", attester)
+    staying = asyncio.create_task(prover.stay_attested(Coordinator()))  # type: ignore[arg-type]
+    await asyncio.wait({staying, changed := asyncio.create_task(prover.changed.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    assert changed.done()
+    assert not staying.done()
+    assert (prover.result.attested, prover.result.code) == (False, Code.MALFORMED)
+    staying.cancel()
 
 
 def test_amds_certificate_table_is_read():

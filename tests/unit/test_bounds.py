@@ -37,6 +37,7 @@ def digests(count: int) -> list[bytes]:
     return sorted(digest(number) for number in range(count))
 
 
+REASON_OF_NOBODY: Any = max(pb.Reason.values()) + 1
 REFUSALS = limits.REFUSALS_PER_ROUND + 2 * limits.CLUSTERS + limits.CLAIMS
 
 LARGEST: dict[pb.Kind, Any] = {
@@ -153,6 +154,7 @@ PAST: list[tuple[pb.Kind, dict[str, Any], pb.Reason, str]] = [
     (pb.KIND_COMMIT, {"roster": [pb.Member()] * (limits.CLUSTERS + 1)}, LARGE, "roster too large"),
     (pb.KIND_COMMIT, {"attested": [pb.Attestation()] * (limits.ATTESTATIONS + 1)}, LARGE, "too many attestations"),
     (pb.KIND_COMMIT, {"refusals": [pb.Exclusion()] * (REFUSALS + 1)}, LARGE, "too many refusals"),
+    (pb.KIND_COMMIT, {"refusals": [pb.Exclusion(reason=REASON_OF_NOBODY)]}, BAD, "a refusal without a known reason"),
     (pb.KIND_STATE_REPORT, {"evaluated": False}, BAD, "an evaluation loss that was not measured"),
     (
         pb.KIND_EVIDENCE,

@@ -76,13 +76,14 @@ def directory(folder: Path) -> Directory:
     return Directory(Dht(settings), identity(1), RUN.run_id, 1)
 
 
-@pytest.mark.parametrize("spoil", [None, "signer", "statement"])
+@pytest.mark.parametrize("spoil", [None, "signer", "statement", "reason"])
 async def test_an_answer_is_the_coordinators_to_what_was_said(
     tmp_path: Path, spoil: str | None, monkeypatch: pytest.MonkeyPatch
 ):
     async def submit(self, request, context):
         about = digest("another") if spoil == "statement" else sha256(request.key, request.body)
-        body = pb.Answer(statement=about, outcome=pb.OUTCOME_IGNORE, reason=pb.REASON_LATE, detail="too late")
+        reason: Any = max(pb.Reason.values()) + 1 if spoil == "reason" else pb.REASON_LATE
+        body = pb.Answer(statement=about, outcome=pb.OUTCOME_IGNORE, reason=reason, detail="too late")
         return seal(identity(5) if spoil == "signer" else COORDINATOR, pb.KIND_ANSWER, RUN.run_id, body).envelope
 
     monkeypatch.setattr(Coordinator, "Submit", submit)
