@@ -6,6 +6,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -87,6 +88,8 @@ class Buckets:
         return True
 
 
+_APPRAISERS = ThreadPoolExecutor(1, "appraise")
+"""Of evidence: a stranger's may take a while, and must not keep the threads that write what we sign."""
 RECORD_SECONDS = 30.0
 """Between two changes of a member's record that everybody is told: addresses do not change more often."""
 
@@ -108,6 +111,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self._appraise, self._policy = appraise, Policy(chain.manifest.attestation)
         self._clock = clock
         self._challenges = Challenges(lambda: clock().seconds)
+        self._appraising: set[str] = set()
+        """Senders, as of `judge`, whose evidence is looked at or waits for it."""
         self.record: Statement[pb.PeerRecord] | None = None
         """Our signed peer record; set before it serves the run."""
         self.callers: Callers | None = None
@@ -309,7 +314,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if statement.kind == pb.KIND_PEER_RECORD:
             return self._take_record(statement)
         if statement.kind == pb.KIND_EVIDENCE:
-            return await self._judge_evidence(request, statement)
+            return await self._judge_evidence(request, statement, sender)
         await self.driver.settled()
         if statement.kind not in (pb.KIND_CLAIM, pb.KIND_CLUSTER) and not self._known(statement.peer):
             return self._refuse(statement.peer, pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
@@ -375,19 +380,32 @@ class CoordinatorService(rpc.CoordinatorServicer):
             self._told[peer] = at, record.body
         self._told = {peer: told for peer, told in self._told.items() if peer in members}
 
-    async def _judge_evidence(self, request: pb.Envelope, statement: Statement[pb.BoundEvidence]) -> Judgement:
+    def _has_turn(self, sender: str) -> bool:
+        """Whether evidence of this sender is looked at: of each one at a time, and of strangers not of many."""
+        strangers = sum(not self._known(other) for other in self._appraising)
+        return sender not in self._appraising and (self._known(sender) or strangers < limits.APPRAISALS)
+
+    async def _judge_evidence(self, request: pb.Envelope, statement: Statement[pb.BoundEvidence], sender: str) -> Judgement:
         """A peer's answer to our challenge: verified in a thread, its verdict an input of the round machine."""
+        if not self._has_turn(sender):
+            return reject(pb.REASON_RATE, "other evidence is looked at first")
         bound, key, run, now = statement.body, request.key, self._run_id, self._clock().wall_ms // 1000
+        self._appraising.add(sender)
         try:
             check_binding(bound, key, run, bound.nonce)
             self._challenges.redeem(statement.peer, bound.nonce)
             evidence = Evidence.from_message(bound.evidence)
             expected = report_data(evidence.kind, key, run, bound.nonce)
-            verdict, claims = await asyncio.to_thread(self._appraise, self._policy, evidence, expected, now)
+            looking = asyncio.get_running_loop().run_in_executor(
+                _APPRAISERS, self._appraise, self._policy, evidence, expected, now
+            )
+            verdict, claims = await looking
             if not verdict.ok or claims is None:
                 raise AttestationError(verdict.code, verdict.reason)
         except AttestationError as error:
             return self._refuse(statement.peer, error.reason, error.detail)
+        finally:
+            self._appraising.discard(sender)
         attestation = summary(claims, statement.peer, bound.nonce, verdict.valid_until)
         log.info("%s attested: %s, %s…", short(statement.peer), claims.kind, attestation.measurement[:16])
         await self.driver.settled()

@@ -294,6 +294,10 @@ EVIDENCE_GPUS = 8
 ATTESTATIONS = 2 * CLUSTERS
 """Most verdicts that one commit records: half of them of peers that the run does not know yet."""
 
+APPRAISALS = 8
+"""Strangers, by address, whose evidence a coordinator looks at or that wait for it; more ask again. Of each it is one piece, which
+takes up to a twentieth of a second."""
+
 CHALLENGES = 4096
 """Challenges remembered as used, while they could be used again; the oldest go first."""
 

@@ -1,6 +1,7 @@
 """Rounds of a run that asks for evidence: who is admitted, what a contribution rests on, and how an expiry ends it."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest import simulated
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol import chain, limits
-from dilocox.protocol.attestation import Evidence, report_data
+from dilocox.protocol.attestation import Appraiser, Claims, Evidence, Verdict, report_data
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, open_envelope, seal
@@ -19,7 +20,7 @@ from dilocox.protocol.round import Moment
 from dilocox.protocol.rules import Judgement, Outcome
 from dilocox.transport.chain_file import ChainFile
 from dilocox.views import rows as views
-from tests.helpers import COORDINATOR, Table, identity, manifest
+from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 MEASUREMENT = b"\x09" * 48
 ATTESTED: dict[str, Any] = {
@@ -161,10 +162,10 @@ class Desk:
         self.folder, self.now = folder, 1000.0
         self.open()
 
-    def open(self) -> None:
+    def open(self, appraiser: Appraiser = appraise) -> None:
         chain_file = ChainFile(self.folder / "chain.db", RUN)
         clock = lambda: Moment(self.now, int(1000 * self.now))  # noqa: E731
-        self.service = CoordinatorService(COORDINATOR, chain_file, pb.Envelope(), appraise, clock)
+        self.service = CoordinatorService(COORDINATOR, chain_file, pb.Envelope(), appraiser, clock)
 
     def challenge(self, number: int) -> bytes:
         return self.service.challenge(identity(number).peer)
@@ -235,6 +236,39 @@ def test_evidence_that_is_not_evidence_is_refused(desk: Desk):
     body.evidence.CopyFrom(Evidence("simulated", b"").message())
     body.nonce = desk.challenge(0)
     assert code(desk.answer(0, body)) == "malformed"
+
+
+async def test_evidence_of_strangers_keeps_no_disk_and_no_member_waiting(desk: Desk):
+    go = threading.Event()
+
+    def slow(*asked: Any) -> tuple[Verdict, Claims | None]:
+        go.wait()
+        return appraise(*asked)
+
+    def judging(number: int, sender: str) -> asyncio.Task[Judgement]:
+        body = desk.evidence(number, desk.challenge(number))
+        statement = seal(identity(number), pb.KIND_EVIDENCE, RUN.run_id, body)
+        return asyncio.create_task(desk.service.judge(statement.envelope, sender))
+
+    member = identity(0).peer
+    assert (await judging(0, "an address")).outcome is Outcome.ACCEPT
+    claim = seal(identity(0), pb.KIND_CLAIM, RUN.run_id, pb.Claim(serial=1, round=1, state=digest("state")))
+    assert (await desk.service.judge(claim.envelope, member)).outcome is Outcome.ACCEPT
+    await desk.service.driver.flush()
+    desk.open(slow)
+    coming = [judging(number, f"address {number}") for number in range(10, 10 + limits.APPRAISALS)]
+    coming.append(judging(0, member))
+    more = [judging(number, sender) for number, sender in ((50, "address 10"), (51, "another address"), (0, member))]
+    try:
+        await asyncio.sleep(0)
+        assert [each.done() and each.result().reason for each in more] == [pb.REASON_RATE] * 3, "one each, and of few strangers"
+        for _ in range(2 * limits.APPRAISALS):
+            await asyncio.to_thread(int)  # as a write of the log does
+        assert not any(each.done() for each in coming)
+    finally:
+        go.set()
+    assert {judged.outcome for judged in await asyncio.gather(*coming)} == {Outcome.ACCEPT}
+    assert (await judging(50, "address 10")).outcome is Outcome.ACCEPT
 
 
 def test_an_evidence_statement_is_bounded():
