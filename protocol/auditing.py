@@ -230,6 +230,9 @@ def read_marks(manifest: Manifest, contribution: pb.Contribution, lease: Lease, 
         _require(all(len(digest) == 32 for digest in mark.states), "a mark without digests")
     ends = (marks[0].step, marks[-1].step, marks[-1].samples_read)
     _require(ends == (0, contribution.inner_steps, contribution.samples_read), "the marks are not of this phase")
+    # Who chose where they stand would hide long stretches that it did not train between short ones that it did.
+    free = {contribution.inner_steps, *(after.step for before, after in pairwise(marks) if after.step == before.step)}
+    _require(all(mark.step in free or not mark.step % spacing(manifest) for mark in marks), "the marks are not evenly spaced")
     jumps = 0
     for before, after in pairwise(marks):
         steps, read = after.step - before.step, after.samples_read - before.samples_read

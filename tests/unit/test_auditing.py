@@ -309,8 +309,19 @@ def test_marks_are_of_the_phase_that_is_contributed():
 
 
 def test_the_step_at_which_a_commit_was_moved_onto_is_no_stretch():
-    found = auditing.read_marks(RUN, SAID, LEASE, marks(mark(0), mark(3), mark(3, after=1), mark(7), mark(10)))
-    assert [auditing.stretch(RUN, lot, LEASE, found.marks).first.step for lot in range(3)] == [0, 3, 7]
+    moved = (mark(0), mark(3), mark(3, after=1), mark(4), mark(8), mark(10))
+    found = auditing.read_marks(RUN, SAID, LEASE, marks(*moved))
+    assert [auditing.stretch(RUN, lot, LEASE, found.marks).first.step for lot in range(4)] == [0, 3, 4, 8]
+
+
+def test_nobody_hides_what_it_did_not_train_between_short_stretches():
+    """Of eleven inner steps eight are made up, in two of five stretches: two of three are drawn, were they evenly spaced."""
+    said = pb.Contribution(inner_steps=11, samples_read=148)
+    assert auditing.read_marks(RUN, said, LEASE, marks(mark(0), mark(4), mark(8), mark(11)))
+    with pytest.raises(RemoteError, match="evenly"):
+        auditing.read_marks(RUN, said, LEASE, marks(mark(0), mark(4), mark(8), mark(9), mark(10), mark(11)))
+    with pytest.raises(RemoteError, match="evenly"):
+        auditing.read_marks(RUN, said, LEASE, marks(mark(0), mark(1), mark(5), mark(9), mark(11)))
 
 
 @pytest.mark.parametrize(
