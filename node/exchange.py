@@ -133,9 +133,9 @@ class Exchange:
         `by`: the commit that names it, so that there may be shares of it. Concurrent calls for one digest share a download, which
         ends with the last of them.
 
-        Raises RemoteError when nobody served it.
+        Raises RemoteError when nobody served it, or it is here and larger than `max_size`.
         """
-        while not await asyncio.to_thread(self._store.sound, digest):
+        while not await asyncio.to_thread(self._has, digest, max_size):
             download = self._downloads.get(digest)
             if download is None:
                 download = self._begin(digest, list(providers), max_size, stage, by)
@@ -148,6 +148,17 @@ class Exchange:
             finally:
                 download.wanted -= 1
                 asyncio.get_running_loop().call_later(LINGER_SECONDS, download.end_unwanted)
+
+    def _has(self, digest: bytes, max_size: int) -> bool:
+        """Whether it is here, and right. Blocking. Raises RemoteError where it is something else, and larger: who asks may read it
+        whole."""
+        try:
+            size = self._store.size(digest) if self._store.sound(digest) else None
+        except FileNotFoundError:  # it was let go this very moment
+            size = None
+        if size is not None and size > max_size:
+            raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes; at most {max_size} expected")
+        return size is not None
 
     def _begin(self, digest: bytes, providers: list[str], max_size: int, stage: int | None, by: NamedBy | None) -> "Download":
         work = self._fetch(digest, providers, max_size, stage, by)

@@ -9,6 +9,7 @@ from dilocox.node.exchange import Exchange
 from dilocox.node.outer.state import StageState
 from dilocox.node.participant import Participant
 from dilocox.node.training.trainer import Commit, Take
+from dilocox.protocol import limits
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.manifest import open_manifest
 from dilocox.protocol.messages import canonical, parse, seal
@@ -89,6 +90,16 @@ async def test_announced_norms_are_checked_against_the_payload(tmp_path: Path):
     assert await Announced(tmp_path / "c", norm_code_off=4).verdict() == (pb.REASON_NORM_MISMATCH, 0)
     spoiled = Announced(tmp_path / "d")
     assert (await spoiled.exchange.judge(spoiled.statement, digest("other"), 8))[0] == pb.REASON_WRONG_BASE
+
+
+async def test_what_lies_here_is_no_list_because_somebody_calls_it_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever contributes may name any blob that all of them hold: a state of many gigabytes would be read into memory."""
+    monkeypatch.setattr(limits, "LEAVES_BYTES", 1000)
+    good = Announced(tmp_path)
+    state = BlobStore(tmp_path).put([bytes(1001)])
+    good.statement.body.leaves = state
+    monkeypatch.setattr(BlobStore, "read", lambda store, digest: pytest.fail("it is read"))
+    assert await good.verdict() == (pb.REASON_OVERSIZE, 0)
 
 
 def test_an_apply_takes_of_a_payload_what_the_commit_says():
