@@ -14,6 +14,7 @@ from dilocox.node.exchange import Exchange
 from dilocox.node.place import Place
 from dilocox.node.restoring import Restorer
 from dilocox.node.starts import Starts
+from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
 from dilocox.protocol.data_root import commit_tree, ways
 from dilocox.protocol.errors import RemoteError
@@ -60,7 +61,7 @@ def lists_of(manifest: Manifest, commit: pb.Commit) -> list[Listing]:
 def leaves_in(manifest: Manifest, store: BlobStore, blob: bytes) -> list[pb.Leaf]:
     """None where they are not here, or damaged. Blocking."""
     try:
-        return read_leaves(manifest, store.read(blob))
+        return read_leaves(manifest, store.read(blob, limits.LEAVES_BYTES))
     except (FileNotFoundError, RemoteError):
         return []
 

@@ -311,6 +311,7 @@ class Starts:
     def payloads_of(self, contribution: pb.Contribution) -> list[bytes]:
         """Digests of its payloads, where its leaves are here. Blocking."""
         try:
-            return [leaf.digest for leaf in read_leaves(self._manifest, self._store.read(contribution.leaves))]
+            raw = self._store.read(contribution.leaves, limits.LEAVES_BYTES)
+            return [leaf.digest for leaf in read_leaves(self._manifest, raw)]
         except (FileNotFoundError, RemoteError):  # not here, damaged, or not what it should be
             return []

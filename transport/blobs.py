@@ -224,8 +224,11 @@ class BlobStore:
         """The bytes, of each chunk until the next one. Raises FileNotFoundError when the blob is not held."""
         return _chunks_of(self.path(digest))
 
-    def read(self, digest: bytes) -> bytes:
-        """All of a small one. Raises FileNotFoundError when it is not held."""
+    def read(self, digest: bytes, most: int = limits.BLOB_BYTES) -> bytes:
+        """All of a small one. Raises FileNotFoundError when it is not held, RemoteError where it has more than so many bytes: who
+        names a digest may name any blob."""
+        if (size := self.size(digest)) > most:
+            raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes; at most {most} expected")
         return self.path(digest).read_bytes()
 
     def view(self, digest: bytes) -> memoryview:
@@ -277,7 +280,7 @@ class BlobStore:
     def stage_digests(self, root: bytes) -> list[bytes]:
         """Of the state with this root, in stage order; empty where its list is not here, or damaged, or is none."""
         try:
-            raw = self.path(root).read_bytes() if root else b""
+            raw = self.read(root, limits.LEAVES_BYTES) if root else b""
             return stages_in(raw) if digest_of([raw]) == root else []
         except (FileNotFoundError, RemoteError):
             return []

@@ -17,6 +17,7 @@ from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
 from dilocox.node.outer.state import StageState
 from dilocox.node.starts import Starts
+from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -281,7 +282,7 @@ async def test_a_blob_that_rotted_is_fetched_again_and_never_served(tmp_path: Pa
     await channels.close()
 
 
-def test_a_list_that_rotted_names_nothing(tmp_path: Path):
+def test_a_list_that_rotted_names_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Of a state's stages, or of a contribution's payloads: garbage ends nobody, and one bit does not name another blob."""
     store = BlobStore(tmp_path)
     states = [digest("state", stage) for stage in range(2)]
@@ -297,6 +298,10 @@ def test_a_list_that_rotted_names_nothing(tmp_path: Path):
         assert store.stage_digests(store.put([raw])) == [], "who names a root may name any blob"
     starts = Starts(RUN, None, store, None)  # type: ignore[arg-type]  # of neither chain nor exchange anything is asked
     leaves = store.put([b"\xff no leaves"])
+    large = store.put([bytes(limits.LEAVES_BYTES + 1)])
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("a state is no list, and is not read as one"))
+    assert starts.payloads_of(pb.Contribution(leaves=large)) == store.stage_digests(large) == []
+    monkeypatch.undo()
     assert (
         starts.payloads_of(pb.Contribution(leaves=leaves)) == starts.payloads_of(pb.Contribution(leaves=digest("gone"))) == []
     )
