@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import ArchiveKeyOption, HomeOption, archive_place, console, fail, known_homes, read_run
+from dilocox.cli.common import ArchiveKeyOption, HomeOption, archive_place, beside, console, fail, known_homes, read_run
 from dilocox.cli.exits import Exit
 from dilocox.cli.progress import working
 from dilocox.protocol import limits
@@ -91,11 +91,11 @@ def appoint(
         fail(f"{peer}: {error}", Exit.USAGE, "copy what `dilocox id --home FOLDER` prints for the new coordinator's folder")
     if archive is not None and home is not None:
         fail("--home and --archive", Exit.USAGE, "the chain is either in a daemon's folder or in the archive")
-    key = run_file.with_suffix(".key")
+    key = beside(run_file, ".key")
     if not key.is_file():
         fail(f"no owner key {key}", Exit.USAGE, "only the run's owner appoints its coordinator")
     owner, place = load_identity(key), archive_place(archive, archive_key)
-    handover = run_file.with_suffix(".chain")
+    handover = beside(run_file, ".chain")
     if handover.exists():
         fail(f"{handover} exists already", Exit.USAGE, "move it away: it made somebody the coordinator before")
     with (

@@ -20,6 +20,7 @@ from dilocox.cli.common import (
     HostOption,
     JsonOption,
     PortOption,
+    beside,
     console,
     print_json,
     read_link,
@@ -216,7 +217,7 @@ def _lie(manifest: Manifest, store: BlobStore) -> str:
 
 def _served(manifest: Manifest, path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
     """What a coordinator hands out: the owner's signature, data, imported weights."""
-    key = path.with_suffix(".key")
+    key = beside(path, ".key")
     signs = key.is_file() and load_identity(key).peer
     if signs == manifest.owner:
         yield Finding(Level.FINE, str(key), "is the owner's")

@@ -53,6 +53,7 @@ __all__ = [
     "ReadOption",
     "api_call",
     "archive_place",
+    "beside",
     "fail",
     "no_answer",
     "print_json",
@@ -177,6 +178,13 @@ def read_run_text(run_file: Path) -> str:
         fail(f"no run file {run_file}", Exit.USAGE, f"make one: dilocox init {run_file}")
     except (OSError, UnicodeDecodeError) as error:
         fail(f"{run_file} cannot be read: {error}", Exit.USAGE, "a run file is UTF-8 text; `dilocox init` writes one")
+
+
+def beside(run_file: Path, ending: str) -> Path:
+    """What lies beside a run file under its name, such as the owner's key. Raises ConfigError where it has none."""
+    if not run_file.name:
+        raise ConfigError(f"{run_file} is a folder: name a file in it, such as {run_file / 'my-run.toml'}")
+    return run_file.with_suffix(ending)
 
 
 def read_run(run_file: Path) -> Manifest:

@@ -13,6 +13,7 @@ import typer
 
 from dilocox.cli.common import (
     DataOption,
+    beside,
     read_run,
 )
 from dilocox.cli.loop import live
@@ -58,7 +59,7 @@ def coordinator(
     daemon.begin()
     check_addresses(market or ())
     store = shared.place()
-    key = run_file.with_suffix(".key")
+    key = beside(run_file, ".key")
     if run_file.suffix == ".chain" and run_file.is_file():
         handover: Path | None = run_file
         manifest, signer = read_handover(run_file)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from dilocox.cli.common import errors, fail
+from dilocox.cli.common import beside, errors, fail
 from dilocox.cli.exits import Exit
 from dilocox.cli.progress import working
 from dilocox.node.data.build import build_stdlib
@@ -115,9 +115,9 @@ def init(
     """Make the owner's key and a commented run file; by default on the text of Python's standard library."""
     if preset not in preset_names():
         fail(f"no preset {preset}", Exit.USAGE, f"one of: {', '.join(preset_names())}")
-    key = run_file.with_suffix(".key")
+    key = beside(run_file, ".key")
     if key == run_file:
-        fail(f"{run_file} is where the owner's key goes", Exit.USAGE, f"name the run file {run_file.with_suffix('.toml')}")
+        fail(f"{run_file} is where the owner's key goes", Exit.USAGE, f"name the run file {beside(run_file, '.toml')}")
     if run_file.exists():
         fail(f"{run_file} exists already", Exit.USAGE, "choose another name, or remove it")
     secret = None if key.exists() else os.urandom(32)

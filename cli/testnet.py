@@ -16,6 +16,7 @@ import typer
 from dilocox.cli.common import (
     DataOption,
     JsonOption,
+    beside,
     console,
     errors,
     fail,
@@ -197,7 +198,7 @@ def _preset_run(preset: str) -> tuple[bytes, bytes]:
 def _read_run(run_file: Path) -> tuple[bytes, bytes]:
     text = read_run_text(run_file)
     try:
-        return text.encode(), run_file.with_suffix(".key").read_bytes()
+        return text.encode(), beside(run_file, ".key").read_bytes()
     except OSError as error:
         fail(
             f"the run's key cannot be read: {error}",
