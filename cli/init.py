@@ -20,7 +20,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES, Corpus, check_fits
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.manifest import RUN_NAME, Manifest
 from dilocox.protocol.model import Target
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.corpora import last_built, library, parse_folders, weights_library
@@ -118,6 +118,10 @@ def init(
     key = beside(run_file, ".key")
     if key == run_file:
         fail(f"{run_file} is where the owner's key goes", Exit.USAGE, f"name the run file {beside(run_file, '.toml')}")
+    called = name or run_file.stem
+    if not re.fullmatch(RUN_NAME, called):
+        does = "--name NAME: up to 64 letters of English, digits, dots, dashes and underscores"
+        fail(f"no run can be called {called}", Exit.USAGE, does)
     if run_file.exists():
         fail(f"{run_file} exists already", Exit.USAGE, "choose another name, or remove it")
     secret = None if key.exists() else os.urandom(32)
@@ -126,7 +130,7 @@ def init(
         source, folder = _choose_data(data)
         digest = last_built(folder)
         corpus = check_whole(BlobStore(folder), digest)
-    text = render_preset(preset, name or run_file.stem, owner.key.hex(), coordinator, source, digest)
+    text = render_preset(preset, called, owner.key.hex(), coordinator, source, digest)
     if private:
         text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1).replace("[scoring]\n", f"[scoring]\n{APART}\n", 1)
     if private or begin is not None:

@@ -21,7 +21,7 @@ from dilocox.protocol.model import Count, Lora, Model, Positive, RopeScaling, Se
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import phase_bytes
 
-__all__ = ["NAME", "Data", "Lora", "Manifest", "Model", "RopeScaling", "RunFileError", "Schedule"]
+__all__ = ["NAME", "RUN_NAME", "Data", "Lora", "Manifest", "Model", "RopeScaling", "RunFileError", "Schedule"]
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -39,8 +39,11 @@ def _peers(names: Iterable[str]) -> None:
             raise ValueError(f"{error}: copy what `dilocox id --home FOLDER` prints for that daemon's folder") from error
 
 
+RUN_NAME = r"[A-Za-z0-9._-]{1,64}"
+
+
 class Run(Section):
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
+    name: Annotated[str, Field(pattern=f"^{RUN_NAME}$")]
     owner: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """The owner's raw Ed25519 public key; the manifest is signed with it."""
     coordinator: str | None = None

@@ -77,6 +77,16 @@ def test_init_never_puts_the_key_where_the_run_file_goes(tmp_path: Path):
     assert contents(tmp_path) == {}
 
 
+@pytest.mark.parametrize("name", ["ü", "my run", "x" * 65])
+def test_a_run_file_whose_name_no_run_can_have_says_how_to_name_it(tmp_path: Path, name: str):
+    result = dilocox("init", tmp_path / f"{name}.toml")
+    assert result.exit_code == 2
+    assert f"no run can be called {name}" in result.stderr
+    assert "--name NAME" in result.stderr
+    assert contents(tmp_path) == {}
+    assert dilocox("init", tmp_path / f"{name}.toml", "--name", "mine").exit_code == 0
+
+
 @pytest.mark.parametrize("arguments", [["--name", "a name with spaces"], ["--preset", "nonsense"]])
 def test_a_refused_init_leaves_nothing_behind(tmp_path: Path, arguments: list[str]):
     result = dilocox("init", tmp_path / "run.toml", *arguments)
