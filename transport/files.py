@@ -54,18 +54,21 @@ def fsync_directory(directory: Path) -> None:
 @contextlib.contextmanager
 def _scratch(path: Path, data: bytes, mode: int, waits: bool = True, scratch: Path | None = None) -> Iterator[Path]:
     """`data` in a file beside `path`, on disk where it `waits` for that, gone at the end. Its name is ours: in a container a
-    restart has the same pid, so what a crash left there is overwritten."""
+    restart has the same pid, so what a crash left there is overwritten. An OSError names `path`: the other name nobody knows."""
     scratch = scratch or path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            if waits:
-                os.fsync(file.fileno())
-        yield scratch
-    finally:
-        scratch.unlink(missing_ok=True)
+        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                if waits:
+                    os.fsync(file.fileno())
+            yield scratch
+        finally:
+            scratch.unlink(missing_ok=True)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644, waits: bool = True, scratch: Path | None = None) -> None:

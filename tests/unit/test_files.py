@@ -86,6 +86,21 @@ def test_a_new_file_is_new_or_not_written(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("write", [write_new, write_atomically])
+def test_a_write_that_fails_names_the_file_that_was_to_be(
+    tmp_path: Path, write: Callable[[Path, bytes], None], monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "none" / "f", tmp_path / "folder"):
+        with pytest.raises(OSError, match=r"directory|exists") as raised:
+            write(path, b"1")
+        assert raised.value.filename == str(path)
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="full") as raised:
+        write(tmp_path / "f", b"1")
+    assert raised.value.filename == str(tmp_path / "f")
+
+
+@pytest.mark.parametrize("write", [write_new, write_atomically])
 def test_what_a_killed_process_of_our_pid_left_is_not_in_the_way(tmp_path: Path, write: Callable[[Path, bytes], None]):
     """In a container every restart has the same pid."""
     (tmp_path / f".f.{os.getpid()}.tmp").write_bytes(b"half a")
