@@ -13,7 +13,17 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import ArchiveKeyOption, HomeOption, archive_place, beside, console, fail, known_homes, read_run
+from dilocox.cli.common import (
+    ArchiveKeyOption,
+    HomeOption,
+    archive_place,
+    beside,
+    check_place,
+    console,
+    fail,
+    known_homes,
+    read_run,
+)
 from dilocox.cli.exits import Exit
 from dilocox.cli.progress import working
 from dilocox.protocol import limits
@@ -98,6 +108,7 @@ def appoint(
     handover = beside(run_file, ".chain")
     if handover.exists():
         fail(f"{handover} exists already", Exit.USAGE, "move it away: it made somebody the coordinator before")
+    check_place(handover)
     with (
         working("reading the chain"),
         _archived(run_file, place, round) if place is not None else _here(run_file, home, round) as named,

@@ -54,6 +54,7 @@ __all__ = [
     "api_call",
     "archive_place",
     "beside",
+    "check_place",
     "fail",
     "no_answer",
     "print_json",
@@ -185,6 +186,15 @@ def beside(run_file: Path, ending: str) -> Path:
     if not run_file.name:
         raise ConfigError(f"{run_file} is a folder: name a file in it, such as {run_file / 'my-run.toml'}")
     return run_file.with_suffix(ending)
+
+
+def check_place(file: Path, option: str = "") -> None:
+    """Before the work whose outcome goes there. Raises ConfigError where no file can be written."""
+    folder = file.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK) or file.is_dir():
+        raise ConfigError(
+            f"{option}{file}: no file can be written there: name one in a folder that is there and that you may write to"
+        )
 
 
 def read_run(run_file: Path) -> Manifest:

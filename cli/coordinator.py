@@ -14,6 +14,7 @@ import typer
 from dilocox.cli.common import (
     DataOption,
     beside,
+    check_place,
     read_run,
 )
 from dilocox.cli.loop import live
@@ -57,6 +58,8 @@ def coordinator(
     """Serve a run: admit peers, close rounds, sign commits. Prints the join link. With --market or --market-port it is announced as
     one that looks for machines."""
     daemon.begin()
+    if link_file is not None:
+        check_place(link_file, "--link-file ")
     check_addresses(market or ())
     store = shared.place()
     key = beside(run_file, ".key")

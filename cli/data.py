@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import HomeOption, JsonOption, console, errors, fail, print_json, print_labelled
+from dilocox.cli.common import HomeOption, JsonOption, check_place, console, errors, fail, print_json, print_labelled
 from dilocox.cli.exits import Exit
 from dilocox.cli.progress import working
 from dilocox.node.data.build import HELD_OUT_EVERY, build
@@ -106,8 +106,9 @@ def train(
     field: FieldOption = "text",
 ) -> None:
     """Make a byte-level BPE tokenizer from text."""
-    if out.exists() or not out.parent.is_dir():
-        fail(f"{out} {'exists already' if out.exists() else 'lies in no folder'}", Exit.USAGE, "choose another name")
+    if out.exists():
+        fail(f"{out} exists already", Exit.USAGE, "choose another name")
+    check_place(out)
     files = _find(sources)
     with working("reading", sum(path.stat().st_size for path in files), bytes=True) as bar:
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from dilocox.cli.common import beside, errors, fail
+from dilocox.cli.common import beside, check_place, errors, fail
 from dilocox.cli.exits import Exit
 from dilocox.cli.progress import working
 from dilocox.node.data.build import build_stdlib
@@ -124,6 +124,7 @@ def init(
         fail(f"no run can be called {called}", Exit.USAGE, does)
     if run_file.exists():
         fail(f"{run_file} exists already", Exit.USAGE, "choose another name, or remove it")
+    check_place(run_file)
     secret = None if key.exists() else os.urandom(32)
     owner = load_identity(key) if secret is None else Identity(secret)
     with working("reading and checking the data"):

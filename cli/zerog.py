@@ -1,7 +1,6 @@
 """`dilocox zerog store | restore | disperse | retrieve`: a run's archive on 0G Storage, and its chain on 0G's data availability."""
 
 import asyncio
-import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dilocox.cli.common import ArchiveKeyOption, HomeOption, ReadOption, console
+from dilocox.cli.common import ArchiveKeyOption, HomeOption, ReadOption, check_place, console
 from dilocox.cli.progress import Working, working
 from dilocox.cli.reading import reading
 from dilocox.cli.settlement import KeyOption, RpcOption, SendOption
@@ -46,13 +45,6 @@ DaOption = Annotated[str, typer.Option("--da", metavar="URL", help="A disperser:
 RecordOption = Annotated[Path, typer.Option("--record", metavar="FILE", help="What was handed over; made where there is none.")]
 
 
-def _check_place(record: Path) -> None:
-    """Before anything is paid for. Raises ConfigError where a record cannot be written."""
-    folder = record.absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK) or record.is_dir():
-        raise ConfigError(f"--record {record}: no file can be written there: name one in a folder that is there")
-
-
 def _need_sdk() -> None:
     """Raises ConfigError where 0G's SDK is not installed."""
     if any(find_spec(name) is None for name in ("Crypto", "web3", "core")):
@@ -76,7 +68,7 @@ def store(
     from dilocox.around.zerog.record import write_record
     from dilocox.around.zerog.volume import due
 
-    _check_place(record)
+    check_place(record, "--record ")  # before anything is paid for
     opened = open_archive(archive, archive_key)
     stored = _stored(record, opened.run_id)
     sizes = opened.storage.sizes("")
@@ -189,7 +181,7 @@ def disperse(
     from dilocox.around.zerog.dispersed import Dispersed, waiting
     from dilocox.around.zerog.record import read_record, write_record
 
-    _check_place(record)
+    check_place(record, "--record ")  # before anything is paid for
 
     async def nothing(_: object) -> int:
         return 0

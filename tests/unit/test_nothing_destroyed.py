@@ -107,7 +107,7 @@ def test_init_keeps_an_owner_key_that_is_there(tmp_path: Path):
 
 def test_init_into_a_folder_that_is_not_there_says_so(tmp_path: Path):
     result = dilocox("init", tmp_path / "none" / "run.toml")
-    assert result.exit_code == 2
+    assert isinstance(result.exception, ConfigError)
     assert contents(tmp_path) == {}
 
 

@@ -1,6 +1,7 @@
 """What a person can get wrong in front of a verb: one sentence, the right exit code, and no traceback."""
 
 import json
+import os
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -170,6 +171,33 @@ def test_a_verb_says_what_is_wrong_in_a_sentence(
     assert "error[" in told.err or left.value.code == 2, told
     assert "Traceback" not in told.err
     assert {path: path.read_bytes() for path in place.iterdir() if path.is_file()} == before, "nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("coordinator run.toml --link-file NOWHERE/link", "--link-file NOWHERE/link"),
+        ("coordinator run.toml --link-file FOLDER", "--link-file FOLDER"),
+        ("data train-tokenizer NOWHERE/out.json FILE", "NOWHERE/out.json"),
+        ("data train-tokenizer CLOSED/out.json FILE", "CLOSED/out.json"),
+        ("init CLOSED/my.toml", "CLOSED/my.toml"),
+    ],
+)
+def test_where_nothing_can_be_written_is_said_before_the_work(
+    place: Path, words: str, named: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    may = os.access
+    (place / "CLOSED").mkdir(exist_ok=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("CLOSED") and may(path, mode))  # also to root
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("DILOCOX_HOME", str(place / "home"))
+    monkeypatch.setattr(sys, "argv", ["dilocox", *words.split()])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    told = capfd.readouterr()
+    assert left.value.code == 2, told
+    assert told.out == ""
+    assert told.err.splitlines()[0].startswith(f"error[usage]: {named}: no file can be written there"), told
 
 
 def test_a_daemon_that_only_starts_is_told_from_none(
