@@ -31,8 +31,8 @@ def write_handover(path: Path, signed: pb.Envelope, appointment: pb.Envelope, ch
         os.link(scratch, path)
     finally:
         made.close()
-        for left in scratch.parent.glob(f"{scratch.name}*"):
-            left.unlink()
+        for ending in ("", "-wal", "-shm"):
+            scratch.with_name(scratch.name + ending).unlink(missing_ok=True)
 
 
 def take_over(path: Path, chain: ChainFile) -> bool:

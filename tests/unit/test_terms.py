@@ -389,10 +389,10 @@ max_inner_steps = 12
 def test_appoint_writes_what_makes_a_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    (tmp_path / "r.toml").write_text(RUN_FILE.replace("{owner}", OWNER.key.hex()))
-    (tmp_path / "r.key").write_bytes(format_identity(b"\x0e" * 32))
-    (tmp_path / "r.key").chmod(0o600)
-    run = Manifest.from_toml((tmp_path / "r.toml").read_text())
+    (tmp_path / "[r].toml").write_text(RUN_FILE.replace("{owner}", OWNER.key.hex()))
+    (tmp_path / "[r].key").write_bytes(format_identity(b"\x0e" * 32))
+    (tmp_path / "[r].key").chmod(0o600)
+    run = Manifest.from_toml((tmp_path / "[r].toml").read_text())
     table = Table(run, pen=OWNER).genesis().train(2)
     folder = tmp_path / "home" / "runs" / run.run_id.hex()[:16]
     folder.mkdir(parents=True)
@@ -402,22 +402,22 @@ def test_appoint_writes_what_makes_a_coordinator(
     file.close()
     home = ("--home", tmp_path / "home")
     monkeypatch.setattr("time.time", lambda: 4000.5)
-    assert dilocox(monkeypatch, "appoint", "somebody", tmp_path / "r.toml", *home) == 2
-    assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "r.toml", *home, "--round", 9) == 2
-    assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "r.toml", "--home", tmp_path) == 2
-    assert not (tmp_path / "r.chain").exists()
-    assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "r.toml", *home, "--round", 2) == 0
+    assert dilocox(monkeypatch, "appoint", "somebody", tmp_path / "[r].toml", *home) == 2
+    assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "[r].toml", *home, "--round", 9) == 2
+    assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "[r].toml", "--home", tmp_path) == 2
+    assert not (tmp_path / "[r].chain").exists()
+    assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "[r].toml", *home, "--round", 2) == 0
     assert "from round 2 on (term 4000)" in capsys.readouterr().out
-    assert read_handover(tmp_path / "r.chain") == (run, NEW.peer)
-    assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "r.toml", *home) == 2, "it is not overwritten"
-    assert {path.name for path in tmp_path.iterdir()} == {"r.toml", "r.key", "r.chain", "home"}
+    assert read_handover(tmp_path / "[r].chain") == (run, NEW.peer)
+    assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "[r].toml", *home) == 2, "it is not overwritten"
+    assert {path.name for path in tmp_path.iterdir()} == {"[r].toml", "[r].key", "[r].chain", "home"}
     for commits, gave_up in ((table.commits, True), ([], False), (table.commits[:2], False)):
         mine = ChainFile(tmp_path / f"mine {len(commits)}.db", run)
         for commit in commits:
             mine.append(commit.envelope)
-        assert take_over(tmp_path / "r.chain", mine) == gave_up
+        assert take_over(tmp_path / "[r].chain", mine) == gave_up
         assert (mine.length, mine.head.coordinator) == (2, NEW.peer)
-        assert not take_over(tmp_path / "r.chain", mine), "again: a coordinator may always be started from it"
+        assert not take_over(tmp_path / "[r].chain", mine), "again: a coordinator may always be started from it"
         assert mine.signed_manifest is not None
         mine.close()
     astray = ChainFile(tmp_path / "astray.db", run)
@@ -426,18 +426,18 @@ def test_appoint_writes_what_makes_a_coordinator(
         astray.write(astray.head, other(table.commits[1], OWNER, run))
     astray.close()
     astray = ChainFile(tmp_path / "astray.db", run)
-    assert take_over(tmp_path / "r.chain", astray), "its own folder held a chain that the owner did not name"
+    assert take_over(tmp_path / "[r].chain", astray), "its own folder held a chain that the owner did not name"
     assert (astray.length, astray.head.coordinator) == (2, NEW.peer)
     # The next appointment is larger, though this folder never heard of the first.
-    (tmp_path / "r.chain").rename(tmp_path / "first.chain")
+    (tmp_path / "[r].chain").rename(tmp_path / "first.chain")
     monkeypatch.setattr("time.time", lambda: 5000.5)
-    assert dilocox(monkeypatch, "appoint", identity(52).peer, tmp_path / "r.toml", *home, "--round", 2) == 0
-    take_over(tmp_path / "r.chain", astray)
+    assert dilocox(monkeypatch, "appoint", identity(52).peer, tmp_path / "[r].toml", *home, "--round", 2) == 0
+    take_over(tmp_path / "[r].chain", astray)
     assert (astray.term, astray.signer) == (5000, identity(52).peer)
     astray.close()
     another = ChainFile(tmp_path / "another.db", RUN)
     with pytest.raises(RemoteError, match="another run"):
-        take_over(tmp_path / "r.chain", another)
+        take_over(tmp_path / "[r].chain", another)
     another.close()
     with pytest.raises(ConfigError, match="no handover"):
         read_handover(folder / "chain.db")
