@@ -12,6 +12,7 @@ With `Lines` each member has a network namespace of its own, and in it
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -43,6 +44,8 @@ POLL_SECONDS = 0.2
 COORDINATOR = "coordinator"
 MARKER = ".dilocox-testnet"
 """Says that a testnet made this folder, and names its members' folders: what the next one may remove."""
+MEMBER = rf"{COORDINATOR}|node-\d+(-box-\d+)?"
+"""What `member_names` may give."""
 FILES = ("run.toml", "run.key", "link", "testnet.json")
 """Beside the members' folders and logs."""
 WAN, LAN, WATCH = "wan", "lan", "watch"
@@ -115,7 +118,7 @@ def _clear(folder: Path) -> None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"{folder} holds files that no testnet made. Name an empty folder with --folder.")
         return
-    names = [Path(name).name for name in json.loads(marker.read_text())]
+    names = _made_by(marker)
     if any(running_daemon(folder / name) for name in names):
         raise LocalError(f"a testnet runs in {folder}. Stop it: dilocox testnet down")
     for name in names:
@@ -125,6 +128,17 @@ def _clear(folder: Path) -> None:
     for leftover in folder.glob("parent-*"):
         if leftover.is_fifo():
             leftover.unlink()
+
+
+def _made_by(marker: Path) -> list[str]:
+    """Whose folders may go. Raises ConfigError where it says anything else than a testnet writes there."""
+    try:
+        names = json.loads(marker.read_bytes())
+        if isinstance(names, list) and all(re.fullmatch(MEMBER, name) for name in names):
+            return names
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise ConfigError(f"{marker} is damaged: what a testnet made here is not known. Name another folder with --folder.")
 
 
 def _placed(member: Member, network: Namespaces) -> Member:
@@ -208,15 +222,20 @@ class Testnet:
         path = folder / "testnet.json"
         if not path.exists():
             raise ConfigError(f"no testnet in {folder}. Start one: dilocox testnet up")
-        described = json.loads(path.read_text())
-        if not isinstance(described, dict):
-            raise LocalError(f"{path} is of another version, which alone can stop what it started")
-        members = [
-            Member(m["name"], Path(m["home"]), m["arguments"], tuple(m["prefix"]), Path(m["needs"]) if m["needs"] else None)
-            for m in described["members"]
-        ]
-        found = described["network"]
-        return cls(folder, members, Namespaces([Net(**net) for net in found["nets"]], found["tag"]) if found else None)
+        try:
+            described = json.loads(path.read_bytes())
+            members = [
+                Member(m["name"], Path(m["home"]), m["arguments"], tuple(m["prefix"]), Path(m["needs"]) if m["needs"] else None)
+                for m in described["members"]
+            ]
+            found = described["network"]
+            network = Namespaces([Net(**net) for net in found["nets"]], found["tag"]) if found else None
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise LocalError(
+                f"{path} is damaged, or of another version, which alone can stop what it started. Daemons that still run are"
+                f" ended by hand: each says its pid in {folder}/MEMBER/daemon.json."
+            ) from error
+        return cls(folder, members, network)
 
     @property
     def coordinator(self) -> Member:

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dilocox.cli.main import app
-from dilocox.node.testnet import Testnet
-from dilocox.protocol.errors import ConfigError
+from dilocox.node.testnet import MARKER, Testnet
+from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.data_directory import DataDirectory
 
 
@@ -69,6 +69,29 @@ def test_a_testnet_replaces_what_an_earlier_one_made_and_nothing_else(tmp_path: 
     kept = contents(folder)
     assert {name for name, text in kept.items() if text == b"mine"} == {"notes.txt", "node-9/notes.txt"}
     assert not {name for name, text in kept.items() if text == b"old"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff", b"{}", b"[3]", b'[""]', b'[".."]', b'["/"]', b'["notes"]'])
+def test_a_testnet_clears_nothing_where_a_marker_says_what_none_writes(tmp_path: Path, up, damage: bytes):
+    folder = tmp_path / "swarm"
+    assert up(folder).exit_code == 0
+    (folder / "notes").mkdir()
+    (folder / "notes" / "thesis.tex").write_text("years")
+    (folder / MARKER).write_bytes(damage)
+    before = contents(tmp_path)
+    assert isinstance(up(folder).exception, ConfigError)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff", b"[]", b"{}", b'{"members": [{}]}', b'{"members": 3, "network": null}'])
+def test_a_testnet_s_damaged_layout_is_a_sentence(tmp_path: Path, up, damage: bytes):
+    assert up(tmp_path / "swarm").exit_code == 0
+    (tmp_path / "swarm" / "testnet.json").write_bytes(damage)
+    for words in (("status",), ("down",), ("kill", "node-1")):
+        result = dilocox("testnet", *words, "--folder", tmp_path / "swarm")
+        assert isinstance(result.exception, LocalError)
+        assert "testnet.json is damaged" in str(result.exception)
+    assert up(tmp_path / "swarm").exit_code == 0
 
 
 def test_init_never_puts_the_key_where_the_run_file_goes(tmp_path: Path):
