@@ -17,13 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from dilocox.node.outer.state import StageState
 from dilocox.node.outer.tensor_file import save_tensors
 from dilocox.protocol.crypto import sha256
-from dilocox.transport.files import fsync_directory, read_checked, write_atomically
+from dilocox.transport.files import fsync_directory, quarantine, read_checked, write_atomically
 
 __all__ = [
     "BoundaryMeta",
@@ -81,10 +82,10 @@ def _folder(root: Path, stage: int, round: int) -> Path:
 
 
 def boundaries(root: Path, stage: int) -> dict[int, BoundaryMeta]:
-    """The complete boundaries of a stage, by round. One whose description is damaged is as if it had never been there."""
+    """The complete boundaries of a stage, by round. A damaged one, or of another version, is as if it had never been."""
     found: dict[int, BoundaryMeta] = {}
     for path in sorted((root / f"{stage:04d}").glob("*/boundary.json")):
-        meta = read_checked(path, _meta) if (path.parent / OUTER).exists() else None
+        meta = read_checked(path, _meta) if _opens(path.parent / OUTER) else None
         if meta is not None:
             found[meta.round] = meta
     return found
@@ -95,7 +96,23 @@ def _meta(raw: bytes) -> BoundaryMeta:
     digest, _, text = raw.partition(b"\n")
     if digest != sha256(text).hex().encode():
         raise ValueError("its bytes do not have its digest")
-    return BoundaryMeta(**json.loads(text))
+    try:
+        return BoundaryMeta(**json.loads(text))
+    except TypeError as error:
+        raise ValueError(f"it is of another version: {error}") from error
+
+
+def _opens(path: Path) -> bool:
+    """Whether the tensors are there, all of them. A file that is cut short, or none, is set aside: the workers would end over it at
+    every start."""
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except FileNotFoundError:
+        return False
+    except SafetensorError as error:
+        quarantine(path, str(error))
+        return False
 
 
 def _described(meta: BoundaryMeta) -> bytes:
@@ -147,7 +164,7 @@ def is_complete(root: Path, stage: int) -> bool:
 
 
 def _complete(stage: Path) -> list[Path]:
-    return [path for path in stage.glob(f"*/{INNER}") if (path.parent / "boundary.json").exists()]
+    return [path for path in stage.glob(f"*/{INNER}") if (path.parent / "boundary.json").exists() and _opens(path)]
 
 
 def load_inner(root: Path, stage: int, round: int) -> dict[str, Tensor]:

@@ -1,6 +1,8 @@
 """Open or heal: whatever lies damaged in a daemon's folder ends no daemon, is set aside, and is made or fetched again."""
 
 import errno
+import hashlib
+import json
 import os
 import sqlite3
 import threading
@@ -340,9 +342,27 @@ def test_a_checkpoint_s_words_that_rotted_are_set_aside(tmp_path: Path):
         path.write_bytes(raw)
         assert list(checkpoint.boundaries(tmp_path, 0).values()) == metas[:1]
         assert not path.exists()
-    assert len(aside(path.parent)) == 4
+    newer = json.dumps({**json.loads(whole.partition(b"\n")[2]), "of": "another version"}).encode()
+    path.write_bytes(hashlib.sha256(newer).hexdigest().encode() + b"\n" + newer)
+    assert list(checkpoint.boundaries(tmp_path, 0).values()) == metas[:1]
+    assert len(aside(path.parent)) == 5
     path.write_bytes(whole)
     assert list(checkpoint.boundaries(tmp_path, 0).values()) == metas
+
+
+@pytest.mark.parametrize("left", [0, 5, 20, -1])
+def test_a_checkpoint_s_tensors_that_were_cut_short_are_set_aside(tmp_path: Path, left: int):
+    state = StageState(RUN, 0)
+    for round in (3, 4):
+        checkpoint.save_inner(tmp_path, 0, round, {"momentum_buffer|weight": torch.full((2,), float(round))})
+        checkpoint.save_outer(tmp_path, state, round)
+        checkpoint.seal_boundary(tmp_path, 0, BoundaryMeta(round, 4, 256, 2.5, 16, 1, 4, 8))
+    folder = tmp_path / "0000" / "00000004"
+    for name, rounds in ((checkpoint.INNER, {3, 4}), (checkpoint.OUTER, {3})):
+        (folder / name).write_bytes((folder / name).read_bytes()[:left])
+        assert set(checkpoint.boundaries(tmp_path, 0)) == rounds
+        assert float(checkpoint.load_inner(tmp_path, 0, 4)["momentum_buffer|weight"][0]) == 3.0
+    assert set(aside(folder)) == {f"{checkpoint.INNER}.bad", f"{checkpoint.OUTER}.bad"}
 
 
 def test_boundaries_of_a_chain_that_was_given_up_do_not_push_out_new_ones(tmp_path: Path):
