@@ -155,10 +155,10 @@ def init(
             write_new(key, format_identity(secret), mode=0o600)
             made = True
         write_new(run_file, text.encode())
-    except OSError as error:
+    except OSError:
         if made:
             key.unlink()
-        fail(f"{run_file} cannot be written: {error}", Exit.USAGE, "choose a folder that is there and that you may write to")
+        raise
     errors.print(f"wrote {run_file} and {key}; keep the key: it signs the run", highlight=False)
     errors.print(f"run id {manifest.run_id.hex()} (changes with every edit)", highlight=False)
     at = "" if folder == library(source) else f" --data {source}={folder}"

@@ -1,5 +1,6 @@
 """Nothing is deleted or overwritten that we did not make."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from dilocox.cli.main import app
 from dilocox.node.testnet import MARKER, Testnet
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.data_directory import DataDirectory
+from dilocox.views.faults import code_of
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -132,6 +134,24 @@ def test_init_into_a_folder_that_is_not_there_says_so(tmp_path: Path):
     result = dilocox("init", tmp_path / "none" / "run.toml")
     assert isinstance(result.exception, ConfigError)
     assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("fits", [0, 1])
+def test_init_on_a_full_disk_leaves_nothing_and_is_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: int):
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
+    assert dilocox("init", tmp_path / "first.toml").exit_code == 0
+    before = contents(tmp_path)
+    syncs = iter([None] * 2 * fits)  # of a file, and of its folder
+
+    def fsync(handle: int) -> None:
+        if next(syncs, handle) is not None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    result = dilocox("init", tmp_path / "run.toml")
+    assert isinstance(result.exception, OSError)
+    assert code_of(result.exception) == "disk-full"
+    assert contents(tmp_path) == before
 
 
 def test_a_daemons_folder_keeps_what_others_put_there(tmp_path: Path):
