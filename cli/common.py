@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dilocox.cli.exits import Exit
+from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink, printable
 from dilocox.protocol.manifest import Manifest
@@ -100,7 +101,7 @@ MaybeJoinOption = Annotated[str | None, _JOIN]
 ReadOption = Annotated[
     str | None, typer.Option("--join", metavar="LINK", help="Read from the run: its join link, or @FILE that holds it.")
 ]
-NameOption = Annotated[str, typer.Option(help="For people.")]
+NameOption = Annotated[str, typer.Option(callback=lambda text: _name(text), help="For people.")]
 HostOption = Annotated[str, typer.Option(callback=lambda text: _host(text), help="Address by which others reach this machine.")]
 PORTS = {"min": 0, "max": 65_535}
 PortOption = Annotated[int, typer.Option(**PORTS, help="gRPC port (0: any, kept).")]
@@ -133,6 +134,14 @@ HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})|[0-9A-Fa-f:.%]{2,64}")
 def _host(text: str) -> str:
     if not HOST.fullmatch(text.removeprefix("[").removesuffix("]")):
         raise typer.BadParameter(f"{text!r} is no host name and no address")
+    return text
+
+
+def _name(text: str) -> str:
+    """Others refuse the record of who is called otherwise."""
+    if len(text) > limits.TEXT_CHARACTERS or not text.isprintable():
+        most = limits.TEXT_CHARACTERS
+        raise typer.BadParameter(f"{printable(text[:most])!r} is no name: up to {most} characters, all of which can be printed")
     return text
 
 

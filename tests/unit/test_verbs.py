@@ -200,6 +200,24 @@ def test_where_nothing_can_be_written_is_said_before_the_work(
     assert told.err.splitlines()[0].startswith(f"error[usage]: {named}: no file can be written there"), told
 
 
+@pytest.mark.parametrize("name", ["a\tb", "caf\udce9", "x" * 257])
+@pytest.mark.parametrize(
+    "words", ["coordinator NOWHERE", "node --join nonsense", "hold --join nonsense", "offer --upload fast"]
+)
+def test_a_name_that_others_would_refuse_is_refused_here(
+    place: Path, words: str, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    """A coordinator served under it, and nobody took its record; what is no UTF-8 was a traceback."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["dilocox", *words.split(), "--name", name])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    told = capfd.readouterr()
+    assert left.value.code == 2
+    assert told.out == ""
+    assert "is no name" in " ".join(told.err.replace("│", "").split())
+
+
 def test_a_daemon_that_only_starts_is_told_from_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
