@@ -14,6 +14,7 @@ from dilocox.cli.market import MarketOption, MarketPortOption, listed, opened_bo
 from dilocox.node.attest.attesters import choose_attester
 from dilocox.node.attest.verify import verifiers
 from dilocox.node.machine import this_machine
+from dilocox.protocol import limits
 from dilocox.protocol.attestation import SIMULATED, AttestationError, report_data
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
@@ -25,11 +26,12 @@ from dilocox.transport.data_directory import load_identity
 from dilocox.transport.health import base_folder
 from dilocox.transport.hours import Hours
 from dilocox.transport.rates import bits_per_second
+from dilocox.transport.tasks import Tasks
 
 if TYPE_CHECKING:
     from dilocox.around.market.board import Board
 
-__all__ = ["invitations", "offer", "offered"]
+__all__ = ["invitations", "offer", "offered", "prover"]
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,8 @@ INVITED_SECONDS = 60.0
 """Between two looks for a run that asks for this machine by name."""
 MEASURED_SECONDS, UNMEASURED_SECONDS = 8 * 3600.0, 300.0
 """Between two measurements of its line; after one for which nobody was there."""
+MOST = (1 << 64) - 1
+"""That the wire has room for."""
 UP_SECONDS = 1.0
 """Between two looks for our node while it begins."""
 
@@ -50,14 +54,18 @@ def offer(
     home: HomeOption = None,
     name: NameOption = THIS_MACHINE,
     host: HostOption = "127.0.0.1",
-    devices: Annotated[int | None, typer.Option(min=1, help="Stage workers (default: one per GPU, or 1).")] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, max=limits.HOSTS, help="Stage workers (default: one per GPU, or 1).")
+    ] = None,
     upload: Annotated[str | None, typer.Option(metavar="RATE", help="Of this machine's line, such as 100mbit.")] = None,
     download: Annotated[str | None, typer.Option(metavar="RATE", help="Of this machine's line.")] = None,
     hours: Annotated[
         str | None,
         typer.Option(metavar="HOURS", callback=validated(Hours.parse), help="As of `dilocox node` (default: always)."),
     ] = None,
-    price: Annotated[int, typer.Option(min=0, help="For a million merit, in the smallest unit of the run's chain.")] = 0,
+    price: Annotated[
+        int, typer.Option(min=0, max=MOST, help="For a million merit, in the smallest unit of the run's chain.")
+    ] = 0,
     account: Annotated[
         str | None, typer.Option(metavar="0x…", callback=validated(parse_account), help="EVM account to be paid.")
     ] = None,
@@ -72,7 +80,7 @@ def offer(
     set_up_logging(verbose=False)
     folder = home or base_folder() / "node"
     identity, machine = load_identity(folder / "identity.key"), this_machine(devices)
-    proves = _prover(identity, simulated_measurement) if attest else None
+    proves = prover(identity, simulated_measurement) if attest else None
 
     def made(until: int, lines: Sequence[pb.Envelope]) -> pb.Offer:
         said = pb.Offer(
@@ -98,7 +106,7 @@ def offer(
     asyncio.run(offered(market or (), market_port or 0, host, identity, folder, made, measure))
 
 
-def _prover(identity: Identity, simulated: Path | None) -> Callable[[bytes], pb.BoundEvidence]:
+def prover(identity: Identity, simulated: Path | None) -> Callable[[bytes], pb.BoundEvidence]:
     """Raises LocalError where there is nothing to attest with."""
     kinds = tuple(kind for kind in verifiers() if kind != SIMULATED or simulated is not None)
     try:
@@ -107,7 +115,10 @@ def _prover(identity: Identity, simulated: Path | None) -> Callable[[bytes], pb.
         raise LocalError(f"--attest: {error.cause}") from error
 
     def prove(nonce: bytes) -> pb.BoundEvidence:
-        evidence = attester(report_data(kind, identity.key, MARKET, nonce))
+        try:
+            evidence = attester(report_data(kind, identity.key, MARKET, nonce))
+        except AttestationError as error:
+            raise LocalError(f"--attest: {error.cause}") from error
         return pb.BoundEvidence(key=identity.key, run=MARKET, nonce=nonce, evidence=evidence.message())
 
     return prove
@@ -123,12 +134,17 @@ async def offered(
     def now(until: int) -> pb.Offer:
         return made(until, lines)
 
-    async with opened_board(market, host, identity, port, home) as board, asyncio.TaskGroup() as tasks:
+    async with opened_board(market, host, identity, port, home) as board:
         log.info("this machine is offered in the market; others begin at %s", board.address)
-        tasks.create_task(board.announce_forever(identity, pb.KIND_OFFER, now, measured))
+        tasks = Tasks()
+        tasks.start(board.announce_forever(identity, pb.KIND_OFFER, now, measured), "announce")
         if measure:
-            tasks.create_task(_keep_measured(board, lines, measured))
-        tasks.create_task(_say_invitations(board, identity.peer))
+            tasks.start(_keep_measured(board, lines, measured), "measure")
+        tasks.start(_say_invitations(board, identity.peer), "invitations")
+        try:
+            await tasks.wait()
+        finally:
+            await tasks.close()
 
 
 async def _keep_measured(board: "Board", lines: list[pb.Envelope], measured: asyncio.Event) -> None:

@@ -13,6 +13,8 @@ __all__ = ["SLOWEST_DOWNLOAD_BITS_PER_SECOND", "Rates", "bits_per_second", "pars
 RATE = re.compile(r"(\d+\.?\d*|\.\d+)\s*(kbit|mbit|gbit|)")
 UNITS_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "": 1.0}
 """Per second."""
+FASTEST_BITS_PER_SECOND = 1e15
+"""No line is: the number has digits too many."""
 SLOWEST_BITS_PER_SECOND = 250e3
 """Over less no payload arrives within a round …"""
 SLOWEST_DOWNLOAD_BITS_PER_SECOND = 1e6
@@ -35,9 +37,10 @@ class Rates:
 def bits_per_second(text: str, option: str) -> float:
     """Of a line, as an option says it. Raises ConfigError."""
     found = RATE.fullmatch(text.strip().lower())
-    if found is None or float(found[1]) <= 0:
+    bits = float(found[1]) * UNITS_BITS[found[2]] if found is not None else 0.0
+    if not 0 < bits <= FASTEST_BITS_PER_SECOND:
         raise ConfigError(f"{option} {text}: a number and kbit, mbit or gbit, such as 20mbit")
-    return float(found[1]) * UNITS_BITS[found[2]]
+    return bits
 
 
 def parse_rates(texts: Iterable[str], option: str, slowest_bits_per_second: float = SLOWEST_BITS_PER_SECOND) -> Rates:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import logging
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,6 +18,8 @@ from dilocox.transport.dht import Dht, DhtSettings
 from dilocox.transport.network import choose_port, multiaddr
 
 __all__ = ["Board", "opened"]
+
+log = logging.getLogger(__name__)
 
 LIFE_SECONDS = 1800
 """Of what we announce, after its last announcement …"""
@@ -42,14 +45,21 @@ class Board:
     async def announce_forever(
         self, identity: Identity, kind: pb.Kind, make: Callable[[int], pb.Job | pb.Offer], changed: asyncio.Event | None = None
     ) -> None:
-        """`make`: what is to be said until that Unix second; blocking. What nobody takes is said again soon, and what has `changed`
-        at once."""
-        changed = changed or asyncio.Event()
+        """`make`: what is to be said until that Unix second; blocking. What nobody takes, or cannot be made (LocalError), is said
+        again soon, and what has `changed` at once."""
+        changed, why = changed or asyncio.Event(), ""
         while True:
             taken = False
-            with suppress(LocalError):
+            try:
                 said = await asyncio.to_thread(make, int(time.time()) + LIFE_SECONDS)
-                taken = await self.announce(seal(identity, kind, MARKET, said))
+            except LocalError as error:
+                if str(error) != why:
+                    why = str(error)
+                    log.warning("nothing is announced for now: %s", why)
+            else:
+                why = ""
+                with suppress(LocalError):
+                    taken = await self.announce(seal(identity, kind, MARKET, said))
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), AGAIN_SECONDS if taken else SOON_SECONDS)
             changed.clear()

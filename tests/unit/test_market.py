@@ -1,26 +1,30 @@
 """Jobs and offers: what counts, who may say it, what hostile entries come to; the DHT itself is in tests/e2e/test_market.py."""
 
 import asyncio
+import errno
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dilocox.around.market import board
 from dilocox.cli.hire import Offered, attested, line_of, with_allowed
 from dilocox.cli.offer import invitations
 from dilocox.node.attest import simulated
 from dilocox.protocol import limits
 from dilocox.protocol.attestation import SIMULATED, report_data
-from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.market import BUCKETS, MARKET, bucket_of, key_of, lines_of, middle_line, nonce_of, open_listing, place_of
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.dht import Dht
 from dilocox.transport.dht_child import DHTID, PLAIN, DHTRecord, ListingValidator, MSGPackSerializer, get_dht_time
 from tests.helpers import digest, identity, manifest, until
 
@@ -228,6 +232,52 @@ async def test_an_identity_that_is_offered_lies_nowhere_but_in_its_home(tmp_path
     finally:
         offering.cancel()
         await asyncio.wait([offering])
+
+
+def test_evidence_that_cannot_be_had_for_a_while_ends_no_offer(tmp_path: Path):
+    """It ended with a traceback at the first time that the hardware did not answer."""
+    from dilocox.cli.offer import prover
+
+    (tmp_path / "measurement").write_text("ab" * 48)
+    proves = prover(ME, tmp_path / "measurement")
+    assert attested(offer(expires_at=NOW, evidence=proves(nonce_of(NOW))))
+    (tmp_path / "measurement").unlink()
+    with pytest.raises(LocalError, match=r"--attest: .*measurement holds no measurement"):
+        proves(nonce_of(NOW))
+
+
+async def test_what_cannot_be_said_is_told_once_and_tried_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(board, "SOON_SECONDS", 0.0)
+    tried, told = list[int](), list[Statement]()
+
+    def made(end: int) -> pb.Offer:
+        tried.append(end)
+        if len(tried) < 3:
+            raise LocalError("--attest: nothing answers")
+        return pb.Offer(expires_at=end, devices=1)
+
+    async def announce(self: board.Board, listing: Statement) -> bool:
+        told.append(listing)
+        return True
+
+    monkeypatch.setattr(board.Board, "announce", announce)
+    announcing = asyncio.create_task(board.Board(cast(Dht, None), "").announce_forever(ME, pb.KIND_OFFER, made))
+    await until(lambda: bool(told))
+    announcing.cancel()
+    assert caplog.messages == ["nothing is announced for now: --attest: nothing answers"]
+
+
+async def test_what_ends_an_offer_is_said_as_it_is(tmp_path: Path):
+    """It was a group of one error, and so a traceback."""
+    from dilocox.cli.offer import offered
+
+    def made(end: int, lines: Sequence[pb.Envelope]) -> pb.Offer:
+        raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(OSError, match="full"):
+        await offered((), 0, "127.0.0.1", ME, tmp_path, made, False)
 
 
 # What others measured of a line
