@@ -15,6 +15,7 @@ import typer
 from rich.text import Text
 
 from dilocox.cli.common import (
+    DEVICES,
     DataOption,
     HomeOption,
     HostOption,
@@ -65,7 +66,7 @@ def check(
     home: HomeOption = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 0,
-    devices: Annotated[int | None, typer.Option(min=1, help="Stage workers (default: one per GPU, or 1).")] = None,
+    devices: Annotated[int | None, typer.Option(**DEVICES, help="Stage workers (default: one per GPU, or 1).")] = None,
     data: DataOption = None,
     weights: Annotated[Path | None, typer.Option(metavar="DIR", help="As of `dilocox coordinator`.")] = None,
     cluster_interface: Annotated[str | None, typer.Option(help="As of `dilocox node`.")] = None,

@@ -103,6 +103,8 @@ ReadOption = Annotated[
 ]
 NameOption = Annotated[str, typer.Option(callback=lambda text: _name(text), help="For people.")]
 HostOption = Annotated[str, typer.Option(callback=lambda text: _host(text), help="Address by which others reach this machine.")]
+DEVICES = {"min": 1, "max": limits.STAGES}
+"""Of a box: each holds a stage at least."""
 PORTS = {"min": 0, "max": 65_535}
 PortOption = Annotated[int, typer.Option(**PORTS, help="gRPC port (0: any, kept).")]
 DhtPortOption = Annotated[int, typer.Option(**PORTS, help="DHT port (0: any, kept).")]

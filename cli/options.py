@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from dilocox.cli.common import (
+    DEVICES,
     THIS_MACHINE,
     ApiOption,
     DhtOption,
@@ -215,7 +216,7 @@ class MachineOptions:
 
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help="Stage workers (default: one per GPU, or 1)."),
+        typer.Option(**DEVICES, help="Stage workers (default: one per GPU, or 1)."),
     ] = None
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per stage worker.")] = None
     hours: Annotated[

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dilocox.cli.common import JsonOption, console, fail, print_json, print_table, read_run
+from dilocox.cli.common import DEVICES, JsonOption, console, fail, print_json, print_table, read_run
 from dilocox.cli.exits import Exit
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node import advice as advising
@@ -56,7 +56,7 @@ def plan(
         str, typer.Option(help="Of that line to the others, where it is another (default: as --bandwidth).")
     ] = "",
     lan: Annotated[str, typer.Option(help="Of the line between a cluster's boxes, each way (default: as --bandwidth).")] = "",
-    devices: Annotated[int | None, typer.Option(min=1, help=f"Of a box ({MADE_FOR}).")] = None,
+    devices: Annotated[int | None, typer.Option(**DEVICES, help=f"Of a box ({MADE_FOR}).")] = None,
     device: Annotated[
         str, typer.Option(help=f"Its kind ({', '.join(model.PEAKS)}), or its peak in TFLOP/s ({MADE_FOR}).")
     ] = "",

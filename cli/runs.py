@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from dilocox.cli.common import DataOption, HomeOption, HostOption, JsonOption, console, print_json, print_table, set_up_logging
+from dilocox.cli.common import (
+    DEVICES,
+    DataOption,
+    HomeOption,
+    HostOption,
+    JsonOption,
+    console,
+    print_json,
+    print_table,
+    set_up_logging,
+)
 from dilocox.cli.market import PATIENCE, MarketOption, PatienceOption, listed, opened_board
 from dilocox.cli.progress import working
 from dilocox.node.check import Here, of_machine, of_part
@@ -48,7 +58,7 @@ def runs(
     market: MarketOption = None,
     home: HomeOption = None,
     host: HostOption = "127.0.0.1",
-    devices: Annotated[int | None, typer.Option(min=1, help="Stage workers (default: one per GPU, or 1).")] = None,
+    devices: Annotated[int | None, typer.Option(**DEVICES, help="Stage workers (default: one per GPU, or 1).")] = None,
     data: DataOption = None,
     seconds: PatienceOption = PATIENCE,
     as_json: JsonOption = False,

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from dilocox.cli.common import (
+    DEVICES,
     DataOption,
     JsonOption,
     beside,
@@ -70,7 +71,7 @@ def up(
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")] = 3,
     boxes: Annotated[int, typer.Option(min=1, help="Boxes of each node's cluster, every one a daemon of its own.")] = 1,
     devices: Annotated[
-        int | None, typer.Option(min=1, help="Stage workers per box (default: 2, or 1 with --private-epsilon).")
+        int | None, typer.Option(**DEVICES, help="Stage workers per box (default: 2, or 1 with --private-epsilon).")
     ] = None,
     lan: Annotated[str | None, typer.Option(help=f"Of the line between a cluster's boxes{LINE_HELP}")] = None,
     wan: Annotated[str | None, typer.Option(help=f"Of each box's line to everybody else{LINE_HELP}")] = None,
