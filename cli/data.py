@@ -102,7 +102,7 @@ def build_corpus(
 def train(
     out: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it, such as tokenizer.json.")],
     sources: SourcesArgument,
-    vocabulary_size: Annotated[int, typer.Option("--vocabulary", min=257, help="How many tokens.")] = 32768,
+    vocabulary_size: Annotated[int, typer.Option("--vocabulary", min=257, max=1 << 32, help="How many tokens.")] = 32768,
     field: FieldOption = "text",
 ) -> None:
     """Make a byte-level BPE tokenizer from text."""

@@ -38,7 +38,7 @@ def generate(
     archive_key: ArchiveKeyOption = None,
     tokens: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 0.8,
-    seed: Annotated[int, typer.Option(min=0, help="The same text for the same seed, on one machine.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="The same text for the same seed, on one machine.")] = 0,
     plain: Annotated[
         bool, typer.Option("--plain", help="Continue the text, also where the model has a chat template to answer by.")
     ] = False,
@@ -48,6 +48,8 @@ def generate(
     """Continue a text with the committed model, or have a chat model answer it, by transformers."""
     if folder is not None and (home is not None or join is not None or archive is not None or data):
         fail("a folder and --home, --join, --archive or --data", Exit.USAGE, "an exported folder needs neither")
+    if prompt != prompt.encode("utf-8", "replace").decode():
+        fail("--prompt is no text in UTF-8", Exit.USAGE, "say it in UTF-8")
     with tempfile.TemporaryDirectory(prefix="dilocox-generate-") as scratch, working("loading the model") as bar:
         if folder is None:
             folder = Path(scratch) / "model"

@@ -16,6 +16,8 @@ __all__ = ["Generated", "generate_text"]
 
 DAMAGE = (SafetensorError, LookupError, TypeError, AttributeError, RuntimeError)
 """What transformers ends with over a file that is not what its name says."""
+LEAST_TEMPERATURE = 1e-3
+"""Below it the likeliest token is as good as sure, and logits over it are soon no numbers any more."""
 MOST_PER_BYTE = 2
 """Parameters: of quantized weights."""
 
@@ -59,7 +61,7 @@ def generate_text(folder: Path, prompt: str, tokens: int, temperature: float, se
     given = _asked(tokenizer, prompt, plain).to(model.device)
     if not given["input_ids"].numel():
         raise ConfigError("the prompt makes no tokens: give one that says something")
-    choice = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    choice = {"do_sample": True, "temperature": temperature} if temperature >= LEAST_TEMPERATURE else {"do_sample": False}
     set_seed(seed)
     made = model.generate(**given, max_new_tokens=tokens, pad_token_id=tokenizer.eos_token_id, **choice)
     text: str = tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)

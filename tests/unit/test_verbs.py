@@ -226,6 +226,25 @@ def test_a_name_that_others_would_refuse_is_refused_here(
     assert "is no name" in " ".join(told.err.replace("│", "").split())
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("generate FOLDER --prompt x --seed 4294967296", "--seed"),
+        ("generate FOLDER --prompt caf\udce9", "--prompt is no text in UTF-8"),
+        ("data train-tokenizer out.json run.toml --vocabulary 99999999999999999999", "--vocabulary"),
+    ],
+)
+def test_what_libraries_could_not_take_is_refused_before_they_are_asked(
+    place: Path, words: str, named: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["dilocox", *words.split()])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert named in capfd.readouterr().err
+
+
 def test_a_daemon_that_only_starts_is_told_from_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
