@@ -51,6 +51,8 @@ def open_database(path: Path, check: bool = True) -> sqlite3.Connection:
     Raises DamagedError, or LocalError when the disk does not let it be opened.
     """
     with sentences(path):
+        if check and _emptied(path):
+            path.write_bytes(b"\0\0")  # of these SQLite says that they are damaged, or it reads the log
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             database.execute("PRAGMA journal_mode=WAL")
@@ -61,6 +63,13 @@ def open_database(path: Path, check: bool = True) -> sqlite3.Connection:
             database.close()
             raise
     return database
+
+
+def _emptied(path: Path) -> bool:
+    """Whether it was cut to nothing: SQLite would take it for one that is about to be made, and remove the log that lies beside."""
+    with suppress(FileNotFoundError):
+        return not path.stat().st_size
+    return False
 
 
 @contextmanager
@@ -195,6 +204,8 @@ class ChainFile:
         """The chain in a file, of the run that the file names. Changes nothing. Raises LocalError."""
         chain = cls.__new__(cls)
         try:
+            if _emptied(path):
+                raise DamagedError(f"{path} is damaged: it is empty.")
             with sentences(path), closing(sqlite3.connect(path)) as database:
                 (manifest,) = database.execute("SELECT manifest FROM run").fetchone()
             chain.path, chain.manifest = path, Manifest.from_canonical(manifest)

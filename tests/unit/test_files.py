@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -220,7 +221,23 @@ def test_a_chain_file_that_sqlite_cannot_read_is_begun_again(chain: Path, damage
         )
     assert reopened(chain) < COMMITS
     assert reopened(chain) < COMMITS
-    assert len(aside(chain.parent)) == (damage != "empty")
+    assert len(aside(chain.parent)) == 1
+
+
+@pytest.mark.parametrize("logged", [False, True], ids=["whole", "in its log"])
+def test_a_database_that_was_cut_to_nothing_is_not_taken_for_a_new_one(chain: Path, logged: bool):
+    """Of a coordinator it would begin the run again; its log, where all of it may still be, would be removed."""
+    killed = chain.parent / "killed"
+    killed.mkdir()
+    if logged:
+        with closing(ChainFile(killed / "running.db", RUN)) as kept, closing(ChainFile(chain, RUN)) as whole:
+            for commit in whole.commits():
+                kept.append(commit.envelope)
+            shutil.copy(killed / "running.db-wal", killed / "chain.db-wal")
+    (killed / "chain.db").touch()
+    again = ChainFile(killed / "chain.db", RUN)
+    assert (again.healed, again.length) == ((False, COMMITS) if logged else (True, 0))
+    again.close()
 
 
 def test_a_damaged_log_is_a_sentence(tmp_path: Path):
