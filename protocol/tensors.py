@@ -112,7 +112,7 @@ def _split(sizes: Sequence[int], stages: int) -> tuple[tuple[int, int], ...]:
     for stage in range(1, stages + 1):
         row = [(1 << 62, 0)] * (count + 1)
         cut = stage - 1
-        for end in range(stage, count + 1):
+        for end in range(stage, count - stages + stage + 1):  # a unit is left for each later stage
             # The more units lie before the cut, the larger the largest stage there, and the smaller the last: where they meet, and
             # that only moves on.
             while cut < end - 1 and best[-1][cut][0] < total[end] - total[cut]:
@@ -141,7 +141,7 @@ def stage_tensors(model: Model, stage: int) -> tuple[TensorSpec, ...]:
 
 
 def _all_tensors(model: Model) -> Iterator[TensorSpec]:
-    """Those of all stages; where these end, which takes seconds to find for a model of the most layers, is not asked."""
+    """Those of all stages; where these end, which takes a second to find for a model of the most layers, is not asked."""
     return _trained(model, itertools.chain.from_iterable(units(model)))
 
 
