@@ -4,10 +4,11 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from dilocox.protocol import limits
 from dilocox.protocol.chain import Taken, taken
@@ -34,6 +35,8 @@ from dilocox.transport.slots import Slots
 __all__ = ["FETCHES_AT_ONCE", "Exchange", "FetchStatistics", "places_behind", "takes_of"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RETRY_SECONDS = 0.5
 LINGER_SECONDS = 2.0
@@ -249,10 +252,23 @@ class Exchange:
                         asked.add(box)
                         yield box
 
+    async def had(self, fetch: Callable[[], Awaitable[None]], read: Callable[[], T]) -> T:
+        """What `read`, which blocks, makes of a blob that `fetch` has: again where it was let go in between, as nobody needed it
+        but for this. Raises what they raise."""
+        while True:
+            await fetch()
+            with suppress(FileNotFoundError):
+                return await asyncio.to_thread(read)
+
+    async def listed(self, digest: bytes, fetch: Callable[[], Awaitable[None]]) -> bytes:
+        """`had`, all of a list."""
+        return await self.had(fetch, partial(self._store.read, digest))
+
     async def leaves(self, contribution: pb.Contribution, providers: Iterable[str]) -> list[pb.Leaf]:
         """What a counted contribution announces, stage by stage. Raises RemoteError when it cannot be had, or is not that."""
-        await self.fetch(contribution.leaves, providers, limits.LEAVES_BYTES, by=NamedBy(contribution.round))
-        return read_leaves(self._manifest, self._store.read(contribution.leaves))
+        blob, by = contribution.leaves, NamedBy(contribution.round)
+        fetch = partial(self.fetch, blob, providers, limits.LEAVES_BYTES, by=by)
+        return read_leaves(self._manifest, await self.listed(blob, fetch))
 
     async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
         """Have what a commit counts of our stages; what workers need to apply it. Raises RemoteError when it is not to be had."""
@@ -288,17 +304,17 @@ class Exchange:
             if body.base_state != base:
                 raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
             providers = [contribution.peer, *body.holders]
-            await self.fetch_forever(body.leaves, providers, limits.LEAVES_BYTES)
-            leaves = read_leaves(self._manifest, self._store.read(body.leaves))
+            fetch = partial(self.fetch_forever, body.leaves, providers, limits.LEAVES_BYTES)
+            leaves = read_leaves(self._manifest, await self.listed(body.leaves, fetch))
             check_leaves(body, leaves)
-            check_work(body, await asyncio.to_thread(self._share_root, roster, body.leaves, None), leaves)
+            check_work(body, await self.had(fetch, partial(self._share_root, roster, body.leaves, None)), leaves)
             for leaf in leaves:
                 stage = leaf.stage
                 check_bounds(self._manifest, leaf)
                 if stage in self.stages:
                     layout_of(self._manifest, stage, rank_or_k).check_size(leaf.size)
-                    await self.fetch_forever(leaf.digest, providers, leaf.size, stage)
-                    await asyncio.to_thread(self._check, contribution, leaf, rank_or_k, roster)
+                    fetch = partial(self.fetch_forever, leaf.digest, providers, leaf.size, stage)
+                    await self.had(fetch, partial(self._check, contribution, leaf, rank_or_k, roster))
         except RemoteError as error:
             log.info("payload of %s, stage %d: %s", short(contribution.peer), stage, error)
             return error.reason, stage

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dilocox.node.exchange import Exchange
 from dilocox.node.phases import Phase, phase_of
@@ -257,8 +258,9 @@ class Starts:
         """Digests of the stages of an agreed state, or of imported weights. `keepers`: who may serve it, where that does not follow
         from the round. Raises RemoteError when they cannot be had."""
         by = NamedBy(round, state=True) if keepers is None else None
-        await self._exchange.fetch(root, self.keepers(round) if keepers is None else keepers, limits.LEAVES_BYTES, by=by)
-        digests = stages_in(self._store.read(root))
+        keepers = self.keepers(round) if keepers is None else keepers
+        fetch = partial(self._exchange.fetch, root, keepers, limits.LEAVES_BYTES, by=by)
+        digests = stages_in(await self._exchange.listed(root, fetch))
         if len(digests) != self._manifest.model.stages:
             raise RemoteError(pb.REASON_WRONG_STAGES, "the state does not have the run's stages")
         return digests

@@ -1,5 +1,6 @@
 """What a node promises beside its machine: whose manifest it takes, what it checks, what it does with a second commit."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from dilocox.node.exchange import Exchange
 from dilocox.node.outer.state import StageState
 from dilocox.node.participant import Participant
+from dilocox.node.starts import Starts, state_blob
 from dilocox.node.training.trainer import Commit, Take
 from dilocox.protocol import limits
 from dilocox.protocol.errors import LocalError, RemoteError
@@ -100,6 +102,30 @@ async def test_what_lies_here_is_no_list_because_somebody_calls_it_one(tmp_path:
     good.statement.body.leaves = state
     monkeypatch.setattr(BlobStore, "read", lambda store, digest: pytest.fail("it is read"))
     assert await good.verdict() == (pb.REASON_OVERSIZE, 0)
+
+
+async def test_what_is_let_go_once_it_was_fetched_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever contributes may name blobs of old rounds, which others let go at any moment: it ended their daemons."""
+    good, store, fetched = Announced(tmp_path), BlobStore(tmp_path), Counter[bytes]()
+    raw = {digest: store.read(digest) for digest in store.digests()}
+
+    async def fetch(digest: bytes, *_: object, **__: object) -> None:
+        store.put([raw[digest]])
+        fetched[digest] += 1
+        if fetched[digest] == 1:
+            store.remove(digest)
+
+    monkeypatch.setattr(good.exchange, "fetch_forever", fetch)
+    assert await good.verdict() == (pb.REASON_UNSPECIFIED, 0)
+    assert fetched.keys() == raw.keys()
+    fetched.clear()
+    monkeypatch.setattr(good.exchange, "fetch", fetch)
+    assert len(await good.exchange.leaves(good.statement.body, ())) == RUN.model.stages
+    root = store.put([state_blob({stage: digest(stage) for stage in range(RUN.model.stages)})])
+    raw[root] = store.read(root)
+    starts = Starts(RUN, None, store, good.exchange)  # type: ignore[arg-type]
+    assert len(await starts.stages_of(1, root, ())) == RUN.model.stages
+    assert fetched[root] == 2
 
 
 def test_an_apply_takes_of_a_payload_what_the_commit_says():
