@@ -117,6 +117,8 @@ class Participant:
         """Of the open round."""
         self._judging: dict[bytes, asyncio.Task[None]] = {}
         """Of the open round; begun when a contribution is seen, so that fetching hides behind training."""
+        self._giving_back: asyncio.Task[None] | None = None
+        """Commits to a coordinator that lacks them: one at a time, begun anew with each stream."""
         self._busy: Status | None = Status("starting", "starting the stage workers")
         """What the daemon does before the workers train."""
         self._shown = Status("", "")
@@ -239,8 +241,11 @@ class Participant:
         if not self.state.connected:
             self._told = None
             self.feed(member.Connected())
-        if tip.round < self.chain.length:
-            self._tasks.start(self._give_back(tip.round), "give back")
+            if self._giving_back is not None:
+                self._giving_back.cancel()  # of what it says now
+                self._giving_back = None
+        if tip.round < self.chain.length and (self._giving_back is None or self._giving_back.done()):
+            self._giving_back = self._tasks.start(self._give_back(tip.round), "give back")
 
     async def _give_back(self, first: int) -> None:
         for number in range(first, self.chain.length):
