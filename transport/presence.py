@@ -132,18 +132,24 @@ class Directory:
 
     def know(self, peers: Sequence[str]) -> None:
         """Who takes part, the coordinator first. Records of others are forgotten, the oldest first, when they are many."""
-        self.known, here = tuple(peers), set(peers)
-        others = [peer for peer in self.records if peer not in here]
-        for peer in others[: max(0, len(others) - CACHED_RECORDS)]:
-            del self.records[peer]
+        self.known = tuple(peers)
+        self._forget()
         if self._dht is not None:
             self._dht.know(peers)
 
+    def _forget(self) -> None:
+        here = set(self.known)
+        others = [peer for peer in self.records if peer not in here]
+        for peer in others[: max(0, len(others) - CACHED_RECORDS)]:
+            del self.records[peer]
+
     def learn(self, record: Statement) -> None:
-        """Keep the newer of two records of a peer."""
+        """Keep the newer of two records of a peer. A coordinator may bring those of any number of peers."""
         known = self.records.get(record.peer)
         if known is None or known.body.sequence < record.body.sequence:
             self.records[record.peer] = record
+            if len(self.records) > len(self.known) + CACHED_RECORDS:
+                self._forget()
             if self._dht is not None:
                 self._dht.remember(list(record.body.dht_addresses))
 

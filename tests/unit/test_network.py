@@ -168,6 +168,16 @@ def test_records_seen_before_are_a_way_back_and_only_those_that_verify(tmp_path:
     assert [item.peer for item in cached_records(path, RUN.run_id)] == [identity(1).peer]
 
 
+def test_a_coordinator_that_brings_records_of_anybody_fills_no_memory(monkeypatch: pytest.MonkeyPatch):
+    """Between two commits, and where none comes, too."""
+    monkeypatch.setattr("dilocox.transport.presence.CACHED_RECORDS", 3)
+    known = Directory(None, identity(1), RUN.run_id, 1)
+    known.know([identity(2).peer])
+    for number in (2, *range(10, 30)):
+        known.learn(record(number))
+    assert list(known.records) == [identity(number).peer for number in (2, 27, 28, 29)]
+
+
 class NobodyThere:
     """A DHT that finds nobody."""
 
