@@ -129,6 +129,9 @@ class CoordinatorLink:
         ways |= dict.fromkeys(self._link.ways)
         if record is not None:
             ways |= {Way(other.address, other.certificate): None for other in record.elsewhere}
+        # Its record may change without end.
+        self._pinned = {way: pinned for way, pinned in self._pinned.items() if way in ways}
+        self._failed &= ways.keys()
         return list(ways)
 
     async def _record(self, way: Way) -> pb.PeerRecord:
