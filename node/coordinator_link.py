@@ -7,6 +7,7 @@ it leads, and who was elected last is followed at once: also when the one before
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -367,6 +368,9 @@ class CoordinatorLink:
         try:
             async with self._calling() as stub:
                 present: services.PresenceList = await stub.GetPresence(services.GetPresenceRequest(), timeout=PRESENCE_SECONDS)
-                return present
+                # Unsigned, and for people: JSON has no number that is none.
+                return services.PresenceList(
+                    peers=[each for each in present.peers if math.isfinite(each.loss) and math.isfinite(each.tokens_per_second)]
+                )
         except (RemoteError, grpc.aio.AioRpcError):
             return services.PresenceList()

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import math
 import socket
 import sys
 import threading
@@ -189,6 +190,25 @@ async def test_a_coordinator_whose_record_changes_without_end_fills_no_memory():
                 pass
     assert len(link._pinned) <= 1
     assert len(link._failed) <= 2
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("field", ["loss", "tokens_per_second"])
+async def test_a_number_that_is_none_is_shown_to_nobody(
+    tmp_path: Path, field: str, number: float, monkeypatch: pytest.MonkeyPatch
+):
+    """`/v1/peers` answered nothing at all where a coordinator said that somebody's loss is infinite."""
+    good, bad = services.Presence(peer=identity(2).peer, loss=1.5), services.Presence(peer=identity(3).peer)
+
+    setattr(bad, field, number)
+
+    async def presence(self: object, request: object, context: object) -> services.PresenceList:
+        return services.PresenceList(peers=[good, bad])
+
+    monkeypatch.setattr(Coordinator, "GetPresence", presence)
+    async with serving(tmp_path) as join:
+        link = CoordinatorLink(join, Directory(None, identity(1), RUN.run_id, 1), ChannelPool())
+        assert list((await link.presence()).peers) == [good]
 
 
 class NobodyThere:
