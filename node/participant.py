@@ -23,12 +23,12 @@ from dilocox.node.exchange import Exchange
 from dilocox.node.forks import is_ours, replaced
 from dilocox.node.offering import keep_offering
 from dilocox.node.own import OwnStatements
-from dilocox.protocol import events, member
+from dilocox.protocol import events, limits, member
 from dilocox.protocol.chain import taken
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.facts import Verdict
-from dilocox.protocol.ids import short
+from dilocox.protocol.ids import printable, short
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import Statement, canonical, open_envelope, seal
@@ -231,10 +231,10 @@ class Participant:
 
     def _hears_tip(self, tip: services.Tip) -> None:
         """The first event of a stream; a coordinator that knows less than we do gets back what it signed."""
-        self.stands_still = tip.stands_still
-        if tip.why != self.round_why:
-            self.round_why = tip.why
-            told = events.RoundOpen(tip.round, tip.why)
+        self.stands_still, why = tip.stands_still, printable(tip.why[: limits.EVENT_CHARACTERS])
+        if why != self.round_why:
+            self.round_why = why
+            told = events.RoundOpen(tip.round, why)
             (self.events.add if tip.round else self.events.say)(told)  # who waits for the run to begin wants to see it
         if (error := replaced(self.chain, tip.appointment)) is not None:
             raise error

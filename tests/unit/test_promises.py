@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.event_log import EventLog
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
@@ -89,6 +91,19 @@ async def test_a_coordinator_that_lacks_commits_is_given_them_once_at_a_time(tmp
     assert node._giving_back is not first, "a new stream may be to one that lacks others"
     await tasks.close()
     node.chain.close()
+
+
+def test_why_a_round_is_open_is_a_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Whatever a coordinator says: it went into logs and terminals as it came."""
+    node = Participant.__new__(Participant)
+    with closing(ChainFile(tmp_path / "chain.db", RUN)) as node.chain:
+        node.state = replace(member.start(RUN, identity(1).peer, node.chain.head), connected=True)
+        node.round_why, node.events = "", EventLog(tmp_path / "events.db")
+        with closing(node.events), caplog.at_level("INFO"):
+            node._hears_tip(services.Tip(why="\x1b[2Jit waits" + 4096 * "!"))
+    assert node.round_why.startswith("?[2Jit waits!!")
+    assert len(node.round_why) == limits.EVENT_CHARACTERS
+    assert node.round_why in caplog.text
 
 
 class Announced:
