@@ -211,6 +211,7 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
         without=frozenset(),
         ballot=None,
         vote_by=None,
+        voted=None,
         rechecking=False,
         loss=None,
     )
@@ -264,7 +265,8 @@ def _seen(state: MemberState, statement: Statement[Any], now: float) -> MemberSt
         if len(state.seen) < 2 * limits.CLUSTERS:
             return replace(state, seen={**state.seen, statement.digest: statement})
     if statement.kind == pb.KIND_BALLOT and statement.peer == head.coordinator and state.ballot is None:
-        return replace(state, ballot=statement, vote_by=now + VOTE_SHARE * statement.body.seconds)
+        state = replace(state, ballot=statement, vote_by=now + VOTE_SHARE * statement.body.seconds)
+        return state if state.voted is None else _signed(state, state.voted)
     return state
 
 
@@ -290,6 +292,8 @@ def _is_open(state: MemberState, body: Any) -> bool:
 def _signed(state: MemberState, statement: Statement[Any]) -> MemberState:
     serial = max(state.serial, getattr(statement.body, "serial", 0))
     state = replace(state, serial=serial)
+    if statement.kind == pb.KIND_RECEIPT and state.ballot is None:
+        return replace(state, voted=statement)
     if statement.peer != state.me or not _is_open(state, statement.body):
         return state
     refused = {kind: why for kind, why in state.refused.items() if kind != statement.kind}

@@ -66,6 +66,8 @@ class MemberState:
     ballot: Statement[pb.Ballot] | None = None
     vote_by: float | None = None
     """When we vote with what we have."""
+    voted: Statement[pb.Receipt] | None = None
+    """What an earlier life voted: said again where it is about the ballot, once that is here. Another would prove equivocation."""
     rechecking: bool = False
     """The commit that made our state before the open round is being replayed, or was."""
     connected: bool = False

@@ -88,6 +88,33 @@ def test_what_was_not_fetched_in_time_is_voted_unavailable():
     assert member.next_deadline(node.state) is None
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_who_voted_and_starts_again_says_the_same(same: bool):
+    """It judged anew, and another receipt for one ballot proves equivocation. `same`: the ballot is that which it voted on."""
+    node = Node(vote_seconds=100).vote()
+    for verdict in node.digests:
+        node.feed(member.Judged(verdict, ACCEPTED))
+    receipt, seen, kept = node.said(pb.KIND_RECEIPT), node.state.seen.values(), node.state.own
+    assert receipt is not None
+    assert node.table.submit(receipt) == rules.ACCEPT
+    ballot = node.table.ballots[-1]
+    if not same:
+        body = pb.Ballot.FromString(ballot.envelope.body)
+        body.seconds += 1
+        ballot = seal(COORDINATOR, pb.KIND_BALLOT, node.table.run.run_id, body)
+    node.state = member.start(node.table.run, identity(0).peer, node.table.head)
+    for _, statement in sorted(kept.items()):
+        node.feed(member.Signed(statement))
+    node.feed(member.StateReady(1, node.table.state_root(), None))
+    node.see(*seen, ballot)
+    node.table.now += 100
+    node.feed(member.Tick())
+    again = node.said(pb.KIND_RECEIPT)
+    assert again is not None
+    assert (again == receipt) is same
+    assert again.body.ballot == ballot.signing
+
+
 def test_what_is_well_made_is_scored_once_the_ballot_is_here_and_voted_on_then():
     node = Node(voters=8, vote_seconds=100).vote()
     assert not [effect for effect in node.effects if isinstance(effect, member.Score)], "nothing is judged yet"
