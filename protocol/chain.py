@@ -256,10 +256,17 @@ def seats(
         whole = standing.total(manifest, head.standings, head.roster) // max(1, manifest.standing_rounds)
         most = max(manifest.rounds.min_clusters, whole // NEWCOMER_SHARE)
         back = [name for name in fresh if name in head.standings]  # who earned something and left takes no newcomer's place
-        lots = sorted(set(fresh) - set(back), key=lambda name: sha256(head.digest, name.encode()))
+        lot = _lot(head, gathered)
+        lots = sorted(set(fresh) - set(back), key=lambda name: sha256(lot, name.encode()))
         fresh = [*sorted(back, key=lambda name: (-head.standings[name].earned, name)), *lots[:most]]
     fresh = fresh[: limits.CLUSTERS - len(head.roster)]
     return Seating({name: complete[name][0] for name in wanting if name in head.roster or name in fresh}, state)
+
+
+def _lot(head: Head, gathered: Gathered) -> bytes:
+    """What newcomers' lots are drawn from: the votes' signatures, which no stranger sees before the commit. Where nobody voted, the
+    head alone, which strangers know when they choose their names."""
+    return sha256(head.digest, *(receipt.signing for receipt in _statements(gathered.receipts)))
 
 
 def _rests(head: Head, cluster: str) -> bool:
