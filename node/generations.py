@@ -102,6 +102,7 @@ class Generations:
 
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
         """Fetch and check its payloads, until cancelled; `base`: our own state root."""
+        self._keeping.judged(contribution.body)
         return await self._team.judge(contribution, base, rank_or_k)
 
     def score(self, asked: member.Score) -> None:

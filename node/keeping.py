@@ -37,8 +37,10 @@ class Keeping:
         """What contributions of ours commit to, by round: of all our stages, or in parts …"""
         self._documents: dict[int, bytes] = {}
         """… and the blob that lists them, where we lead."""
+        self._judged: list[pb.Contribution] = []
+        """What was fetched to judge them goes when their round is over, unless it is worth keeping by then."""
         self._kept: set[bytes] = set()
-        """Blobs that were once worth keeping: only these are ever removed while workers write."""
+        """Blobs that were once worth keeping: only these, and what was judged, are ever removed while workers write."""
         self._one_at_a_time = asyncio.Lock()
         """Of those who remove: the last knows what is kept."""
 
@@ -51,6 +53,10 @@ class Keeping:
         self._marks.setdefault(round, []).append(marks)
         if document:
             self._documents[round] = document
+
+    def judged(self, contribution: pb.Contribution) -> None:
+        """It is, from now on: its payloads come here."""
+        self._judged.append(contribution)
 
     async def begin(self, hellos: Iterable[worker.Hello]) -> None:
         """The workers write nothing yet: forget what an earlier process left behind, but not what it could resume."""
@@ -108,10 +114,13 @@ class Keeping:
         return keep
 
     async def retain(self) -> None:
-        """Remove blobs that were worth keeping and no longer are."""
+        """Remove blobs that were worth keeping, or fetched to be judged, and are not worth keeping any more."""
         async with self._one_at_a_time:
+            round, judged = self._starts.head.round, self._judged
+            self._judged = [each for each in judged if each.round >= round]
+            fetched = await asyncio.to_thread(self._payloads, [each for each in judged if each.round < round])
             keep = await self._worth_keeping()
-            gone = (self._kept | self._holding.forgotten()) - keep
+            gone = (self._kept | self._holding.forgotten() | fetched.keys()).union(*fetched.values()) - keep
             while gone := gone - self._at_hand():  # what became needed again stays
                 await asyncio.to_thread(self._store.remove, gone.pop())
             self._kept = keep

@@ -337,6 +337,7 @@ class Follower:
             asked.contribution, self._manifest.run_id, (pb.KIND_CONTRIBUTION,)
         )
         self._judged.append(contribution.body)
+        self._keeping.judged(contribution.body)
         return await self._exchange.judge(contribution, asked.base, asked.rank_or_k)
 
     async def _chain_to(self, length: int) -> None:

@@ -17,7 +17,7 @@ from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport.blobs import BlobStore
-from tests.helpers import COORDINATOR, until
+from tests.helpers import COORDINATOR, digest, until
 
 STAGES, STEPS = 2, (0, 4, 8)
 
@@ -191,6 +191,25 @@ async def test_what_becomes_needed_while_others_are_removed_stays(tmp_path: Path
         kept.boundary(round, [])
     await kept.retain()
     assert len(store.digests()) == 2
+
+
+@pytest.mark.parametrize("counted", [True, False])
+async def test_what_was_fetched_to_be_judged_goes_with_its_round_unless_it_counts(tmp_path: Path, counted: bool):
+    """It came after the last look in its round: who was refused in every other round filled the disks of all who voted."""
+    store, starts = BlobStore(tmp_path), Starts()
+    kept, contribution = keeping(store, starts), pb.Contribution(round=6, leaves=store.put([b"leaves"]))
+    starts.payloads = {contribution.leaves: [store.put([b"payload"]), digest("half here")]}
+    partial = store.path(digest("half here")).with_suffix(".part")
+    partial.write_bytes(b"half")
+    await kept.retain()
+    kept.judged(contribution)
+    await kept.retain()
+    assert len(store.digests()) == 2, "its round is open"
+    starts.head = replace(starts.head, round=7)
+    starts.chained = store.digests() if counted else set()
+    await kept.retain()
+    assert len(store.digests()) == (2 if counted else 0)
+    assert not partial.exists()
 
 
 class Looked(list[pb.Contribution]):
