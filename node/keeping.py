@@ -37,26 +37,30 @@ class Keeping:
         """What contributions of ours commit to, by round: of all our stages, or in parts …"""
         self._documents: dict[int, bytes] = {}
         """… and the blob that lists them, where we lead."""
-        self._judged: list[pb.Contribution] = []
-        """What was fetched to judge them goes when their round is over, unless it is worth keeping by then."""
-        self._kept: set[bytes] = set()
-        """Blobs that were once worth keeping: only these, and what was judged, are ever removed while workers write."""
+        self._known: set[bytes] = set()
+        """Blobs that were told of, or once worth keeping, and may be here: only these are ever removed while workers write."""
+        self._judged: dict[bytes, pb.Contribution] = {}
+        """Whose blobs may have come since the last look, by their leaves."""
         self._one_at_a_time = asyncio.Lock()
         """Of those who remove: the last knows what is kept."""
 
     def boundary(self, round: int, blobs: Iterable[bytes]) -> None:
         """A phase ended, and these are of it."""
+        blobs = set(blobs)
         self._boundaries.setdefault(round, set()).update(blobs)
+        self._known |= blobs
+
+    def judged(self, contribution: pb.Contribution) -> None:
+        """What it announces is fetched, and may never be counted."""
+        self._judged[contribution.leaves] = contribution
 
     def marks(self, round: int, marks: pb.Marks, document: bytes = b"") -> None:
         """Of a phase that ended: `document`, the blob that a contribution names; its states are here."""
         self._marks.setdefault(round, []).append(marks)
+        self._known |= {state for mark in marks.marks for state in mark.states}
         if document:
+            self._known.add(document)
             self._documents[round] = document
-
-    def judged(self, contribution: pb.Contribution) -> None:
-        """It is, from now on: its payloads come here."""
-        self._judged.append(contribution)
 
     async def begin(self, hellos: Iterable[worker.Hello]) -> None:
         """The workers write nothing yet: forget what an earlier process left behind, but not what it could resume."""
@@ -111,19 +115,25 @@ class Keeping:
             needed = (auditing.needed(head.audits, head.round, self._cluster, round, part.marks) for part in parts)
             states = set[bytes]().union(*needed)
             keep |= states | ({self._documents[round]} if states and round in self._documents else set())
-        return keep
+        newest = self._marks[max(self._marks)] if self._marks else []
+        ends = {state for part in newest for mark in part.marks[-1:] for state in mark.states}
+        return keep | ends  # where the running phase may begin, of which nobody has told us yet
 
     async def retain(self) -> None:
-        """Remove blobs that were worth keeping, or fetched to be judged, and are not worth keeping any more."""
+        """Remove blobs that are known and not worth keeping, or no longer."""
         async with self._one_at_a_time:
-            round, judged = self._starts.head.round, self._judged
-            self._judged = [each for each in judged if each.round >= round]
-            fetched = await asyncio.to_thread(self._payloads, [each for each in judged if each.round < round])
+            judged, self._judged = self._judged, {}
+            for leaves, payloads in (await asyncio.to_thread(self._payloads, judged.values())).items():
+                self._known |= {leaves, *payloads}
             keep = await self._worth_keeping()
-            gone = (self._kept | self._holding.forgotten() | fetched.keys()).union(*fetched.values()) - keep
+            still_open = {leaves: each for leaves, each in judged.items() if each.round >= self._starts.head.round}
+            self._judged = still_open | self._judged
+            gone = (self._known | self._holding.forgotten()) - keep
+            self._known |= keep
             while gone := gone - self._at_hand():  # what became needed again stays
-                await asyncio.to_thread(self._store.remove, gone.pop())
-            self._kept = keep
+                digest = gone.pop()
+                self._known.discard(digest)
+                await asyncio.to_thread(self._store.remove, digest)
 
 
 def blobs_of(payloads: Iterable[worker.StagePayload]) -> set[bytes]:

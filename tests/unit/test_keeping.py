@@ -11,6 +11,7 @@ import pytest
 from dilocox.node.crew import Progress
 from dilocox.node.keeping import Keeping
 from dilocox.node.marks import merged, of_stage
+from dilocox.node.starts import BOUNDARIES_KEPT
 from dilocox.protocol.auditing import Audit
 from dilocox.protocol.head import Head, initial_head
 from dilocox.protocol.messages import canonical
@@ -102,14 +103,52 @@ async def test_states_stay_until_the_round_is_closed_and_then_those_that_were_dr
     assert not store.digests()
 
 
-async def test_what_nobody_drew_goes_with_the_next_commit(tmp_path: Path):
+@pytest.mark.parametrize("looked", [False, True])
+async def test_what_nobody_drew_goes_with_the_next_commit(tmp_path: Path, looked: bool):
+    """Also where nobody looked while its round was open: mostly the commit that closes it is the next one. All but the end, where
+    the next phase may have begun."""
     store, starts = BlobStore(tmp_path), Starts()
     kept = keeping(store, starts)
-    kept.marks(6, *phase(store))
-    await kept.retain()
+    marks, document = phase(store)
+    kept.marks(6, marks, document)
+    if looked:
+        await kept.retain()
     starts.head = replace(starts.head, round=7)
     await kept.retain()
-    assert not store.digests()
+    assert store.digests() == set(marks.marks[-1].states)
+    following = pb.Marks(marks=[pb.Mark(step=0, states=[store.put([b"elsewhere"])])])
+    kept.marks(7, following, store.put([b"its document"]))
+    starts.head = replace(starts.head, round=8)
+    await kept.retain()
+    assert store.digests() == set(following.marks[0].states)
+
+
+async def test_a_phase_may_begin_with_the_state_in_which_the_one_before_it_ended(tmp_path: Path):
+    store, starts = BlobStore(tmp_path), Starts()
+    kept = keeping(store, starts)
+    marks, document = phase(store)
+    kept.marks(6, marks, document)
+    starts.head = replace(starts.head, round=7)
+    await kept.retain()
+    begins, ends = (
+        pb.Mark(step=0, states=marks.marks[-1].states),
+        pb.Mark(step=4, states=[store.put([b"its end"]), store.put([b"of 1"])]),
+    )
+    following = pb.Marks(marks=[begins, ends])
+    its_own = store.put([canonical(following)])
+    kept.marks(7, following, its_own)
+    starts.head = replace(starts.head, round=8, audits=(Audit(7, "me", 0, {"a": 1}),))
+    await kept.retain()
+    assert store.digests() == {its_own, *begins.states, *ends.states}
+
+
+async def test_a_phase_that_was_told_after_the_last_look_goes_when_nothing_needs_it(tmp_path: Path):
+    store, starts = BlobStore(tmp_path), Starts()
+    kept = keeping(store, starts)
+    for round in range(1, 6):
+        kept.boundary(round, [store.put([b"of phase %d" % round])])
+    await kept.retain()
+    assert len(store.digests()) == BOUNDARIES_KEPT
 
 
 async def test_a_restart_finds_what_auditors_ask_for_from_its_boundaries(tmp_path: Path):
@@ -126,7 +165,9 @@ async def test_a_restart_finds_what_auditors_ask_for_from_its_boundaries(tmp_pat
     ]
     store.put([b"of an earlier life"])
     await keeping(store, starts).begin(hellos)
-    assert store.digests() == {document, *marks.marks[0].states, *marks.marks[1].states}
+    assert store.digests() == {document, *(state for mark in marks.marks for state in mark.states)}, (
+        "the next begins at the end"
+    )
 
 
 @pytest.mark.parametrize(
