@@ -99,6 +99,9 @@ class Peers:
     async def fetch(self, *arguments: object, **named: object) -> None:
         raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
 
+    async def judge(self, *arguments: object) -> member.Verdict:
+        return pb.REASON_NORM_TOO_LARGE, 0
+
 
 class Node:
     def __init__(self, folder: Path, account: Account | None = None, boundaries: Sequence[worker.Boundary] = ()) -> None:
@@ -236,6 +239,16 @@ async def test_what_a_generation_says_after_it_was_ended_is_not_heard(node: Node
     node.pool.say(ready=worker.Ready(round=2, states=[worker.StageState(stage=s, digest=bytes(32)) for s in range(2)]))
     await until(lambda: len(node.pool.starts) == 2)
     assert [fact.round for fact in node.facts if isinstance(fact, member.StateReady)] == [1]
+
+
+async def test_what_was_judged_and_not_counted_goes(node: Node):
+    await until(lambda: node.pool.starts)
+    leaves = node.store.put([b"leaves"])
+    contribution = node.table.contribution(2, leaves=leaves)
+    assert await node.generations.judge(contribution, b"base", 4) == (pb.REASON_NORM_TOO_LARGE, 0)
+    node.grow(1)
+    node.pool.say(ready=worker.Ready(round=2, states=[worker.StageState(stage=s, digest=bytes(32)) for s in range(2)]))
+    await until(lambda: leaves not in node.store)
 
 
 async def test_what_a_resumption_needs_stays_beside_boundaries_of_a_chain_that_was_given_up(node: Node):

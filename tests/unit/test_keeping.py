@@ -170,6 +170,25 @@ async def test_a_restart_finds_what_auditors_ask_for_from_its_boundaries(tmp_pat
     )
 
 
+async def test_what_was_judged_and_not_counted_goes(tmp_path: Path):
+    """Its payload may come after a look, and the next one may be after its round."""
+    store, starts, contributions = BlobStore(tmp_path), Starts(), list[pb.Contribution]()
+    kept = keeping(store, starts, open=contributions)
+    leaves, payload = store.put([b"leaves"]), store.put([b"payload"])
+    contributions.append(pb.Contribution(round=6, leaves=leaves))
+    starts.payloads[leaves] = []
+    kept.judged(contributions[0])
+    await kept.retain()
+    starts.payloads[leaves] = [payload]
+    contributions.clear()
+    starts.head = replace(starts.head, round=7)
+    await kept.retain()
+    assert not store.digests()
+    again = store.put([b"payload"])
+    await kept.retain()
+    assert store.digests() == {again}, "what it named is forgotten with it"
+
+
 @pytest.mark.parametrize(
     "way", ["nothing", "a phase", "a contribution", "another contribution", "a state", "a push", "a commit"]
 )
