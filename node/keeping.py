@@ -39,8 +39,8 @@ class Keeping:
         """… and the blob that lists them, where we lead."""
         self._known: set[bytes] = set()
         """Blobs that were told of, or once worth keeping, and may be here: only these are ever removed while workers write."""
-        self._judged: dict[bytes, pb.Contribution] = {}
-        """Whose blobs may have come since the last look, by their leaves."""
+        self._judged: list[pb.Contribution] = []
+        """What was fetched to judge them goes when their round is over, unless it is worth keeping by then."""
         self._one_at_a_time = asyncio.Lock()
         """Of those who remove: the last knows what is kept."""
 
@@ -52,7 +52,7 @@ class Keeping:
 
     def judged(self, contribution: pb.Contribution) -> None:
         """What it announces is fetched, and may never be counted."""
-        self._judged[contribution.leaves] = contribution
+        self._judged.append(contribution)
 
     def marks(self, round: int, marks: pb.Marks, document: bytes = b"") -> None:
         """Of a phase that ended: `document`, the blob that a contribution names; its states are here."""
@@ -122,12 +122,12 @@ class Keeping:
     async def retain(self) -> None:
         """Remove blobs that are known and not worth keeping, or no longer."""
         async with self._one_at_a_time:
-            judged, self._judged = self._judged, {}
-            for leaves, payloads in (await asyncio.to_thread(self._payloads, judged.values())).items():
+            round, judged = self._starts.head.round, self._judged
+            self._judged = [each for each in judged if each.round >= round]
+            closed = [each for each in judged if each.round < round]
+            for leaves, payloads in (await asyncio.to_thread(self._payloads, closed)).items():
                 self._known |= {leaves, *payloads}
             keep = await self._worth_keeping()
-            still_open = {leaves: each for leaves, each in judged.items() if each.round >= self._starts.head.round}
-            self._judged = still_open | self._judged
             gone = (self._known | self._holding.forgotten()) - keep
             self._known |= keep
             while gone := gone - self._at_hand():  # what became needed again stays
