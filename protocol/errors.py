@@ -28,6 +28,9 @@ class LocalError(DilocoxError):
 class Diverged(LocalError):
     """Training made numbers that are none."""
 
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: training diverged on this node. Lower training.learning_rate.")
+
 
 class ConfigError(LocalError):
     """Something a person wrote cannot be used."""

@@ -67,7 +67,7 @@ class StageEncoder:
         """`feedback`: the stage, flat. `device`: that factors, rounds to Int4 and places dense levels; default where `feedback`
         lies. Raises Diverged when it is not finite."""
         if not all(_is_finite(part) for part in feedback.split(STRETCH)):
-            raise Diverged("a pseudo-gradient is not finite: training diverged on this node. Lower training.learning_rate.")
+            raise Diverged("a pseudo-gradient is not finite")
         self._compression, self._device = compression, device or feedback.device
         self._sparse = iter(_encode_sparse(feedback, layout, keep if compression.scope == "chunk" else 0))
 

@@ -31,8 +31,8 @@ from dilocox.node.training.resume import Resume, boundary_event
 from dilocox.node.training.scores import Scores
 from dilocox.node.training.trainer import Trainer
 from dilocox.node.worker_settings import WorkerSettings
-from dilocox.protocol import phase
-from dilocox.protocol.errors import DilocoxError
+from dilocox.protocol import limits, phase
+from dilocox.protocol.errors import DilocoxError, Diverged
 from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import worker_pb2 as pb
@@ -152,6 +152,8 @@ class Worker:
         result = self.trainer.step(
             *self.text.batch(action.positions), self._flags_after_gradients, before_update=self.boundaries.wait
         )
+        if not result.loss <= limits.LOSS:  # nor where it is no number: no peer takes such a heartbeat, or contribution
+            raise Diverged(f"the loss is {result.loss:g} nats per token")
         seconds = max(time.monotonic() - started, self._pace.step_seconds)
         self._fastest_step = min(self._fastest_step, seconds)
         self._seconds += min(seconds, SUSPENDED * self._fastest_step)
