@@ -40,6 +40,7 @@ from dilocox.protocol.attestation import (
     Policy,
     Verdict,
 )
+from dilocox.transport.files import NAMED_BYTES, read_at_most
 
 __all__ = ["app"]
 
@@ -153,7 +154,7 @@ def _appraise(settings: Any, claims: Claims | GpuClaims, now: int) -> dict[str, 
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_at_most(path, NAMED_BYTES)
     except OSError as error:
         fail(f"cannot read {path}: {error.strerror}", Exit.USAGE)
 

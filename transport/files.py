@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from dilocox.protocol.errors import ConfigError
 
 __all__ = [
+    "NAMED_BYTES",
     "fsync_directory",
     "in_order_of_use",
     "quarantine",
@@ -38,7 +39,7 @@ T = TypeVar("T")
 HALF = ".dilocox-part"
 """At the end of the name of a folder that is being written."""
 NAMED_BYTES = 1 << 20
-"""Of a file that a person names and that holds a line or a page: a run, a link, a template."""
+"""Of a file that a person names and that holds a line or a page: a run, a link, a template, a quote."""
 JSON_BYTES = 64 << 20
 """Of a JSON file in somebody else's folder: a model's config, the index of its shards."""
 

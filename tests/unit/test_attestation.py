@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dilocox.cli import attest
 from dilocox.cli.init import render_preset
 from dilocox.coordinator.challenges import LIFETIME_SECONDS, Challenges
 from dilocox.node.attest import attesters, nvidia, simulated, snp, tdx
@@ -34,6 +35,7 @@ from dilocox.protocol.manifest import Attestation, Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
+from dilocox.transport.files import NAMED_BYTES
 from tests.helpers import identity, manifest
 from tests.vendors import LATELY, NOW, Amd, Gpu, Intel, der, pem
 
@@ -494,6 +496,13 @@ def test_attest_verify_reads_any_encoding_and_says_why_not(tmp_path: Path):
     certs = ["--certs", str(tmp_path / "chain.pem"), "--certs", str(tmp_path / "root.der")]
     code, facts = attest_verify("--kind", "sev-snp", "--blob", str(tmp_path / "report"), *certs, "--now", str(NOW))
     assert (code, facts["code"]) == (1, "root")
+
+
+def test_attest_verify_reads_no_file_that_is_too_long(tmp_path: Path):
+    (tmp_path / "blob").write_bytes(bytes(NAMED_BYTES + 1))
+    for named in ({"blob": tmp_path / "blob"}, {"blob": Path("/dev/null"), "certs": [tmp_path / "blob"]}):
+        with pytest.raises(ConfigError, match="is longer than the 1 MiB"):
+            attest.verify(kind="simulated", **named)
 
 
 def test_attest_verify_appraises_by_a_run_file(tmp_path: Path):
