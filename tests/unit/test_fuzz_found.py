@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 
 from dilocox.node.outer.checkpoint import BoundaryMeta, boundaries, seal_boundary
+from dilocox.node.outer.tensor_file import save_tensors
 from dilocox.node.own import OwnStatements
 from dilocox.protocol import chain, limits
 from dilocox.protocol.errors import ConfigError, RemoteError
@@ -173,7 +174,7 @@ def test_a_boundary_whose_description_rotted_was_never_there(tmp_path: Path, at:
     folder = tmp_path / "0001" / "00000003"
     folder.mkdir(parents=True)
     for name in ("inner", "outer"):
-        (folder / f"{name}.safetensors").write_bytes(b"")
+        save_tensors({}, folder / f"{name}.safetensors")
     seal_boundary(tmp_path, 1, meta)
     assert boundaries(tmp_path, 1) == {3: meta}
     raw = bytearray((folder / "boundary.json").read_bytes())
