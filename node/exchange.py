@@ -32,7 +32,7 @@ from dilocox.transport.rpc import ChannelPool, fetch_blob
 from dilocox.transport.shares import share_root
 from dilocox.transport.slots import Slots
 
-__all__ = ["FETCHES_AT_ONCE", "Exchange", "FetchStatistics", "places_behind", "takes_of"]
+__all__ = ["FETCHES_AT_ONCE", "Exchange", "FetchStatistics", "had", "places_behind", "takes_of"]
 
 log = logging.getLogger(__name__)
 
@@ -252,23 +252,11 @@ class Exchange:
                         asked.add(box)
                         yield box
 
-    async def had(self, fetch: Callable[[], Awaitable[None]], read: Callable[[], T]) -> T:
-        """What `read`, which blocks, makes of a blob that `fetch` has: again where it was let go in between, as nobody needed it
-        but for this. Raises what they raise."""
-        while True:
-            await fetch()
-            with suppress(FileNotFoundError):
-                return await asyncio.to_thread(read)
-
-    async def listed(self, digest: bytes, fetch: Callable[[], Awaitable[None]]) -> bytes:
-        """`had`, all of a list."""
-        return await self.had(fetch, partial(self._store.read, digest))
-
     async def leaves(self, contribution: pb.Contribution, providers: Iterable[str]) -> list[pb.Leaf]:
         """What a counted contribution announces, stage by stage. Raises RemoteError when it cannot be had, or is not that."""
         blob, by = contribution.leaves, NamedBy(contribution.round)
         fetch = partial(self.fetch, blob, providers, limits.LEAVES_BYTES, by=by)
-        return read_leaves(self._manifest, await self.listed(blob, fetch))
+        return read_leaves(self._manifest, await had(fetch, partial(self._store.read, blob)))
 
     async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
         """Have what a commit counts of our stages; what workers need to apply it. Raises RemoteError when it is not to be had."""
@@ -305,16 +293,16 @@ class Exchange:
                 raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
             providers = [contribution.peer, *body.holders]
             fetch = partial(self.fetch_forever, body.leaves, providers, limits.LEAVES_BYTES)
-            leaves = read_leaves(self._manifest, await self.listed(body.leaves, fetch))
+            leaves = read_leaves(self._manifest, await had(fetch, partial(self._store.read, body.leaves)))
             check_leaves(body, leaves)
-            check_work(body, await self.had(fetch, partial(self._share_root, roster, body.leaves, None)), leaves)
+            check_work(body, await had(fetch, partial(self._share_root, roster, body.leaves, None)), leaves)
             for leaf in leaves:
                 stage = leaf.stage
                 check_bounds(self._manifest, leaf)
                 if stage in self.stages:
                     layout_of(self._manifest, stage, rank_or_k).check_size(leaf.size)
                     fetch = partial(self.fetch_forever, leaf.digest, providers, leaf.size, stage)
-                    await self.had(fetch, partial(self._check, contribution, leaf, rank_or_k, roster))
+                    await had(fetch, partial(self._check, contribution, leaf, rank_or_k, roster))
         except RemoteError as error:
             log.info("payload of %s, stage %d: %s", short(contribution.peer), stage, error)
             return error.reason, stage
@@ -347,6 +335,15 @@ class Exchange:
         if self._manifest.availability is None:
             return b""
         return work_root(self._share_root(self._roster(), leaves, None), announced)
+
+
+async def had(fetch: Callable[[], Awaitable[None]], read: Callable[[], T]) -> T:
+    """What `read`, which blocks, makes of a blob that `fetch` has: again where it was let go in between, as nobody needed it but
+    for this. Raises what they raise."""
+    while True:
+        await fetch()
+        with suppress(FileNotFoundError):
+            return await asyncio.to_thread(read)
 
 
 def places_behind(us: str, other: str, clusters: Iterable[str]) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dilocox.node.exchange import Exchange
+from dilocox.node.exchange import Exchange, had
 from dilocox.node.phases import Phase, phase_of
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
@@ -260,7 +260,7 @@ class Starts:
         by = NamedBy(round, state=True) if keepers is None else None
         keepers = self.keepers(round) if keepers is None else keepers
         fetch = partial(self._exchange.fetch, root, keepers, limits.LEAVES_BYTES, by=by)
-        digests = stages_in(await self._exchange.listed(root, fetch))
+        digests = stages_in(await had(fetch, partial(self._store.read, root)))
         if len(digests) != self._manifest.model.stages:
             raise RemoteError(pb.REASON_WRONG_STAGES, "the state does not have the run's stages")
         return digests

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -98,10 +98,6 @@ class Peers:
 
     async def fetch(self, *arguments: object, **named: object) -> None:
         raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
-
-    async def listed(self, digest: bytes, fetch: Callable[[], Awaitable[None]]) -> bytes:
-        await fetch()
-        raise AssertionError("nobody serves anything")
 
     async def judge(self, *arguments: object) -> member.Verdict:
         return pb.REASON_NORM_TOO_LARGE, 0

@@ -17,7 +17,7 @@ import pytest
 
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.errors import LocalError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -177,19 +177,6 @@ def test_a_coordinator_that_brings_records_of_anybody_fills_no_memory(monkeypatc
     for number in (2, *range(10, 30)):
         known.learn(record(number))
     assert list(known.records) == [identity(number).peer for number in (2, 27, 28, 29)]
-
-
-async def test_a_coordinator_whose_record_changes_without_end_fills_no_memory():
-    directory = Directory(None, identity(1), RUN.run_id, 1)
-    link = CoordinatorLink(JoinLink(RUN.run_id, COORDINATOR.peer, "127.0.0.1:99", bytes(32)), directory, ChannelPool())
-    for sequence in range(1, 20):
-        body = pb.PeerRecord(address=f"127.0.0.1:{sequence}", certificate=bytes([sequence]), sequence=sequence)
-        directory.learn(seal(COORDINATOR, pb.KIND_PEER_RECORD, RUN.run_id, body))
-        with pytest.raises(RemoteError):
-            async with link._calling():
-                pass
-    assert len(link._pinned) <= 1
-    assert len(link._failed) <= 2
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])

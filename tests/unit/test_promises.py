@@ -1,9 +1,6 @@
 """What a node promises beside its machine: whose manifest it takes, what it checks, what it does with a second commit."""
 
-import asyncio
 from collections import Counter
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,19 +11,16 @@ from dilocox.node.outer.state import StageState
 from dilocox.node.participant import Participant
 from dilocox.node.starts import Starts, state_blob
 from dilocox.node.training.trainer import Commit, Take
-from dilocox.protocol import limits, member
+from dilocox.protocol import limits
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.manifest import open_manifest
 from dilocox.protocol.messages import canonical, parse, seal
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.payload import owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.event_log import EventLog
 from dilocox.transport.rpc import ChannelPool
-from dilocox.transport.tasks import Tasks
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 OWNER = identity(99)
@@ -61,49 +55,6 @@ async def test_two_commits_for_one_round_halt_a_node(tmp_path: Path):
     with pytest.raises(RemoteError, match="signed by the coordinator"):
         await node.take_commit(seal(identity(1), pb.KIND_COMMIT, RUN.run_id, other).envelope)
     node.chain.close()
-
-
-async def test_a_coordinator_that_lacks_commits_is_given_them_once_at_a_time(tmp_path: Path):
-    """However often it says so: each time was a task that brought all of them."""
-    node, tasks, asked = Participant.__new__(Participant), Tasks(), asyncio.Event()
-    table = Table(RUN).genesis()
-    node.manifest, node.chain, node._tasks = RUN, ChainFile(tmp_path / "chain.db", RUN), tasks
-    node.chain.append(table.commits[0].envelope)
-    node.state = replace(member.start(RUN, identity(1).peer, node.chain.head), connected=True)
-    node.round_why, node._giving_back = "", None
-
-    class Coordinator:
-        async def submit_once(self, envelope: pb.Envelope) -> None:
-            asked.set()
-            await asyncio.Event().wait()
-
-    node._coordinator = Coordinator()  # type: ignore[assignment]
-    for _ in range(100):
-        node._hears_tip(services.Tip(round=0))
-    await asyncio.wait_for(asked.wait(), 10)
-    assert len(tasks._tasks) == 1
-    first, node.state = node._giving_back, replace(node.state, connected=False)
-    node.feed = lambda event: None  # type: ignore[method-assign]
-    node._hears_tip(services.Tip(round=0))
-    assert first is not None
-    await asyncio.wait({first})
-    assert first.cancelled()
-    assert node._giving_back is not first, "a new stream may be to one that lacks others"
-    await tasks.close()
-    node.chain.close()
-
-
-def test_why_a_round_is_open_is_a_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """Whatever a coordinator says: it went into logs and terminals as it came."""
-    node = Participant.__new__(Participant)
-    with closing(ChainFile(tmp_path / "chain.db", RUN)) as node.chain:
-        node.state = replace(member.start(RUN, identity(1).peer, node.chain.head), connected=True)
-        node.round_why, node.events = "", EventLog(tmp_path / "events.db")
-        with closing(node.events), caplog.at_level("INFO"):
-            node._hears_tip(services.Tip(why="\x1b[2Jit waits" + 4096 * "!"))
-    assert node.round_why.startswith("?[2Jit waits!!")
-    assert len(node.round_why) == limits.EVENT_CHARACTERS
-    assert node.round_why in caplog.text
 
 
 class Announced:
