@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dilocox.node.marks import merged
-from dilocox.protocol import limits
 from dilocox.protocol.facts import PhaseEnded
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as wire
@@ -35,7 +34,7 @@ class Progress:
     round: int = 0
     step: int = 0
     loss: float = 0.0
-    """Of the last step; at most what others take, also where training diverges."""
+    """Of the last step."""
     tells_loss: bool = True
     """To others: it tells of what it was measured on."""
     step_seconds: float = 0.0
@@ -118,7 +117,7 @@ class Phase:
             base=base,
             inner_steps=self.first.inner_steps,
             tokens=self.first.tokens,
-            loss=min(limits.LOSS, self.first.loss) if tells_loss else 0.0,
+            loss=self.first.loss if tells_loss else 0.0,
             samples_read=self.first.samples_read,
             leaves=leaves,
             size=sum(payload.size for payload in self.payloads),
@@ -192,7 +191,7 @@ class Crew:
         progress.codec_cpu_seconds = step.codec_cpu_seconds
         if step.seconds:
             self._steps.append(step.seconds)
-            progress.loss, progress.step_seconds = min(limits.LOSS, step.loss), step.seconds
+            progress.loss, progress.step_seconds = step.loss, step.seconds
             progress.tokens_per_second = step.tokens / step.seconds
 
     def computes(self, ticks: int) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from dilocox.node.crew import STUCK_SECONDS, STUCK_STEPS, Crew
 from dilocox.node.worker_process import ticks_of
-from dilocox.protocol import limits
 from dilocox.protocol.pb import worker_pb2 as pb
 from tests.helpers import digest
 
@@ -139,17 +138,6 @@ def test_stuck_is_silence_much_longer_than_a_step(step_seconds: float):
     assert not crew.stuck()
     assert (status := crew.status()) is not None
     assert status.name == "waiting"
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf, 2 * limits.LOSS])
-def test_training_that_diverges_has_the_largest_loss_that_others_take(loss: float):
-    """No status could be asked for while it did, no heartbeat of it was taken, and no contribution."""
-    crew = Crew(lambda: 1)
-    crew.step(pb.Step(round=1, step=1, seconds=1.0, tokens=8, loss=loss))
-    assert crew.progress.told_loss == crew.progress.loss == limits.LOSS
-    phase = crew.phase(0, pb.Boundary(round=1, loss=loss, payloads=[part(0)]))
-    assert phase is not None
-    assert phase.ended(b"base", b"leaves").loss == limits.LOSS
 
 
 def test_before_the_first_step_who_computes_goes_on_and_who_waits_for_us_may():
