@@ -27,7 +27,7 @@ class Keeping:
         contributions: Callable[[], Iterable[pb.Contribution]],
         cluster: str,
     ) -> None:
-        """`progress`: of our workers. `contributions`: of the open round. `cluster`: whose box we are."""
+        """`progress`: of our workers. `contributions`: of the open round, beside the judged ones. `cluster`: whose box we are."""
         self._cluster = cluster
         self._store, self._holding, self._starts = store, holding, starts
         self._progress, self._contributions = progress, contributions
@@ -62,6 +62,11 @@ class Keeping:
             self._known.add(document)
             self._documents[round] = document
 
+    def _announced(self) -> list[pb.Contribution]:
+        """In the open round, as far as we know."""
+        round = self._starts.head.round
+        return [*self._contributions(), *(each for each in self._judged if each.round >= round)]
+
     async def begin(self, hellos: Iterable[worker.Hello]) -> None:
         """The workers write nothing yet: forget what an earlier process left behind, but not what it could resume."""
         found: dict[int, list[tuple[list[int], pb.Marks]]] = {}
@@ -82,7 +87,7 @@ class Keeping:
         head: Head | None = None
         chain, payloads = set[bytes](), dict[bytes, list[bytes]]()
         while True:
-            new = [contribution for contribution in self._contributions() if contribution.leaves not in payloads]
+            new = [contribution for contribution in self._announced() if contribution.leaves not in payloads]
             if head is not self._starts.head:
                 head = self._starts.head
                 chain = await asyncio.to_thread(self._starts.worth_keeping)
@@ -90,7 +95,7 @@ class Keeping:
                 payloads |= await asyncio.to_thread(self._payloads, new)
             else:
                 break
-        return chain | self._at_hand() | {digest for each in self._contributions() for digest in payloads[each.leaves]}
+        return chain | self._at_hand() | {digest for each in self._announced() for digest in payloads[each.leaves]}
 
     def _payloads(self, contributions: Iterable[pb.Contribution]) -> dict[bytes, list[bytes]]:
         """By leaves. Blocking."""
@@ -101,7 +106,7 @@ class Keeping:
         for round in sorted(self._boundaries)[:-BOUNDARIES_KEPT]:
             del self._boundaries[round]
         keep = {digest for blobs in self._boundaries.values() for digest in blobs}
-        keep |= {contribution.leaves for contribution in self._contributions()}
+        keep |= {contribution.leaves for contribution in self._announced()}
         keep |= self._starts.own_worth_keeping(self._progress.states, self._progress.roots)
         return keep | self._audited() | self._holding.blobs()
 

@@ -77,9 +77,7 @@ class Follower:
         self._tasks, self._feed, self._tell, self._corpus = tasks, feed, tell, corpus
         self._crew = Crew(lambda: 0)
         self.progress = self._crew.progress
-        self._keeping = Keeping(store, holding, starts, self.progress, lambda: self._judged, link.lead.coordinator)
-        self._judged: list[pb.Contribution] = []
-        """Contributions that we were asked to judge in the open round."""
+        self._keeping = Keeping(store, holding, starts, self.progress, lambda: (), link.lead.coordinator)
         self._outgoing: asyncio.Queue[boxes.BoxEvent] = asyncio.Queue()
         self._asks: dict[int, asyncio.Task[None]] = {}
         self._starting: dict[int, tuple[worker.Start, list[worker.Apply]]] = {}
@@ -100,7 +98,6 @@ class Follower:
         return self._crew.status()
 
     def chain_grew(self) -> None:
-        self._judged = [each for each in self._judged if each.round >= self._chain.head.round]
         self._grew.set()
 
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
@@ -336,7 +333,6 @@ class Follower:
         contribution: Statement[pb.Contribution] = open_envelope(
             asked.contribution, self._manifest.run_id, (pb.KIND_CONTRIBUTION,)
         )
-        self._judged.append(contribution.body)
         self._keeping.judged(contribution.body)
         return await self._exchange.judge(contribution, asked.base, asked.rank_or_k)
 

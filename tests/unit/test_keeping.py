@@ -264,6 +264,7 @@ async def test_what_was_fetched_to_be_judged_goes_with_its_round_unless_it_count
     await kept.retain()
     kept.judged(contribution)
     await kept.retain()
+    await kept.begin([])
     assert len(store.digests()) == 2, "its round is open"
     starts.head = replace(starts.head, round=7)
     starts.chained = store.digests() if counted else set()
