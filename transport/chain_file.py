@@ -41,6 +41,9 @@ Describe = Callable[[Head, Statement[pb.Commit]], tuple[dict[str, Any], dict[str
 """(the head before, a commit) -> its line in a table, and everything about it."""
 
 
+EMPTY = "{path} is damaged: it is empty."
+
+
 class DamagedError(LocalError):
     """A database does not hold what was written to it."""
 
@@ -51,7 +54,9 @@ def open_database(path: Path, check: bool = True) -> sqlite3.Connection:
     Raises DamagedError, or LocalError when the disk does not let it be opened.
     """
     with sentences(path):
-        if check and _emptied(path):
+        if _emptied(path):
+            if not check:
+                raise DamagedError(EMPTY.format(path=path))
             path.write_bytes(b"\0\0")  # of these SQLite says that they are damaged, or it reads the log
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
@@ -205,7 +210,7 @@ class ChainFile:
         chain = cls.__new__(cls)
         try:
             if _emptied(path):
-                raise DamagedError(f"{path} is damaged: it is empty.")
+                raise DamagedError(EMPTY.format(path=path))
             with sentences(path), closing(sqlite3.connect(path)) as database:
                 (manifest,) = database.execute("SELECT manifest FROM run").fetchone()
             chain.path, chain.manifest = path, Manifest.from_canonical(manifest)

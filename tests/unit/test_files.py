@@ -235,6 +235,10 @@ def test_a_database_that_was_cut_to_nothing_is_not_taken_for_a_new_one(chain: Pa
                 kept.append(commit.envelope)
             shutil.copy(killed / "running.db-wal", killed / "chain.db-wal")
     (killed / "chain.db").touch()
+    with pytest.raises(LocalError, match="empty"), ChainFile.for_reading(killed / "chain.db"):
+        pass
+    with pytest.raises(DamagedError, match="empty"):
+        open_database(killed / "chain.db", check=False)
     again = ChainFile(killed / "chain.db", RUN)
     assert (again.healed, again.length) == ((False, COMMITS) if logged else (True, 0))
     again.close()
