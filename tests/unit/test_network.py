@@ -179,6 +179,24 @@ def test_a_coordinator_that_brings_records_of_anybody_fills_no_memory(monkeypatc
     assert list(known.records) == [identity(number).peer for number in (2, 27, 28, 29)]
 
 
+async def test_where_a_coordinator_once_was_is_forgotten():
+    """Its record may change without end."""
+    directory = Directory(None, identity(1), RUN.run_id, 1)
+    link = CoordinatorLink(JoinLink(RUN.run_id, COORDINATOR.peer, "127.0.0.1:99", bytes(32)), directory, ChannelPool())
+
+    def moved(sequence: int) -> Statement[pb.PeerRecord]:
+        body = pb.PeerRecord(address=f"127.0.0.1:{sequence}", certificate=b"none", sequence=sequence)
+        return seal(COORDINATOR, pb.KIND_PEER_RECORD, RUN.run_id, body)
+
+    first = moved(1)
+    before = sys.getrefcount(first.body)
+    for said in (first, moved(2)):
+        directory.learn(said)
+        assert await link.submit_once(first.envelope) is None
+    after = sys.getrefcount(first.body)
+    assert after == before
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("field", ["loss", "tokens_per_second"])
 async def test_a_number_that_is_none_is_shown_to_nobody(

@@ -2,13 +2,14 @@
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from dilocox.cli.main import app
-from dilocox.node.testnet import MARKER, Testnet
+from dilocox.node.testnet import MARKER, MEMBER, Testnet, member_names
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.views.faults import code_of
@@ -83,6 +84,10 @@ def test_a_testnet_clears_nothing_where_a_marker_says_what_none_writes(tmp_path:
     before = contents(tmp_path)
     assert isinstance(up(folder).exception, ConfigError)
     assert contents(tmp_path) == before
+
+
+def test_a_marker_may_name_every_member():
+    assert all(re.fullmatch(MEMBER, name) for name in member_names(12, 12))
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff", b"[]", b"{}", b'{"members": [{}]}', b'{"members": 3, "network": null}'])

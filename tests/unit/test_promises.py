@@ -1,26 +1,37 @@
 """What a node promises beside its machine: whose manifest it takes, what it checks, what it does with a second commit."""
 
+import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from dilocox.node.crew import Progress
 from dilocox.node.exchange import Exchange
 from dilocox.node.outer.state import StageState
+from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
 from dilocox.node.starts import Starts, state_blob
 from dilocox.node.training.trainer import Commit, Take
 from dilocox.protocol import limits
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.manifest import open_manifest
+from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import canonical, parse, seal
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.payload import owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.event_log import EventLog
+from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.tasks import Tasks
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 OWNER = identity(99)
@@ -55,6 +66,72 @@ async def test_two_commits_for_one_round_halt_a_node(tmp_path: Path):
     with pytest.raises(RemoteError, match="signed by the coordinator"):
         await node.take_commit(seal(identity(1), pb.KIND_COMMIT, RUN.run_id, other).envelope)
     node.chain.close()
+
+
+class Says:
+    """A coordinator of whom nothing but tips comes, and who takes nothing."""
+
+    def __init__(self, *tips: services.Tip) -> None:
+        self.tips = tips
+        self.given = 0
+
+    async def watch(self, *_: object) -> AsyncIterator[services.WatchEvent]:
+        for tip in self.tips:
+            yield services.WatchEvent(tip=tip)
+            await asyncio.sleep(0)
+
+    async def submit_once(self, envelope: pb.Envelope) -> None:
+        self.given += 1
+        await asyncio.Event().wait()
+
+
+class Idle:
+    """Workers that are told, and do nothing."""
+
+    progress = Progress()
+
+    def status(self) -> None: ...
+
+    def spoken(self, state: MemberState) -> None: ...
+
+
+@asynccontextmanager
+async def hearing(folder: Path, coordinator: Says) -> AsyncIterator[Participant]:
+    """A node that has a commit, connected."""
+    tasks = Tasks()
+    with (
+        closing(ChainFile(folder / "chain.db", RUN)) as chain,
+        closing(OwnStatements(folder / "own.db", RUN.run_id)) as own,
+        closing(EventLog(folder / "events.db")) as kept,
+    ):
+        chain.append(Table(RUN).genesis().commits[0].envelope)
+        known: Any = Directory(None, identity(1), RUN.run_id, 1)
+        said: Any = coordinator
+        nobody: Any = None
+        workers: Any = Idle()
+        node = Participant(identity(1), RUN, chain, own, said, known, nobody, tasks, kept, nobody, lambda _: workers)
+        try:
+            yield node
+        finally:
+            await tasks.close()
+
+
+async def test_a_coordinator_that_lacks_commits_is_given_them_once_at_a_time(tmp_path: Path):
+    """However often it says so: each time was a task that brought all of them."""
+    coordinator = Says(*[services.Tip(round=0)] * 100)
+    async with hearing(tmp_path, coordinator) as node:
+        await node.watch()
+        assert coordinator.given == 1
+
+
+async def test_why_a_round_is_open_is_a_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Whatever a coordinator says: it went into logs and terminals as it came."""
+    with caplog.at_level("INFO"):
+        async with hearing(tmp_path, Says(services.Tip(why="\x1b[2Jit waits" + 4096 * "!"))) as node:
+            await node.watch()
+            assert node.round_why.startswith("?[2Jit waits!!")
+            assert len(node.round_why) == limits.EVENT_CHARACTERS
+            assert node.round_why in caplog.text
 
 
 class Announced:
