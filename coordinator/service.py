@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -36,6 +35,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.transport.presence import life_of, same_place
 from dilocox.transport.serve import send
+from dilocox.transport.token_bucket import TokenBucket
 
 __all__ = ["CoordinatorService"]
 
@@ -59,33 +59,21 @@ def _says_more(record: pb.PeerRecord, before: pb.PeerRecord) -> bool:
     return life_of(record) > life_of(before) or not same_place(record, before)
 
 
-@dataclass
-class Bucket:
-    """What one sender may still submit."""
-
-    tokens: float
-    filled_at: float
-
-
 class Buckets:
-    """A rate for each peer that we know, and for each address that strangers call from."""
+    """A rate of statements for each known peer, and for each address that unknown peers call from."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def take(self, sender: str) -> bool:
+        """Return whether this sender may submit one statement more, and count it."""
         now = self._clock()
-        bucket = self._buckets.setdefault(sender, Bucket(limits.STATEMENTS_BURST, now))
+        bucket = self._buckets.setdefault(sender, TokenBucket(limits.STATEMENTS_PER_SECOND, limits.STATEMENTS_BURST, now))
         self._buckets.move_to_end(sender)
         if len(self._buckets) > limits.KNOWN_PEERS:
             self._buckets.popitem(last=False)
-        refill = (now - bucket.filled_at) * limits.STATEMENTS_PER_SECOND
-        bucket.tokens, bucket.filled_at = min(limits.STATEMENTS_BURST, bucket.tokens + refill), now
-        if bucket.tokens < 1:
-            return False
-        bucket.tokens -= 1
-        return True
+        return bucket.take(now)
 
 
 _APPRAISERS = ThreadPoolExecutor(1, "appraise")

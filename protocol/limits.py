@@ -236,6 +236,57 @@ DIALS_AT_ONCE = 4
 CONNECTIONS = 4096
 """Most connections to one daemon: every cluster's, the spectators', and three times as many again."""
 
+CONNECTIONS_OF_UNKNOWN = CONNECTIONS - CLUSTERS
+"""Most connections of unknown peers to one daemon: the rest is for those that take part."""
+
+CONNECTIONS_PER_ADDRESS = 64
+"""Most connections of unknown peers at one address: a machine that starts a testnet of 60 nodes."""
+
+API_CONNECTIONS_PER_ADDRESS = 128
+"""Most connections to the HTTP API from one address: 64 readers of events, and as many pages and scripts."""
+
+FRESH_CONNECTIONS = 64
+"""Connections of one address that begin at once with a full budget of calls; later ones begin with none."""
+
+FRESH_CONNECTIONS_PER_SECOND = 2
+"""And so many more a second."""
+
+CALLS_BURST = 100
+"""Calls at once on one connection of an unknown peer. A host's workers make the largest honest burst, about 50."""
+
+CALLS_PER_SECOND = 25
+"""And so many more a second: people and scripts ask less often."""
+
+CALLS_BURST_KNOWN = 2000
+"""Calls of one known peer at once: a payload of 1,024 stages is fetched in as many calls."""
+
+CALLS_PER_SECOND_KNOWN = 200
+"""And so many more a second."""
+
+CALLS_REFUSED = 100
+"""So many more calls refused than not, and a connection is shut down."""
+
+CALLS_AT_ONCE = 100
+"""Streams of one connection: the least that HTTP/2 recommends. Honest daemons need about 50; gRPC refuses more without Python."""
+
+CALL_HEADER_BYTES = 16 * KIB
+"""Headers of one call: gRPC refuses larger ones."""
+
+FIRST_CALL_BYTES = 64 * KIB
+"""Bytes that a connection may send before its first call: a handshake and the headers of a call."""
+
+UNACCOUNTED_BYTES = SUBMISSION_BYTES + 256 * KIB
+"""Bytes that an unknown peer's connection may send before a call accounts for them: its largest message, still under way."""
+
+UNACCOUNTED_BYTES_KNOWN = 64 * MIB
+"""And a known peer's: payloads that it pushes at once."""
+
+UNACCOUNTED_BYTES_OF_UNKNOWN = 4 * MIB
+"""And all unknown peers' connections together; beyond it the heaviest are shut down."""
+
+UNACCOUNTED_BYTES_PER_SECOND = KIB
+"""What a connection sends without a call: pings, and acknowledgements of what it receives."""
+
 CHANNELS = 2 * CLUSTERS
 """Connections that a daemon keeps to others, each under 64 KiB: a member may say every half minute that it is somewhere else."""
 

@@ -50,6 +50,13 @@ class Callers:
                 return self._verified(value if isinstance(value, bytes) else value.encode())
         return ""
 
+    def remembered(self, context: Context) -> str:
+        """Return the caller's peer id where its credential was verified before, else an empty one. Verifies nothing."""
+        for key, value in context.invocation_metadata() or ():
+            if key == HEADER:
+                return self.known.get(value if isinstance(value, bytes) else value.encode(), "")
+        return ""
+
     def _verified(self, raw: bytes) -> str:
         if raw not in self.known:
             if len(raw) > limits.CREDENTIAL_BYTES:

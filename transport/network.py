@@ -20,6 +20,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport import tls
 from dilocox.transport.callers import Callers
+from dilocox.transport.connection_limits import ConnectionLimits
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.dht import Dht, DhtSettings
 from dilocox.transport.heads import Heads
@@ -118,8 +119,6 @@ async def open_network(
     """Serve, and keep our record in the run's DHT, beginning with the peers known before and `bootstrap`. `publish`: at once."""
     certificate = tls.load_or_create(home.folder)
     kept = home.remembered()
-    server, port = await create_server(f"0.0.0.0:{listen.port or kept.get('port', 0)}", certificate, traffic)
-    closing.push_async_callback(server.stop, STOP_SECONDS)
     dht_port = listen.dht_port or kept.get("dht_port") or choose_port()
     known = home.run_folder(run_id) / "peers.json"
     settings = DhtSettings(run_id, home.identity, home.folder, f"/ip4/0.0.0.0/tcp/{dht_port}", tuple(bootstrap))
@@ -128,6 +127,10 @@ async def open_network(
     for seen in cached_records(known, run_id):
         directory.learn(seen)
     callers = Callers(run_id, certificate.certificate_der)
+    connections = ConnectionLimits(directory.takes_part)
+    at = f"0.0.0.0:{listen.port or kept.get('port', 0)}"
+    server, port = await create_server(at, certificate, traffic, callers, connections)
+    closing.push_async_callback(server.stop, STOP_SECONDS)
     rpc.add_ReachServicer_to_server(ReachService(run_id, callers, heads or Heads()), server)
     reach = Reach(directory.changed.set)
     address = f"{listen.host}:{port}"
@@ -140,6 +143,7 @@ async def open_network(
         return sealed
 
     closing.push_async_callback(tasks.close)
+    tasks.start(connections.watch(port), "connections")
 
     def renew() -> None:
         directory.own = record()

@@ -79,6 +79,8 @@ class Directory:
         self._sequence = itertools.count(start_number << SEQUENCE_BITS)
         self.records: dict[str, Statement] = {}
         self.known: tuple[str, ...] = ()
+        self._parties: frozenset[str] = frozenset()
+        """`known`, for `takes_part`."""
         self.own: Statement[pb.PeerRecord] | None = None
         """Our newest."""
         self._looked_up_at: dict[str, float] = {}
@@ -132,10 +134,14 @@ class Directory:
 
     def know(self, peers: Sequence[str]) -> None:
         """Who takes part, the coordinator first. Records of others are forgotten, the oldest first, when they are many."""
-        self.known = tuple(peers)
+        self.known, self._parties = tuple(peers), frozenset(peers)
         self._forget()
         if self._dht is not None:
             self._dht.know(peers)
+
+    def takes_part(self, peer: str) -> bool:
+        """Return whether the run knows this peer."""
+        return peer in self._parties
 
     def _forget(self) -> None:
         here = set(self.known)

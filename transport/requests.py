@@ -1,87 +1,102 @@
-"""Requests that do not parse are refused in a word; what comes and goes is counted.
+"""Filter of requests: a call beyond its caller's budget or with a request that does not parse is refused; bytes are counted.
 
-gRPC would answer "unexpected" and log a traceback for each of them, so that any stranger could fill our disk.
+For a request that does not parse gRPC would answer "unexpected" and log a traceback, so that any stranger could fill our disk.
 """
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from dilocox.transport.callers import Callers
+from dilocox.transport.connection_limits import ConnectionLimits, endpoint_of
 from dilocox.transport.traffic import Traffic
 
 __all__ = ["WellFormed"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Continue = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+Account = Callable[[int], None]
+"""Called with the size of each request, in bytes."""
 
 
 class WellFormed(grpc.aio.ServerInterceptor):
-    """Handlers see only requests that parsed."""
+    """Passes calls within the budget of their caller on to their handlers, with requests that parsed."""
 
-    def __init__(self, traffic: Traffic) -> None:
-        self._traffic = traffic
+    def __init__(self, traffic: Traffic, callers: Callers | None, connections: ConnectionLimits) -> None:
+        """`callers`: verifies who calls; None: every caller is unknown."""
+        self._traffic, self._callers, self._connections = traffic, callers, connections
 
     async def intercept_service(self, continuation: Continue, handler_call_details: grpc.HandlerCallDetails) -> Any:
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None
         path = handler_call_details.method
-        parse = self._traffic.counting("received", path, handler.request_deserializer)
+        call = _Filter(self, self._traffic.counting("received", path, handler.request_deserializer))
         write = self._traffic.counting("sent", path, handler.response_serializer)
-
-        def tried(raw: bytes) -> Message | None:
-            try:
-                return parse(raw)
-            except DecodeError:
-                return None
-
         if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(_parts(handler.stream_unary), tried, write)
+            return grpc.stream_unary_rpc_method_handler(call.parts(handler.stream_unary), None, write)
         if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(_one(handler.unary_stream), tried, write)
+            return grpc.unary_stream_rpc_method_handler(call.one(handler.unary_stream), None, write)
         if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(_parts(handler.stream_stream), tried, write)
-        return grpc.unary_unary_rpc_method_handler(_one(handler.unary_unary), tried, write)
+            return grpc.stream_stream_rpc_method_handler(call.parts(handler.stream_stream), None, write)
+        return grpc.unary_unary_rpc_method_handler(call.one(handler.unary_unary), None, write)
+
+    async def admit(self, context: Context) -> Account:
+        """Take the call from its caller's budget, and return what accounts for its bytes. Ends the call where none is left."""
+        endpoint = endpoint_of(context.peer())
+        if endpoint is None:
+            return lambda size: None
+        peer = self._callers.remembered(context) if self._callers is not None else ""
+        if not self._connections.table.admit(endpoint, peer if peer and self._connections.is_known(peer) else ""):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls: wait, and call less often")
+        return partial(self._connections.table.account, endpoint)
 
 
-async def _refuse(context: Context) -> None:
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request does not parse")
+class _Filter:
+    """Wraps the handler of one call."""
 
+    def __init__(self, filter: WellFormed, parse: Callable[[bytes], Message]) -> None:
+        self._filter, self._parse = filter, parse
 
-def _one(behaviour: Any) -> Any:
-    async def guarded(request: Message | None, context: Context) -> Any:
-        if request is None:
-            await _refuse(context)
-        return await behaviour(request, context)
+    async def _parsed(self, raw: bytes, account: Account, context: Context) -> Message:
+        account(len(raw))
+        try:
+            return self._parse(raw)
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request does not parse")
+            raise
 
-    async def yielding(request: Message | None, context: Context) -> AsyncIterator[Message]:
-        if request is None:
-            await _refuse(context)
-        async for reply in behaviour(request, context):
-            yield reply
+    def one(self, behaviour: Any) -> Any:
+        async def guarded(raw: bytes, context: Context) -> Any:
+            account = await self._filter.admit(context)
+            return await behaviour(await self._parsed(raw, account, context), context)
 
-    return yielding if inspect.isasyncgenfunction(behaviour) else guarded
-
-
-def _parts(behaviour: Any) -> Any:
-    async def parsed(requests: AsyncIterator[Message | None], context: Context) -> AsyncIterator[Message]:
-        async for request in requests:
-            if request is None:
-                await _refuse(context)
-            else:
-                yield request
-
-    async def guarded(requests: AsyncIterator[Message | None], context: Context) -> Any:
-        return await behaviour(parsed(requests, context), context)
-
-    async def yielding(requests: AsyncIterator[Message | None], context: Context) -> AsyncIterator[Message]:
-        async with aclosing(behaviour(parsed(requests, context), context)) as replies:
-            async for reply in replies:
+        async def yielding(raw: bytes, context: Context) -> AsyncIterator[Message]:
+            account = await self._filter.admit(context)
+            async for reply in behaviour(await self._parsed(raw, account, context), context):
                 yield reply
 
-    return yielding if inspect.isasyncgenfunction(behaviour) else guarded
+        return yielding if inspect.isasyncgenfunction(behaviour) else guarded
+
+    def parts(self, behaviour: Any) -> Any:
+        async def parsed(requests: AsyncIterator[bytes], account: Account, context: Context) -> AsyncIterator[Message]:
+            async for raw in requests:
+                yield await self._parsed(raw, account, context)
+
+        async def guarded(requests: AsyncIterator[bytes], context: Context) -> Any:
+            account = await self._filter.admit(context)
+            return await behaviour(parsed(requests, account, context), context)
+
+        async def yielding(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Message]:
+            account = await self._filter.admit(context)
+            async with aclosing(behaviour(parsed(requests, account, context), context)) as replies:
+                async for reply in replies:
+                    yield reply
+
+        return yielding if inspect.isasyncgenfunction(behaviour) else guarded

@@ -17,7 +17,8 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest, chunk_count
-from dilocox.transport.callers import Credentials
+from dilocox.transport.callers import Callers, Credentials
+from dilocox.transport.connection_limits import ConnectionLimits
 from dilocox.transport.heads import Heads
 from dilocox.transport.requests import WellFormed
 from dilocox.transport.tasks import wait_out
@@ -50,17 +51,28 @@ _OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-async def create_server(listen: str, certificate: Certificate, traffic: Traffic | None = None) -> tuple[grpc.aio.Server, int]:
-    """A server bound to `listen` (host:port, port 0 for any), not started; and its port. Raises PortError."""
+async def create_server(
+    listen: str,
+    certificate: Certificate,
+    traffic: Traffic | None = None,
+    callers: Callers | None = None,
+    connections: ConnectionLimits | None = None,
+) -> tuple[grpc.aio.Server, int]:
+    """Return a server bound to `listen` (host:port, port 0 for any), not started; and its port. Raises PortError.
+
+    `callers` tells known peers from unknown ones. `connections`: the limits, which the caller applies with `watch`.
+    """
     allow_open_files(2 * limits.CONNECTIONS)
     options = [
         *_OPTIONS,
         ("grpc.max_allowed_incoming_connections", limits.CONNECTIONS),
         ("grpc.server_handshake_timeout_ms", 1000 * limits.HANDSHAKE_SECONDS),
         ("grpc.max_connection_idle_ms", 1000 * limits.IDLE_SECONDS),
+        ("grpc.max_concurrent_streams", limits.CALLS_AT_ONCE),
         ("grpc.tsi.max_frame_size", TLS_RECORD_BYTES),
     ]
-    server = grpc.aio.server(options=options, interceptors=[WellFormed(traffic or Traffic())])
+    filter = WellFormed(traffic or Traffic(), callers, connections or ConnectionLimits())
+    server = grpc.aio.server(options=options, interceptors=[filter])
     credentials = grpc.ssl_server_credentials([(certificate.key_pem, certificate.certificate_pem)])
     try:
         port = server.add_secure_port(listen, credentials)

@@ -4,6 +4,7 @@ Who answers there changes: while the daemon starts, waits for its coordinator or
 socket is open all along, so nobody who asks is refused in between.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -15,10 +16,12 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from dilocox.protocol import limits
 from dilocox.protocol.errors import PortError
+from dilocox.transport.connection_limits import ConnectionLimits, ConnectionTable
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.views.answers import answers_of_standby, answers_of_waiting
-from dilocox.views.http import Problem, create_app, own_address
+from dilocox.views.http import Problem, create_app, own_address, within_limits
 from dilocox.views.page import page
 
 __all__ = ["Door", "open_door"]
@@ -36,7 +39,9 @@ class Door:
         self._host = listen.rpartition(":")[0]
         self._sockets = _bind(listen)
         shown = "127.0.0.1" if self._host in ("", "0.0.0.0") else self._host
-        self.url = f"http://{shown}:{self._sockets[0].getsockname()[1]}"
+        self.port: int = self._sockets[0].getsockname()[1]
+        self.url = f"http://{shown}:{self.port}"
+        self.connections = ConnectionLimits(table=ConnectionTable(per_address=limits.API_CONNECTIONS_PER_ADDRESS))
         self.says = "it starts"
         """What the daemon waits for, as long as it has no API."""
         self.advice = ""
@@ -46,6 +51,7 @@ class Door:
 
     async def show(self, app: web.Application) -> None:
         """`app` answers from now on, who did so no longer. Raises OSError."""
+        app.middlewares.append(within_limits(self.connections))
         app.middlewares.append(own_address(self._host))
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
@@ -110,6 +116,7 @@ class Door:
 async def open_door(listen: str, home: DataDirectory, run_id: bytes, name: str) -> AsyncIterator[Door]:
     """It says from the start on what the daemon waits for, and the folder says where. Raises LocalError."""
     door = Door(listen)
+    watching = asyncio.create_task(door.connections.watch(door.port), name="API connections")
     try:
         await door.wait("it starts")
         kept = {key: port for key, port in home.remembered().items() if key in ("port", "dht_port")}
@@ -119,6 +126,8 @@ async def open_door(listen: str, home: DataDirectory, run_id: bytes, name: str) 
             log.warning("nobody finds %s: %s", door.url, error)
         yield door
     finally:
+        watching.cancel()
+        await asyncio.wait({watching})
         await door.close()
 
 

@@ -76,6 +76,7 @@ FAULTS: Mapping[str, Fault] = {
     "no-attestation": Fault("this run asks for no evidence", "nothing", 404),
     "no-such-path": Fault("the API has no such path", "/openapi.json has all of them", 404),
     "wrong-method": Fault("that path is asked in another way", "/openapi.json says which", 405),
+    "too-many-requests": Fault("one connection asks more often than it may", "wait a second, and ask less often", 429),
     "too-many-readers": Fault("as many read events as may at once", "end one of them", 503),
     "waiting": Fault("the daemon starts, waits for its coordinator, or for room", "`dilocox status` says what for", 503),
     "not-known": Fault("whether the daemon is well is not known yet", "wait: it is on its way", 503),

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from dilocox.protocol import limits
 from dilocox.protocol.status import Status
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.connection_limits import ConnectionLimits, endpoint_of_socket
 from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
 from dilocox.views.answers import health
@@ -25,7 +26,7 @@ from dilocox.views.metrics import Well
 from dilocox.views.openapi import describe
 from dilocox.views.page import page
 
-__all__ = ["Problem", "add_run_routes", "create_app", "json_response", "own_address", "wrong_address"]
+__all__ = ["Problem", "add_run_routes", "create_app", "json_response", "own_address", "within_limits", "wrong_address"]
 
 View = views.View
 
@@ -73,6 +74,21 @@ def own_address(named: str) -> Middleware:
             wrong = wrong_address(request.host, request.headers.get("Origin"), named)
             if wrong is not None:
                 raise wrong
+        return await handler(request)
+
+    return check
+
+
+def within_limits(connections: ConnectionLimits) -> Middleware:
+    """Make a middleware that refuses requests beyond their connection's budget, and ends a connection that goes on."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        peer = request.get_extra_info("peername")
+        if peer is not None and not connections.table.admit(endpoint := endpoint_of_socket(peer), ""):
+            if connections.table.is_excessive(endpoint) and request.transport is not None:
+                request.transport.abort()
+            raise Problem("too-many-requests", "this connection asks too often")
         return await handler(request)
 
     return check

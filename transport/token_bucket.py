@@ -1,0 +1,23 @@
+"""A rate with a burst, in units that the caller chooses."""
+
+__all__ = ["TokenBucket"]
+
+
+class TokenBucket:
+    """Tokens refill at a rate up to a burst; an action takes one, or is refused."""
+
+    __slots__ = ("_burst", "_filled_at", "_rate", "tokens")
+
+    def __init__(self, rate: float, burst: float, now: float, tokens: float | None = None) -> None:
+        """`rate`: tokens a second; `burst`: the most that collect; `tokens`: at the start, None: `burst`."""
+        self._rate, self._burst, self._filled_at = rate, burst, now
+        self.tokens = burst if tokens is None else tokens
+
+    def take(self, now: float) -> bool:
+        """Take one token, and return whether there was one."""
+        self.tokens = min(self._burst, self.tokens + (now - self._filled_at) * self._rate)
+        self._filled_at = now
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
