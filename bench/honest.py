@@ -158,7 +158,7 @@ class HonestPeer:
             for statement in member.offers(self.state):
                 answer = await self._coordinator.submit_once(statement.envelope)
                 if answer is not None:
-                    self._feed(member.Answered(statement, answer.outcome, answer.reason, answer.detail))
+                    self._feed(member.Answered(statement, answer.outcome, answer.reason, answer.detail, answer.head))
             await self._speak.wait()
 
     def _heartbeat(self) -> Statement[pb.Heartbeat]:

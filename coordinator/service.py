@@ -275,7 +275,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         signer = peer_id(request.key) if len(request.key) == 32 else ""
         if request.kind != pb.KIND_COMMIT and (not signer or caller != signer):
             return reject(pb.REASON_BAD_SIGNATURE, "a statement is brought by its signer")
-        return await self.judge(request, caller if self._known(caller) else address)
+        return await self.judge(request, caller if self._known(caller) else address, caller)
 
     async def GetChallenge(self, request: services.ChallengeRequest, context: Context) -> services.Challenge:
         caller = await self._caller(context)
@@ -286,17 +286,16 @@ class CoordinatorService(rpc.CoordinatorServicer):
     def challenge(self, peer: str) -> bytes:
         return self._challenges.give(peer)
 
-    async def judge(self, request: pb.Envelope, sender: str) -> Judgement:
-        """What becomes of a message. `sender`: whose rate it uses, a peer that we know or a stranger's address."""
+    async def judge(self, request: pb.Envelope, sender: str, caller: str = "") -> Judgement:
+        """Judge a message. `sender`: whose rate it uses, a known peer or an unknown peer's address; `caller`: peer id, if given."""
         if not self._buckets.take(sender):
             return reject(pb.REASON_RATE, f"more than {limits.STATEMENTS_PER_SECOND} statements a second")
         try:
             statement = open_envelope(request, self._run_id, _KINDS)
             if statement.kind == pb.KIND_COMMIT:
                 return await self._take_back(request)
-        except RemoteError as error:
-            sender = peer_id(request.key) if len(request.key) == 32 else "unknown"
-            return self._refuse(sender, error.reason, error.detail)
+        except RemoteError as error:  # anybody writes any key into an envelope, so only the caller answers for it
+            return self._refuse(caller, error.reason, error.detail) if caller else reject(error.reason, error.detail)
         if statement.kind == pb.KIND_HEARTBEAT:
             return self._heartbeat(statement)
         if statement.kind == pb.KIND_PEER_RECORD:

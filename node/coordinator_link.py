@@ -52,12 +52,14 @@ _OUTCOMES = {
 
 
 class Answer(NamedTuple):
-    """What the coordinator made of a statement."""
+    """The coordinator's answer to a statement."""
 
     outcome: Outcome
     reason: pb.Reason
     detail: str
     signed: pb.Envelope
+    head: bytes
+    """Head of the chain from which it answered."""
 
 
 class Backoff:
@@ -361,7 +363,7 @@ class CoordinatorLink:
         body = answer.body
         if answer.peer != self._link.coordinator or body.statement != sha256(envelope.key, envelope.body):
             raise RemoteError(pb.REASON_BAD_SIGNATURE, "the answer is not the coordinator's to what was submitted")
-        return Answer(_OUTCOMES[body.outcome], body.reason, body.detail, signed)
+        return Answer(_OUTCOMES[body.outcome], body.reason, body.detail, signed, body.head)
 
     async def presence(self) -> services.PresenceList:
         """Who is here, as the coordinator hears it; nobody where it does not answer."""

@@ -301,7 +301,7 @@ class Participant:
             return False
         if answer.outcome is Outcome.REJECT:
             log.warning("the coordinator rejected our %s: %s", type(statement.body).__name__.lower(), answer.detail)
-        self.feed(member.Answered(statement, answer.outcome, answer.reason, answer.detail))
+        self.feed(member.Answered(statement, answer.outcome, answer.reason, answer.detail, answer.head))
         if statement.kind == pb.KIND_CONTRIBUTION and statement.digest in self.state.held:
             self._accepted = pb.Accepted(contribution=statement.envelope, answer=answer.signed)
         return True

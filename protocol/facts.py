@@ -171,12 +171,14 @@ class Signed:
 
 @dataclass(frozen=True)
 class Answered:
-    """What the coordinator made of a statement that was offered."""
+    """The coordinator's answer to a statement that was offered."""
 
     statement: Statement[Any]
     outcome: Outcome
     reason: pb.Reason
     detail: str
+    head: bytes | None = None
+    """Head of the chain from which it answered; None: the same as ours."""
 
 
 @dataclass(frozen=True)

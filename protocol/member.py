@@ -1,9 +1,10 @@
 """The node's machine: `step(state, input, now) -> state, effects`. What a cluster's lead says in a round, and when; and what a
 box says that another leads: that it agrees.
 
-A node holds its statements for the open round and offers them again, on connect and every few seconds, until it sees them held
-or finally refused: nothing is said only once. The machine has no clock, no I/O and no key: it asks for signatures (`Sign`), and
-what was signed and put on disk comes back (`Signed`). Drivers are the daemon, the simulation and the tests.
+A node stores its statements for the open round. It offers them again, on connect and every few seconds, until the coordinator has
+acknowledged or finally rejected them. A coordinator behind our head, such as one restored from a backup, rejects nothing finally.
+The machine has no clock, no I/O and no key: it asks for signatures (`Sign`), and what was signed and put on disk comes back
+(`Signed`). Drivers are the daemon, the simulation and the tests.
 
     state before the round is ready     on the roster: report it          else: claim a seat with it
     a phase ended, its payloads stand   on the roster, round still open:  contribute
@@ -111,6 +112,8 @@ __all__ = [
 
 VOTE_SHARE = 0.75
 """Share of a ballot's time after which a voter says what it has."""
+HEALED_BY_TIME = frozenset({pb.REASON_RATE, pb.REASON_FUTURE_ROUND, pb.REASON_UNAVAILABLE, pb.REASON_NOT_ATTESTED})
+"""Reasons of rejections after which the same statement may be accepted: it is offered again."""
 STATES_KEPT = 64
 """Own state roots remembered: more than rounds can be in dispute."""
 
@@ -126,7 +129,7 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
     effects: list[Effect] = []
     match event:
         case Connected():
-            state = replace(state, connected=True, held=frozenset())
+            state = replace(state, connected=True, held=frozenset(), refused={})
         case Away():
             state = replace(state, connected=False)
         case Committed(commit, after):
@@ -152,8 +155,8 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
             state = replace(state, without=state.without - {cluster} if shown else state.without | {cluster})
         case Signed(statement):
             state = _signed(state, statement)
-        case Answered(statement, outcome, reason, detail):
-            state = _answered(state, statement, outcome, reason, detail)
+        case Answered():
+            state = _answered(state, event)
         case Differs(round):
             if round == state.head.round and round in state.roots and not state.rechecking:
                 state = replace(state, rechecking=True)
@@ -314,13 +317,18 @@ def _newest_wish(own: dict[pb.Kind, Statement[Any]]) -> dict[pb.Kind, Statement[
     return {kind: statement for kind, statement in own.items() if kind not in wishes[:-1]}
 
 
-def _answered(state: MemberState, statement: Statement[Any], outcome: Outcome, reason: pb.Reason, detail: str) -> MemberState:
+def _answered(state: MemberState, answer: Answered) -> MemberState:
+    """Record an answer. A rejection is final only from a coordinator at our head, and for a reason that time cannot heal."""
+    statement, outcome, reason = answer.statement, answer.outcome, answer.reason
     if state.own.get(statement.kind) is None or state.own[statement.kind].digest != statement.digest:
         return state
     claim = statement.kind == pb.KIND_CLAIM
-    if outcome is Outcome.REJECT and reason != pb.REASON_RATE:
-        away = (reason, detail) if claim else state.turned_away
-        return replace(state, refused={**state.refused, statement.kind: (reason, detail)}, turned_away=away)
+    elsewhere = answer.head is not None and answer.head != state.head.digest
+    if outcome is Outcome.REJECT and (elsewhere or reason in HEALED_BY_TIME):
+        return state
+    if outcome is Outcome.REJECT:
+        away = (reason, answer.detail) if claim else state.turned_away
+        return replace(state, refused={**state.refused, statement.kind: (reason, answer.detail)}, turned_away=away)
     gone = statement.kind == pb.KIND_LEAVE and reason == pb.REASON_NOT_ON_ROSTER
     if outcome is not Outcome.ACCEPT and reason != pb.REASON_UNSPECIFIED and not gone:
         return state

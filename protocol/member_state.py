@@ -47,7 +47,7 @@ class MemberState:
     held: frozenset[bytes] = frozenset()
     """Digests of those that the coordinator has."""
     refused: Mapping[pb.Kind, tuple[pb.Reason, str]] = field(default_factory=dict)
-    """Why the coordinator turned one away for good."""
+    """Why the coordinator rejected one finally, since the stream was opened."""
     turned_away: tuple[pb.Reason, str] | None = None
     """Why our last claim was: shown until one is held."""
     seen: Mapping[bytes, Statement[pb.Contribution]] = field(default_factory=dict)

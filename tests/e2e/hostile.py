@@ -126,7 +126,7 @@ class HostilePeer:
             for statement in member.offers(self.state):
                 answer = await self.coordinator.submit_once(statement.envelope)
                 if answer is not None:
-                    self.feed(member.Answered(statement, answer.outcome, answer.reason, answer.detail))
+                    self.feed(member.Answered(statement, answer.outcome, answer.reason, answer.detail, answer.head))
             await self.speak.wait()
 
     def _heartbeat(self) -> Statement[pb.Heartbeat]:

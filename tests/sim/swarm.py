@@ -449,7 +449,8 @@ class Swarm:
             judgement = self.feed(round.Received(statement))
             if peer.name not in self.streams:
                 self.feed(round.Absent(peer.name))
-            answer = member.Answered(statement, judgement.outcome, judgement.reason, judgement.detail)
+            head = self.state.head.digest
+            answer = member.Answered(statement, judgement.outcome, judgement.reason, judgement.detail, head)
             self.send(peer, lambda: peer.feed(answer))
 
         self.send(peer, arrive)

@@ -52,6 +52,7 @@ FAULT = st.one_of(
     st.tuples(st.just("cut"), SOME, AT, LONG),
     st.tuples(st.just("cut coordinator"), st.just(0), AT, LONG),
     st.tuples(st.just("crash coordinator"), st.just(0), AT, LONG),
+    st.tuples(st.just("backup of the coordinator"), st.integers(1, 6), AT, LONG),
     st.tuples(st.just("failed write"), st.just(0), AT, st.just(0.0)),
     st.tuples(st.just("backup of a peer"), NUMBER, AT, LONG),
     st.tuples(st.just("leave"), SOME, AT, LONG),
@@ -94,6 +95,8 @@ def inflict(swarm: Swarm, fault: tuple[str, Any, float, float]) -> None:
             swarm.cut_coordinator(at, until)
         case "crash coordinator":
             swarm.crash_coordinator(at, until)
+        case "backup of the coordinator":
+            swarm.restore_coordinator(at, until, commits_lost=what)
         case "failed write":
             swarm.at(at, lambda: setattr(swarm, "fail_writes", True))
         case "backup of a peer":

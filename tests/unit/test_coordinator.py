@@ -386,11 +386,24 @@ async def test_a_coordinator_behind_its_own_chain_gets_it_back(desk: Desk, tmp_p
     assert [commit.digest for commit in desk.service.chain.verify()] == [commit.digest for commit in commits]
 
 
+@pytest.mark.parametrize("kind", [pb.KIND_COMMIT, pb.KIND_CLAIM, pb.KIND_CONTRIBUTION])
+@pytest.mark.parametrize("caller", ["", identity(8).peer])
+async def test_submit_junk_under_another_key_is_not_recorded_under_that_key(desk: Desk, kind: pb.Kind, caller: str):
+    await desk.begin()
+    victim = identity(1)
+    junk = pb.Envelope(kind=kind, key=victim.key, body=b"junk", signature=bytes(64))
+    judgement = await desk.service.submitted(junk, caller, "somewhere")
+    assert judgement.outcome is Outcome.REJECT
+    assert victim.peer not in {item.peer for item in desk.state.gathered.refusals}
+    assert {item.peer for item in desk.state.gathered.refusals} <= {caller}
+    assert not [item for item in desk.state.gathered.refusals if not item.peer]
+
+
 async def test_hostile_statements_are_rejected_with_their_reasons_and_recorded(desk: Desk):
     await desk.begin()
 
     async def reason(envelope: pb.Envelope) -> int:
-        return (await desk.service.judge(envelope, "somewhere")).reason
+        return (await desk.service.judge(envelope, "somewhere", identity(8).peer)).reason
 
     forged = desk.contribution(0).envelope
     forged.signature = b"\0" * 64
@@ -408,6 +421,8 @@ async def test_hostile_statements_are_rejected_with_their_reasons_and_recorded(d
     commit = desk.service.chain.commit(1)
     assert commit is not None
     recorded = {item.reason for item in commit.body.refusals}
+    badly_formed = {pb.REASON_BAD_SIGNATURE, pb.REASON_MALFORMED, pb.REASON_OVERSIZE}
+    assert {item.peer for item in commit.body.refusals if item.reason in badly_formed} == {identity(8).peer}
     expected = {pb.REASON_BAD_SIGNATURE, pb.REASON_MALFORMED, pb.REASON_OVERSIZE}
     expected |= {pb.REASON_NOT_ON_ROSTER, pb.REASON_STALE_ROUND}
     assert expected <= recorded

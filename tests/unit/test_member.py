@@ -460,6 +460,35 @@ def test_a_rate_is_no_final_refusal(reason: pb.Reason):
     assert bool(member.offers(node.state)) == (reason == pb.REASON_RATE)
 
 
+def offered_after(node: Node, reason: pb.Reason, head: bytes | None) -> bool:
+    """Whether our contribution is offered again after a rejection."""
+    mine = node.table.contribution(0)
+    node.feed(member.Signed(mine))
+    node.feed(member.Answered(mine, Outcome.REJECT, reason, "no", head))
+    return mine in member.offers(node.state)
+
+
+@pytest.mark.parametrize("reason", [pb.REASON_FUTURE_ROUND, pb.REASON_NOT_ON_ROSTER, pb.REASON_WRONG_HEAD])
+def test_rejection_by_a_coordinator_at_another_head_is_not_final(reason: pb.Reason):
+    assert offered_after(Node(), reason, digest("an older head"))
+
+
+def test_rejection_by_a_coordinator_at_our_head_is_final_but_where_time_heals_it():
+    node = Node()
+    assert not offered_after(node, pb.REASON_WRONG_BASE, node.table.head.digest)
+    for reason in (pb.REASON_FUTURE_ROUND, pb.REASON_RATE, pb.REASON_UNAVAILABLE, pb.REASON_NOT_ATTESTED):
+        node = Node()
+        assert offered_after(node, reason, node.table.head.digest)
+
+
+def test_connected_forgets_rejections():
+    node = Node()
+    assert not offered_after(node, pb.REASON_NOT_ON_ROSTER, node.table.head.digest)
+    node.feed(member.Away())
+    node.feed(member.Connected())
+    assert pb.KIND_CONTRIBUTION in [statement.kind for statement in member.offers(node.state)]
+
+
 def test_findings_are_bounded():
     run = manifest(rounds={"start_clusters": 30, "vote_seconds": 100})
     table = Table(run).genesis(range(30))
