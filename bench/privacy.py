@@ -170,7 +170,7 @@ class Sites(Lab):
     def beginner(self) -> Trainer:
         trainer = Trainer(self.run, Mesh(device=self.device), self._noise)
         trainer.load_frozen(self._base)
-        trainer.load_initial(self._base if self.run.model.root else None)
+        trainer.load_initial(self._base if self.run.model.imported_state else None)
         return trainer
 
     def batch(self, index: int, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -247,7 +247,7 @@ def seconds_per_step(run: Manifest, base: BlobStore | None, noise: Noise | None)
     trainer = Trainer(run, Mesh(), noise)
     if base is not None:
         trainer.load_frozen(base)
-    trainer.load_initial(base if run.model.root else None)
+    trainer.load_initial(base if run.model.imported_state else None)
     tokens = torch.randint(0, 256, (run.training.batch_size, run.model.sequence_length), generator=torch.Generator())
     taken = []
     for _ in range(STEPS_TIMED):

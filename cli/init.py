@@ -147,6 +147,7 @@ def init(
         text = _with_vocabulary(text, corpus.vocabulary_size)
         manifest = Manifest.from_toml(text)  # before anything is written: a refused init leaves nothing behind
         check_fits(manifest, corpus)
+        text, manifest = _with_seed_state(text, manifest)
     else:
         text, manifest = _imported(begin, text, corpus, stages, sequence_length, lora)
     made = False
@@ -197,6 +198,17 @@ def _imported(
         root = weights.put_into(BlobStore(weights_library()), lambda stage: bar.at(stage + 1))
     named = {"initial": root.hex()} if rank is None else {"lora": {**lora, "base": root.hex()}}
     text = _with_model(text, folder, {**fields, **named})
+    return text, Manifest.from_toml(text)
+
+
+def _with_seed_state(text: str, manifest: Manifest) -> tuple[str, Manifest]:
+    """Name the initial state in the run file, so that no unknown peer can begin the run with another."""
+    from dilocox.node.training.seed_state import seed_state  # torch loads only here
+
+    with working("computing the initial state", manifest.model.stages) as bar:
+        root = seed_state(manifest.model, lambda stage: bar.at(stage + 1))
+    line = f'seed_state = "{root.hex()}" # what this model begins with: make the run file again after a change of [model]\n'
+    text = re.sub(r"^stages = .*\n", lambda found: found[0] + line, text, count=1, flags=re.MULTILINE)
     return text, Manifest.from_toml(text)
 
 

@@ -93,7 +93,7 @@ class Starts:
                 if keeping is not None:
                     start.kept.CopyFrom(keeping)
                 starts.append(Candidate(start, root))
-        if root := self._manifest.model.root:
+        if root := self._manifest.model.imported_state:
             return [*starts, Candidate(self._start(worker.Start.ORIGIN_SNAPSHOT, 0), root)]
         return [*starts, Candidate(worker.Start(origin=worker.Start.ORIGIN_INITIAL))]
 

@@ -243,7 +243,7 @@ def seats(
     if manifest.attestation.kinds:
         complete = {n: (c, s) for n, (c, s) in complete.items() if all(peer in attestations for peer in c.peers)}
     if head.round == 0:
-        group = genesis_group(complete)
+        group = genesis_group(manifest, complete)
         return Seating({name: complete[name][0] for name in group}, complete[group[0]][1] if group else b"")
     staying = set(head.roster) - absent - gathered.leaving()
     waking = not counting and len(staying) < manifest.rounds.min_clusters
@@ -273,10 +273,12 @@ def _rests(head: Head, cluster: str) -> bool:
     return cluster in head.resting and head.round < head.resting[cluster].until
 
 
-def genesis_group(complete: Mapping[str, tuple[Cluster, bytes]]) -> list[str]:
-    """The largest group of claiming clusters that hold one initial state; of equals the one with the smallest name."""
+def genesis_group(manifest: Manifest, complete: Mapping[str, tuple[Cluster, bytes]]) -> list[str]:
+    """Return the largest group of claiming clusters with one initial state; of equals the one with the smallest name. Where the
+    manifest names founders, only theirs take part."""
+    founders = set(manifest.admission.allow) or complete.keys()
     groups: dict[bytes, list[str]] = {}
-    for name in sorted(complete):
+    for name in sorted(complete.keys() & founders):
         groups.setdefault(complete[name][1], []).append(name)
     return min(groups.values(), key=lambda names: (-len(names), names[0]), default=[])
 

@@ -45,12 +45,19 @@ def of_run(manifest: Manifest) -> list[Finding]:
 
 def _admission(manifest: Manifest) -> Iterator[Finding]:
     admission, named = manifest.admission, len(set(manifest.admission.allow))
-    if admission.policy == "allow-list" and named < manifest.start_clusters:
+    if (named or admission.policy == "allow-list") and named < manifest.start_clusters:
         yield Finding(
             Level.WRONG,
             "admission.allow",
             f"names {several(named, 'peer')}, and the first round waits for {manifest.start_clusters}",
             "add the peer ids that `dilocox id --home FOLDER` prints on their machines, or lower rounds.start_clusters",
+        )
+    if admission.policy == "open" and not manifest.model.root and not named:
+        yield Finding(
+            Level.ODD,
+            "model.seed_state",
+            "is not named in an open run: the first clusters that agree on a state begin it, whoever they are",
+            "make the run file with `dilocox init`, or name founders in admission.allow",
         )
     if admission.policy == "open" and manifest.rounds.min_clusters == 1:
         yield Finding(

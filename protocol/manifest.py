@@ -292,8 +292,8 @@ class Standing(Section):
 class Admission(Section):
     policy: Literal["open", "allow-list"] = "open"
     allow: tuple[str, ...] = ()
-    """Peer ids: with an allow-list those who may take part. In an open run the founders: who begins the run with full standing;
-    where none are named, all who take a seat in its first commit."""
+    """Peer ids: with an allow-list those who may take part. In an open run the founders: they alone
+    take a seat in its first commit, with full standing; where none are named, any cluster may."""
     public_read: bool | None = None
     """Whether anybody may follow the run and fetch what it makes: payloads, states, commits; default: in an open run. Else only who
     may take part: with an allow-list those on it, in an open run whoever says who it is."""

@@ -114,6 +114,10 @@ VOTE_SHARE = 0.75
 """Share of a ballot's time after which a voter says what it has."""
 HEALED_BY_TIME = frozenset({pb.REASON_RATE, pb.REASON_FUTURE_ROUND, pb.REASON_UNAVAILABLE, pb.REASON_NOT_ATTESTED})
 """Reasons of rejections after which the same statement may be accepted: it is offered again."""
+WRONG_SEED = (
+    "the run file names the initial state {named}, and its model and seed make {made}: its owner changed [model] after `dilocox"
+    " init`. The owner has to make the run file again; it is another run, with another link."
+)
 STATES_KEPT = 64
 """Own state roots remembered: more than rounds can be in dispute."""
 
@@ -141,6 +145,8 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
             asked = frozenset(state.scores)  # workers that start again were asked for nothing
             state = replace(state, roots=_newest(state.roots, round, root), loss=measured, to_score=asked)
             state, effects = _compare(state, round)
+            if state.head.round == 0 and state.head.state not in (b"", root):
+                effects = [*effects, Halt(WRONG_SEED.format(made=root.hex(), named=state.head.state.hex()))]
         case PhaseEnded():
             effects = _contribute(state, event)
         case Judged(contribution, verdict):

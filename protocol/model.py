@@ -111,6 +111,9 @@ class Model(Section):
     stages: Annotated[int, Field(gt=0, le=limits.STAGES)]
     seed: Count = 0
     """Of the initial weights, where no `initial` names them."""
+    seed_state: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """State root that the seed makes; the run begins with it and with no other. `dilocox init` computes it. Without it the first
+    clusters that agree on a state begin the run, whoever they are."""
     initial: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """State root that round 1 starts from: the weights that `dilocox init --from` imported, split into these stages, momentum 0."""
     lora: Lora | None = None
@@ -122,6 +125,8 @@ class Model(Section):
             raise ValueError(f"{self.stages} stages, but {self.layers} layers, an embedding and a head make {self.layers + 2}")
         if self.lora is not None and self.initial is not None:
             raise ValueError("initial and lora: the imported weights are lora.base, and adapters begin by changing nothing")
+        if self.seed_state is not None and self.initial is not None:
+            raise ValueError("initial and seed_state: a run begins with imported weights or with its seed, not with both")
         if self.lora is not None and self.stages > self.layers:
             raise ValueError(
                 f"{self.stages} stages, but {self.layers} layers: with lora each stage has adapters of one at least"
@@ -160,10 +165,15 @@ class Model(Section):
 
     @property
     def root(self) -> bytes:
-        """State root that round 1 starts from, where the manifest says it; else empty: it follows from the seed."""
+        """Return the state root that round 1 starts from; empty where the manifest does not name it."""
+        return bytes.fromhex(self.initial or self.seed_state or "")
+
+    @property
+    def imported_state(self) -> bytes:
+        """Return the root of the imported weights that round 1 starts from; empty where it starts from the seed."""
         return bytes.fromhex(self.initial or "")
 
     @property
     def imported(self) -> bytes:
         """Root over the imported weights: the state of round 1, or what adapters are added to; empty: none."""
-        return bytes.fromhex(self.lora.base) if self.lora is not None else self.root
+        return bytes.fromhex(self.lora.base) if self.lora is not None else self.imported_state

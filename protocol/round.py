@@ -400,7 +400,7 @@ def _progress(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effec
     if state.starting_since is not None:
         state = _begin(state, now)
     if state.head.round == 0:
-        group = chain.genesis_group(_complete(state, moment.wall_ms))
+        group = chain.genesis_group(state.manifest, _complete(state, moment.wall_ms))
         return state, [Close(moment)] if len(group) >= state.manifest.start_clusters else []
     due = _due(state)
     late = due is not None and now >= due
@@ -552,7 +552,7 @@ def why_open(state: RoundState) -> str:
     if phase == "finished":
         return "the run is finished"
     if phase == "gathering":
-        group = chain.genesis_group(_complete(state))
+        group = chain.genesis_group(state.manifest, _complete(state))
         return f"waiting for {state.manifest.start_clusters} clusters with one initial state; {len(group)} are here"
     if phase == "starting":
         least = f", and {rounds.min_clusters} clusters" if roster < rounds.min_clusters else ""

@@ -33,7 +33,7 @@ def train_alone(
     imported = BlobStore(weights, ours=False) if manifest.model.imported else None
     if imported is not None:
         trainer.load_frozen(imported)
-    trainer.load_initial(imported if manifest.model.root else None)
+    trainer.load_initial(imported if manifest.model.imported_state else None)
     dataset, batch = load_dataset(manifest, data), manifest.training.batch_size
     text = load_private(manifest, private, last_built(private), ALONE) if private is not None else dataset
     for step in range(steps):

@@ -145,7 +145,7 @@ class Trainer:
     def load_initial(self, imported: BlobStore | None = None) -> None:
         """`imported`: where the state lies that the manifest names; it names none where the run begins with its seed. Raises
         LocalError where it is not there."""
-        root = self.manifest.model.root
+        root = self.manifest.model.imported_state
         digests = imported.stage_digests(root) if imported is not None else []
         if root and not all(imported is not None and digest in imported for digest in digests or [root]):
             raise LocalError(f"the run begins with the state {root.hex()}, which is not here")

@@ -90,7 +90,9 @@ class SimPeer:
         self.life += 1
         self.up, self.connected = True, False
         lead = self.team.lead.name if self.team is not None and self.team.box is self else ""
-        self.state = member.start(self.run, self.name, initial_head(COORDINATOR.peer), self.disk.serial, lead)
+        self.state = member.start(
+            self.run, self.name, initial_head(COORDINATOR.peer, self.run.model.root), self.disk.serial, lead
+        )
         commits, self.disk.commits = self.disk.commits, []
         self.fold = digest("initial")
         self.ready: dict[int, bytes] = {0: self.fold}
@@ -359,7 +361,7 @@ class Swarm:
         self.ballot: Statement | None = None
         self.signed: dict[int, bytes] = {}
         """Digest of every commit that left the coordinator, by round: never two."""
-        self.state = round.start(run, initial_head(COORDINATOR.peer), self.now)
+        self.state = round.start(run, initial_head(COORDINATOR.peer, run.model.root), self.now)
 
     def extend(self, head: Head, envelope: pb.Envelope) -> tuple[Head, Statement]:
         """`chain.extend`, computed once for all peers that stand at the same head: it is a pure function."""
@@ -551,7 +553,7 @@ class Swarm:
 
     def replayed(self) -> round.RoundState:
         """What the disk holds."""
-        head = initial_head(COORDINATOR.peer)
+        head = initial_head(COORDINATOR.peer, self.run.model.root)
         for commit in self.commits:
             head = self.extend(head, commit.envelope)[0]
         state = round.start(self.run, head, self.logged[0][1].seconds if self.logged else self.now)

@@ -6,6 +6,7 @@ looks at more of them.
 
 import itertools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,6 +40,8 @@ RUN = manifest(
     },
     scoring={"voters": 2},
 )
+BOUND = RUN.model_copy(update={"model": RUN.model.model_copy(update={"seed_state": digest("initial").hex()})})
+"""Whose manifest names the initial state."""
 SHARES = RUN.model_copy(update={"availability": Availability()})
 """In which clusters are drawn to ask others for shares, and tell of it."""
 LIAR = 1
@@ -212,6 +215,31 @@ def test_whatever_receipts_say_of_samples_the_run_goes_on_with_one_chain(schedul
         explore([fault for fault in faults if boxes or fault[0] != "cut boxes"], gone, seed, boxes, SHARES)
 
 
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=SCHEDULES // 2, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(SCHEDULE, st.integers(1, 6), st.booleans())
+def test_hostile_claims_before_genesis_do_not_stop_the_run(schedule, claims: int, right: bool):
+    """Unknown identities claim first, with another state or with the run's own, and are never heard of again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "CLAIMS", PEERS + 1)
+        patch.setattr(limits, "CLUSTERS", 16)
+        faults, gone, seed = schedule
+        state = "initial" if right else "another"
+        swarm = explore(faults, gone, seed, run=BOUND, first=lambda swarm: squat(swarm, claims, state))
+    assert swarm.commits[0].body.state == BOUND.model.root
+
+
+def squat(swarm: Swarm, claims: int, state: str) -> None:
+    for number in range(200, 200 + claims):
+        claim = pb.Claim(serial=1, round=1, state=digest(state))
+        swarm.feed_envelope(seal(identity(number), pb.KIND_CLAIM, swarm.run.run_id, claim).envelope)
+
+
+def test_three_identities_with_a_state_of_their_own_do_not_begin_the_run():
+    swarm = explore([], [], 3, run=BOUND, first=lambda swarm: squat(swarm, 3, "another"))
+    assert {member.cluster for member in swarm.commits[0].body.roster} <= {peer.name for peer in swarm.peers}
+
+
 def test_what_receipts_say_of_samples_costs_standing_in_explored_runs():
     swarm = explore([], [], 3, run=SHARES)
     assert any(member.standing.lacking for commit in swarm.commits for member in commit.body.roster)
@@ -250,9 +278,16 @@ def test_the_last_one_who_leaves_does_not_say_what_the_model_is(monkeypatch: pyt
 
 
 def explore(
-    faults: list[tuple[str, Any, float, float]], gone: list[int], seed: int, boxes: bool = False, run: Manifest = RUN
+    faults: list[tuple[str, Any, float, float]],
+    gone: list[int],
+    seed: int,
+    boxes: bool = False,
+    run: Manifest = RUN,
+    first: Callable[[Swarm], None] = lambda swarm: None,
 ) -> Swarm:
+    """`first`: called before any peer starts."""
     swarm = Swarm(run, PEERS, seed, loss=0.002, delay=0.2)
+    first(swarm)
     if boxes:
         swarm.boxes(0, BOX)
     for fault in faults:
@@ -263,7 +298,7 @@ def explore(
     alive = swarm.run_for(PATIENCE, swarm.finished)
     where = f"round {swarm.state.head.round}, {swarm.state.head.trained} trained: {round.why_open(swarm.state)}"
     assert alive, f"a dead run: {where}"
-    head = initial_head(COORDINATOR.peer)
+    head = initial_head(COORDINATOR.peer, run.model.root)
     for commit in swarm.commits:
         head, _ = chain.extend(swarm.run, head, commit.envelope)
     assert head == swarm.state.head

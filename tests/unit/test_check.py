@@ -225,7 +225,7 @@ ODD: list[tuple[dict[str, dict[str, Any]], str]] = [
     ({"rounds": {"evaluate_every": 9}}, "rounds.evaluate_every"),
     ({"rounds": {"min_clusters": 1}}, "rounds.min_clusters"),
 ]
-SENSIBLE: dict[str, dict[str, Any]] = {"training": {"total_steps": 20}}
+SENSIBLE: dict[str, dict[str, Any]] = {"training": {"total_steps": 20}, "model": {"seed_state": "00" * 32}}
 
 
 @pytest.mark.parametrize(("sections", "about"), ODD)
@@ -239,7 +239,10 @@ def test_what_hardly_anybody_means_is_said(sections: dict[str, dict[str, Any]], 
 
 def test_presets_are_sensible():
     for preset in ("tiny", "llama-10m", "llama-125m", "llama-350m", "llama-1b", "llama-7b", "qwen1.5-107b"):
-        assert of_run(Manifest.from_toml(render_preset(preset, preset, "00" * 32))) == [], preset
+        text = render_preset(preset, preset, "00" * 32)
+        assert abouts(of_run(Manifest.from_toml(text)), Level.ODD) == {"model.seed_state"}, "which `init` adds"
+        bound = text.replace("[model]\n", f'[model]\nseed_state = "{"00" * 32}"\n')
+        assert of_run(Manifest.from_toml(bound)) == [], preset
 
 
 def test_a_run_that_can_never_begin_is_wrong():

@@ -383,7 +383,7 @@ def test_nobody_opens_a_run_of_nobody():
 )
 def test_a_run_begins_with_the_largest_group_of_one_state(states: dict[str, bytes], group: list[str]):
     complete = {name: (Cluster(name, (), 1), state) for name, state in states.items()}
-    assert chain.genesis_group(complete) == group
+    assert chain.genesis_group(manifest(), complete) == group
 
 
 def test_a_run_of_one_begins_with_one():

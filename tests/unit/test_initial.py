@@ -13,8 +13,9 @@ from dilocox.node.data.tokens import byte_tokenizer
 from dilocox.node.imported import import_weights
 from dilocox.node.outer.export import Vocabulary, export_model
 from dilocox.node.starts import Starts
+from dilocox.node.training.seed_state import seed_state
 from dilocox.node.training.trainer import Trainer, initial_state
-from dilocox.protocol import chain, round
+from dilocox.protocol import chain, member, round
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.manifest import Manifest
@@ -23,11 +24,11 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.rules import Outcome
 from dilocox.protocol.tensors import stage_tensors
-from dilocox.transport.blobs import BlobStore
+from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import weights_library, weights_shelf
 from tests.corpora import corpus_of, words
-from tests.helpers import COORDINATOR, Table, digest, manifest
+from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 ELSEWHERE = digest("another model")
 
@@ -69,6 +70,48 @@ def test_a_coordinator_that_founds_it_on_another_state_is_caught():
     with pytest.raises(RemoteError):
         chain.extend(run, initial_head(COORDINATOR.peer, run.model.root), genesis.envelope)
     chain.extend(run, initial_head(COORDINATOR.peer), genesis.envelope)  # that alone was wrong
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_seed_state_is_the_state_that_every_node_makes(lora: bool):
+    adapters = {"rank": 4, "alpha": 8.0, "base": digest("base").hex()}
+    run = manifest(model={"lora": adapters, "layers": 4}, compression={"codec": "int4"}) if lora else manifest()
+    stages = [digest_of([initial_state(run, stage).state_bytes()]) for stage in range(run.model.stages)]
+    told: list[int] = []
+    assert seed_state(run.model, told.append) == digest_of([canonical(pb.StageStates(digests=stages))])
+    assert told == list(range(run.model.stages))
+
+
+def test_claim_of_another_state_is_rejected_where_the_manifest_names_what_the_seed_makes():
+    run = manifest(model={"seed_state": digest("state", 0).hex()})
+    table = Table(run)
+    for number in (3, 4, 5):
+        judged = table.submit(table.claim(number, state=ELSEWHERE))
+        assert (judged.outcome, judged.reason) == (Outcome.REJECT, pb.REASON_WRONG_BASE)
+    table.genesis()
+    assert table.commits[0].body.state == run.model.root
+    assert sorted(table.roster()) == [0, 1, 2]
+
+
+def test_genesis_seats_only_the_founders_that_an_open_run_names():
+    founders = [identity(number).peer for number in range(3)]
+    table = Table(manifest(admission={"allow": founders}))
+    for number in (3, 4, 5):
+        table.submit(table.claim(number, state=ELSEWHERE))
+    assert not table.commits
+    table.genesis()
+    assert sorted(table.roster()) == [0, 1, 2]
+
+
+def test_node_halts_where_its_seed_makes_another_state_than_the_manifest_names():
+    run = manifest(model={"seed_state": digest("named").hex()})
+    state = member.start(run, identity(0).peer, initial_head(COORDINATOR.peer, run.model.root))
+    _, effects = member.step(state, member.StateReady(0, digest("made"), None), 0)
+    [halt] = [effect for effect in effects if isinstance(effect, member.Halt)]
+    assert digest("named").hex() in halt.why
+    assert digest("made").hex() in halt.why
+    _, effects = member.step(state, member.StateReady(0, digest("named"), None), 0)
+    assert not [effect for effect in effects if isinstance(effect, member.Halt)]
 
 
 def test_a_chain_file_begins_with_what_the_manifest_says(tmp_path: Path):

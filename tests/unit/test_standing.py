@@ -297,8 +297,12 @@ def test_why_somebody_is_refused_is_said_by_standing():
 
 
 def test_founders_are_whom_the_manifest_names():
-    run = run_of(admission={"allow": [name(0), name(1)]})
-    assert earned(Table(run).genesis()) == {0: ROUNDS, 1: ROUNDS, 2: FIRST}
+    run = run_of(admission={"allow": [name(0), name(1)]}, rounds={"start_clusters": 2})
+    table = Table(run).genesis()
+    assert earned(table) == {0: ROUNDS, 1: ROUNDS}, "nobody else begins the run"
+    table.submit(table.claim(2))
+    table.train(1, range(2))
+    assert earned(table)[2] == FIRST
 
 
 def test_who_left_with_standing_takes_no_newcomer_s_place():
