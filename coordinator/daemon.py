@@ -162,7 +162,7 @@ async def _live(
         service.events = events = await open_diary(
             folder, home.folder, settings.notice, about, tasks, closing, traces=settings.traces
         )
-        service.callers, service.know = network.callers, network.directory.know
+        service.callers, service.know, service.learn = network.callers, network.directory.know, network.directory.learn
         office.open(service)
         tasks.start(service.driver.run(), "rounds")
         tasks.start(service.run(), "liveness")

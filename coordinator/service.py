@@ -119,6 +119,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """By member: when its record was passed on, and what it said."""
         self.know: Callable[[Sequence[str]], None] = lambda peers: None
         """Told who takes part."""
+        self.learn: Callable[[Statement[pb.PeerRecord]], None] = lambda record: None
+        """Gets each peer record that we accept: after a move, the DHT is found through them."""
         self._said = ""
         self.events: EventLog | None = None
         """Keeps what happened; set before it serves the run."""
@@ -352,6 +354,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if known is not None and known.body.sequence >= statement.body.sequence:
             return ignore(pb.REASON_STALE_ROUND, "a newer record of this peer is known")
         self.records[statement.peer] = statement
+        self.learn(statement)
         return ACCEPT
 
     def pass_on_records(self) -> None:

@@ -248,7 +248,13 @@ API_CONNECTIONS_PER_ADDRESS = 128
 FRESH_CONNECTIONS = 64
 """Connections of one address that begin at once with a full budget of calls; later ones begin with none."""
 
-FRESH_CONNECTIONS_PER_SECOND = 2
+FRESH_CONNECTIONS_PER_SECOND = 5
+"""And so many more a second."""
+
+API_FRESH_CONNECTIONS = 400
+"""The same for the HTTP API, where a script may open a connection for each request."""
+
+API_FRESH_CONNECTIONS_PER_SECOND = 100
 """And so many more a second."""
 
 CALLS_BURST = 100

@@ -104,6 +104,9 @@ class ConnectionTable:
     clock: Callable[[], float] = time.monotonic
     per_address: int = limits.CONNECTIONS_PER_ADDRESS
     """Most connections of unknown peers at one address."""
+    fresh: int = limits.FRESH_CONNECTIONS
+    """Connections of an address that begin at once with a full budget of calls."""
+    fresh_per_second: float = limits.FRESH_CONNECTIONS_PER_SECOND
     _connections: dict[Endpoint, _Connection] = field(default_factory=dict)
     _addresses: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict)
     """By address, how many connections may still begin with a full budget of calls."""
@@ -172,8 +175,7 @@ class ConnectionTable:
     def _connection(self, endpoint: Endpoint, now: float) -> _Connection:
         if (connection := self._connections.get(endpoint)) is None:
             self._count += 1
-            rate = limits.FRESH_CONNECTIONS_PER_SECOND, limits.FRESH_CONNECTIONS
-            full = _bucket(self._addresses, endpoint.address, rate, now).take(now)
+            full = _bucket(self._addresses, endpoint.address, (self.fresh_per_second, self.fresh), now).take(now)
             calls = TokenBucket(limits.CALLS_PER_SECOND, limits.CALLS_BURST, now, None if full else 0.0)
             connection = self._connections[endpoint] = _Connection(self._count, now, calls)
         return connection

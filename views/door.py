@@ -41,7 +41,12 @@ class Door:
         shown = "127.0.0.1" if self._host in ("", "0.0.0.0") else self._host
         self.port: int = self._sockets[0].getsockname()[1]
         self.url = f"http://{shown}:{self.port}"
-        self.connections = ConnectionLimits(table=ConnectionTable(per_address=limits.API_CONNECTIONS_PER_ADDRESS))
+        table = ConnectionTable(
+            per_address=limits.API_CONNECTIONS_PER_ADDRESS,
+            fresh=limits.API_FRESH_CONNECTIONS,
+            fresh_per_second=limits.API_FRESH_CONNECTIONS_PER_SECOND,
+        )
+        self.connections = ConnectionLimits(table=table)
         self.says = "it starts"
         """What the daemon waits for, as long as it has no API."""
         self.advice = ""
