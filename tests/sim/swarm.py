@@ -617,16 +617,33 @@ class Swarm:
         self.at(until, self.start_coordinator)
 
     def restore_coordinator(self, at: float, until: float, commits_lost: int) -> None:
-        """The database comes back from a backup that is some commits old."""
+        """Restore the database from a backup that lacks the newest commits, as far as more than half of the roster has them."""
 
         def restore() -> None:
             if not self.coordinator_up:
-                del self.commits[max(0, len(self.commits) - commits_lost) :]
-                self.logged = []
+                length = self._length_that_peers_restore(max(0, len(self.commits) - commits_lost))
+                if length < len(self.commits):
+                    del self.commits[length:]
+                    self.logged = []
                 self.start_coordinator(healed=True)
 
         self.at(at, self.stop_coordinator)
         self.at(until, restore)
+
+    def _length_that_peers_restore(self, length: int) -> int:
+        """Return the shortest chain, from `length` on, whose lost commits are on the disks of more than half of its roster: a
+        coordinator that hears so many gets them back. Without them nobody could tell it that it signed these rounds already."""
+        head = initial_head(COORDINATOR.peer, self.run.model.root)
+        for number, commit in enumerate(self.commits):
+            if number >= length and self._is_held(head):
+                return number
+            head = self.extend(head, commit.envelope)[0]
+        return len(self.commits)
+
+    def _is_held(self, head: Head) -> bool:
+        peers = [self.by_name[name] for name in head.roster if name in self.by_name]
+        holders = [peer for peer in peers if len(peer.disk.commits) >= len(self.commits)]
+        return 2 * len(holders) > len(head.roster) > 0
 
     def restore_peer(self, number: int, at: float, until: float, backup_at: float) -> None:
         backup: list[Disk] = []
