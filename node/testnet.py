@@ -260,7 +260,7 @@ class Testnet:
         environment = dict(os.environ)
         if attached:
             self._parent_pipe = self._parent_pipe or ParentPipe(self.folder)
-            environment = self._parent_pipe.environment()
+            environment |= self._parent_pipe.environment()
         environment.setdefault("OMP_NUM_THREADS", "1")
         with (self.folder / f"{member.name}.log").open("ab") as output:
             self.processes[member.name] = subprocess.Popen(

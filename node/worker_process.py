@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dilocox.transport.child_environment import child_environment
 from dilocox.transport.processes import end_process, start_process
 
 __all__ = ["ForkServer", "WorkerProcess", "ticks_of"]
@@ -133,7 +134,7 @@ class ForkServer:
             with theirs, self._log.open("ab") as output:
                 self._process = await start_process(
                     *(sys.executable, "-P", "-m", SERVER),
-                    env={**os.environ, **ONE_THREAD},
+                    env=child_environment(ONE_THREAD),
                     stdin=theirs.fileno(),
                     stdout=output,
                     stderr=output,

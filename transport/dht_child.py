@@ -17,12 +17,15 @@ In the market (protocol/market.py), which is a DHT of no run:
 import asyncio
 import base64
 import contextlib
+import hashlib
 import json
 import os
 import random
 import select
 import signal
+import stat
 import sys
+import tempfile
 import threading
 import time
 from asyncio import StreamReader, StreamWriter
@@ -190,9 +193,28 @@ class LineMeter:
         return True
 
 
+def socket_folder(home: Path) -> Path:
+    """Make the folder of libp2p's sockets for the daemon that lives in `home`, without what a killed process left in it."""
+    place = hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"dilocox-{os.getuid()}-{place}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        return Path(tempfile.mkdtemp(prefix="dilocox-"))  # another user's: that name is taken
+    for left in folder.glob("p2p*.sock"):
+        left.unlink(missing_ok=True)
+    return folder
+
+
 async def run(settings: dict[str, Any]) -> None:
     run_id = bytes.fromhex(settings["run_id"])
-    p2p = await P2P.create(
+    sockets = await asyncio.to_thread(socket_folder, Path(settings["identity"]).parent)
+
+    class OwnP2P(P2P):
+        _UNIX_SOCKET_PREFIX = f"/unix{sockets}/"  # hivemind's lies in /tmp, where killed daemons' sockets stay for ever
+
+    p2p = await OwnP2P.create(
         host_maddrs=[settings["listen"]],  # one address: one listener, no UDP
         identity_path=settings["identity"],
         check_if_identity_free=False,
@@ -212,6 +234,8 @@ async def run(settings: dict[str, Any]) -> None:
     finally:
         async with asyncio.timeout(STOP_SECONDS):
             await p2p.shutdown()
+        with contextlib.suppress(OSError):
+            sockets.rmdir()
 
 
 def process_of(p2p: P2P) -> asyncio.subprocess.Process:

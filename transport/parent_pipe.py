@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from dilocox.transport.child_environment import child_environment
+
 __all__ = ["ENVIRONMENT", "ParentPipe", "exit_with_parent"]
 
 ENVIRONMENT = "DILOCOX_PARENT_PIPE"
@@ -25,7 +27,8 @@ class ParentPipe:
         self._handle: int | None = os.open(self.path, os.O_RDWR)  # O_RDWR: opening never waits for a reader
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, ENVIRONMENT: str(self.path)}
+        """Return a child's environment, with the pipe's path."""
+        return child_environment({ENVIRONMENT: str(self.path)})
 
     def close(self) -> None:
         """Make every child that holds on exit. Idempotent."""

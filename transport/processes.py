@@ -6,14 +6,16 @@ import signal
 from contextlib import suppress
 from typing import Any
 
+from dilocox.transport.child_environment import child_environment
 from dilocox.transport.tasks import wait_out
 
 __all__ = ["end_process", "start_process"]
 
 
 async def start_process(*command: str, **options: Any) -> asyncio.subprocess.Process:
-    """One that leads a group of its own; `options`: as asyncio's. Whoever is cancelled meanwhile leaves nothing: asyncio would
-    leave what it started. Raises OSError."""
+    """Start a process that leads a group of its own; `options`: as asyncio's. Without `env` it gets what a child may inherit.
+    A caller that is cancelled meanwhile leaves no process; asyncio alone would. Raises OSError."""
+    options.setdefault("env", child_environment())
     starting = asyncio.create_task(asyncio.create_subprocess_exec(*command, start_new_session=True, **options))
     try:
         await wait_out(starting)

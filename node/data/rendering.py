@@ -13,6 +13,7 @@ from typing import Any
 
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
+from dilocox.transport.child_environment import child_environment
 
 __all__ = ["Renderer", "renderer"]
 
@@ -70,7 +71,7 @@ class Renderer:
     def _start(self) -> subprocess.Popen[bytes]:
         """It ends with us: what it reads ends then."""
         command = [sys.executable, "-P", "-m", CHILD, str(self._cpu_seconds)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
         weakref.finalize(self, _end, self._process)
         return self._process
 

@@ -1,0 +1,68 @@
+"""Children get what they need of the daemon's environment, and no secret of it."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dilocox.transport.child_environment import child_environment
+from dilocox.transport.dht_child import socket_folder
+from dilocox.transport.parent_pipe import ParentPipe
+from dilocox.transport.processes import end_process, start_process
+
+SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "DILOCOX_ARCHIVE_ARCHIVE", "MY_PASSWORD")
+PRINT = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+@pytest.fixture(autouse=True)
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SECRETS:
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+
+
+async def printed(**options: object) -> dict[str, str]:
+    process = await start_process(sys.executable, "-c", PRINT, stdout=asyncio.subprocess.PIPE, **options)
+    try:
+        assert process.stdout is not None
+        found: dict[str, str] = json.loads(await process.stdout.read())
+        return found
+    finally:
+        await end_process(process)
+
+
+async def test_start_process_passes_no_secret_and_what_devices_need(tmp_path: Path):
+    pipe = ParentPipe(tmp_path)
+    try:
+        for found in (await printed(), await printed(env=pipe.environment()), await printed(env=child_environment({"A": "b"}))):
+            assert not set(SECRETS) & found.keys()
+            assert found["CUDA_VISIBLE_DEVICES"] == "1"
+            assert found["PATH"]
+    finally:
+        pipe.close()
+
+
+def test_socket_folder_of_one_home_is_private_and_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    home = tmp_path / "home"
+    folder = socket_folder(home)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / "p2pd-killed.sock").touch()
+    (folder / "note").touch()
+    assert socket_folder(home) == folder
+    assert [path.name for path in folder.iterdir()] == ["note"]
+    assert socket_folder(tmp_path / "another") != folder
+
+
+def test_socket_folder_that_is_a_link_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "p2pd-theirs.sock").touch()
+    folder = socket_folder(tmp_path / "home")
+    folder.rmdir()
+    folder.symlink_to(target)
+    assert socket_folder(tmp_path / "home") not in (folder, target)
+    assert (target / "p2pd-theirs.sock").exists()
