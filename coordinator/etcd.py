@@ -8,17 +8,19 @@ import asyncio
 import json
 import logging
 import ssl
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
+from pydantic import Base64Bytes, BaseModel, ValidationError
 
 from dilocox.coordinator.store import Change, Found, Guard, Item, Put, StoreError, StoreRefusedError
+from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 
 __all__ = ["Etcd", "EtcdPlace", "parse_store"]
@@ -30,6 +32,8 @@ REQUEST_SECONDS = 1.0
 asks three members in that time."""
 BYTES_PER_SECOND = 1 << 20
 """A slower line to a store would not carry the commits of a large run in time anyway."""
+ANSWER_BYTES = 16 << 20
+"""Largest answer that is read: the gateway carries 4 MiB, which base64 makes a third longer."""
 ENDPOINTS = 16
 """Members that may be named: clusters of etcd have three to seven."""
 
@@ -126,7 +130,7 @@ class Etcd:
         while True:
             try:
                 answer = await self.call("kv/range", {"key": _b64(first), "range_end": _b64(until), "limit": str(most)})
-                return [_item(each) for each in answer.get("kvs", ())]
+                return [pair.item for pair in _read(_Range, answer).kvs]
             except _TooMuchError:
                 if most <= 1:
                     raise
@@ -138,19 +142,17 @@ class Etcd:
             "success": [_operation(change) for change in changes],
             "failure": [{"request_range": {"key": _b64(key)}} for key in otherwise],
         }
-        answer = await self.call("kv/txn", request)
-        if answer.get("succeeded"):
+        answer = _read(_Txn, await self.call("kv/txn", request))
+        if answer.succeeded:
             return Found(True)
-        ranges = [each.get("response_range", {}).get("kvs", ()) for each in answer.get("responses", ())]
-        items = [_item(each) for found in ranges for each in found]
+        items = [pair.item for response in answer.responses for pair in response.response_range.kvs]
         return Found(False, {item.key: item for item in items})
 
     async def grant(self, seconds: int) -> int:
-        return int((await self.call("lease/grant", {"TTL": str(seconds)}))["ID"])
+        return _read(_Lease, await self.call("lease/grant", {"TTL": str(seconds)})).ID
 
     async def keep(self, lease: int) -> bool:
-        answer = await self.call("lease/keepalive", {"ID": str(lease)})
-        return int(answer.get("result", {}).get("TTL", 0)) > 0
+        return _read(_Kept, await self.call("lease/keepalive", {"ID": str(lease)})).result.TTL > 0
 
     async def revoke(self, lease: int) -> None:
         try:
@@ -174,7 +176,7 @@ class Etcd:
 
     async def _log_in(self, auth: tuple[str, str]) -> str:
         self._token = ""
-        return str((await self._post("auth/authenticate", {"name": auth[0], "password": auth[1]}))["token"])
+        return _read(_Login, await self._post("auth/authenticate", {"name": auth[0], "password": auth[1]})).token
 
     async def _post(self, call: str, request: dict[str, Any]) -> Any:
         """One request to one member; the next one is asked after a failure. Raises StoreError, StoreRefusedError."""
@@ -183,9 +185,7 @@ class Etcd:
         try:
             async with asyncio.timeout(REQUEST_SECONDS + len(body) / BYTES_PER_SECOND):
                 async with self._session.post(f"{endpoint}/v3/{call}", data=BytesIO(body), headers=headers) as response:
-                    answer = json.loads(await response.read())
-                    if not isinstance(answer, dict):
-                        raise ValueError("what it says is no answer of etcd's")
+                    answer = _parse(await read_at_most(response.content, ANSWER_BYTES))
         except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
             self._turn += 1
             raise StoreError(f"etcd at {endpoint} does not answer: {str(error) or type(error).__name__}") from error
@@ -207,11 +207,86 @@ class _TokenError(StoreError):
     """It ran out, or its member started again."""
 
 
+class _Pair(BaseModel):
+    key: Base64Bytes
+    value: Base64Bytes = b""
+
+    @property
+    def item(self) -> Item:
+        """Return the pair with its key as text. Raises StoreError where the key is none."""
+        try:
+            return Item(self.key.decode(), self.value)
+        except UnicodeDecodeError as error:
+            raise StoreError(f"etcd answered with a key that is no text: {self.key[:32]!r}") from error
+
+
+class _Range(BaseModel):
+    kvs: list[_Pair] = []
+
+
+class _Response(BaseModel):
+    response_range: _Range = _Range()
+
+
+class _Txn(BaseModel):
+    succeeded: bool = False
+    responses: list[_Response] = []
+
+
+class _Lease(BaseModel):
+    ID: int
+
+
+class _Remaining(BaseModel):
+    TTL: int = 0
+
+
+class _Kept(BaseModel):
+    result: _Remaining = _Remaining()
+
+
+class _Login(BaseModel):
+    token: str
+
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+def _read(model: type[Answer], answer: dict[str, Any]) -> Answer:
+    """Return an answer of the form that etcd documents. Raises StoreError for another form."""
+    try:
+        return model.model_validate(answer)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"])) or "the answer"
+        raise StoreError(f"etcd answered in another form than documented: {where} is wrong or missing") from error
+
+
+def _parse(raw: bytes) -> dict[str, Any]:
+    """Return an answer's fields. Raises ValueError where the bytes are no JSON object."""
+    try:
+        answer = json.loads(raw)
+    except RecursionError as error:
+        raise ValueError("its answer is nested too deeply") from error
+    if not isinstance(answer, dict):
+        raise ValueError("its answer is no JSON object")
+    return answer
+
+
+async def read_at_most(stream: aiohttp.StreamReader, most: int) -> bytes:
+    """Return a whole body. Raises ValueError where it is larger."""
+    body = bytearray()
+    async for chunk in stream.iter_any():
+        body += chunk
+        if len(body) > most:
+            raise ValueError(f"its answer is larger than {most >> 20} MiB")
+    return bytes(body)
+
+
 def _failure(endpoint: str, answer: dict[str, Any], logged_in: bool) -> StoreError | StoreRefusedError:
     error = answer["error"]
     body = error if isinstance(error, dict) else answer  # a stream's error is an object of its own
-    says = str(body.get("message") or error)
-    code = int(body.get("code") or body.get("grpc_code") or 0)
+    says = str(body.get("message") or error)[: limits.TEXT_CHARACTERS]
+    code = next((each for each in (body.get("code"), body.get("grpc_code")) if isinstance(each, int) and each), 0)
     if code == UNAUTHENTICATED and logged_in:
         return _TokenError(says)
     if code == NOT_FOUND:
@@ -232,10 +307,6 @@ def _failure(endpoint: str, answer: dict[str, Any], logged_in: bool) -> StoreErr
 
 def _b64(text: str | bytes) -> str:
     return b64encode(text.encode() if isinstance(text, str) else text).decode()
-
-
-def _item(found: dict[str, Any]) -> Item:
-    return Item(b64decode(found["key"]).decode(), b64decode(found.get("value", "")))
 
 
 def _comparison(guard: Guard) -> dict[str, Any]:

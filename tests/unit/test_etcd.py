@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 from aiohttp import web
@@ -307,3 +308,68 @@ async def test_files_of_secrets_are_checked(tmp_path: Path):
         parse_store("etcds://a:1/p", certificate=tmp_path / "c")
     with pytest.raises(ConfigError, match="etcds"):
         parse_store("etcd://a:1/p", ca=tmp_path / "ca")
+
+
+JUNK: list[object] = [
+    None,
+    True,
+    0,
+    -1,
+    "",
+    "x",
+    "AA==",
+    [],
+    [None],
+    {},
+    {"a": 1},
+    1e400,
+    "9" * 50,
+    {"kvs": None},
+    {"kvs": [{"key": "!"}]},
+]
+FIELDS = ["kvs", "succeeded", "responses", "ID", "result", "error", "code", "message", "token"]
+WHOLE = [b"", b"null", b"[]", b"{", b'"x"', b"NaN", b"[" * 100_000, b'{"kvs":' + b"[" * 50_000, b'{"kvs":[{"key":"/w=="}]}']
+
+
+def junk(random: Random) -> bytes:
+    """An answer that is no answer of etcd's."""
+    if random.random() < 0.1:
+        return random.choice(WHOLE)
+    answer = {field: random.choice(JUNK) for field in random.sample(FIELDS, random.randint(0, 5))}
+    if random.random() < 0.3:
+        answer["responses"] = [{"response_range": {"kvs": random.choice(JUNK)}}]
+    return json.dumps(answer).encode()
+
+
+async def test_answers_of_any_other_form_are_store_errors():
+    random = Random(5)
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=junk(random), status=random.choice([200, 200, 400, 503]))
+
+    app = web.Application()
+    app.router.add_post("/v3/{call:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    store = Etcd(parse_store(f"etcd://127.0.0.1:{port}/run"))
+    try:
+        calls = [
+            lambda: store.read("a", "b", 4),
+            lambda: store.grant(3),
+            lambda: store.keep(1),
+            lambda: store.revoke(1),
+            lambda: store.apply([], [Put("a", b"b")], ["a"]),
+        ]
+        failed = 0
+        for number in range(1500):
+            try:
+                await calls[number % len(calls)]()
+            except StoreError:
+                failed += 1
+        assert failed > 500
+    finally:
+        await store.close()
+        await runner.cleanup()
