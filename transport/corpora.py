@@ -12,7 +12,7 @@ from dilocox.protocol.corpus import Corpus
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.manifest import NAME, Data
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.files import write_atomically
+from dilocox.transport.files import read_named, write_atomically
 from dilocox.transport.health import base_folder
 
 __all__ = [
@@ -66,8 +66,8 @@ def remember_built(folder: Path, digest: bytes) -> None:
 def last_built(folder: Path) -> bytes:
     """Digest of the corpus that was last built in the folder. Raises ConfigError."""
     try:
-        digest = bytes.fromhex((folder / DIGEST).read_text().strip())
-    except (OSError, ValueError):
+        digest = bytes.fromhex(read_named(folder / DIGEST).strip())
+    except (ConfigError, OSError, ValueError):
         digest = b""
     if len(digest) != 32:
         raise ConfigError(f"{folder} holds no corpus. Make one: dilocox data build NAME SOURCE…")

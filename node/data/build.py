@@ -24,7 +24,7 @@ from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import last_built, remember_built
-from dilocox.transport.files import fsync_directory
+from dilocox.transport.files import fsync_directory, read_named
 
 __all__ = ["HELD_OUT_EVERY", "build", "build_stdlib"]
 
@@ -148,8 +148,8 @@ def _batches(files: Iterable[Path], field: str, follow: Callable[[int], None]) -
 
 def _is_ours(folder: Path) -> bool:
     """Whether a build wrote here, or what it wrote was copied here."""
-    with suppress(OSError, UnicodeDecodeError):
-        if (folder / LOCK).read_text() == MAGIC:
+    with suppress(ConfigError, OSError, UnicodeDecodeError):
+        if read_named(folder / LOCK) == MAGIC:
             return True
     with suppress(ConfigError):
         return last_built(folder) in BlobStore(folder)

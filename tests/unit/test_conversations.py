@@ -209,7 +209,7 @@ def test_wrong_use_is_one_sentence(hub: Path, tmp_path: Path):
     (tmp_path / "empty.jinja").touch()
     with pytest.raises(ConfigError, match="has no chat template"):
         open_chat_encoder(str(hub), tmp_path / "empty.jinja", None, LENGTH)
-    with pytest.raises(ConfigError, match="longer than"):
+    with pytest.raises(ConfigError, match="is a device"):
         open_chat_encoder(str(hub), Path("/dev/zero"), None, LENGTH)
     (tmp_path / "x.txt").write_text("text")
     with pytest.raises(ConfigError, match="holds no records"):

@@ -271,7 +271,10 @@ def test_a_tokenizer_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: p
     with pytest.raises(ConfigError, match="bytes have none"):
         open_encoder("bytes", "<end>")
     monkeypatch.setattr(limits, "TOKENIZER_BYTES", 1 << 20)
+    (tmp_path / "long.json").write_bytes(bytes((1 << 20) + 1))
     with pytest.raises(ConfigError, match="longer than the 1 MiB"):
+        open_encoder(str(tmp_path / "long.json"))
+    with pytest.raises(ConfigError, match="is a device"):
         open_encoder("/dev/zero")
     says = json.loads((tmp_path / "good.json").read_text())
     says["normalizer"] = {"type": "Replace", "pattern": {"String": ""}, "content": "xxxx"}

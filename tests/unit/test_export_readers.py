@@ -70,7 +70,7 @@ OF_ALL = {
     "pad_token_id",
 }
 OLD = ("transformers==4.57.6", "huggingface-hub<1", "tokenizers>=0.22,<0.23")
-OLD += ("requests", "urllib3", "idna", "certifi", "charset-normalizer")
+NEEDED = ("requests", "urllib3", "idna", "certifi", "charset-normalizer")
 COMPUTE = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -140,7 +140,7 @@ def test_an_export_names_its_special_tokens_where_older_readers_look(tmp_path: P
 @pytest.mark.thorough
 def test_transformers_4_computes_what_transformers_5_does(tmp_path: Path):
     old = tmp_path / "old"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(old), *OLD]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(old), *OLD, *NEEDED]
     installed = subprocess.run(command, capture_output=True, text=True)
     if installed.returncode:
         pytest.skip(f"transformers 4 cannot be installed here: {installed.stderr.strip()[-200:]}")
