@@ -15,7 +15,7 @@ from dilocox.cli.exits import Exit
 from dilocox.cli.progress import working
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_whole
-from dilocox.node.data.sources import STDLIB
+from dilocox.node.data.finding import STDLIB
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES, Corpus, check_fits
 from dilocox.protocol.crypto import Identity

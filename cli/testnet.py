@@ -33,7 +33,7 @@ from dilocox.cli.options import PrivateOptions
 from dilocox.cli.progress import Working, working
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_corpus, check_own
-from dilocox.node.data.sources import STDLIB
+from dilocox.node.data.finding import STDLIB
 from dilocox.node.namespaces import Traffic, lacking
 from dilocox.node.testnet import POLL_SECONDS, WAN, Lines, Member, Testnet, member_names
 from dilocox.protocol.crypto import Identity

@@ -14,9 +14,13 @@ from typing import Any
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["Renderer", "renderer"]
+__all__ = ["ExhaustedError", "Renderer", "renderer"]
 
 CHILD = "dilocox.node.training.templates"
+
+
+class ExhaustedError(ConfigError):
+    """A template that wants more time or memory than it may have."""
 
 
 class Renderer:
@@ -41,7 +45,7 @@ class Renderer:
         with self._lock:
             told = self._ask(json.dumps(asked).encode() + b"\n")
         if told is None:
-            raise ConfigError(
+            raise ExhaustedError(
                 f"the chat template wants more than {self._cpu_seconds} seconds of processor time, or"
                 f" {limits.TEMPLATE_MEMORY_BYTES >> 20} MiB, for one conversation"
             )

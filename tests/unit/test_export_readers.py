@@ -10,12 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from dilocox.node.data.conversations import FATES
 from dilocox.node.data.tokens import byte_tokenizer
 from dilocox.node.outer.export import Vocabulary, export_model
 from dilocox.node.training.model import FAMILIES
 from dilocox.node.training.trainer import initial_state
 from dilocox.node.training.weights import read_model
-from dilocox.protocol.corpus import Chat
+from dilocox.protocol.corpus import TEMPLATE_DATE, Chat
 from dilocox.transport.blobs import BlobStore
 from tests.helpers import manifest
 
@@ -129,12 +130,13 @@ def test_an_export_says_what_older_readers_look_for(family: str, scaling: str, t
 def test_an_export_names_its_special_tokens_where_older_readers_look(tmp_path: Path):
     run, store = manifest(), BlobStore(tmp_path / "blobs")
     digests = [store.put([initial_state(run, number).state_bytes()]) for number in range(run.model.stages)]
-    counts = dict.fromkeys(("trained", "shortened", "too_long", "unanswered", "spelling", "unmarked"), 0)
-    chat = Chat(sequence_length=8, template="{{ x }}", special_tokens={"bos_token": "a", "eos_token": "b"}, **counts)
+    said: dict[str, Any] = dict.fromkeys(("trained", *FATES), 0)
+    said |= {"sequence_length": 8, "template": "{{ x }}", "date": TEMPLATE_DATE}
+    chat = Chat.model_validate({**said, "special_tokens": {"bos_token": "a", "eos_token": "b"}})
     vocabulary = Vocabulary(byte_tokenizer().encode(), 0, chat)
     export_model(run, digests, store, tmp_path / "model", vocabulary, "", lambda stage: None)
-    said = json.loads((tmp_path / "model" / "special_tokens_map.json").read_text())
-    assert said == {"bos_token": "a", "eos_token": "<|endoftext|>"}
+    special = json.loads((tmp_path / "model" / "special_tokens_map.json").read_text())
+    assert special == {"bos_token": "a", "eos_token": "<|endoftext|>"}
 
 
 @pytest.mark.thorough
