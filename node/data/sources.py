@@ -32,7 +32,7 @@ READ_CHARACTERS = 1 << 20
 TEXTS, RECORDS, TABLES = (".txt", ".md"), (".jsonl", ".ndjson", ".jsonlines", ".ldjson"), (".parquet", ".arrow")
 """Endings of the files that are taken from a folder; the first two kinds also before .gz."""
 KNOWN = (*TEXTS, *RECORDS, ".json", *TABLES)
-TABLE_ROWS, TABLE_BYTES = 64, 256 << 20
+TABLE_ROWS, TABLE_BYTES = 64, 1 << 30
 """In memory at a time; fewer rows, one at least, where a group of rows has so many bytes that all might be one row's."""
 MARK = "\ufeff"
 """A byte order mark."""
@@ -235,18 +235,25 @@ def _rows(path: Path, choose: Callable[[list[str]], list[str]]) -> Iterator[tupl
         number = 0
         for batch in (_parquet if ending_of(path) == ".parquet" else _arrow)(path, choose):
             size = batch.nbytes // max(1, batch.num_rows)
-            for start in range(0, batch.num_rows, TABLE_ROWS):
-                part = batch.slice(start, TABLE_ROWS)
-                step = 1 if part.nbytes > DOCUMENT_BYTES else TABLE_ROWS
-                for at in range(0, part.num_rows, step):
-                    some = part.slice(at, step)
-                    if step == 1 and some.nbytes > DOCUMENT_BYTES:
-                        raise ConfigError(f"{path}, row {number + 1}: longer than {DOCUMENT_BYTES >> 20} MiB")
-                    for row in some.to_pylist():
-                        number += 1
-                        yield row, size
+            for part in _parts(batch):
+                if part.num_rows == 1 and part.nbytes > DOCUMENT_BYTES:
+                    raise ConfigError(f"{path}, row {number + 1}: longer than {DOCUMENT_BYTES >> 20} MiB")
+                number += part.num_rows
+                for row in part.to_pylist():
+                    yield row, size
     except (arrow.ArrowException, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _parts(batch: Any) -> Iterator[Any]:
+    """Yield some rows at a time, and large ones by themselves."""
+    if batch.num_rows <= TABLE_ROWS and batch.nbytes <= DOCUMENT_BYTES:
+        yield batch
+        return
+    for start in range(0, batch.num_rows, TABLE_ROWS):
+        part = batch.slice(start, TABLE_ROWS)
+        step = 1 if part.nbytes > DOCUMENT_BYTES else TABLE_ROWS
+        yield from (part.slice(at, step) for at in range(0, part.num_rows, step))
 
 
 def _parquet(path: Path, choose: Callable[[list[str]], list[str]]) -> Iterator[Any]:
