@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -462,9 +463,23 @@ def test_a_corpus_has_no_word_for_a_path(tmp_path: Path):
 
 
 def test_folders_that_are_not_there_or_named_twice_are_refused(tmp_path: Path):
-    for wrong in (["c"], ["c="], [f"c={tmp_path}/none"], [f"c={tmp_path}", f"c={tmp_path}"]):
-        with pytest.raises(ConfigError, match="--data c"):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    places = [f"{tmp_path}/{name}" for name in ("none", "file", "loop", "x" * 5000, "\ud800", "a\0b")]
+    for wrong in (["c"], ["c="], [f"c={tmp_path}", f"c={tmp_path}"], *([f"c={place}"] for place in places)):
+        with pytest.raises(ConfigError, match="--data c") as refused:
             parse_folders(wrong)
+        assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize(("data", "sentence"), [("none", "no corpus of this name.*data build none"), ("../x", "write NAME")])
+def test_a_corpus_that_is_not_there_is_named_as_the_operator_named_it(
+    data: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path))
+    done = RUNNER.invoke(app, ["init", str(tmp_path / "run.toml"), "--data", data])
+    assert isinstance(done.exception, ConfigError)
+    assert re.search(f"--data {re.escape(data)}: .*{sentence}", str(done.exception))
 
 
 def test_a_named_folder_is_used_only_with_the_very_corpus(tmp_path: Path):
