@@ -290,7 +290,7 @@ def _names() -> list[Target]:
         Target("manifest", [one.canonical_bytes() for one in ours], document),
         Target("manifest in its envelope", [canonical(signed)], opened, message=pb.Envelope, weight=SIGNED),
         Target("run file", [toml.encode()], lambda raw: Manifest.from_toml(_text(raw)), (ConfigError,), weight=SLOW),
-        Target("--data", [b"wikitext=/data/wikitext", b"x=/", b"x=/etc/passwd"], folders, (ConfigError,)),
+        Target("--data", [b"x=/", b"wikitext-103=/usr/lib"], folders, (ConfigError,)),
         Target("join link", [str(LINK).encode()], join, (ConfigError,)),
         Target("cluster link", [str(ClusterLink(bytes(32), LINK, LINK)).encode()], cluster, (ConfigError,)),
         Target("peer id", [identity(number).peer.encode() for number in range(3)], peer, (ValueError,)),
