@@ -37,6 +37,7 @@ from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport import callers, heads, tls
 from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.corpora import parse_folders
 from dilocox.transport.data_directory import DataDirectory, format_identity, load_identity
 from dilocox.transport.presence import Directory, cached_records
 from dilocox.views.http import wrong_address
@@ -258,6 +259,9 @@ def _names() -> list[Target]:
         found = JoinLink.parse(_text(raw))
         assert JoinLink.parse(str(found)) == found, "a link that does not say again what it said"
 
+    def folders(raw: bytes) -> None:
+        assert all(folder.is_absolute() for folder in parse_folders([_text(raw)]).values()), "a folder that moves with us"
+
     def cluster(raw: bytes) -> None:
         found = ClusterLink.parse(_text(raw))
         assert ClusterLink.parse(str(found)) == found, "a link that does not say again what it said"
@@ -286,6 +290,7 @@ def _names() -> list[Target]:
         Target("manifest", [one.canonical_bytes() for one in ours], document),
         Target("manifest in its envelope", [canonical(signed)], opened, message=pb.Envelope, weight=SIGNED),
         Target("run file", [toml.encode()], lambda raw: Manifest.from_toml(_text(raw)), (ConfigError,), weight=SLOW),
+        Target("--data", [b"x=/", b"wikitext-103=/usr/lib"], folders, (ConfigError,)),
         Target("join link", [str(LINK).encode()], join, (ConfigError,)),
         Target("cluster link", [str(ClusterLink(bytes(32), LINK, LINK)).encode()], cluster, (ConfigError,)),
         Target("peer id", [identity(number).peer.encode() for number in range(3)], peer, (ValueError,)),

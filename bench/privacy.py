@@ -29,7 +29,7 @@ from bench.report import bench_parser, judge, load_preset, machine, table, write
 from bench.texts import Text
 from dilocox.cli.init import averaging, render_preset
 from dilocox.node.data.build import build
-from dilocox.node.data.sources import STDLIB, find_files
+from dilocox.node.data.finding import STDLIB, find_files
 from dilocox.node.data.tokens import open_encoder
 from dilocox.node.privacy import Account, Budget
 from dilocox.node.training.data import load_dataset, load_private

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from dilocox.node.data.build import build_stdlib
-from dilocox.node.data.sources import STDLIB
+from dilocox.node.data.finding import STDLIB
 from dilocox.transport.corpora import last_built, library, parse_folders
 
 __all__ = ["UNREAD", "Text", "stdlib", "text_of"]

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,14 +9,15 @@ from typing import Annotated
 
 import typer
 
-from dilocox.cli.common import HomeOption, JsonOption, check_place, console, errors, fail, print_json, print_labelled
+from dilocox.cli.common import HomeOption, JsonOption, check_place, console, errors, fail, print_json, print_labelled, shown
 from dilocox.cli.exits import Exit
 from dilocox.cli.progress import working
 from dilocox.node.data.build import HELD_OUT_EVERY, build
 from dilocox.node.data.check import check_whole
 from dilocox.node.data.conversations import FATES, ChatEncoder, open_chat_encoder
+from dilocox.node.data.finding import Found, find_files
 from dilocox.node.data.freeing import held
-from dilocox.node.data.sources import documents, find_files
+from dilocox.node.data.sources import documents
 from dilocox.node.data.tokens import Encoder, open_encoder, train_tokenizer
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES, Chat, Corpus
@@ -89,10 +89,12 @@ def build_corpus(
         )
     else:
         encoder = open_chat_encoder(tokenizer, chat_template, end_token, sequence_length)
-    files = _find(sources)
+    files = _find(sources, only_records=chat)
     with working(name, sum(path.stat().st_size for path in files), bytes=True) as bar:
         digest, corpus = build(folder, files, encoder, field, held_out_every, bar.more)
     _tell(folder, digest, corpus, as_json)
+    for name_of_fate, why in encoder.reasons.items() if isinstance(encoder, ChatEncoder) else ():
+        errors.print(shown(f"{FATES[name_of_fate]}; the first: {why}"), highlight=False, soft_wrap=True)
     errors.print(
         f"next: dilocox init RUN.toml --data {name if to is None else f'{name}={folder}'}", highlight=False, soft_wrap=True
     )
@@ -177,12 +179,11 @@ def free(
         console.print(f"freed {freed / 1e6:,.1f} MB", highlight=False)
 
 
-def _find(sources: list[str]) -> list[Path]:
-    """The files; what is skipped is said."""
-    skipped: Counter[str] = Counter()
-    files = find_files(sources, lambda path: skipped.update([path.suffix or path.name]))
-    kinds = ", ".join(f"{count} {suffix}" for suffix, count in skipped.most_common(8))
-    errors.print(f"{len(files):,} files" + (f"; not read: {kinds}" if skipped else ""), highlight=False, soft_wrap=True)
+def _find(sources: list[str], only_records: bool = False) -> list[Path]:
+    """Return the files, after a line on what is read, and one on what is left out."""
+    found = Found()
+    files = find_files(sources, found, only_records)
+    errors.print(shown(str(found)), highlight=False, soft_wrap=True)
     return files
 
 
@@ -206,6 +207,8 @@ def _tell(folder: Path, digest: bytes, corpus: Corpus, as_json: bool) -> None:
 def _conversations(chat: Chat | None) -> Iterator[tuple[str, str]]:
     if chat is not None:
         yield "answers", f"{chat.trained:,} tokens are trained on, in sequences of {chat.sequence_length:,}"
+        if "strftime_now" in chat.template:
+            yield "", f"the template prints the date: it is {chat.date} in every build"
         for name, says in FATES.items():
             if count := getattr(chat, name):
                 yield "", f"{count:,} {says}"

@@ -15,12 +15,12 @@ from dilocox.cli.exits import Exit
 from dilocox.cli.progress import working
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_whole
-from dilocox.node.data.sources import STDLIB
+from dilocox.node.data.finding import STDLIB
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES, Corpus, check_fits
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.manifest import RUN_NAME, Manifest
+from dilocox.protocol.manifest import NAME, RUN_NAME, Manifest
 from dilocox.protocol.model import Target
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.corpora import last_built, library, parse_folders, weights_library
@@ -259,6 +259,10 @@ def _choose_data(data: str | None) -> tuple[str, Path]:
         build_stdlib(library(STDLIB))
         return STDLIB, library(STDLIB)
     if "=" not in data:
+        if not re.fullmatch(NAME, data):
+            raise ConfigError(f"--data {data[:80]}: write NAME, or NAME=DIR, such as wikitext=/data/wikitext")
+        if not library(data).is_dir():
+            raise ConfigError(f"--data {data}: there is no corpus of this name. Make one: dilocox data build {data} SOURCE…")
         data = f"{data}={library(data)}"
     [(name, folder)] = parse_folders([data]).items()
     return name, folder

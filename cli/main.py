@@ -14,6 +14,8 @@ from dilocox.views.faults import FAULTS, code_of, do_about
 
 __all__ = ["app", "main"]
 
+NO_HOME = "Could not determine home directory."
+"""What `Path.home` says where HOME is not set and the user has no entry in passwd: in containers, on batch systems."""
 app = typer.Typer(
     name="dilocox",
     cls=Root,
@@ -45,6 +47,12 @@ def main() -> None:
         try:
             app()
         except Exception as error:
+            if isinstance(error, RuntimeError) and str(error) == NO_HOME:
+                fail(
+                    "this user has no home folder",
+                    Exit.USAGE,
+                    "set DILOCOX_HOME, or HOME, to a folder of this user",
+                )
             if (code := code_of(error)) is None:
                 raise
             fail(_sentence(error), Exit.USAGE if FAULTS[code].lasts else Exit.UNEXPECTED, do_about(code), code)

@@ -7,7 +7,7 @@ import signal
 import sys
 from types import FrameType
 
-__all__ = ["main"]
+__all__ = ["fill_standard_streams", "main"]
 
 FINE, INTERRUPTED = 0, 130
 """As exits.py has them, which is not loaded yet."""
@@ -16,6 +16,7 @@ DAEMONS = ("archive", "coordinator", "hold", "node")
 
 
 def main() -> None:
+    fill_standard_streams()  # before any file is opened, which would get the number of one of them
     atexit.register(_is_over)  # the first, so that it is called last
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background job ignores it
     daemon = next((word for word in sys.argv[1:] if not word.startswith("-")), "") in DAEMONS
@@ -33,6 +34,21 @@ def main() -> None:
         _stays(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
         raise
     _stays(0)
+
+
+def fill_standard_streams() -> None:
+    """Open /dev/null where a supervisor started the command with a standard stream closed: libraries and children write there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                null = os.open(os.devnull, os.O_RDWR)
+                if null != number:
+                    os.dup2(null, number)
+                    os.close(null)
+                os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
 
 
 def _stays(status: int) -> None:

@@ -33,7 +33,7 @@ from dilocox.cli.options import PrivateOptions
 from dilocox.cli.progress import Working, working
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_corpus, check_own
-from dilocox.node.data.sources import STDLIB
+from dilocox.node.data.finding import STDLIB
 from dilocox.node.namespaces import Traffic, lacking
 from dilocox.node.testnet import POLL_SECONDS, WAN, Lines, Member, Testnet, member_names
 from dilocox.protocol.crypto import Identity
@@ -44,6 +44,7 @@ from dilocox.protocol.tensors import trained_count
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import corpus_in, last_built, library, parse_folders, weights_library
 from dilocox.transport.data_directory import format_identity
+from dilocox.transport.files import NAMED_BYTES, read_at_most
 from dilocox.transport.rates import bits_per_second
 
 __all__ = ["app"]
@@ -199,7 +200,7 @@ def _preset_run(preset: str) -> tuple[bytes, bytes]:
 def _read_run(run_file: Path) -> tuple[bytes, bytes]:
     text = read_run_text(run_file)
     try:
-        return text.encode(), beside(run_file, ".key").read_bytes()
+        return text.encode(), read_at_most(beside(run_file, ".key"), NAMED_BYTES)
     except OSError as error:
         fail(
             f"the run's key cannot be read: {error}",

@@ -29,6 +29,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = [
     "BYTES",
+    "TEMPLATE_DATE",
     "Chat",
     "Corpus",
     "Order",
@@ -44,6 +45,9 @@ __all__ = [
 
 BYTES = "bytes"
 """The tokenizer of a corpus whose tokens are the bytes of its text; 0, which no text holds, ends a document."""
+TEMPLATE_DATE = "2024-07-26"
+"""What the clock of a chat template shows, so that the same files make the same corpus on any day. Llama 3.1 writes this date where
+it is told none."""
 FEISTEL_ROUNDS = 4
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -69,6 +73,8 @@ class Chat(_Section):
     """The tokenizer's chat template, in Jinja."""
     special_tokens: dict[Annotated[str, Field(pattern=r"^(bos|eos|unk|pad)_token$")], Annotated[str, Field(max_length=256)]]
     """What the template calls so."""
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+    """What the template's clock shows."""
     trained: Number
     """Tokens of the training shards that are trained on."""
     shortened: Number
@@ -79,6 +85,12 @@ class Chat(_Section):
     """Left out: nobody answers in them."""
     spelling: Number
     """Left out: their text spells a special token, which would end an answer that goes on."""
+    unreadable: Number
+    """Left out: they are no messages of text."""
+    refused: Number
+    """Left out: the template refuses them, or does not write their calls of tools."""
+    not_found: Number
+    """Left out: no answer of theirs follows the template's prompt."""
     unmarked: Number
     """Answers that are read and not trained on: the template writes them otherwise once more follows."""
 
@@ -221,8 +233,8 @@ def check_enough(manifest: Manifest, own: Corpus) -> None:
         )
 
 
-def _layout(chat: Chat) -> tuple[int, str, dict[str, str]]:
-    return chat.sequence_length, chat.template, chat.special_tokens
+def _layout(chat: Chat) -> tuple[int, str, dict[str, str], str]:
+    return chat.sequence_length, chat.template, chat.special_tokens, chat.date
 
 
 def token_bytes(vocabulary_size: int) -> int:

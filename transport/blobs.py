@@ -21,7 +21,7 @@ from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import stages_in
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.files import fsync_directory, quarantine, write_atomically
+from dilocox.transport.files import fsync_directory, open_regular, quarantine, write_atomically
 
 __all__ = ["BlobHash", "BlobStore", "PartialBlob", "blob_digest"]
 
@@ -104,7 +104,7 @@ def _hashed(chunks: Iterable[memoryview]) -> tuple[int, list[bytes]]:
 def _chunks_of(path: Path) -> Iterator[memoryview]:
     """Each until the next one."""
     buffer = memoryview(bytearray(limits.CHUNK_BYTES))
-    with path.open("rb") as file:  # buffered: a chunk is whole unless the file ends
+    with open_regular(path) as file:  # buffered: a chunk is whole unless the file ends
         while count := file.readinto(buffer):
             yield buffer[:count]
 
@@ -135,7 +135,7 @@ class BlobStore:
         return self.folder / digest.hex()
 
     def __contains__(self, digest: bytes) -> bool:
-        return self.path(digest).exists()
+        return self.path(digest).is_file()
 
     def size(self, digest: bytes) -> int:
         return self.path(digest).stat().st_size
@@ -229,7 +229,8 @@ class BlobStore:
         names a digest may name any blob."""
         if (size := self.size(digest)) > most:
             raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes; at most {most} expected")
-        return self.path(digest).read_bytes()
+        with open_regular(self.path(digest)) as file:
+            return file.read(size)
 
     def view(self, digest: bytes) -> memoryview:
         """The bytes, mapped for reading; unmapped when the last reference goes. A file that somebody cuts short under its map, or a

@@ -12,7 +12,7 @@ from dilocox.protocol.corpus import Corpus
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.manifest import NAME, Data
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.files import write_atomically
+from dilocox.transport.files import read_named, write_atomically
 from dilocox.transport.health import base_folder
 
 __all__ = [
@@ -32,21 +32,36 @@ __all__ = [
 
 Folders = Mapping[str, Path]
 """NAME -> DIR."""
+SHOWN_CHARACTERS = 300
+"""Of an option that is wrong: a shell may put anything there."""
 DIGEST = "digest"
 """The file with the digest of the corpus that was last built in its folder."""
 
 
 def parse_folders(options: Iterable[str]) -> dict[str, Path]:
-    """Of `--data NAME=DIR`, each. Raises ConfigError."""
+    """Return the folder of each `--data NAME=DIR`, by name. Raises ConfigError."""
     folders: dict[str, Path] = {}
     for option in options:
         name, _, folder = option.partition("=")
         if not re.fullmatch(NAME, name) or not folder or name in folders:
-            raise ConfigError(f"--data {option}: write NAME=DIR, such as wikitext=/data/wikitext, each NAME once")
-        if not Path(folder).is_dir():
-            raise ConfigError(f"--data {option}: there is no folder {folder}")
-        folders[name] = Path(folder).resolve()
+            raise ConfigError(f"--data {_short(option)}: write NAME=DIR, such as wikitext=/data/wikitext, each NAME once")
+        folders[name] = _folder(option, Path(folder))
     return folders
+
+
+def _folder(option: str, path: Path) -> Path:
+    """Raises ConfigError where no folder is there."""
+    try:
+        if path.is_dir():
+            return path.resolve()
+        why = f"{_short(str(path))} is a file" if path.exists() else f"there is no folder {_short(str(path))}"
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+    raise ConfigError(f"--data {_short(option)}: {why}. Name a folder that `dilocox data build` made")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
 def library(name: str) -> Path:
@@ -66,8 +81,8 @@ def remember_built(folder: Path, digest: bytes) -> None:
 def last_built(folder: Path) -> bytes:
     """Digest of the corpus that was last built in the folder. Raises ConfigError."""
     try:
-        digest = bytes.fromhex((folder / DIGEST).read_text().strip())
-    except (OSError, ValueError):
+        digest = bytes.fromhex(read_named(folder / DIGEST).strip())
+    except (ConfigError, OSError, ValueError):
         digest = b""
     if len(digest) != 32:
         raise ConfigError(f"{folder} holds no corpus. Make one: dilocox data build NAME SOURCE…")

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.transport.files import read_checked, write_atomically, write_new
+from dilocox.transport.files import read_checked, read_named, write_atomically, write_new
 
 __all__ = ["API_KEY", "DataDirectory", "format_identity", "load_identity", "run_folder"]
 
@@ -34,7 +34,7 @@ def load_identity(path: Path) -> Identity:
     if path.stat().st_mode & 0o077:
         raise ConfigError(f"{path} can be read by others. Run: chmod 600 {path}")
     try:
-        return Identity(bytes.fromhex(path.read_text().strip()))
+        return Identity(bytes.fromhex(read_named(path).strip()))
     except ValueError as error:
         raise ConfigError(f"{path} does not hold an identity (64 hexadecimal digits)") from error
 

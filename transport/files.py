@@ -5,6 +5,7 @@ as if it had never been there. `identity.key` is not such a file: without it a n
 """
 
 import contextlib
+import errno
 import fcntl
 import io
 import itertools
@@ -12,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +24,8 @@ __all__ = [
     "NAMED_BYTES",
     "fsync_directory",
     "in_order_of_use",
+    "leads_out",
+    "open_regular",
     "quarantine",
     "read_at_most",
     "read_checked",
@@ -171,10 +175,38 @@ def read_checked(path: Path, parse: Callable[[bytes], T]) -> T | None:
         return None
 
 
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a file that a person names or another person made. Raises ConfigError unless it is a regular file, OSError.
+
+    To open a FIFO may wait for ever, and a device may have no end.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISREG(mode):
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISREG(mode):
+            return file
+        file.close()
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    kind = "a FIFO" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    raise ConfigError(f"{path} is {kind}: name a regular file")
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Return whether a link in a folder that another person made leads to a file that this person did not put there.
+
+    The cache of the Hugging Face hub is one folder: its `snapshots/REVISION` holds links into its `blobs`.
+    """
+    root = folder.resolve()
+    roots = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
+    return not any(path.resolve().is_relative_to(each) for each in roots)
+
+
 def read_at_most(path: Path, most: int) -> bytes:
-    """A file that a person names or somebody else made: it may be anything, `/dev/zero` too. Raises ConfigError where it is longer
-    than `most` bytes, OSError."""
-    with path.open("rb") as file:
+    """Return the bytes of a file that a person names or another person made. Raises ConfigError unless it is a regular file of at
+    most `most` bytes, OSError."""
+    with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise ConfigError(f"{path} is longer than the {most >> 20} MiB that such a file may have")
@@ -182,8 +214,8 @@ def read_at_most(path: Path, most: int) -> bytes:
 
 
 def read_named(path: Path) -> str:
-    """The text of a file that a person names. Raises ConfigError, OSError, UnicodeDecodeError."""
-    return io.TextIOWrapper(io.BytesIO(read_at_most(path, NAMED_BYTES)), encoding="utf-8").read()
+    """Return the text of a file that a person names, without a byte order mark. Raises ConfigError, OSError, UnicodeDecodeError."""
+    return io.TextIOWrapper(io.BytesIO(read_at_most(path, NAMED_BYTES)), encoding="utf-8-sig").read()
 
 
 def read_json(path: Path) -> Any:

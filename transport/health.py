@@ -22,8 +22,9 @@ ANSWER_SECONDS = 10.0
 
 
 def base_folder() -> Path:
-    """Where daemons have their folders: $DILOCOX_HOME, or ~/.dilocox."""
-    return Path(os.environ.get("DILOCOX_HOME", Path.home() / ".dilocox"))
+    """Return where daemons have their folders: $DILOCOX_HOME, or ~/.dilocox. Raises RuntimeError for a user of no home folder."""
+    named = os.environ.get("DILOCOX_HOME")
+    return Path(named) if named else Path.home() / ".dilocox"
 
 
 def running_daemon(folder: Path) -> dict[str, Any] | None:
@@ -60,6 +61,10 @@ def _problem(answer: urllib.error.HTTPError) -> dict[str, Any] | None:
 
 def main() -> None:
     """Exit 0 unless no daemon runs on this machine, or it is not well by what its /readyz says."""
+    try:
+        base_folder()
+    except RuntimeError as error:
+        sys.exit(f"{error} Set DILOCOX_HOME to the folder of the daemon.")
     for name in FOLDERS:
         if (facts := running_daemon(base_folder() / name)) is not None:
             try:

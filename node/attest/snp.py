@@ -139,6 +139,8 @@ def verify(evidence: Evidence, now: int, roots: Mapping[str, str] | None = None)
     notes = ["revocation was not checked: AMD's CRL is not consulted offline"]
     if report.version == 2:
         notes.append("version 2 does not name the CPU: the product is the certificate's word")
+    if report.signing_key == VCEK and not any(report.chip_id):
+        notes.append("the host masks the chip's id: the chip is the certificate's word")
     return Claims(
         kind=KIND,
         measurement=(report.measurement.hex(),),
@@ -188,7 +190,8 @@ def _check_signature(report: Report, raw: bytes, certificate: x509.Certificate) 
     try:
         key.verify(utils.encode_dss_signature(*report.signature), raw[SIGNED], ec.ECDSA(hashes.SHA384()))
     except InvalidSignature as error:
-        raise AttestationError(Code.SIGNATURE, "the report is not signed by the certificate's key") from error
+        masked = ": its host masks the chip's key (MASK_CHIP_KEY), and signs nothing" if report.mask_chip_key else ""
+        raise AttestationError(Code.SIGNATURE, f"the report is not signed by the certificate's key{masked}") from error
 
 
 def _check_cpu(report: Report, name: str) -> None:
@@ -209,12 +212,13 @@ def _check_tcb(report: Report, product: Product, certificate: x509.Certificate) 
 
 
 def _check_chip(report: Report, product: Product, certificate: x509.Certificate) -> None:
-    """A VLEK belongs to a cloud, and a masked report names no chip; otherwise the chip is the certificate's."""
+    """Raises AttestationError unless the chip is the certificate's. A VLEK belongs to a cloud. A host that masks the chip's id
+    (MASK_CHIP_ID) reports zeros: the VCEK that signed is of one chip all the same."""
     if report.signing_key == VLEK:
         if not _extension(certificate, _CSP_OID):
             raise AttestationError(Code.NAMES, "a VLEK certificate without its cloud's name")
         return
-    if report.mask_chip_key and not any(report.chip_id):
+    if not any(report.chip_id):
         return
     hwid = _extension(certificate, _HWID_OID)
     if len(hwid) == product.hwid_bytes + 2 and hwid[:2] == bytes((4, product.hwid_bytes)):

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dilocox.node.data.conversations import FIELDS, ChatEncoder, messages_of
+from dilocox.node.data.conversations import ChatEncoder
+from dilocox.node.data.finding import STDLIB, find_files
+from dilocox.node.data.messages import FIELDS
 from dilocox.node.data.shards import Encoded, Rows, Shards
-from dilocox.node.data.sources import STDLIB, documents, find_files, records
+from dilocox.node.data.sources import documents, records
 from dilocox.node.data.tokens import Encoder, open_encoder
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES, Corpus, token_bytes
@@ -24,7 +26,7 @@ from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import last_built, remember_built
-from dilocox.transport.files import fsync_directory
+from dilocox.transport.files import fsync_directory, read_named
 
 __all__ = ["HELD_OUT_EVERY", "build", "build_stdlib"]
 
@@ -69,11 +71,12 @@ def build(
             shards = training if int.from_bytes(fate[:8], "big") % held_out_every else held_out
             shards.add(int.from_bytes(fate[8:16], "big") % shards.count, document)
         if not training.documents or not held_out.documents:
-            left_out = "" if chat is None else f" ({chat.says()})"
-            fewer = ", or say a smaller --held-out-every" if training.documents > 1 else ""
+            left_out = "" if chat is None or not chat.says() else f"; {chat.says()}"
+            fewer = ", or a smaller --held-out-every" if training.documents > 1 else ""
+            advice = (None if chat is None else chat.advice()) or "Give more text"
             raise ConfigError(
-                f"{training.documents} documents to train on and {held_out.documents} held out{left_out}: both are needed. Give"
-                f" more text{fewer}."
+                f"{training.documents} documents to train on and {held_out.documents} held out, and both are needed{left_out}."
+                f" {advice}{fewer}."
             )
         shards_of = [shards.publish(store) for shards in (training, held_out)]
         corpus = Corpus(
@@ -109,18 +112,14 @@ def _texts(files: Iterable[Path], field: str, encoder: Encoder, follow: Callable
 
 
 def _conversations(files: Iterable[Path], chat: ChatEncoder, follow: Callable[[int], None]) -> Iterator[tuple[str, Encoded]]:
-    """Each with what its fate follows from: what is said, whatever the template writes around it."""
+    """Yield each with what its fate follows from: what is said, whatever the template writes around it."""
     for path in files:
         read = 0
         for where, record, size in records(path, FIELDS):
             follow(size)
             read += size
-            try:
-                messages = messages_of(record)
-                encoded = chat.encode(messages)
-            except (ConfigError, RecursionError) as error:  # JSON may nest deeper than we follow
-                raise ConfigError(f"{where}: {error}") from error
-            if encoded is not None:
+            if (found := chat.read(where, record)) is not None:
+                messages, encoded = found
                 yield json.dumps(messages, sort_keys=True), encoded
         follow(path.stat().st_size - read)
 
@@ -148,8 +147,8 @@ def _batches(files: Iterable[Path], field: str, follow: Callable[[int], None]) -
 
 def _is_ours(folder: Path) -> bool:
     """Whether a build wrote here, or what it wrote was copied here."""
-    with suppress(OSError, UnicodeDecodeError):
-        if (folder / LOCK).read_text() == MAGIC:
+    with suppress(ConfigError, OSError, UnicodeDecodeError):
+        if read_named(folder / LOCK) == MAGIC:
             return True
     with suppress(ConfigError):
         return last_built(folder) in BlobStore(folder)

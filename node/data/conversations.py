@@ -6,37 +6,52 @@ prompt that it writes for what stands before. A text that spells a special token
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from dilocox.node.data.rendering import renderer
+from dilocox.node.data.end_token import end_token_of, read_object, token_text
+from dilocox.node.data.messages import ASSISTANT, CALLS, Messages, messages_of, texts_in, with_parsed_calls
+from dilocox.node.data.rendering import ExhaustedError, renderer
 from dilocox.node.data.shards import Encoded
-from dilocox.node.data.sources import sound
 from dilocox.node.data.tokens import FileEncoder, told_of_panics
 from dilocox.protocol import limits
-from dilocox.protocol.corpus import Chat
+from dilocox.protocol.corpus import TEMPLATE_DATE, Chat
 from dilocox.protocol.errors import ConfigError
-from dilocox.transport.files import read_json, read_named
+from dilocox.transport.files import leads_out, read_named
 
-__all__ = ["FATES", "FIELDS", "ChatEncoder", "fitted", "messages_of", "open_chat_encoder"]
+__all__ = ["FATES", "ChatEncoder", "fitted", "open_chat_encoder"]
 
-Messages = Sequence[Mapping[str, Any]]
-FIELDS = ("messages", "prompt", "completion")
-ASSISTANT = "assistant"
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+AS_JSON = re.compile(r"(arguments|function|tool_call)['\"\]]*\s*\|\s*tojson")
+"""In a template that writes the arguments of a call as JSON."""
+OPEN_TAG = re.compile(r"<[^<>]*$")
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+HEAVY = 3
+"""Conversations in a row, from the first, that exhaust what a template may have, after which no more are tried."""
 FATES = {
     "shortened": "end after the last answer that fits",
     "too_long": "left out, whose first answer does not fit",
     "unanswered": "left out, in which nobody answers",
     "spelling": "left out, which spell a special token",
+    "unreadable": "left out, which are no messages of text",
+    "refused": "left out, which the template refuses",
+    "not_found": "left out, whose answers do not follow the template's prompt",
     "unmarked": "answers that are only read, for the template writes them otherwise once more follows",
 }
 """What `protocol.corpus.Chat` counts, as it is told."""
+ADVICE = {
+    "too_long": "Use a larger --sequence-length",
+    "unanswered": f"Name conversations in which a message has the role {ASSISTANT}",
+    "spelling": "Remove special tokens from the texts",
+    "unreadable": "Convert them",
+    "refused": "Name a template that writes them with --chat-template",
+    "not_found": "Name a template that marks its answers ({% generation %}) with --chat-template",
+}
+"""What to do about most of those that were left out."""
 
 
 class ChatEncoder:
@@ -55,7 +70,12 @@ class ChatEncoder:
             name: text for name, text in special_tokens.items() if self._tokenizer.token_to_id(text) is not None
         }
         self._counts: Counter[str] = Counter()
+        self.reasons: dict[str, str] = {}
+        """Why the first conversation had its fate, where that follows from more than its count."""
+        self._exhausted, self._rendered = 0, False
         self._marks = GENERATION.search(template) is not None
+        self._as_json = AS_JSON.search(template) is not None
+        self._calls = {key for key in CALLS if key in template}
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
         added |= {*self._special_tokens.values(), self._tokenizer.id_to_token(encoder.end_token) or ""} - {""}
         self._spelled = re.compile("|".join(map(re.escape, sorted(added))))
@@ -65,28 +85,72 @@ class ChatEncoder:
         return Chat(
             sequence_length=self._sequence_length,
             template=self._template,
+            date=TEMPLATE_DATE,
             special_tokens=self._special_tokens,
             trained=trained,
             **{name: self._counts[name] for name in FATES},
         )
 
     def says(self) -> str:
-        """What became of those that are not trained on as they are."""
-        return ", ".join(f"{self._counts[name]:,} {says}" for name, says in FATES.items())
+        """Return what became of those that are not trained on as they are, and the first reason of each kind."""
+        whys = {name: f" (the first: {why})" for name, why in self.reasons.items()}
+        return ", ".join(
+            f"{count:,} {says}{whys.get(name, '')}" for name, says in FATES.items() if (count := self._counts[name])
+        )
 
-    def encode(self, messages: Messages) -> Encoded | None:
-        """Its tokens with the mask of its answers; None where it is left out. Raises ConfigError where the template refuses it."""
-        if any(map(self._spelled.search, _texts(messages))):
-            self._counts["spelling"] += 1
+    def advice(self) -> str | None:
+        """Return what to do about most of those that were left out; None where none was."""
+        name = max(ADVICE, key=lambda each: self._counts[each])
+        return ADVICE[name] if self._counts[name] else None
+
+    def read(self, where: str, record: Any) -> tuple[Messages, Encoded] | None:
+        """Return a record's messages, and what `encode` makes of them; None where it is left out, and counted. `where`: for the
+        reason. Raises ConfigError where the template exhausts what it may have from the first conversation on."""
+        try:
+            messages = messages_of(record)
+        except (ConfigError, RecursionError) as error:  # JSON may nest deeper than we follow
+            self._leave_out("unreadable", f"{where}: {error}")
             return None
+        encoded = self.encode(messages, where)
+        return None if encoded is None else (messages, encoded)
+
+    def encode(self, messages: Messages, where: str = "a conversation") -> Encoded | None:
+        """Return its tokens with the mask of its answers; None where it is left out, and counted. Raises ConfigError where the
+        template exhausts what it may have from the first conversation on."""
+        if any(map(self._spelled.search, texts_in(messages))):
+            self._leave_out("spelling")
+            return None
+        try:
+            return self._encoded(messages)
+        except ExhaustedError as error:
+            self._exhausted += 1
+            if self._exhausted >= HEAVY and not self._rendered:
+                raise
+            self._leave_out("refused", f"{where}: {error}")
+            return None
+        except (ConfigError, RecursionError) as error:
+            self._leave_out("refused", f"{where}: {error}")
+            return None
+
+    def _leave_out(self, fate: str, why: str | None = None) -> None:
+        self._counts[fate] += 1
+        if why is not None:
+            self.reasons.setdefault(fate, why)
+
+    def _encoded(self, messages: Messages) -> Encoded | None:
+        """Raises ConfigError where the template or the tokenizer refuses it."""
+        if lost := {key for said in messages for key in CALLS if said.get(key)} - self._calls:
+            raise ConfigError(f"the chat template does not write {', '.join(sorted(lost))}")
+        messages = with_parsed_calls(messages) if self._as_json else messages
         text, spans = renderer().render(self._template, messages, self._special_tokens, marked=self._marks)
+        self._rendered = True
         with told_of_panics("of the conversations"):
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
         if not self._marks:
             width = self._sequence_length + 1
             spans = self._found(messages, text, encoding.offsets[width][0] if len(encoding.ids) > width else len(text))
         if not spans:
-            self._counts["unanswered"] += 1
+            self._leave_out("not_found" if any(said["role"] == ASSISTANT for said in messages) else "unanswered")
             return None
         whole = self._masked(encoding, spans, len(text))
         fits = fitted(whole, self._sequence_length + 1)
@@ -115,13 +179,26 @@ class ChatEncoder:
                 continue
             before = renderer().render(self._template, messages[:index], self._special_tokens, prompt=True)[0] if index else ""
             after = renderer().render(self._template, messages[: index + 1], self._special_tokens)[0]
-            if text.startswith(after) and after.startswith(before) and len(after) > len(before):
-                spans.append((len(before), len(after)))
+            start = len(before) if after.startswith(before) else self._start(messages[:index], before, after)
+            if text.startswith(after) and start is not None and len(after) > start:
+                spans.append((start, len(after)))
             else:
                 self._counts["unmarked"] += 1
             if len(before) >= end:
                 break
         return spans
+
+    def _start(self, messages: Messages, before: str, after: str) -> int | None:
+        """Return where an answer begins whose prompt holds more than is written before it, such as the tag that opens a thought:
+        behind what both have in common, if that is more than the conversation so far. A tag of the prompt is whole, or not in."""
+        differs = (index for index, (one, other) in enumerate(zip(before, after, strict=False)) if one != other)
+        common = after[: next(differs, min(len(before), len(after)))]
+        so_far = renderer().render(self._template, messages, self._special_tokens)[0]
+        if not common.startswith(so_far):
+            return None
+        tag = OPEN_TAG.search(common, len(so_far))
+        start = len(common) if tag is None else tag.start()
+        return start if start > len(so_far) else None
 
 
 def fitted(document: Encoded, width: int) -> Encoded | None:
@@ -139,9 +216,10 @@ def open_chat_encoder(tokenizer: str, template: Path | None, end_token: str | No
     """`tokenizer`: a Hugging Face folder, or a tokenizers JSON file; `template`: a file, instead of the folder's. Raises
     ConfigError."""
     path = Path(tokenizer)
-    config = _config(path / "tokenizer_config.json") if path.is_dir() else {}
-    special = {name: text for name in NAMES if (text := _text(config.get(name)))}
-    encoder = FileEncoder(path / "tokenizer.json" if path.is_dir() else path, end_token or special.get("eos_token"))
+    config = read_object(path / "tokenizer_config.json") if path.is_dir() else {}
+    named = {**read_object(path / "special_tokens_map.json"), **config} if path.is_dir() else {}
+    special = {name: text for name in NAMES if (text := token_text(named.get(name)))}
+    encoder = FileEncoder(path / "tokenizer.json" if path.is_dir() else path, end_token, end_token_of(path))
     said = _template(path, config, template)
     if not said:
         raise ConfigError(f"{tokenizer} has no chat template: name a file with one, in Jinja, with --chat-template")
@@ -159,6 +237,8 @@ def _template(path: Path, config: Mapping[str, Any], named: Path | None) -> str 
     try:
         for file in (named, path / "chat_template.jinja" if path.is_dir() else None):
             if file is not None and (file == named or file.exists()):
+                if file != named and leads_out(file, path):
+                    raise ConfigError(f"{file} is a link that leads out of its folder: name the template with --chat-template")
                 return read_named(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the chat template {named or path} cannot be read: {error}") from error
@@ -166,67 +246,3 @@ def _template(path: Path, config: Mapping[str, Any], named: Path | None) -> str 
     if isinstance(said, list):  # several, by name
         said = next((item.get("template") for item in said if isinstance(item, dict) and item.get("name") == "default"), None)
     return said if isinstance(said, str) and said else None
-
-
-def _config(path: Path) -> dict[str, Any]:
-    read = read_json(path) if path.exists() else {}
-    return read if isinstance(read, dict) else {}
-
-
-def _text(token: Any) -> str | None:
-    """Of a special token, which is a string or says more."""
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else None
-
-
-def messages_of(record: Any) -> Messages:
-    """Of `messages`, or `prompt` and `completion`, each a text or messages. Raises ConfigError."""
-    said: Any = None
-    if isinstance(record, dict) and record.get("messages") is not None:
-        said = record["messages"]
-    elif isinstance(record, dict) and record.get("prompt") is not None and record.get("completion") is not None:
-        said = [*_turns(record["prompt"], "user"), *_turns(record["completion"], ASSISTANT)]
-    if not isinstance(said, list) or not said:
-        known = ", ".join(map(str, record)) if isinstance(record, dict) else "no names"
-        raise ConfigError(
-            f"it holds neither messages, a list of {{role, content}}, nor prompt and completion (there are: {known})"
-        )
-    return [_message(each) for each in said]
-
-
-def _turns(said: Any, role: str) -> list[Any]:
-    return said if isinstance(said, list) else [{"role": role, "content": said}]
-
-
-def _message(said: Any) -> dict[str, Any]:
-    if not isinstance(said, dict) or not isinstance(said.get("role"), str) or not isinstance(said.get("content"), str):
-        raise ConfigError("a message is no {role, content} of two texts")
-    return {key: _told(value) for key, value in said.items() if value is not None}
-
-
-def _texts(said: Any) -> Iterator[str]:
-    """Whatever a template may write of it."""
-    if isinstance(said, str):
-        yield said
-    elif isinstance(said, Mapping):
-        for key, value in said.items():
-            yield str(key)
-            yield from _texts(value)
-    elif isinstance(said, Sequence):
-        for each in said:
-            yield from _texts(each)
-
-
-def _told(said: Any) -> Any:
-    """The same, of what a tokenizer and a digest can be made of: half a surrogate pair is no character, a date is a text."""
-    match said:
-        case str():
-            return sound(said)
-        case dict():
-            return {_told(str(key)): _told(value) for key, value in said.items()}
-        case list() | tuple():
-            return [_told(value) for value in said]
-        case bool() | int() | float() | None:
-            return said
-        case _:
-            return _told(str(said))

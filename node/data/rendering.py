@@ -15,9 +15,13 @@ from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.child_environment import child_environment
 
-__all__ = ["Renderer", "renderer"]
+__all__ = ["ExhaustedError", "Renderer", "renderer"]
 
 CHILD = "dilocox.node.training.templates"
+
+
+class ExhaustedError(ConfigError):
+    """A template that wants more time or memory than it may have."""
 
 
 class Renderer:
@@ -42,7 +46,7 @@ class Renderer:
         with self._lock:
             told = self._ask(json.dumps(asked).encode() + b"\n")
         if told is None:
-            raise ConfigError(
+            raise ExhaustedError(
                 f"the chat template wants more than {self._cpu_seconds} seconds of processor time, or"
                 f" {limits.TEMPLATE_MEMORY_BYTES >> 20} MiB, for one conversation"
             )

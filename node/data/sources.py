@@ -1,103 +1,86 @@
-"""Documents out of files, one at a time: text, JSONL, Parquet, and the Arrow files of a `datasets` folder."""
+"""Documents out of files, one at a time: text, JSON lines, JSON, Parquet, and the Arrow files of a `datasets` folder."""
 
-import errno
+import codecs
 import gzip
+import io
 import json
-import os
-import sysconfig
+import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from dilocox.protocol.errors import ConfigError
+from dilocox.transport.files import open_regular
 
-__all__ = ["STDLIB", "Document", "Record", "documents", "find_files", "records", "sound"]
+__all__ = ["RECORDS", "TABLES", "TEXTS", "Document", "Record", "Unreadable", "documents", "ending_of", "records", "sound"]
 
 Document = tuple[str, int]
 """Its text, and the bytes of its file that were read for it."""
 Record = tuple[str, Any, int]
 """Where it stands, what stands there, and the bytes of its file that were read for it."""
-STDLIB = "stdlib"
-"""As a source: the text of Python's own standard library, which is on any machine that runs this."""
+Value = tuple[str, Any, int]
+"""A record of a JSON file: where in the file, what, and about how long it is."""
 PIECE_BYTES = 64 << 10
 """A text file is one document; a longer one is cut at line ends into several of about this size."""
 DOCUMENT_BYTES = 64 << 20
-"""Largest JSON line."""
-TEXT, TABLES = (".txt", ".md", ".jsonl"), (".parquet", ".arrow")
-TABLE_ROWS = 64
-"""In memory at a time."""
-SUFFIXES = (*TEXT, *(f"{suffix}.gz" for suffix in TEXT), *TABLES)
-"""Of the files that are taken from a folder."""
-NOT_STDLIB = {"site-packages", "test", "tests", "idlelib", "__pycache__"}
+"""Largest line or value of JSON, and largest row of a table."""
+READ_CHARACTERS = 1 << 20
+"""Of a JSON file, at a time."""
+TEXTS, RECORDS, TABLES = (".txt", ".md"), (".jsonl", ".ndjson", ".jsonlines", ".ldjson"), (".parquet", ".arrow")
+"""Endings of the files that are taken from a folder; the first two kinds also before .gz."""
+KNOWN = (*TEXTS, *RECORDS, ".json", *TABLES)
+TABLE_ROWS, TABLE_BYTES = 64, 1 << 30
+"""In memory at a time; fewer rows, one at least, where a group of rows has so many bytes that all might be one row's."""
+MARK = "\ufeff"
+"""A byte order mark."""
+GAP = re.compile(r"[\s,\ufeff]*")
 
 
-def find_files(sources: Iterable[str], skip: Callable[[Path], None] = lambda path: None) -> list[Path]:
-    """Files and folders, in the order given, each once; a folder's files by name. `skip`: hears of files in folders that are not of
-    a known kind. Raises ConfigError, OSError."""
-    found: dict[Path, Path] = {}
-    for source in sources:
-        path = Path(source)
-        if source == STDLIB:
-            root = Path(sysconfig.get_path("stdlib"))
-            files = [p for p in root.rglob("*.py") if not NOT_STDLIB & set(p.relative_to(root).parts)]
-        elif path.is_dir():
-            files = [p for p in _below(path) if p.is_file() and not p.name.startswith("cache-")]
-            for other in [p for p in files if not p.name.lower().endswith(SUFFIXES)]:
-                files.remove(other)
-                skip(other)
-        elif path.is_file():
-            files = [path]
-        else:
-            raise ConfigError(f"there is no file or folder {source}")
-        for file in files:
-            if not os.access(file, os.R_OK):  # before hours go into those that come before it
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
-        if not files:
-            raise ConfigError(
-                f"{source} holds no file whose name ends in one of {', '.join(SUFFIXES)}; other files name one by one"
-            )
-        found |= {file.resolve(): file for file in sorted(files) if file.resolve() not in found}
-    return list(found.values())
+@dataclass(frozen=True)
+class Unreadable:
+    """A record that is none."""
+
+    why: str
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    """Raises OSError where one of its folders may not be read, which looks empty to rglob."""
-
-    def fail(error: OSError) -> NoReturn:
-        raise error
-
-    for place, _, names in os.walk(folder, onerror=fail):
-        yield from (Path(place, name) for name in names)
+def ending_of(path: Path) -> str:
+    """Return the end of a file's name, in small letters, such as `.jsonl.gz`."""
+    name = path.name.lower()
+    return Path(name.removesuffix(".gz")).suffix + (".gz" if name.endswith(".gz") else "")
 
 
 def documents(path: Path, field: str) -> Iterator[Document]:
-    """`field`: of a JSON line or a table that holds the text. Raises ConfigError where it cannot be read."""
-    name = path.name.lower().removesuffix(".gz")
+    """`field`: of a record or a table that holds the text. Raises ConfigError where it cannot be read."""
+    ending = ending_of(path).removesuffix(".gz")
     with _readable(path):
-        if name.endswith(".jsonl"):
+        if ending in (*RECORDS, ".json"):
             found = _texts(path, field)
-        elif name.endswith(TABLES):
+        elif ending in TABLES:
             found = _cells(path, field)
         else:
-            found = _pieces(path)
+            found = _pieces(path, field)
         for text, size in found:
             yield sound(text), size
 
 
 def records(path: Path, fields: Sequence[str]) -> Iterator[Record]:
-    """JSON lines, or rows with these of a table's columns. Raises ConfigError where it is neither, or cannot be read."""
-    name = path.name.lower().removesuffix(".gz")
+    """Yield values of JSON, or rows with these of a table's columns. A line that is no JSON is Unreadable. Raises ConfigError where
+    the file is neither, or cannot be read."""
+    ending = ending_of(path).removesuffix(".gz")
     with _readable(path):
-        if name.endswith(".jsonl"):
-            for number, value, size in _lines(path):
-                yield f"{path}, line {number}", value, size
-        elif name.endswith(TABLES):
+        if ending in RECORDS:
+            yield from ((f"{path}, {where}", value, size) for where, value, size in _lines(path))
+        elif ending == ".json":
+            yield from ((f"{path}, {where}", value, size) for where, value, size in _values(path))
+        elif ending in TABLES:
             for number, (row, size) in enumerate(_rows(path, lambda names: [each for each in fields if each in names])):
                 yield f"{path}, row {number + 1}", row, size
         else:
-            raise ConfigError(f"{path} holds no records: they lie in .jsonl, .jsonl.gz, .parquet or .arrow")
+            known = ", ".join((*RECORDS, ".json", *TABLES))
+            raise ConfigError(f"{path} holds no records: give it a name that ends as it is made ({known})")
 
 
 @contextmanager
@@ -105,14 +88,15 @@ def _readable(path: Path) -> Iterator[None]:
     """Raises ConfigError instead of what reading raises."""
     try:
         yield
-    except UnicodeDecodeError as error:
+    except UnicodeError as error:
         raise ConfigError(f"{path} is no UTF-8 text: {error}") from error
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
 def sound(text: str) -> str:
-    """Half a surrogate pair, which JSON may hold, is no text."""
+    """Return a text without a byte order mark at its begin, and without half a surrogate pair, which JSON may hold."""
+    text = text.lstrip(MARK)
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -120,18 +104,27 @@ def sound(text: str) -> str:
     return text
 
 
-def _open(path: Path) -> IO[str]:
-    if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
+    """Text in UTF-8, or in UTF-16 with a byte order mark, as some tools of Windows write it."""
+    with open_regular(path) as file:
+        raw: Any = gzip.GzipFile(fileobj=file) if path.name.lower().endswith(".gz") else file
+        begin = raw.peek(4)[:2]
+        encoding = "utf-16" if begin in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+        with io.TextIOWrapper(raw, encoding=encoding, newline="") as text:
+            yield text
 
 
-def _pieces(path: Path) -> Iterator[Document]:
-    with _open(path) as file:
-        piece, size = [], 0
+def _pieces(path: Path, field: str) -> Iterator[Document]:
+    with _opened(path) as file:
+        piece, size, begun = [], 0, False
         while line := file.readline(PIECE_BYTES):
+            line = line.lstrip(MARK)
             if "\0" in line:
-                raise ConfigError(f"{path} is no text: it holds NUL bytes. Known are text and {', '.join(SUFFIXES)}.")
+                raise ConfigError(f"{path} is no text: it holds NUL bytes. Known are text and {', '.join(KNOWN)}.")
+            if not begun and line.lstrip().startswith("{") and re.search(rf'"{re.escape(field)}"\s*:\s*"', line):
+                raise ConfigError(f"{path} holds JSON lines: give it a name that ends in {RECORDS[0]}")
+            begun = begun or bool(line.strip())
             piece.append(line)
             size += len(line)
             if size >= PIECE_BYTES:
@@ -141,30 +134,77 @@ def _pieces(path: Path) -> Iterator[Document]:
             yield "".join(piece), size
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Any, int]]:
-    """(number of the line, its value, its length)."""
-    with _open(path) as file:
+def _lines(path: Path) -> Iterator[Value]:
+    """Yield each line's value, or that it is Unreadable."""
+    with _opened(path) as file:
         number = 0
         while line := file.readline(DOCUMENT_BYTES):
             number += 1
-            if not line.strip():
+            where, size, value = f"line {number}", len(line), None
+            if size == DOCUMENT_BYTES and not line.endswith("\n"):
+                value = Unreadable(f"longer than {DOCUMENT_BYTES >> 20} MiB")
+                while (more := file.readline(READ_CHARACTERS)) and not more.endswith("\n"):
+                    size += len(more)
+            elif not line.strip(" \t\r\n" + MARK):
                 continue
-            try:
-                value: Any = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ConfigError(
-                    f"{path}, line {number}: no JSON, or longer than {DOCUMENT_BYTES >> 20} MiB: {error}"
-                ) from error
-            yield number, value, len(line)
+            else:
+                try:
+                    value = json.loads(line.lstrip(MARK))
+                except (ValueError, RecursionError) as error:
+                    value = Unreadable(f"no JSON: {error}")
+            yield where, value, size
+
+
+def _values(path: Path) -> Iterator[Value]:
+    """Yield the values of a JSON file, one after the other or in one list, however they are laid out. Raises ConfigError."""
+    decode = json.JSONDecoder().raw_decode
+    with _opened(path) as file:
+        text, at, number, inside, done = "", 0, 0, False, False
+        why: Exception | str = "it ends too early"
+        while True:
+            at = _behind_gap(text, at)
+            if at < len(text):
+                if not number and not inside and text[at] == "[":
+                    inside, at = True, at + 1
+                    continue
+                if inside and text[at] == "]":
+                    return
+                try:
+                    value, end = decode(text, at)
+                    if end < len(text) or done:  # a number may go on
+                        number += 1
+                        yield f"value {number}", value, end - at
+                        at = end
+                        continue
+                except RecursionError as error:
+                    raise ConfigError(f"{path}, value {number + 1}: {error}") from error
+                except ValueError as error:
+                    why = error
+            if done and (at < len(text) or inside):
+                raise ConfigError(f"{path}, value {number + 1} is no JSON: {why}")
+            if done:
+                return
+            if len(text) - at > DOCUMENT_BYTES:
+                raise ConfigError(f"{path}, value {number + 1} is no JSON, or longer than {DOCUMENT_BYTES >> 20} MiB: {why}")
+            more = file.read(max(READ_CHARACTERS, len(text) - at))
+            text, at, done = text[at:] + more, 0, not more
+
+
+def _behind_gap(text: str, at: int) -> int:
+    gap = GAP.match(text, at)
+    return at if gap is None else gap.end()
 
 
 def _texts(path: Path, field: str) -> Iterator[Document]:
-    for number, value, size in _lines(path):
+    whole = ending_of(path).removesuffix(".gz") == ".json"
+    for where, value, size in (_values if whole else _lines)(path):
+        if isinstance(value, Unreadable):
+            raise ConfigError(f"{path}, {where}: {value.why}")
         if isinstance(value, dict) and field in value and value[field] is None:
             continue  # tables have rows without a text
         if not isinstance(value, dict) or not isinstance(value.get(field), str):
             known = ", ".join(map(str, value)) if isinstance(value, dict) else "none"
-            raise ConfigError(f"{path}, line {number}: no text in {field!r}; say where it is with --field (there are: {known})")
+            raise ConfigError(f"{path}, {where}: no text in {field!r}; say where it is with --field (there are: {known})")
         yield value[field], size
 
 
@@ -185,35 +225,64 @@ def _cells(path: Path, field: str) -> Iterator[Document]:
 
 
 def _rows(path: Path, choose: Callable[[list[str]], list[str]]) -> Iterator[tuple[dict[str, Any], int]]:
-    """The chosen columns of each row, by name, and about how long they are. `choose`: among the table's."""
+    """Yield the chosen columns of each row, by name, and about how long they are. `choose`: among the table's."""
     try:
         import pyarrow as arrow
-        import pyarrow.parquet as parquet
     except ImportError as error:
         raise ConfigError(f"{path} needs pyarrow: pip install 'dilocox[data]'") from error
+    open_regular(path).close()
     try:
-        if path.name.lower().endswith(".parquet"):
-            file = parquet.ParquetFile(path)
-            columns = choose(file.schema_arrow.names)
-            batches = file.iter_batches(batch_size=TABLE_ROWS, columns=columns)
-        else:
-            reader = _open_arrow(arrow, path)
-            columns = choose(reader.schema.names)
-            batches = (batch.select(columns) for batch in reader)
-        for batch in batches:
+        number = 0
+        for batch in (_parquet if ending_of(path) == ".parquet" else _arrow)(path, choose):
             size = batch.nbytes // max(1, batch.num_rows)
-            for start in range(0, batch.num_rows, TABLE_ROWS):
-                for row in batch.slice(start, TABLE_ROWS).to_pylist():
+            for part in _parts(batch):
+                if part.num_rows == 1 and part.nbytes > DOCUMENT_BYTES:
+                    raise ConfigError(f"{path}, row {number + 1}: longer than {DOCUMENT_BYTES >> 20} MiB")
+                number += part.num_rows
+                for row in part.to_pylist():
                     yield row, size
-    except (arrow.ArrowException, UnicodeDecodeError) as error:
+    except (arrow.ArrowException, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def _open_arrow(arrow: Any, path: Path) -> Any:
-    """As a stream, which `datasets` writes, or as a file."""
+def _parts(batch: Any) -> Iterator[Any]:
+    """Yield some rows at a time, and large ones by themselves."""
+    if batch.num_rows <= TABLE_ROWS and batch.nbytes <= DOCUMENT_BYTES:
+        yield batch
+        return
+    for start in range(0, batch.num_rows, TABLE_ROWS):
+        part = batch.slice(start, TABLE_ROWS)
+        step = 1 if part.nbytes > DOCUMENT_BYTES else TABLE_ROWS
+        yield from (part.slice(at, step) for at in range(0, part.num_rows, step))
+
+
+def _parquet(path: Path, choose: Callable[[list[str]], list[str]]) -> Iterator[Any]:
+    """Yield batches of few rows: one row may be as large as its group, and repeat."""
+    import pyarrow.parquet as parquet
+
+    with parquet.ParquetFile(path) as file:
+        columns = choose(file.schema_arrow.names)
+        for group in range(file.metadata.num_row_groups):
+            meta = file.metadata.row_group(group)
+            chunks = [meta.column(index) for index in range(meta.num_columns)]
+            size = sum(
+                chunk.total_uncompressed_size
+                for chunk in chunks
+                if any(chunk.path_in_schema == name or chunk.path_in_schema.startswith(f"{name}.") for name in columns)
+            )
+            rows = max(1, min(TABLE_ROWS, TABLE_BYTES // max(1, size)))
+            yield from file.iter_batches(batch_size=rows, row_groups=[group], columns=columns)
+
+
+def _arrow(path: Path, choose: Callable[[list[str]], list[str]]) -> Iterator[Any]:
+    """Yield batches of a stream, which `datasets` writes, or of a file."""
+    import pyarrow as arrow
+
     source = arrow.memory_map(str(path))
     try:
-        return arrow.ipc.open_stream(source)
+        reader: Any = arrow.ipc.open_stream(source)
     except arrow.ArrowInvalid:
         file = arrow.ipc.open_file(source)
-        return arrow.RecordBatchReader.from_batches(file.schema, (file.get_batch(i) for i in range(file.num_record_batches)))
+        reader = arrow.RecordBatchReader.from_batches(file.schema, (file.get_batch(i) for i in range(file.num_record_batches)))
+    columns = choose(reader.schema.names)
+    yield from (batch.select(columns) for batch in reader)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dilocox.node.data.end_token import end_token_of
 from dilocox.node.data.pieces import PieceEncoder, pattern_of
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES
@@ -51,8 +52,9 @@ def told_of_panics(tokenizer: str) -> Iterator[None]:
 
 
 class FileEncoder:
-    def __init__(self, path: Path, end_token: str | None) -> None:
-        """Raises ConfigError."""
+    def __init__(self, path: Path, end_token: str | None, known_ends: Sequence[str | int] = ()) -> None:
+        """`end_token`: that of the operator. `known_ends`: those of the model, texts or ids, which win over what such tokens are
+        usually called. Raises ConfigError."""
         from tokenizers import Tokenizer
 
         self._path = path
@@ -71,11 +73,14 @@ class FileEncoder:
         if not vocabulary:
             raise ConfigError(f"the tokenizer {path} has no tokens")
         self.vocabulary_size = max(vocabulary.values()) + 1
-        wanted = (end_token,) if end_token is not None else END_TOKENS
-        ends = [vocabulary[name] for name in wanted if name in vocabulary]
+        ids = set(vocabulary.values())
+        wanted = (end_token,) if end_token is not None else (*known_ends, *END_TOKENS)
+        found = (each if isinstance(each, int) else vocabulary.get(each) for each in wanted)
+        ends = [each for each in found if each in ids]
         if not ends:
             raise ConfigError(
-                f"the tokenizer {path} knows none of {', '.join(wanted)}. Name the token that ends a document: --end-token"
+                f"the tokenizer {path} knows none of {', '.join(map(str, wanted))}. Name the token that ends a document with"
+                " --end-token"
             )
         self.end_token = ends[0]
         pattern = pattern_of(self.file)
@@ -97,7 +102,7 @@ def open_encoder(tokenizer: str, end_token: str | None = None) -> Encoder:
             raise ConfigError("--end-token names a token of a tokenizer's file, and bytes have none. Leave it out")
         return ByteEncoder()
     path = Path(tokenizer)
-    return FileEncoder(path / "tokenizer.json" if path.is_dir() else path, end_token)
+    return FileEncoder(path / "tokenizer.json" if path.is_dir() else path, end_token, end_token_of(path))
 
 
 def byte_tokenizer() -> str:

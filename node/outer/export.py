@@ -4,9 +4,10 @@ Adapters are added to the weights that they were trained on, or written by thems
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -22,7 +23,7 @@ from dilocox.protocol.tensors import parameter_count, stage_weights
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.files import write_atomically
 
-__all__ = ["Vocabulary", "export_adapter", "export_model"]
+__all__ = ["Vocabulary", "export_adapter", "export_model", "older_keys"]
 
 PEFT = "base_model.model."
 """Before the name of each tensor, in files that peft loads."""
@@ -129,6 +130,8 @@ def _write_words(manifest: Manifest, folder: Path, vocabulary: Vocabulary, card:
     if (chat := vocabulary.chat) is not None:
         says = {**chat.special_tokens, **says, "chat_template": chat.template}
     write_atomically(folder / "tokenizer_config.json", json.dumps(says, indent=2).encode())
+    special = {name: text for name, text in says.items() if name.endswith("_token")}
+    write_atomically(folder / "special_tokens_map.json", json.dumps(special, indent=2).encode())
     write_atomically(folder / "README.md", card.encode())
 
 
@@ -139,4 +142,18 @@ def _write_config(manifest: Manifest, folder: Path, end_token: int) -> None:
     config.dtype = torch.float32
     config.eos_token_id = end_token
     config.save_pretrained(folder)
+    path = folder / "config.json"
+    says = json.loads(path.read_bytes())
+    write_atomically(path, (json.dumps({**says, **older_keys(says)}, indent=2, sort_keys=True) + "\n").encode())
     GenerationConfig(eos_token_id=end_token).save_pretrained(folder)
+
+
+def older_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what readers older than transformers 5 look for: they ignore its `rope_parameters` and its `dtype`, without a word.
+
+    Their `rope_scaling` names its kind `rope_type`, and before transformers 4.43 `type`.
+    """
+    rope = dict(config["rope_parameters"])
+    theta = rope.pop("rope_theta")
+    scaling = None if rope["rope_type"] == "default" else {**rope, "type": rope["rope_type"]}
+    return {"rope_theta": theta, "rope_scaling": scaling, "torch_dtype": config["dtype"]}

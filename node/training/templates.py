@@ -3,15 +3,18 @@
 
 import json
 import math
+import random
 import resource
 import sys
 from contextlib import suppress
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils import chat_template_utils
 
 from dilocox.protocol import limits
+from dilocox.protocol.corpus import TEMPLATE_DATE
 
 __all__ = ["render"]
 
@@ -19,10 +22,19 @@ HELD = Path("/proc/self/statm")
 """Pages of address space, first."""
 
 
+class Clock(datetime):
+    """What templates ask for the time (`strftime_now`): it stands still."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> "Clock":
+        return cls.fromisoformat(TEMPLATE_DATE)
+
+
 def render(asked: dict[str, Any]) -> dict[str, Any]:
     """What `Renderer.render` returns, or why there is none."""
+    random.seed(0)  # Jinja's `random` and `lipsum` draw from it
     try:
-        texts, found = render_jinja_template(
+        texts, found = chat_template_utils.render_jinja_template(
             conversations=[asked["messages"]],
             chat_template=asked["template"],
             return_assistant_tokens_mask=asked["marked"],
@@ -36,6 +48,7 @@ def render(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    chat_template_utils.datetime = Clock
     seconds = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(FileNotFoundError):  # where the system says it

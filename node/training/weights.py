@@ -23,7 +23,7 @@ from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import EMBEDDING, TensorSpec, stage_weights
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.files import read_json
+from dilocox.transport.files import open_regular, read_json
 from dilocox.transport.parent_pipe import exit_with_parent
 
 __all__ = ["Weights", "read_model"]
@@ -109,6 +109,7 @@ def read_model(folder: Path) -> tuple[dict[str, Any], bool]:
         raise ConfigError(f"{path} is of a model of type {kind}; what can be trained here: {known}") from error
     try:
         _refuse_foreign(path, said)
+        _refuse_two_ropes(path, said)
         return _fields(path, said, family)
     except ConfigError:
         raise
@@ -155,6 +156,31 @@ def _refuse_foreign(path: Path, said: dict[str, Any]) -> None:
         raise ConfigError(f"{path} has layers of {', '.join(sorted(map(str, others)))}; only full attention is computed here")
 
 
+def _refuse_two_ropes(path: Path, said: dict[str, Any]) -> None:
+    """Raises ConfigError where `rope_parameters`, which transformers 5 reads, and the keys that older readers know differ: one
+    folder would be two models."""
+    newer = said.get("rope_parameters")
+    if not isinstance(newer, dict):
+        return
+    theta, scaling = said.get("rope_theta"), said.get("rope_scaling")
+    known = newer.get("rope_theta")
+    if theta is not None and known is not None and theta != known:
+        raise ConfigError(f"{path} says rope_theta = {theta}, and in rope_parameters {known}: remove the wrong one")
+    if isinstance(scaling, dict) and (found := _scaling(scaling)) != (other := _scaling(newer)):
+        key = next(key for key in sorted({*found, *other}) if found.get(key) != other.get(key))
+        raise ConfigError(
+            f"{path} says {key} = {found.get(key)} in rope_scaling, and {other.get(key)} in rope_parameters: remove the wrong one"
+        )
+
+
+def _scaling(rope: dict[str, Any]) -> dict[str, Any]:
+    """Return what is said of the stretch alone, whose kind older files call `type`."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return {key: value for key, value in rope.items() if value is not None and key not in ("type", "rope_theta")} | {
+        "rope_type": kind
+    }
+
+
 class Weights:
     """The tensors of a folder, one file or shards with an index."""
 
@@ -175,6 +201,23 @@ class Weights:
             if shape != spec.shape or kind not in KINDS:
                 has, needs = ("×".join(map(str, each)) for each in (shape, spec.shape))
                 raise ConfigError(f"{self._files[name]}: {name} is {kind} of {has}; wanted: {needs} of {', '.join(KINDS)}")
+        if tied and HEAD in self._files and not self._is_embedding(wanted[EMBEDDING].shape):
+            raise ConfigError(
+                f"{folder}: config.json says tie_word_embeddings = true, and {HEAD} is not {EMBEDDING}. Set tie_word_embeddings to"
+                f" false to train with this head, or remove {HEAD}"
+            )
+
+    def _is_embedding(self, shape: tuple[int, ...]) -> bool:
+        """Return whether the head holds the embedding's values. Raises ConfigError. Reads some rows at a time."""
+        if _kind(self._files[HEAD], HEAD)[0] != shape or _kind(self._files[HEAD], HEAD)[1] not in KINDS:
+            return False
+        rows = max(1, ZEROS // shape[1])
+        with _open(self._files[HEAD]) as head, _open(self._files[EMBEDDING]) as embedding:
+            theirs, ours = head.get_slice(HEAD), embedding.get_slice(EMBEDDING)
+            return all(
+                torch.equal(theirs[start : start + rows].float(), ours[start : start + rows].float())
+                for start in range(0, shape[0], rows)
+            )
 
     def put_into(self, store: BlobStore, progress: Callable[[int], None] = lambda stage: None) -> bytes:
         """The state of round 1, or the weights that adapters are added to, as blobs; their root. `progress(stage)` is called after
@@ -228,6 +271,7 @@ def _kind(path: Path, name: str) -> tuple[tuple[int, ...], str]:
 def _open(path: Path) -> Any:
     """Raises ConfigError."""
     try:
+        open_regular(path).close()
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
@@ -237,15 +281,22 @@ def _files(folder: Path) -> dict[str, Path]:
     """By tensor. Raises ConfigError."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.exists():
-        with _open(whole) as file:
-            return dict.fromkeys(file.keys(), whole)
+        return dict.fromkeys(_names(whole), whole)
     try:
         names = read_json(index)["weight_map"]
         if any(Path(name).name != name for name in names.values()):
             raise ValueError("it names files elsewhere")
-        return {tensor: folder / name for tensor, name in names.items()}
+        files = {tensor: folder / name for tensor, name in names.items()}
     except (ConfigError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder} holds neither {whole.name} nor a good {index.name}: {error}") from error
+    beside = {tensor: path for path in dict.fromkeys(files.values()) for tensor in _names(path)}
+    return {**beside, **files}  # transformers loads what the index does not name, too
+
+
+def _names(path: Path) -> list[str]:
+    """Return the tensors of a file. Raises ConfigError."""
+    with _open(path) as file:
+        return list(file.keys())
 
 
 def main() -> None:

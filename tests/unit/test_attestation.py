@@ -126,7 +126,8 @@ AMD_WRONGS = [
     (Amd(certificate_product="Milan-B0"), None, Code.PRODUCT),
     (Amd(certificate_tcb={"snp": 19}), None, Code.TCB),
     (Amd(chip=b"\x99" * 64), None, Code.CHIP),
-    (Amd(key_info=2, chip=bytes(64)), None, None),
+    (Amd(chip=bytes(64)), None, None),
+    (Amd(chip=bytes(63) + b"\x01"), None, Code.CHIP),
     (Amd(end=LATELY), None, Code.EXPIRED),
     (Amd(), 10**9, Code.NOT_YET_VALID),
     (Amd(), 2 * 10**9, Code.EXPIRED),
@@ -144,6 +145,17 @@ def test_what_an_amd_platform_may_be(platform: Amd, now: int | None, code: Code 
         assert verify().measurement == ("11" * 48,)
     else:
         rejected(verify, code)
+
+
+def test_a_host_that_masks_its_chip_s_id_is_taken_and_one_that_masks_its_key_signs_nothing():
+    amd = Amd(chip=bytes(64))
+    assert any("masks the chip's id" in note for note in snp.verify(amd.evidence(), NOW, roots=amd.roots).notes)
+    assert not any("masks" in note for note in snp.verify(Amd().evidence(), NOW, roots=amd.roots).notes)
+    masked = Amd(key_info=2, chip=bytes(64)).evidence()
+    unsigned = replace(masked, blob=masked.blob[:0x2A0] + bytes(len(masked.blob) - 0x2A0))
+    with pytest.raises(AttestationError, match="MASK_CHIP_KEY") as refused:
+        snp.verify(unsigned, NOW, roots=amd.roots)
+    assert refused.value.code is Code.SIGNATURE
 
 
 def test_amd_reports_of_the_wrong_length_or_chain_are_refused():

@@ -329,3 +329,54 @@ def test_ctrl_c_is_no_error(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(SystemExit) as leaving:
         cli.main()
     assert leaving.value.code == Exit.INTERRUPTED
+
+
+WITHOUT_ENTRY = ["unshare", "-U", "--map-user=12345", "--map-group=12345", "env", "-u", "HOME"]
+"""A user without HOME and without an entry in passwd, as in containers and on batch systems."""
+
+
+def without_entry(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    if subprocess.run([*WITHOUT_ENTRY, "true"], capture_output=True).returncode:
+        pytest.skip("no user namespaces here")
+    command = [*WITHOUT_ENTRY, sys.executable, "-P", "-m", *words]
+    inherited = {name: value for name, value in os.environ.items() if name != "DILOCOX_HOME"}
+    return subprocess.run(command, capture_output=True, text=True, env={**inherited, **variables})
+
+
+def test_a_user_without_a_home_names_one_by_dilocox_home(tmp_path: Path):
+    done = without_entry("dilocox.cli", "id", DILOCOX_HOME=str(tmp_path))
+    assert done.returncode == Exit.FINE, done.stderr
+    assert (tmp_path / "node" / "identity.key").exists()
+
+
+@pytest.mark.parametrize("words", [["id"], ["status"], ["--install-completion", "bash"]])
+def test_a_user_without_a_home_is_told_what_to_set(words: list[str]):
+    done = without_entry("dilocox.cli", *words)
+    assert done.returncode == Exit.USAGE, done.stderr
+    assert "DILOCOX_HOME" in done.stderr
+    assert "Traceback" not in done.stderr
+    probe = without_entry("dilocox.transport.health")
+    assert probe.returncode == 1
+    assert "DILOCOX_HOME" in probe.stderr
+    assert "Traceback" not in probe.stderr
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "01", "12", "012"])
+def test_a_closed_standard_stream_is_no_reason_to_fail(closed: str, tmp_path: Path):
+    """Supervisors start daemons so; a file that got the number of one would hold what libraries print."""
+    program = (
+        "import os, sys; from dilocox.cli.start import fill_standard_streams; fill_standard_streams();"
+        "print('to nobody', end=''); print('to nobody', file=sys.stderr, end='');"
+        "os.write(1, b''); os.write(2, b''); sys.stdin.read(0);"
+        "file = open(sys.argv[1], 'w'); sys.exit(file.fileno() < 3)"
+    )
+    closing = " ".join(f"{number}{'<' if number == '0' else '>'}&-" for number in closed)
+    for words in (
+        ["-m", "dilocox.cli", "--version"],
+        ["-m", "dilocox.cli", "data", "--help"],
+        ["-c", program, str(tmp_path / "f")],
+    ):
+        shell = f'exec "$@" {closing}'
+        done = subprocess.run(["bash", "-c", shell, "bash", sys.executable, "-P", *words], capture_output=True, text=True)
+        assert done.returncode == 0, (words, done.stderr)
+        assert "Traceback" not in done.stderr

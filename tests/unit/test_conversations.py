@@ -13,11 +13,13 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from dilocox.cli.main import app
-from dilocox.node.data import shards
+from dilocox.node.data import conversations as conversations_
+from dilocox.node.data import shards, sources
 from dilocox.node.data.build import build
 from dilocox.node.data.check import check_own, check_whole
-from dilocox.node.data.conversations import ChatEncoder, messages_of, open_chat_encoder
-from dilocox.node.data.rendering import Renderer
+from dilocox.node.data.conversations import ChatEncoder, open_chat_encoder
+from dilocox.node.data.messages import FIELDS, messages_of
+from dilocox.node.data.rendering import ExhaustedError, Renderer
 from dilocox.node.data.shards import Encoded
 from dilocox.node.training.data import UNTRAINED, load_dataset
 from dilocox.node.training.trainer import Trainer
@@ -125,7 +127,7 @@ def test_who_spells_a_special_token_or_is_not_answered_is_left_out(hub: Path):
     assert chat.encode([turn("user", "a <|im_end|> b"), turn("assistant", "c")]) is None
     assert chat.encode([turn("user", "a")]) is None
     assert (chat.layout().spelling, chat.layout().unanswered) == (1, 1)
-    assert "1 left out, in which nobody answers" in chat.says()
+    assert chat.says() == "1 left out, in which nobody answers, 1 left out, which spell a special token"
 
 
 @pytest.mark.parametrize(
@@ -161,8 +163,10 @@ def test_what_does_not_fit_is_not_rendered_turn_by_turn(hub: Path, monkeypatch: 
 
 @pytest.mark.parametrize("template", ["{{ 1/0 }}", "{{ '%(a)s' % {} }}", "{{ range(10**9) }}", "{{ 2.0**5000 }}"])
 def test_a_template_that_fails_is_a_sentence(hub: Path, template: str):
-    with pytest.raises(ConfigError, match="the chat template refuses"):
-        encoder(hub, template).encode([turn("user", "a"), turn("assistant", "b")])
+    chat = encoder(hub, template)
+    assert chat.encode([turn("user", "a"), turn("assistant", "b")], "line 7") is None
+    assert chat.layout().refused == 1
+    assert chat.reasons["refused"].startswith("line 7: the chat template refuses")
 
 
 def test_a_template_that_does_not_end_is_a_sentence_and_the_next_one_is_rendered():
@@ -196,20 +200,180 @@ def test_records_are_messages_or_prompt_and_completion(record: dict[str, Any], f
         ([1], "no names"),
         ({"messages": ["x"]}, "no {role, content}"),
         ({"messages": [{"role": "user", "content": "x", "more": DEEP}]}, "recursion"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "no {role, content}"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part that is no text: image"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, "a part that is no text: text"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "no {role, content}"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "no {role, content}"),
+        ({"messages": [{"role": "assistant", "content": []}]}, "no {role, content}"),
+        ({"messages": [{"content": "x"}]}, "no {role, content}"),
     ],
 )
-def test_a_record_that_is_none_is_named(hub: Path, tmp_path: Path, record: Any, sentence: str):
+def test_a_record_that_is_none_is_left_out_and_named(hub: Path, tmp_path: Path, record: Any, sentence: str):
     path = write_records(tmp_path / "a.jsonl", [{"messages": TALK}, record])
-    with pytest.raises(ConfigError, match=f"line 2: .*{sentence}"):
+    with pytest.raises(ConfigError, match=f"1 left out, which are no messages.*line 2: .*{sentence}.*Convert them"):
         build(tmp_path / "c", [path], encoder(hub))
+
+
+def test_one_bad_line_among_many_ends_no_build(hub: Path, tmp_path: Path):
+    path = write_records(tmp_path / "a.jsonl", [{"messages": each} for each in conversations(60)])
+    whole = path.read_bytes()
+    plain = build(tmp_path / "plain", [path], encoder(hub), held_out_every=8)[1]
+    path.write_bytes(b'{"messages": [\n["x"]\n' + whole + json.dumps({"messages": DEEP}).encode())
+    chat = encoder(hub)
+    corpus = build(tmp_path / "c", [path], chat, held_out_every=8)[1]
+    assert corpus.training == plain.training
+    assert corpus.chat is not None
+    assert corpus.chat.unreadable == 3
+    assert "line 1: no JSON" in chat.reasons["unreadable"]
+
+
+def test_a_line_without_an_end_is_one_bad_line(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sources, "DOCUMENT_BYTES", 2000)
+    monkeypatch.setattr(sources, "READ_CHARACTERS", 300)
+    records = [{"messages": [turn("user", "x" * 9000), turn("assistant", "y")]}, {"messages": TALK}]
+    path = write_records(tmp_path / "a.jsonl", records)
+    found = [value for _, value, _ in sources.records(path, FIELDS)]
+    assert [isinstance(value, sources.Unreadable) for value in found] == [True, False]
+
+
+def part(text: str, kind: str = "text") -> dict[str, str]:
+    return {"type": kind, "text": text}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ([part("a")], "a"),
+        ([part("a", "input_text"), part("b", "output_text")], "a\nb"),
+        (["a", {"text": "b", "image_url": None}], "a\nb"),
+        ([part("\ud83d")], "?"),
+    ],
+)
+def test_a_content_in_parts_of_text_is_that_text(content: Any, text: str):
+    assert messages_of({"messages": [{"role": "user", "content": content}]}) == [turn("user", text)]
+
+
+CALLING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}"
+    "{% if m.content is not none %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def called(arguments: Any) -> list[dict[str, Any]]:
+    """As OpenAI and TRL write a conversation with a call of a tool."""
+    call = {"id": "1", "type": "function", "function": {"name": "w", "arguments": arguments}}
+    asks = {"role": "assistant", "content": None, "tool_calls": [call]}
+    said = [turn("user", "a"), asks, turn("tool", "b"), turn("assistant", "c")]
+    return list(map(dict, messages_of({"messages": said})))
+
+
+@pytest.mark.parametrize("arguments", ['{"d": 1}', {"d": 1}])
+def test_calls_of_tools_are_written_once_as_json_whichever_way_they_are_said(hub: Path, arguments: Any):
+    document = encoder(hub, CALLING, 100).encode(called(arguments))
+    assert document is not None
+    assert trained(hub, document) == ['w {"d": 1}<|im_end|>\n', "c<|im_end|>\n"]
+
+
+def test_a_template_that_writes_arguments_as_they_are_gets_them_as_they_are(hub: Path):
+    document = encoder(hub, CALLING.replace(" | tojson", ""), 100).encode(called('{"d": 1}'))
+    assert document is not None
+    assert trained(hub, document)[0] == 'w {"d": 1}<|im_end|>\n'
+
+
+def test_calls_that_a_template_does_not_write_are_no_answer_of_nothing(hub: Path):
+    chat = encoder(hub, CHATML, 100)
+    assert chat.encode(called("{}")) is None
+    assert chat.layout().refused == 1
+    assert "does not write tool_calls" in chat.reasons["refused"]
+
+
+DATED = "{{ strftime_now('%d %b %Y %H:%M:%S.%f') }}{{ ['a', 'b', 'c', 'd', 'e'] | random }}{{ lipsum(1) }}\n" + CHATML
+
+
+def test_a_template_that_prints_the_date_or_draws_makes_the_same_corpus_on_any_day(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = write_records(tmp_path / "a.jsonl", [{"messages": each} for each in conversations(60)])
+    digests = []
+    for name in ("a", "b"):
+        another = Renderer()
+        monkeypatch.setattr(conversations_, "renderer", lambda it=another: it)
+        digest, corpus = build(tmp_path / name, [path], encoder(hub, DATED, 2000), held_out_every=8)
+        digests.append(digest)
+    assert digests[0] == digests[1]
+    assert corpus.chat is not None
+    assert corpus.chat.date == "2024-07-26"
+    text = Renderer().render(DATED, TALK, {})[0]
+    assert text.startswith("26 Jul 2024 00:00:00.000000")
+
+
+THOUGHT = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
+R1 = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}{% else %}<|assistant|>"
+    "{{ m.content.split('</think>')[-1] }}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+APART = BARE.replace("assistant: {% endif", "assistant:\n{% endif")
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "answer"),
+    [
+        (THOUGHT, "d e", "d e<|im_end|>\n"),
+        (THOUGHT, "<thin d", "<thin d<|im_end|>\n"),  # no part of the prompt's tag
+        (THOUGHT, "<think>\nd</think>e", "d</think>e<|im_end|>\n"),
+        (R1, "<think>\nd</think>e", "e<|im_end|>"),
+        (APART, "d", " d\n<|im_end|>"),
+    ],
+)
+def test_an_answer_is_found_behind_a_prompt_that_opens_a_thought(hub: Path, template: str, said: str, answer: str):
+    chat = encoder(hub, template, 200)
+    document = chat.encode([turn("user", "a"), turn("assistant", said)])
+    assert document is not None
+    assert trained(hub, document) == [answer]
+    assert chat.layout().unmarked == 0
+
+
+def test_answers_that_no_prompt_announces_are_named_as_the_reason(hub: Path, tmp_path: Path):
+    other = CHATML.replace("{% if add_generation_prompt %}<|im_start|>assistant", "{% if add_generation_prompt %}Answer:")
+    path = write_records(tmp_path / "a.jsonl", [{"messages": each} for each in conversations(20)])
+    with pytest.raises(ConfigError, match=r"20 left out, whose answers do not follow.*marks its answers.*--chat-template"):
+        build(tmp_path / "c", [path], encoder(hub, other))
+
+
+def test_the_commonest_reason_is_the_one_that_is_advised_upon(hub: Path, tmp_path: Path):
+    for name, records, sentence in (
+        ("long", [{"messages": TALK}] * 3, "Use a larger --sequence-length"),
+        ("alone", [{"messages": TALK[:1]}] * 3, "has the role assistant"),
+        ("spelling", [{"messages": [turn("user", "<|im_end|>"), TALK[1]]}] * 3, "Remove special tokens"),
+    ):
+        path = write_records(tmp_path / f"{name}.jsonl", records)
+        with pytest.raises(ConfigError, match=sentence):
+            build(tmp_path / name, [path], encoder(hub, CHATML, 2))
+
+
+def test_a_template_that_never_ends_is_not_tried_with_every_conversation(hub: Path, monkeypatch: pytest.MonkeyPatch):
+    tried = []
+
+    def exhausted(*asked: Any, **options: Any) -> Any:
+        tried.append(1)
+        raise ExhaustedError("too much")
+
+    monkeypatch.setattr(Renderer, "render", exhausted)
+    chat = encoder(hub)
+    assert [chat.encode(TALK), chat.encode(TALK)] == [None, None]
+    with pytest.raises(ConfigError, match="too much"):
+        chat.encode(TALK)
+    assert len(tried) == 3
 
 
 def test_wrong_use_is_one_sentence(hub: Path, tmp_path: Path):
     (tmp_path / "empty.jinja").touch()
     with pytest.raises(ConfigError, match="has no chat template"):
         open_chat_encoder(str(hub), tmp_path / "empty.jinja", None, LENGTH)
-    with pytest.raises(ConfigError, match="longer than"):
+    with pytest.raises(ConfigError, match="is a device"):
         open_chat_encoder(str(hub), Path("/dev/zero"), None, LENGTH)
     (tmp_path / "x.txt").write_text("text")
     with pytest.raises(ConfigError, match="holds no records"):
@@ -219,7 +383,7 @@ def test_wrong_use_is_one_sentence(hub: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="cannot be read"):
         open_chat_encoder(str(hub), tmp_path / "none.jinja", None, LENGTH)
     raises = encoder(hub, "{{ raise_exception('no system here') }}")
-    with pytest.raises(ConfigError, match=r"line 1: the chat template refuses.*no system here"):
+    with pytest.raises(ConfigError, match=r"1 left out, which the template refuses.*line 1: .*no system here.*Name a template"):
         build(tmp_path / "c", [write_records(tmp_path / "a.jsonl", [{"messages": TALK}])], raises)
     with pytest.raises(ConfigError, match=r"0 documents to train on.*2 left out, in which nobody answers"):
         build(tmp_path / "c", [write_records(tmp_path / "b.jsonl", [{"messages": TALK[:1]}] * 2)], encoder(hub))

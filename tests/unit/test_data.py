@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -25,7 +26,8 @@ from dilocox.node.data import build as builder
 from dilocox.node.data import shards
 from dilocox.node.data.build import build
 from dilocox.node.data.check import check_corpus, check_whole
-from dilocox.node.data.sources import documents, find_files
+from dilocox.node.data.finding import Found, find_files
+from dilocox.node.data.sources import documents
 from dilocox.node.data.tokens import open_encoder, train_tokenizer
 from dilocox.node.training.data import SHARDS_MAPPED, load_dataset
 from dilocox.protocol import limits
@@ -271,13 +273,48 @@ def test_a_tokenizer_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: p
     with pytest.raises(ConfigError, match="bytes have none"):
         open_encoder("bytes", "<end>")
     monkeypatch.setattr(limits, "TOKENIZER_BYTES", 1 << 20)
+    (tmp_path / "long.json").write_bytes(bytes((1 << 20) + 1))
     with pytest.raises(ConfigError, match="longer than the 1 MiB"):
+        open_encoder(str(tmp_path / "long.json"))
+    with pytest.raises(ConfigError, match="is a device"):
         open_encoder("/dev/zero")
     says = json.loads((tmp_path / "good.json").read_text())
     says["normalizer"] = {"type": "Replace", "pattern": {"String": ""}, "content": "xxxx"}
     (tmp_path / "bad.json").write_text(json.dumps(says))
     with pytest.raises(ConfigError, match="makes `tokenizers` fail"):
         open_encoder(str(tmp_path / "bad.json")).encode(["Once upon a time"])
+
+
+ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot|>")
+
+
+@pytest.mark.parametrize(
+    ("said", "end"),
+    [
+        ({}, 0),
+        ({"tokenizer_config.json": {"eos_token": "<|im_end|>"}, "config.json": {"eos_token_id": 302}}, 301),
+        ({"tokenizer_config.json": {"eos_token": {"content": "<|eot|>"}}}, 302),
+        ({"tokenizer_config.json": {"eos_token": None}, "special_tokens_map.json": {"eos_token": "<|eot|>"}}, 302),
+        ({"tokenizer_config.json": {"eos_token": "<none>"}, "generation_config.json": {"eos_token_id": [9999, 302, 0]}}, 302),
+        ({"generation_config.json": {"eos_token_id": 301}, "config.json": {"eos_token_id": 302}}, 301),
+        ({"config.json": {"eos_token_id": 302}}, 302),
+        ({"config.json": {"eos_token_id": True}, "tokenizer_config.json": []}, 0),
+    ],
+)
+def test_the_model_s_own_end_token_wins_over_the_usual_ones(said: dict[str, Any], end: int, tmp_path: Path):
+    from tokenizers import AddedToken, Tokenizer
+
+    tokenizer = Tokenizer.from_str(train_tokenizer(words(50, 9), 301))
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ENDS])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for name, content in said.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert tokenizer.get_vocab_size() == 303
+    for place in (tmp_path, tmp_path / "tokenizer.json"):
+        assert open_encoder(str(place)).end_token == end
+        assert open_encoder(str(place), "<|eot|>").end_token == 302
+    (tmp_path / "tokenizer.json").rename(tmp_path / "other.json")
+    assert open_encoder(str(tmp_path / "other.json")).end_token == 0, "what lies beside another file is not of it"
 
 
 def test_a_tokenizer_of_no_text_is_refused_and_one_of_little_text_says_how_small_it_is(tmp_path: Path):
@@ -426,9 +463,23 @@ def test_a_corpus_has_no_word_for_a_path(tmp_path: Path):
 
 
 def test_folders_that_are_not_there_or_named_twice_are_refused(tmp_path: Path):
-    for wrong in (["c"], ["c="], [f"c={tmp_path}/none"], [f"c={tmp_path}", f"c={tmp_path}"]):
-        with pytest.raises(ConfigError, match="--data c"):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    places = [f"{tmp_path}/{name}" for name in ("none", "file", "loop", "x" * 5000, "\ud800", "a\0b")]
+    for wrong in (["c"], ["c="], [f"c={tmp_path}", f"c={tmp_path}"], *([f"c={place}"] for place in places)):
+        with pytest.raises(ConfigError, match="--data c") as refused:
             parse_folders(wrong)
+        assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize(("data", "sentence"), [("none", "no corpus of this name.*data build none"), ("../x", "write NAME")])
+def test_a_corpus_that_is_not_there_is_named_as_the_operator_named_it(
+    data: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("DILOCOX_HOME", str(tmp_path))
+    done = RUNNER.invoke(app, ["init", str(tmp_path / "run.toml"), "--data", data])
+    assert isinstance(done.exception, ConfigError)
+    assert re.search(f"--data {re.escape(data)}: .*{sentence}", str(done.exception))
 
 
 def test_a_named_folder_is_used_only_with_the_very_corpus(tmp_path: Path):
@@ -544,7 +595,7 @@ def test_the_commands_of_the_documentation_make_a_run_of_ones_own_text(tmp_path:
     for command in commands:
         result = RUNNER.invoke(app, ["300" if word == "32768" else word for word in command])
         assert result.exit_code == 0, (command, result.output, result.exception)
-        assert "TEXTS/" not in command or "not read: 1 .png" in result.output
+        assert "TEXTS/" not in command or "left out: 1 .png" in result.output
     run = Manifest.from_toml((tmp_path / "my-run.toml").read_text())
     assert run.model.vocabulary_size == 320
     check_corpus(run, library("mytext"))
@@ -572,10 +623,10 @@ def test_what_is_no_text_is_refused_and_a_file_twice_is_read_once(tmp_path: Path
             list(documents(tmp_path / name, "text"))
     with pytest.raises(ConfigError, match="no text: it holds NUL"):
         list(documents(tmp_path / "c.txt", "text"))
-    skipped: list[Path] = []
-    found = find_files([str(tmp_path / "b.txt"), str(tmp_path), str(tmp_path / "b.txt")], skipped.append)
-    assert found == [tmp_path / "b.txt", tmp_path / "c.txt"]
-    assert skipped == [tmp_path / "a.zst"]
+    found = Found()
+    files = find_files([str(tmp_path / "b.txt"), str(tmp_path), str(tmp_path / "b.txt")], found)
+    assert files == [tmp_path / "b.txt", tmp_path / "c.txt"]
+    assert found.left_out == {".zst": ["a.zst"]}
 
 
 def test_other_names_than_the_runs_are_refused(tmp_path: Path):

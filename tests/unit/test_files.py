@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -26,11 +27,12 @@ from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport import tls
+from dilocox.transport.archive.storage import open_storage
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile, DamagedError, find_chains, open_database
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.event_log import find_events
-from dilocox.transport.files import quarantine, write_atomically, write_new
+from dilocox.transport.files import leads_out, quarantine, read_at_most, read_named, write_atomically, write_new
 from dilocox.transport.rpc import ChannelPool
 from tests.helpers import Table, digest, identity, manifest
 from tests.unit.test_transport import BIG, serving
@@ -558,3 +560,46 @@ def test_a_blob_that_is_cut_short_while_it_is_checked_ends_nobody(tmp_path: Path
         over.set()
         spoiling.join()
     assert BlobStore(tmp_path, ours=False).sound(digest)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "socket", "device"])
+def test_what_is_no_regular_file_is_refused_before_it_is_opened(kind: str, tmp_path: Path):
+    path = tmp_path / "f"
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with closing(socket.socket(socket.AF_UNIX)) as server:
+            server.bind(str(path))
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=f"is a {kind}: name a regular file"):
+        read_at_most(path, 10)
+    store = BlobStore(tmp_path / "blobs")
+    (store.folder / digest("x").hex()).symlink_to(path)
+    assert digest("x") not in store
+    assert not store.sound(digest("x"))
+    archive = open_storage(str(tmp_path))
+    with pytest.raises(RemoteError, match=f"is a {kind}"):
+        archive.get("f", 10)
+
+
+def test_a_folder_is_no_file(tmp_path: Path):
+    with pytest.raises(IsADirectoryError):
+        read_at_most(tmp_path, 10)
+
+
+def test_a_link_leads_out_of_its_folder_or_not(tmp_path: Path):
+    hub, out = tmp_path / "hub" / "snapshots" / "abc", tmp_path / "out.txt"
+    (tmp_path / "hub" / "blobs").mkdir(parents=True)
+    hub.mkdir(parents=True)
+    for target in (tmp_path / "hub" / "blobs" / "1", hub / "inside.txt", out):
+        target.write_text("text")
+        (hub / f"to-{target.name}").symlink_to(target)
+    assert [leads_out(hub / f"to-{name}", hub) for name in ("1", "inside.txt", "out.txt")] == [False, False, True]
+    assert leads_out(hub / "to-1", tmp_path / "hub") is False
+    assert leads_out(tmp_path / "hub" / "blobs" / ".." / ".." / "out.txt", tmp_path / "hub")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_named_file(tmp_path: Path):
+    (tmp_path / "f").write_bytes(b"\xef\xbb\xbfrun")
+    assert read_named(tmp_path / "f") == "run"

@@ -1,6 +1,7 @@
 """`dilocox init --from`: a folder, data and a run file that fit each other, or a sentence and nothing written."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,24 @@ def test_an_index_that_is_none_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("arguments", [["check", "FILE"], ["coordinator", "FILE"], ["node", "--join", "@FILE"]])
-def test_a_file_without_an_end_is_not_read_to_its_end(arguments: list[str]):
-    done = CliRunner().invoke(app, [each.replace("FILE", "/dev/zero") for each in arguments])
-    assert "longer than the 1 MiB" in str(done.exception)
+def test_a_device_and_a_fifo_are_refused_before_they_are_opened(arguments: list[str], tmp_path: Path):
+    os.mkfifo(tmp_path / "fifo")
+    for file, kind in (("/dev/zero", "a device"), (str(tmp_path / "fifo"), "a FIFO")):
+        done = CliRunner().invoke(app, [each.replace("FILE", file) for each in arguments])
+        assert isinstance(done.exception, ConfigError)
+        assert f"{file} is {kind}" in str(done.exception)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"])
+def test_a_fifo_in_a_model_s_folder_is_refused(name: str, tmp_path: Path):
+    model = hub(tmp_path / "model")
+    (model / name).unlink(missing_ok=True)
+    if name.endswith(".index.json"):
+        (model / "model.safetensors").unlink()
+    os.mkfifo(model / name)
+    refused = init(tmp_path, "--data", tokenized(tmp_path / "text", None), "--from", str(model))
+    assert isinstance(refused.exception, ConfigError)
+    assert f"{name} is a FIFO" in str(refused.exception)
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,54 @@ def test_an_index_that_names_what_is_not_in_its_file_is_a_sentence(tmp_path: Pat
         run_of(tmp_path)
 
 
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_head_that_is_not_the_tied_embedding_is_refused_and_one_that_is_imported(shards: bool, tmp_path: Path):
+    """Transformers 5 uses such a head and transformers 4 drops it: one folder, two models."""
+    made(tmp_path, "llama", {"tie_word_embeddings": True})
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    embedding = tensors["model.embed_tokens.weight"]
+    if shards:  # of which the index names only the tensors that a tied model has
+        path.unlink()
+        path = tmp_path / "part.safetensors"
+        index = {"weight_map": dict.fromkeys(tensors, path.name)}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    run, store = manifest(), BlobStore(tmp_path / "store")
+    roots = []
+    for head in ({}, {"lm_head.weight": embedding.clone()}):
+        save_file({**tensors, **head}, path)
+        run, weights = run_of(tmp_path)
+        roots.append(weights.put_into(store))
+    assert len(set(roots)) == 1
+    assert run.model.family == "llama"
+    last = embedding.clone()
+    last[-1, -1] += 1e-3
+    for other in (embedding * 2, last, embedding[:-1].clone(), embedding.to(torch.float64)):
+        save_file({**tensors, "lm_head.weight": other}, path)
+        with pytest.raises(ConfigError, match=r"tie_word_embeddings = true, and lm_head\.weight is not"):
+            run_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ({"rope_theta": 1e4}, "rope_theta"),
+        ({"rope_theta": 5e5, "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 32}}, "original_max_position"),
+        ({"rope_scaling": {"type": "linear", "factor": 8.0}}, "high_freq_factor"),
+    ],
+)
+def test_a_config_that_says_two_frequencies_is_refused(said: dict[str, Any], key: str, tmp_path: Path):
+    made(tmp_path, "llama", {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 16, "rope_theta": 5e5}})
+    path = tmp_path / "config.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, **said}))
+    with pytest.raises(ConfigError, match=f"says {key}.*rope_parameters.*remove the wrong one"):
+        read_model(tmp_path)
+    same = {"rope_theta": 500_000, "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 16, "type": "llama3"}}
+    path.write_text(json.dumps({**whole, **same}))
+    assert read_model(tmp_path)[0]["rope_scaling"]["factor"] == 8.0
+
+
 @pytest.mark.parametrize("index", [None, "[]", '{"weight_map": {"model.norm.weight": "../elsewhere.safetensors"}}'])
 def test_a_folder_without_weights_says_so(index: str | None, tmp_path: Path):
     made(tmp_path, "llama", {})

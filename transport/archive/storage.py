@@ -16,7 +16,7 @@ from obstore.store import S3Store
 
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.files import fsync_directory, write_atomically, write_new
+from dilocox.transport.files import fsync_directory, open_regular, write_atomically, write_new
 
 __all__ = ["BucketStorage", "FolderStorage", "Storage", "open_storage"]
 
@@ -112,12 +112,14 @@ class FolderStorage:
     def get(self, name: str, most: int) -> bytes:
         def read() -> bytes | None:
             try:
-                with (self.folder / name).open("rb") as file:
+                with open_regular(self.folder / name) as file:
                     if (size := os.fstat(file.fileno()).st_size) > most:
                         raise _oversize(self.url, name, size, most)
                     return file.read(size)
             except FileNotFoundError:
                 return None
+            except ConfigError as error:
+                raise _unavailable(self.url, str(error)) from error
 
         if (data := self._doing(read)) is None:
             raise FileNotFoundError(name)
