@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256, verify
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.ids import key_of_peer, peer_id
+from dilocox.protocol.ids import key_of_peer, peer_id, several
 from dilocox.protocol.model import Count, Lora, Model, Positive, RopeScaling, Section
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import phase_bytes
@@ -200,7 +200,7 @@ class Rounds(Section):
     first_inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)] | None = None
     min_clusters: Annotated[int, Field(gt=0, le=limits.CLUSTERS)] = 2
     start_clusters: Annotated[int, Field(gt=0, le=limits.CLUSTERS)] | None = None
-    """The first round opens when so many clusters are here; default min_clusters."""
+    """The first round opens when so many clusters are here; default min_clusters. `dilocox init --machines` writes it."""
     deadline_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] = 3600.0
     """A round never waits longer than this for contributions; measured times shorten it."""
     vote_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
@@ -512,6 +512,12 @@ class Manifest(Section):
     @property
     def start_clusters(self) -> int:
         return self.rounds.start_clusters or self.rounds.min_clusters
+
+    @property
+    def begins(self) -> str:
+        """A sentence without its end: when the run begins."""
+        clusters = several(self.start_clusters, "cluster is", "clusters are")
+        return f"the run begins when {clusters} here"
 
     def inner_steps(self, round: int) -> int:
         """H of a round (1-based): ramps over the synchronous rounds, then constant."""
