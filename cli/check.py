@@ -34,7 +34,7 @@ from dilocox.cli.progress import working
 from dilocox.node.check import Here, Role, of_machine, of_own_data, of_part
 from dilocox.node.check_link import see_run
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.findings import Finding, Level, of_run
+from dilocox.protocol.findings import Finding, Level, beginning, of_run
 from dilocox.protocol.ids import printable
 from dilocox.protocol.manifest import Manifest, RunFileError
 from dilocox.transport.blobs import BlobStore
@@ -83,7 +83,7 @@ def check(
             found += seen.findings
             if seen.manifest is not None:
                 bar.begin("looking at this machine and its data")
-                found += [*of_run(seen.manifest), *of_machine(seen.manifest, here)]
+                found += [beginning(seen.manifest), *of_run(seen.manifest), *of_machine(seen.manifest, here)]
                 found += of_own_data(seen.manifest, here, seen.trained) if role is Role.NODE else ()
         say(found, as_json, f"join with: {_command(context, role, f'--join {shlex.quote(run)}')}")
     else:
@@ -166,6 +166,7 @@ def _of_file(path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
         yield from (_fault(text, *fault) for fault in error.faults)
         return
     yield Finding(Level.FINE, str(path), f"run {manifest.run.name}, id {manifest.run_id.hex()}")
+    yield beginning(manifest)
     yield from of_run(manifest)
     yield from _served(manifest, path, here, weights) if here.role is Role.NODE else of_part(manifest, here)
     yield from of_machine(manifest, here)

@@ -135,6 +135,7 @@ async def _announced(
 def _look_at(manifest: Manifest) -> None:
     """Says what is odd in the run. Raises ConfigError where it cannot go on."""
     found = of_run(manifest)
+    log.info("%s (rounds.start_clusters)", manifest.begins)
     for finding in found:
         log.log(logging.WARNING if finding.level is Level.ODD else logging.ERROR, "%s: %s", finding.about, finding.says)
     wrong = [f"  {finding.about}: {finding.says}. Help: {finding.do}" for finding in found if finding.level is Level.WRONG]

@@ -26,6 +26,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.protocol.status import FEWER_MACHINES, REMINDER_SECONDS
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, corpus_in, weights_shelf
@@ -166,12 +167,21 @@ async def _live(
         office.open(service)
         tasks.start(service.driver.run(), "rounds")
         tasks.start(service.run(), "liveness")
+        tasks.start(_remind(service), "remind")
         await door.show(create_coordinator_app(service, events, traffic, settings.name, office.log))
         closing.push_async_callback(door.wait, "it ends")
         log.info("%s is serving on %s, page and API %s", settings.name, network.address, door.url)
         if office.log is None:
             tell_link()
         await tasks.wait()
+
+
+async def _remind(service: CoordinatorService) -> None:
+    """While the run waits for its first clusters, log which setting says how many."""
+    while not service.state.head.round:
+        await asyncio.sleep(REMINDER_SECONDS)
+        if not service.state.head.round:
+            log.warning("%s: %s", round.why_open(service.state), FEWER_MACHINES)
 
 
 def _link(manifest: Manifest, home: DataDirectory, network: Network, others: Sequence[Holder]) -> JoinLink:
