@@ -16,6 +16,7 @@ from rich.text import Text
 
 from dilocox.cli.common import (
     DEVICES,
+    NODE_PORTS,
     DataOption,
     HomeOption,
     HostOption,
@@ -65,7 +66,7 @@ def check(
     ] = Role.NODE,
     home: HomeOption = None,
     host: HostOption = "127.0.0.1",
-    port: PortOption = 0,
+    port: PortOption = None,
     devices: Annotated[int | None, typer.Option(**DEVICES, help="Stage workers (default: one per GPU, or 1).")] = None,
     data: DataOption = None,
     weights: Annotated[Path | None, typer.Option(metavar="DIR", help="As of `dilocox coordinator`.")] = None,
@@ -119,7 +120,7 @@ def _here(
     own: PrivateOptions,
     home: Path | None,
     host: str,
-    port: int,
+    port: int | None,
     devices: int | None,
     data: list[str] | None,
     interface: str | None,
@@ -130,7 +131,8 @@ def _here(
         raise ConfigError(f"--devices, --cluster-interface and --private are for a node: with --as {role} nothing is trained")
     devices = 1 if private.get("budget") is not None else devices
     folder = home or base_folder() / FOLDERS[role]
-    return Here(folder, host, port, devices, parse_folders(data or ()), interface, **private, role=role)
+    usual = NODE_PORTS.grpc if port is None and role is Role.NODE else 0
+    return Here(folder, host, port or 0, devices, parse_folders(data or ()), interface, **private, role=role, usual_port=usual)
 
 
 def say(found: Sequence[Finding], as_json: bool, next: str) -> None:

@@ -12,7 +12,7 @@ import urllib.request
 from functools import cache
 from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from rich.console import Console
@@ -35,6 +35,8 @@ from dilocox.transport.health import base_folder, running_daemon, runs
 from dilocox.views.faults import do_about
 
 __all__ = [
+    "COORDINATOR_PORTS",
+    "NODE_PORTS",
     "THIS_MACHINE",
     "ApiOption",
     "ArchiveKeyOption",
@@ -43,6 +45,7 @@ __all__ = [
     "DataOption",
     "DhtOption",
     "DhtPortOption",
+    "FirstPorts",
     "HomeOption",
     "HostOption",
     "JoinOption",
@@ -102,13 +105,45 @@ ReadOption = Annotated[
     str | None, typer.Option("--join", metavar="LINK", help="Read from the run: its join link, or @FILE that holds it.")
 ]
 NameOption = Annotated[str, typer.Option(callback=lambda text: _name(text), help="For people.")]
-HostOption = Annotated[str, typer.Option(callback=lambda text: _host(text), help="Address by which others reach this machine.")]
+HostOption = Annotated[
+    str, typer.Option(callback=lambda text: _reached_at(text), help="Address by which others reach this machine.")
+]
 DEVICES = {"min": 1, "max": limits.STAGES}
 """Of a box: each holds a stage at least."""
 PORTS = {"min": 0, "max": 65_535}
-PortOption = Annotated[int, typer.Option(**PORTS, help="gRPC port (0: any, kept).")]
-DhtPortOption = Annotated[int, typer.Option(**PORTS, help="DHT port (0: any, kept).")]
-ApiOption = Annotated[str, typer.Option(callback=lambda text: _listen(text), help="host:port of the HTTP API.")]
+
+
+class FirstPorts(NamedTuple):
+    """Ports of a daemon that was told none: fixed, so that a router and a link can name them. 0: any free one."""
+
+    grpc: int = 0
+    dht: int = 0
+    api: int = 0
+
+
+COORDINATOR_PORTS = FirstPorts(7400, 7401, 7402)
+NODE_PORTS = FirstPorts(7410, 7411, 7412)
+"""Others than a coordinator's: both may run on one machine."""
+
+
+def _first(which: int) -> str:
+    return f"{COORDINATOR_PORTS[which]} of a coordinator, {NODE_PORTS[which]} of a node, any of others"
+
+
+PortOption = Annotated[
+    int | None, typer.Option(**PORTS, help=f"gRPC port (default: the last one, at first {_first(0)}; 0: any free one).")
+]
+DhtPortOption = Annotated[
+    int | None, typer.Option(**PORTS, help=f"DHT port (default: the last one, at first {_first(1)}; 0: any free one).")
+]
+ApiOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        callback=lambda text: _listen(text),
+        help=f"Where the HTTP API is (default: 127.0.0.1, port {_first(2)}; port 0: any free one).",
+    ),
+]
 DataOption = Annotated[
     list[str] | None,
     typer.Option("--data", metavar="NAME=DIR", help="The run's data, called NAME, lie in DIR."),
@@ -139,6 +174,12 @@ def _host(text: str) -> str:
     return text
 
 
+def _reached_at(text: str) -> str:
+    if text in ("0.0.0.0", "::", "[::]"):
+        raise typer.BadParameter(f"{text} is no address that others can use: pass the one by which they reach this machine")
+    return _host(text)
+
+
 def _name(text: str) -> str:
     """Others refuse the record of who is called otherwise."""
     if len(text) > limits.TEXT_CHARACTERS or not text.isprintable():
@@ -147,7 +188,9 @@ def _name(text: str) -> str:
     return text
 
 
-def _listen(text: str) -> str:
+def _listen(text: str | None) -> str | None:
+    if text is None:
+        return None
     host, _, port = text.rpartition(":")
     if host:
         _host(host)

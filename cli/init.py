@@ -207,7 +207,8 @@ def init(
     errors.print(f"run id {manifest.run_id.hex()} (changes with every edit)", highlight=False)
     errors.print(f"{manifest.begins} (rounds.start_clusters)", highlight=False)
     at = "" if folder == library(source) else f" --data {source}={folder}"
-    errors.print(f"next: dilocox coordinator {run_file}{at}", highlight=False, soft_wrap=True)
+    errors.print(f"next: dilocox coordinator {run_file}{at} --host ADDRESS", highlight=False, soft_wrap=True)
+    errors.print("  ADDRESS is how other machines reach this one; without --host the link works on this machine only")
 
 
 def averaging(text: str) -> str:

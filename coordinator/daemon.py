@@ -58,6 +58,8 @@ class CoordinatorSettings:
     manifest: Manifest
     owner: Identity | None
     """Who signs the manifest; None: the run folder, or the handover, holds it signed."""
+    key: Path
+    """The owner's key file, which need not be there."""
     handover: Path | None
     """The owner's, where it appointed us."""
     signer: str
@@ -227,6 +229,12 @@ def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: Chai
             log.warning("commits of ours do not stand by the owner's word: they are set aside in %s", chain.path)
     except RemoteError as error:
         raise ConfigError(f"{settings.handover} cannot be followed: {error}") from error
+    unsigned = chain.head.coordinator == manifest.owner or chain.signed_manifest is None
+    if settings.owner is None and settings.handover is None and unsigned and manifest.owner != me:
+        raise ConfigError(
+            f"{settings.key} is not here, and only the owner's key can start this run. Copy it here, beside the run file; or make"
+            " a run of your own with `dilocox init`."
+        )
     if settings.owner is not None:
         signed = seal(settings.owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes())
         chain.keep_signed_manifest(signed.envelope)

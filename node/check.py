@@ -26,6 +26,7 @@ from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import last_built
 from dilocox.transport.data_directory import load_identity, run_folder
+from dilocox.transport.health import running_daemon
 
 __all__ = ["Here", "Role", "no_part", "of_machine", "of_own_data", "of_part", "of_room"]
 
@@ -55,6 +56,8 @@ class Here:
     gives_up_bound: bool = False
     """It may give away anything, also where a bound was promised."""
     role: Role = Role.NODE
+    usual_port: int = 0
+    """The port of a daemon that was told none, and had none before."""
 
     @property
     def peer(self) -> str | None:
@@ -74,7 +77,7 @@ def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
     else:
         what = f"states and payloads of {manifest.start_clusters} clusters take"
         yield _disk(here.home, held_bytes(manifest, manifest.start_clusters), what)
-    yield _port(here.port)
+    yield _port(here)
     yield from _data(manifest, here)
     if here.interface is not None:
         yield _interface(here.interface)
@@ -209,7 +212,10 @@ def _disk(home: Path, wanted: int, what: str) -> Finding:
     return Finding(Level.FINE, "disk", says)
 
 
-def _port(port: int) -> Finding:
+def _port(here: Here) -> Finding:
+    port, running = here.port or here.usual_port, running_daemon(here.home)
+    if running is not None and port == running.get("port"):
+        return Finding(Level.FINE, "port", f"{port} is used by the daemon that runs on {here.home}")
     if not port:
         return Finding(Level.FINE, "port", "any that is free: name one (--port) that your router lets in, to be reached")
     with socket.socket() as probe:
@@ -220,8 +226,8 @@ def _port(port: int) -> Finding:
             return Finding(
                 Level.WRONG,
                 "port",
-                f"{port} cannot be had: {error.strerror}",
-                "stop what listens there, or name another --port",
+                f"{port} cannot be used: {error.strerror}",
+                "stop the program that listens there, or use another port with --port",
             )
     return Finding(Level.FINE, "port", f"{port} is free")
 
