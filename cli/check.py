@@ -71,10 +71,13 @@ def check(
     data: DataOption = None,
     weights: Annotated[Path | None, typer.Option(metavar="DIR", help="As of `dilocox coordinator`.")] = None,
     cluster_interface: Annotated[str | None, typer.Option(help="As of `dilocox node`.")] = None,
+    accept_wear: Annotated[
+        bool, typer.Option("--accept-wear", help="Confirm that this disk may be worn out within months.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Look at a run and this machine before they meet: all findings, then the verdict. Exits with 5 where something is wrong."""
-    here = _here(role, own, home, host, port, devices, data, cluster_interface)
+    here = replace(_here(role, own, home, host, port, devices, data, cluster_interface), accepts_wear=accept_wear)
     found = [_versions()]
     if run is None:
         say(found, as_json, "name a run file or a join link to hear whether this machine fits a run")
@@ -233,13 +236,16 @@ def _served(manifest: Manifest, path: Path, here: Here, weights: Path | None) ->
         says = "is not here: a coordinator signs the run with it when it serves the run for the first time"
         yield Finding(Level.ODD, str(key), says, "run this where the owner's key is")
     try:
+        imported = weights_to_serve(manifest, weights)
+        if imported is not None:
+            yield Finding(Level.FINE, "imported weights", f"lie in {imported.folder}")
+    except ConfigError as error:
+        yield Finding(Level.WRONG, "imported weights", str(error))
+    try:
         store = data_to_serve(manifest, here.data)
         served = "are not here: nodes begin when some peer serves them" if store is None else _lie(manifest, store)
         level = Level.ODD if store is None else Level.FINE
         help = f"build them (`dilocox data build`), or name a copy: --data {manifest.data.name}=DIR" if store is None else ""
         yield Finding(level, f"data {manifest.data.name}", served, help)
-        imported = weights_to_serve(manifest, weights)
-        if imported is not None:
-            yield Finding(Level.FINE, "imported weights", f"lie in {imported.folder}")
     except ConfigError as error:
-        yield Finding(Level.WRONG, "what the run hands out", str(error))
+        yield Finding(Level.WRONG, f"data {manifest.data.name}", str(error))
