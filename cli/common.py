@@ -12,7 +12,7 @@ import urllib.request
 from functools import cache
 from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from rich.console import Console
@@ -23,16 +23,13 @@ from dilocox.cli.exits import Exit
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink, printable
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.archive.sealing import load_key
-from dilocox.transport.archive.source import ArchivePlace
-from dilocox.transport.archive.storage import open_storage
-from dilocox.transport.chain_file import find_chains
-from dilocox.transport.data_directory import API_KEY
-from dilocox.transport.event_log import find_events
-from dilocox.transport.files import in_order_of_use, read_named
+from dilocox.transport.files import find_chains, find_events, in_order_of_use, read_named
 from dilocox.transport.health import base_folder, running_daemon, runs
 from dilocox.views.faults import do_about
+
+if TYPE_CHECKING:
+    from dilocox.protocol.manifest import Manifest
+    from dilocox.transport.archive.source import ArchivePlace
 
 __all__ = [
     "COORDINATOR_PORTS",
@@ -60,6 +57,7 @@ __all__ = [
     "beside",
     "check_place",
     "fail",
+    "has_ended",
     "no_answer",
     "print_json",
     "print_labelled",
@@ -251,8 +249,10 @@ def check_place(file: Path, option: str = "") -> None:
         )
 
 
-def read_run(run_file: Path) -> Manifest:
-    """Exits where there is none. Raises ConfigError where it says no run."""
+def read_run(run_file: Path) -> "Manifest":
+    """Exit where there is none. Raises ConfigError where it is no run."""
+    from dilocox.protocol.manifest import Manifest  # loads slowly, and `status` needs none
+
     return Manifest.from_toml(read_run_text(run_file))
 
 
@@ -311,6 +311,14 @@ def some_daemon(home: Path | None) -> dict[str, Any] | None:
 def _say_once(text: str) -> None:
     """A verb may ask more than once."""
     errors.print(text, style="dim", highlight=False, soft_wrap=True)
+
+
+def has_ended(home: Path | None) -> bool:
+    """Return whether no daemon is there, nor starts, but what one stored of a run. cli/offline.py reads that."""
+    if some_daemon(home) is not None:
+        return False
+    folders = kept_homes(home)
+    return any(map(find_chains, folders)) and not any(map(runs, folders))
 
 
 def telling_daemon(home: Path | None) -> dict[str, Any] | None:
@@ -395,14 +403,20 @@ def stranger(url: str, why: str) -> NoReturn:
 
 def _operator(home: Path) -> dict[str, str]:
     """What says that this is the daemon's operator; nothing where it has no such key, or it is not ours to read."""
+    from dilocox.transport.data_directory import API_KEY  # loads slowly
+
     try:
         return {"Authorization": f"Bearer {(home / API_KEY).read_text()}"}
     except (OSError, UnicodeDecodeError):
         return {}
 
 
-def archive_place(url: str | None, key: Path | None) -> ArchivePlace | None:
-    """What `--archive` and `--archive-key` say. Raises ConfigError."""
+def archive_place(url: str | None, key: Path | None) -> "ArchivePlace | None":
+    """Return the archive that `--archive` and `--archive-key` name. Raises ConfigError."""
+    from dilocox.transport.archive.sealing import load_key  # load slowly, and `status` needs none
+    from dilocox.transport.archive.source import ArchivePlace
+    from dilocox.transport.archive.storage import open_storage
+
     if url is None:
         if key is not None:
             raise ConfigError("--archive-key goes with --archive URL")
