@@ -37,8 +37,9 @@ from dilocox.transport.archive.archive import Archive, open_archive
 from dilocox.transport.archive.chain import archived_manifest, fill_chain, some_head
 from dilocox.transport.archive.index import ArchiveHead
 from dilocox.transport.archive.source import ArchivePlace
-from dilocox.transport.chain_file import ChainFile, find_chains
+from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import load_identity
+from dilocox.transport.files import find_chains
 from dilocox.transport.handover import write_handover
 
 __all__ = ["appoint"]

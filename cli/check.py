@@ -16,6 +16,7 @@ from rich.text import Text
 
 from dilocox.cli.common import (
     DEVICES,
+    NODE_PORTS,
     DataOption,
     HomeOption,
     HostOption,
@@ -34,7 +35,7 @@ from dilocox.cli.progress import working
 from dilocox.node.check import Here, Role, of_machine, of_own_data, of_part
 from dilocox.node.check_link import see_run
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.findings import Finding, Level, of_run
+from dilocox.protocol.findings import Finding, Level, beginning, of_run
 from dilocox.protocol.ids import printable
 from dilocox.protocol.manifest import Manifest, RunFileError
 from dilocox.transport.blobs import BlobStore
@@ -65,15 +66,18 @@ def check(
     ] = Role.NODE,
     home: HomeOption = None,
     host: HostOption = "127.0.0.1",
-    port: PortOption = 0,
+    port: PortOption = None,
     devices: Annotated[int | None, typer.Option(**DEVICES, help="Stage workers (default: one per GPU, or 1).")] = None,
     data: DataOption = None,
     weights: Annotated[Path | None, typer.Option(metavar="DIR", help="As of `dilocox coordinator`.")] = None,
     cluster_interface: Annotated[str | None, typer.Option(help="As of `dilocox node`.")] = None,
+    accept_wear: Annotated[
+        bool, typer.Option("--accept-wear", help="Confirm that this disk may be worn out within months.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Look at a run and this machine before they meet: all findings, then the verdict. Exits with 5 where something is wrong."""
-    here = _here(role, own, home, host, port, devices, data, cluster_interface)
+    here = replace(_here(role, own, home, host, port, devices, data, cluster_interface), accepts_wear=accept_wear)
     found = [_versions()]
     if run is None:
         say(found, as_json, "name a run file or a join link to hear whether this machine fits a run")
@@ -83,7 +87,7 @@ def check(
             found += seen.findings
             if seen.manifest is not None:
                 bar.begin("looking at this machine and its data")
-                found += [*of_run(seen.manifest), *of_machine(seen.manifest, here)]
+                found += [beginning(seen.manifest), *of_run(seen.manifest), *of_machine(seen.manifest, here)]
                 found += of_own_data(seen.manifest, here, seen.trained) if role is Role.NODE else ()
         say(found, as_json, f"join with: {_command(context, role, f'--join {shlex.quote(run)}')}")
     else:
@@ -119,7 +123,7 @@ def _here(
     own: PrivateOptions,
     home: Path | None,
     host: str,
-    port: int,
+    port: int | None,
     devices: int | None,
     data: list[str] | None,
     interface: str | None,
@@ -130,7 +134,8 @@ def _here(
         raise ConfigError(f"--devices, --cluster-interface and --private are for a node: with --as {role} nothing is trained")
     devices = 1 if private.get("budget") is not None else devices
     folder = home or base_folder() / FOLDERS[role]
-    return Here(folder, host, port, devices, parse_folders(data or ()), interface, **private, role=role)
+    usual = NODE_PORTS.grpc if port is None and role is Role.NODE else 0
+    return Here(folder, host, port or 0, devices, parse_folders(data or ()), interface, **private, role=role, usual_port=usual)
 
 
 def say(found: Sequence[Finding], as_json: bool, next: str) -> None:
@@ -166,6 +171,7 @@ def _of_file(path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
         yield from (_fault(text, *fault) for fault in error.faults)
         return
     yield Finding(Level.FINE, str(path), f"run {manifest.run.name}, id {manifest.run_id.hex()}")
+    yield beginning(manifest)
     yield from of_run(manifest)
     yield from _served(manifest, path, here, weights) if here.role is Role.NODE else of_part(manifest, here)
     yield from of_machine(manifest, here)
@@ -230,13 +236,16 @@ def _served(manifest: Manifest, path: Path, here: Here, weights: Path | None) ->
         says = "is not here: a coordinator signs the run with it when it serves the run for the first time"
         yield Finding(Level.ODD, str(key), says, "run this where the owner's key is")
     try:
+        imported = weights_to_serve(manifest, weights)
+        if imported is not None:
+            yield Finding(Level.FINE, "imported weights", f"lie in {imported.folder}")
+    except ConfigError as error:
+        yield Finding(Level.WRONG, "imported weights", str(error))
+    try:
         store = data_to_serve(manifest, here.data)
         served = "are not here: nodes begin when some peer serves them" if store is None else _lie(manifest, store)
         level = Level.ODD if store is None else Level.FINE
         help = f"build them (`dilocox data build`), or name a copy: --data {manifest.data.name}=DIR" if store is None else ""
         yield Finding(level, f"data {manifest.data.name}", served, help)
-        imported = weights_to_serve(manifest, weights)
-        if imported is not None:
-            yield Finding(Level.FINE, "imported weights", f"lie in {imported.folder}")
     except ConfigError as error:
-        yield Finding(Level.WRONG, "what the run hands out", str(error))
+        yield Finding(Level.WRONG, f"data {manifest.data.name}", str(error))

@@ -12,7 +12,7 @@ import urllib.request
 from functools import cache
 from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from rich.console import Console
@@ -23,18 +23,17 @@ from dilocox.cli.exits import Exit
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink, printable
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.archive.sealing import load_key
-from dilocox.transport.archive.source import ArchivePlace
-from dilocox.transport.archive.storage import open_storage
-from dilocox.transport.chain_file import find_chains
-from dilocox.transport.data_directory import API_KEY
-from dilocox.transport.event_log import find_events
-from dilocox.transport.files import in_order_of_use, read_named
+from dilocox.transport.files import find_chains, find_events, in_order_of_use, read_named
 from dilocox.transport.health import base_folder, running_daemon, runs
 from dilocox.views.faults import do_about
 
+if TYPE_CHECKING:
+    from dilocox.protocol.manifest import Manifest
+    from dilocox.transport.archive.source import ArchivePlace
+
 __all__ = [
+    "COORDINATOR_PORTS",
+    "NODE_PORTS",
     "THIS_MACHINE",
     "ApiOption",
     "ArchiveKeyOption",
@@ -43,6 +42,7 @@ __all__ = [
     "DataOption",
     "DhtOption",
     "DhtPortOption",
+    "FirstPorts",
     "HomeOption",
     "HostOption",
     "JoinOption",
@@ -57,6 +57,7 @@ __all__ = [
     "beside",
     "check_place",
     "fail",
+    "has_ended",
     "no_answer",
     "print_json",
     "print_labelled",
@@ -102,13 +103,45 @@ ReadOption = Annotated[
     str | None, typer.Option("--join", metavar="LINK", help="Read from the run: its join link, or @FILE that holds it.")
 ]
 NameOption = Annotated[str, typer.Option(callback=lambda text: _name(text), help="For people.")]
-HostOption = Annotated[str, typer.Option(callback=lambda text: _host(text), help="Address by which others reach this machine.")]
+HostOption = Annotated[
+    str, typer.Option(callback=lambda text: _reached_at(text), help="Address by which others reach this machine.")
+]
 DEVICES = {"min": 1, "max": limits.STAGES}
 """Of a box: each holds a stage at least."""
 PORTS = {"min": 0, "max": 65_535}
-PortOption = Annotated[int, typer.Option(**PORTS, help="gRPC port (0: any, kept).")]
-DhtPortOption = Annotated[int, typer.Option(**PORTS, help="DHT port (0: any, kept).")]
-ApiOption = Annotated[str, typer.Option(callback=lambda text: _listen(text), help="host:port of the HTTP API.")]
+
+
+class FirstPorts(NamedTuple):
+    """Ports of a daemon that was told none: fixed, so that a router and a link can name them. 0: any free one."""
+
+    grpc: int = 0
+    dht: int = 0
+    api: int = 0
+
+
+COORDINATOR_PORTS = FirstPorts(7400, 7401, 7402)
+NODE_PORTS = FirstPorts(7410, 7411, 7412)
+"""Others than a coordinator's: both may run on one machine."""
+
+
+def _first(which: int) -> str:
+    return f"{COORDINATOR_PORTS[which]} of a coordinator, {NODE_PORTS[which]} of a node, any of others"
+
+
+PortOption = Annotated[
+    int | None, typer.Option(**PORTS, help=f"gRPC port (default: the last one, at first {_first(0)}; 0: any free one).")
+]
+DhtPortOption = Annotated[
+    int | None, typer.Option(**PORTS, help=f"DHT port (default: the last one, at first {_first(1)}; 0: any free one).")
+]
+ApiOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        callback=lambda text: _listen(text),
+        help=f"Where the HTTP API is (default: 127.0.0.1, port {_first(2)}; port 0: any free one).",
+    ),
+]
 DataOption = Annotated[
     list[str] | None,
     typer.Option("--data", metavar="NAME=DIR", help="The run's data, called NAME, lie in DIR."),
@@ -139,6 +172,12 @@ def _host(text: str) -> str:
     return text
 
 
+def _reached_at(text: str) -> str:
+    if text in ("0.0.0.0", "::", "[::]"):
+        raise typer.BadParameter(f"{text} is no address that others can use: pass the one by which they reach this machine")
+    return _host(text)
+
+
 def _name(text: str) -> str:
     """Others refuse the record of who is called otherwise."""
     if len(text) > limits.TEXT_CHARACTERS or not text.isprintable():
@@ -147,7 +186,9 @@ def _name(text: str) -> str:
     return text
 
 
-def _listen(text: str) -> str:
+def _listen(text: str | None) -> str | None:
+    if text is None:
+        return None
     host, _, port = text.rpartition(":")
     if host:
         _host(host)
@@ -208,8 +249,10 @@ def check_place(file: Path, option: str = "") -> None:
         )
 
 
-def read_run(run_file: Path) -> Manifest:
-    """Exits where there is none. Raises ConfigError where it says no run."""
+def read_run(run_file: Path) -> "Manifest":
+    """Exit where there is none. Raises ConfigError where it is no run."""
+    from dilocox.protocol.manifest import Manifest  # loads slowly, and `status` needs none
+
     return Manifest.from_toml(read_run_text(run_file))
 
 
@@ -268,6 +311,14 @@ def some_daemon(home: Path | None) -> dict[str, Any] | None:
 def _say_once(text: str) -> None:
     """A verb may ask more than once."""
     errors.print(text, style="dim", highlight=False, soft_wrap=True)
+
+
+def has_ended(home: Path | None) -> bool:
+    """Return whether no daemon is there, nor starts, but what one stored of a run. cli/offline.py reads that."""
+    if some_daemon(home) is not None:
+        return False
+    folders = kept_homes(home)
+    return any(map(find_chains, folders)) and not any(map(runs, folders))
 
 
 def telling_daemon(home: Path | None) -> dict[str, Any] | None:
@@ -352,14 +403,20 @@ def stranger(url: str, why: str) -> NoReturn:
 
 def _operator(home: Path) -> dict[str, str]:
     """What says that this is the daemon's operator; nothing where it has no such key, or it is not ours to read."""
+    from dilocox.transport.data_directory import API_KEY  # loads slowly
+
     try:
         return {"Authorization": f"Bearer {(home / API_KEY).read_text()}"}
     except (OSError, UnicodeDecodeError):
         return {}
 
 
-def archive_place(url: str | None, key: Path | None) -> ArchivePlace | None:
-    """What `--archive` and `--archive-key` say. Raises ConfigError."""
+def archive_place(url: str | None, key: Path | None) -> "ArchivePlace | None":
+    """Return the archive that `--archive` and `--archive-key` name. Raises ConfigError."""
+    from dilocox.transport.archive.sealing import load_key  # load slowly, and `status` needs none
+    from dilocox.transport.archive.source import ArchivePlace
+    from dilocox.transport.archive.storage import open_storage
+
     if url is None:
         if key is not None:
             raise ConfigError("--archive-key goes with --archive URL")

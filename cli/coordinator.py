@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from dilocox.cli.common import (
+    COORDINATOR_PORTS,
     DataOption,
     beside,
     check_place,
@@ -75,12 +76,13 @@ def coordinator(
     settings = CoordinatorSettings(
         manifest=manifest,
         owner=load_identity(key) if key.is_file() else None,
+        key=key,
         handover=handover,
         signer=signer,
         home=daemon.folder("coordinator"),
         name=daemon.name,
-        listen=daemon.listen(),
-        api=daemon.api,
+        listen=daemon.listen(COORDINATOR_PORTS),
+        api=daemon.api_at(COORDINATOR_PORTS),
         data=data_to_serve(manifest, parse_folders(data or ())),
         weights=weights_to_serve(manifest, weights),
         upload=daemon.upload_rates(),
@@ -96,9 +98,11 @@ def coordinator(
 
 
 def show_link(file: Path | None, link: JoinLink) -> None:
-    """On standard output, and in a file."""
+    """Print the link to standard output, and write it to a file."""
     sys.stdout.write(f"{link}\n")
     sys.stdout.flush()
+    if link.is_local:
+        log.warning("this link works on this machine only: pass --host ADDRESS, by which other machines reach this one")
     if file is not None:
         write_atomically(file, f"{link}\n".encode())
 

@@ -23,10 +23,9 @@ from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES, Chat, Corpus
 from dilocox.protocol.manifest import NAME
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import find_chains
 from dilocox.transport.corpora import DIGEST, last_built, library
 from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.files import write_new
+from dilocox.transport.files import find_chains, write_new
 from dilocox.transport.health import base_folder
 
 __all__ = ["app"]

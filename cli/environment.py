@@ -16,7 +16,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from dilocox.cli.verbs import VERBS, Verbs
+from dilocox.cli.verbs import VERBS, Verbs, listing
 from dilocox.protocol.errors import ConfigError
 
 __all__ = ["Root", "long_flag", "refuse_unknown", "said_in", "variable", "verbs"]
@@ -31,6 +31,14 @@ class Root(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**{**attributes, "commands": Verbs(VERBS, _name_variables)})
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """List all verbs without loading them."""
+        loaded, self.commands = self.commands, listing()
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = loaded
 
     def invoke(self, ctx: Any) -> Any:
         """Raises ConfigError where the environment holds what is no option, or a file what an option does not take."""
@@ -47,6 +55,7 @@ class Root(TyperGroup):
 def _name_variables(name: str, command: Any) -> None:
     for verb, flag, option in _options(command, name):
         option.envvar = variable(verb, flag)
+        option.show_envvar = False  # the root's help has the rule
 
 
 def _looks_like_one(name: str) -> bool:
@@ -96,7 +105,7 @@ def refuse_unknown(environment: Mapping[str, str], known: Collection[str]) -> No
     for name in sorted(environment):
         if _looks_like_one(name) and name not in known:
             near = _nearest(name, known)
-            help = f"did you mean {near}?" if near else "`dilocox VERB --help` names each option's"
+            help = f"did you mean {near}?" if near else "an option's variable is DILOCOX_VERB__OPTION"
             raise ConfigError(f"the environment has {name}, and there is no such option: {help}")
 
 

@@ -5,7 +5,6 @@ from urllib.parse import quote
 
 import typer
 
-from dilocox.cli import offline
 from dilocox.cli.common import AskOption, JsonOption, api_call, console, print_json, print_labelled, telling_daemon
 from dilocox.protocol import limits
 
@@ -24,7 +23,12 @@ def explain(
 ) -> None:
     """Why a round was slow, or short, or went without this node (or PEER): with numbers, and what to do."""
     asked = f"/v1/explain/{number}?peer={quote(peer)}"
-    value = api_call(home, asked) if telling_daemon(home) else offline.explain(home, number, peer)
+    if telling_daemon(home):
+        value = api_call(home, asked)
+    else:
+        from dilocox.cli import offline  # loads slowly
+
+        value = offline.explain(home, number, peer)
     if as_json:
         print_json(value)
         return

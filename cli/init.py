@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -31,6 +32,10 @@ __all__ = ["averaging", "init", "preset_names", "render_preset"]
 
 
 VOCABULARY_UNIT = 64
+MACHINES = 2
+"""That begin a run where nobody says another number."""
+QUORUM = 2
+"""Clusters that a round needs to count anybody, where so many begin the run."""
 CHAT = "loss_mask = true          # conversations: what is answered is trained on, and evaluated"
 ADAPTERS = """[compression]
 codec = "int4"            # adapters are of low rank already
@@ -66,21 +71,59 @@ def preset_names() -> list[str]:
 
 
 def render_preset(
-    preset: str, name: str, owner: str, coordinator: str | None = None, data: str = STDLIB, digest: bytes = bytes(32)
+    preset: str,
+    name: str,
+    owner: str,
+    coordinator: str | None = None,
+    data: str = STDLIB,
+    digest: bytes = bytes(32),
+    machines: int | None = None,
 ) -> str:
-    """The run file's text. `coordinator`: its peer id, where that is not the owner's. `digest`: of the corpus `data`; that of none
-    where only the sizes matter."""
+    """Return the run file's text. `coordinator`: its peer id, unless it is the owner's. `digest`: of the corpus `data`; zeros where
+    only the sizes matter. `machines`: clusters that begin the run (default: the preset's number)."""
     text = (files("dilocox.node.presets") / f"{preset}.toml").read_text()
     named = f'"{owner}"'
     if coordinator is not None:
         named += f'\n# Who signs the commits: `dilocox id --home` with its folder.\ncoordinator = "{coordinator}"'
     text = text.replace("{data}", data).replace("{digest}", digest.hex())
+    if machines is not None:
+        text = _set_count(_set_count(text, "start_clusters", machines), "min_clusters", min(QUORUM, machines))
     return text.replace("{name}", name).replace('"{owner}"', named)
+
+
+def _set_count(text: str, key: str, count: int) -> str:
+    """Replace the number of a key, and keep its comment in its column."""
+    return re.sub(rf"^{key} = \d+", f"{key} = {count}", text, count=1, flags=re.MULTILINE)
+
+
+def _ask_machines() -> int:
+    """Return how many machines begin the run: asked on a terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return MACHINES
+    question = "How many machines will begin this run? It starts when so many nodes are here"
+    number: int = typer.prompt(question, default=MACHINES, value_proc=_machines, err=True)
+    return number
+
+
+def _machines(text: str) -> int:
+    """Parse an answer. Raises BadParameter, upon which it is asked again."""
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= limits.CLUSTERS:
+        return int(text)
+    raise typer.BadParameter(f"{text!r} is not a number from 1 to {limits.CLUSTERS:,}")
 
 
 def init(
     run_file: Annotated[Path, typer.Argument(help="The run file to write, such as RUN.toml.")],
     preset: Annotated[str, typer.Option(help="Which preset to start from.")] = "tiny",
+    machines: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=limits.CLUSTERS,
+            help="How many machines begin the run: the first round opens when so many are here (default: asked on a terminal, "
+            f"else {MACHINES}).",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="The run's name (default: the file's).")] = None,
     coordinator: Annotated[
         str | None,
@@ -125,13 +168,14 @@ def init(
     if run_file.exists():
         fail(f"{run_file} exists already", Exit.USAGE, "choose another name, or remove it")
     check_place(run_file)
+    machines = machines or _ask_machines()
     secret = None if key.exists() else os.urandom(32)
     owner = load_identity(key) if secret is None else Identity(secret)
     with working("reading and checking the data"):
         source, folder = _choose_data(data)
         digest = last_built(folder)
         corpus = check_whole(BlobStore(folder), digest)
-    text = render_preset(preset, called, owner.key.hex(), coordinator, source, digest)
+    text = render_preset(preset, called, owner.key.hex(), coordinator, source, digest, machines)
     if private:
         text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1).replace("[scoring]\n", f"[scoring]\n{APART}\n", 1)
     if private or begin is not None:
@@ -162,8 +206,10 @@ def init(
         raise
     errors.print(f"wrote {run_file} and {key}; keep the key: it signs the run", highlight=False)
     errors.print(f"run id {manifest.run_id.hex()} (changes with every edit)", highlight=False)
+    errors.print(f"{manifest.begins} (rounds.start_clusters)", highlight=False)
     at = "" if folder == library(source) else f" --data {source}={folder}"
-    errors.print(f"next: dilocox coordinator {run_file}{at}", highlight=False, soft_wrap=True)
+    errors.print(f"next: dilocox coordinator {run_file}{at} --host ADDRESS", highlight=False, soft_wrap=True)
+    errors.print("  ADDRESS is how other machines reach this one; without --host the link works on this machine only")
 
 
 def averaging(text: str) -> str:

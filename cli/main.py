@@ -1,7 +1,6 @@
 """The `dilocox` command."""
 
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -20,6 +19,7 @@ app = typer.Typer(
     name="dilocox",
     cls=Root,
     help="Train one language model together over the ordinary internet.",
+    epilog="Each option is also read from the environment: `dilocox data build --tokenizer` from DILOCOX_DATA_BUILD__TOKENIZER.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -27,6 +27,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata  # loads slowly
+
         console.print(f"dilocox {metadata.version('dilocox')}", highlight=False)
         raise typer.Exit
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from dilocox.cli.common import (
+    NODE_PORTS,
     ArchiveKeyOption,
     ArchiveOption,
     DataOption,
@@ -107,7 +108,7 @@ def node(
         raise ConfigError("--account is said on the cluster's lead alone: what a cluster earns is paid there")
     _check_cluster(link, boxes, upload_copies, machine.hours)
     settings = NodeSettings(
-        **peer.settings("node", announced=upload_copies is None),
+        **peer.settings("node", announced=upload_copies is None, first=NODE_PORTS),
         **machine.settings(),
         **own.settings(machine.devices, boxes.cluster_boxes > 1 or link is not None),
         join=link.join if link is not None else read_link(join or ""),

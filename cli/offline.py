@@ -6,30 +6,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dilocox.cli.common import errors, fail, find_chain_files, kept_homes, some_daemon
+from dilocox.cli.common import errors, fail, find_chain_files
 from dilocox.cli.exits import Exit
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.chain_file import ChainFile, find_chains
+from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import load_identity
 from dilocox.transport.event_log import EVENTS, Happened, read_page
-from dilocox.transport.health import runs
 from dilocox.views import rows as views
 from dilocox.views.explain import NotThere
 from dilocox.views.explain import explain as explained
 from dilocox.views.faults import do_about
 
-__all__ = ["explain", "has_ended", "peers", "rounds", "stages", "status"]
+__all__ = ["explain", "peers", "rounds", "stages", "status"]
 
 COUNTED = 3
 """Rounds of which `status` says whether they counted this node."""
-
-
-def has_ended(home: Path | None) -> bool:
-    """Whether no daemon is there, nor starts, but what one kept of a run."""
-    if some_daemon(home) is not None:
-        return False
-    folders = kept_homes(home)
-    return any(map(find_chains, folders)) and not any(map(runs, folders))
 
 
 @contextmanager

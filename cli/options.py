@@ -16,6 +16,7 @@ from dilocox.cli.common import (
     ApiOption,
     DhtOption,
     DhtPortOption,
+    FirstPorts,
     HomeOption,
     HostOption,
     NameOption,
@@ -46,6 +47,9 @@ __all__ = [
     "TraceOptions",
     "grouped",
 ]
+
+
+ANY_PORTS = FirstPorts()
 
 
 def grouped(verb: Callable[..., None]) -> Callable[..., None]:
@@ -93,10 +97,10 @@ class DaemonOptions:
     home: HomeOption = None
     name: NameOption = THIS_MACHINE
     host: HostOption = "127.0.0.1"
-    port: PortOption = 0
-    dht_port: DhtPortOption = 0
+    port: PortOption = None
+    dht_port: DhtPortOption = None
     dht: DhtOption = True
-    api: ApiOption = "127.0.0.1:0"
+    api: ApiOption = None
     upload: Annotated[
         list[str] | None,
         typer.Option(
@@ -125,8 +129,13 @@ class DaemonOptions:
         """`name`: where there is no --home."""
         return self.home or base_folder() / name
 
-    def listen(self, announced: bool = True) -> Listen:
-        return Listen(self.host, self.port, self.dht_port, self.dht, announced)
+    def listen(self, first: FirstPorts, announced: bool = True) -> Listen:
+        usual = (first.grpc if self.port is None else 0, first.dht if self.dht_port is None else 0)
+        return Listen(self.host, self.port or 0, self.dht_port or 0, self.dht, announced, *usual)
+
+    def api_at(self, first: FirstPorts) -> str:
+        """Return host:port of the HTTP API."""
+        return self.api or f"127.0.0.1:{first.api}"
 
     def upload_rates(self) -> Rates:
         """Raises ConfigError."""
@@ -197,13 +206,13 @@ class PeerOptions(DaemonOptions):
         ),
     ] = None
 
-    def settings(self, folder: str, announced: bool = True) -> dict[str, Any]:
-        """Of `PeerSettings`, but for whom to join. `folder`: where there is no --home. Raises ConfigError."""
+    def settings(self, folder: str, announced: bool = True, first: FirstPorts = ANY_PORTS) -> dict[str, Any]:
+        """Return arguments of `PeerSettings` without the run to join. `folder`: used without --home. Raises ConfigError."""
         return {
             "home": self.folder(folder),
             "name": self.name,
-            "listen": self.listen(announced),
-            "api": self.api,
+            "listen": self.listen(first, announced),
+            "api": self.api_at(first),
             "upload": self.upload_rates(),
             "download": _downloads(self.download or ()),
             "notice": self.notice(),

@@ -1,17 +1,18 @@
 """`dilocox status | peers | stages | rounds`: what the running daemon knows, or its folder where none runs."""
 
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
 
-from dilocox.cli import offline
 from dilocox.cli.common import (
     AskOption,
     JsonOption,
     api_call,
     console,
     fail,
+    has_ended,
     number,
     print_json,
     print_labelled,
@@ -19,7 +20,6 @@ from dilocox.cli.common import (
     telling_daemon,
 )
 from dilocox.cli.exits import Exit
-from dilocox.node.tiling import listed
 from dilocox.protocol import limits
 from dilocox.protocol.ids import is_meant, several, short
 from dilocox.views.answers import uncounted
@@ -39,8 +39,8 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """One screen: reachable, in sync, in this round, counted?"""
-    ended = offline.has_ended(home)
-    value = offline.status(home) if ended else api_call(home, "/v1/status")
+    ended = has_ended(home)
+    value = _stored().status(home) if ended else api_call(home, "/v1/status")
     if as_json:
         print_json(value)
     else:
@@ -50,6 +50,19 @@ def status(
         raise typer.Exit(Exit.NOT_RUNNING)
     if check and (code := verdict(value)):
         raise typer.Exit(code)
+
+
+def _listed(stages: Iterable[int]) -> str:
+    from dilocox.node.tiling import listed  # loads slowly, and `status` of a node alone needs none
+
+    return listed(stages)
+
+
+def _stored() -> Any:
+    """Return what reads a folder where no daemon runs. It loads slowly: a running daemon is asked without it."""
+    from dilocox.cli import offline
+
+    return offline
 
 
 def verdict(value: dict[str, Any]) -> int:
@@ -114,7 +127,7 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     if value["hours"] is not None:
         lines.append(("hours", f"takes part {value['hours']} by this machine's clock"))
     if len(value["boxes"]) > 1 or value["cluster"] != value["peer"]:
-        hosts = "; ".join(f"{short(box['peer'])} {listed(box['stages'])}" for box in value["boxes"])
+        hosts = "; ".join(f"{short(box['peer'])} {_listed(box['stages'])}" for box in value["boxes"])
         lines.append(("cluster", f"led by {short(value['cluster'])}   stages by box: {hosts or 'not on the roster yet'}"))
     lines += [
         ("network", f"{value['address']}   {value['reach']}{_clock(value['clock_offset'])}"),
@@ -238,7 +251,7 @@ def peers(
     as_json: JsonOption = False,
 ) -> None:
     """Who is there."""
-    known = offline.peers(home) if offline.has_ended(home) else api_call(home, "/v1/peers")
+    known = _stored().peers(home) if has_ended(home) else api_call(home, "/v1/peers")
     rows = [row for row in known if peer is None or is_meant(row["peer"], peer)]
     if peer is not None and not rows:
         fail(f"{peer} begins no peer's id", Exit.USAGE, do_about("no-such-peer"), "no-such-peer")
@@ -271,7 +284,7 @@ def peer_row(row: dict[str, Any]) -> list[str]:
         row["name"] or "–",
         row["address"] or "–",
         short(row["cluster"]) if row["cluster"] else "–",
-        listed(row["stages"]),
+        _listed(row["stages"]),
         "yes" if row["on_roster"] else "no",
         _standing(row["standing"]) if row["standing"] else "–",
         {True: "yes", False: "no", None: "–"}[row["present"]],
@@ -299,7 +312,7 @@ def _until(attestation: dict[str, Any]) -> str:
 
 def stages(home: AskOption = None, as_json: JsonOption = False) -> None:
     """Which stage has how many replicas."""
-    rows = api_call(home, "/v1/stages") if telling_daemon(home) else offline.stages(home)
+    rows = api_call(home, "/v1/stages") if telling_daemon(home) else _stored().stages(home)
     if as_json:
         print_json(rows)
         return
@@ -325,7 +338,7 @@ def rounds(
     if telling_daemon(home):
         value = api_call(home, "/v1/rounds" if round is None else f"/v1/rounds/{round}")
     else:
-        value = offline.rounds(home, round)
+        value = _stored().rounds(home, round)
     if as_json:
         print_json(value)
     elif round is None:

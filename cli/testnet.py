@@ -94,7 +94,7 @@ def up(
     kills = [_parse_kill(text, member_names(nodes, boxes)) for text in kill or []]
     folder = folder or testnet_folder()
     with working("making the run's data"):
-        run, key = _preset_run(preset) if run_file is None else _read_run(run_file)
+        run, key = _preset_run(preset, nodes) if run_file is None else _read_run(run_file)
     manifest = Manifest.from_toml(run.decode())
     folders = {manifest.data.name: library(manifest.data.name), **parse_folders(data or ())}
     place = folders[manifest.data.name]
@@ -104,7 +104,7 @@ def up(
         fail(
             f"the run starts with {manifest.start_clusters} clusters, the testnet has {several(nodes, 'node')}",
             Exit.USAGE,
-            f"say --nodes {manifest.start_clusters}, or --run with a run file of your own, whose rounds.start_clusters is smaller",
+            f"use --nodes {manifest.start_clusters}, or set a smaller rounds.start_clusters in {run_file}",
         )
     private = _own_data(manifest, store, nodes, private or [])
     budget = {"private_epsilon": private_epsilon, "private_delta": private_delta, "private_clip": private_clip}
@@ -187,13 +187,13 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _preset_run(preset: str) -> tuple[bytes, bytes]:
-    """A run file and its owner's key."""
+def _preset_run(preset: str, nodes: int) -> tuple[bytes, bytes]:
+    """Return a run file that begins with so many nodes, and its owner's key."""
     if preset not in preset_names():
         fail(f"no preset {preset}", Exit.USAGE, f"one of: {', '.join(preset_names())}")
     secret = os.urandom(32)
     digest, _ = build_stdlib(library(STDLIB))
-    text = render_preset(preset, f"testnet-{preset}", Identity(secret).key.hex(), data=STDLIB, digest=digest)
+    text = render_preset(preset, f"testnet-{preset}", Identity(secret).key.hex(), data=STDLIB, digest=digest, machines=nodes)
     return text.encode(), format_identity(secret)
 
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from dilocox.cli import offline
-from dilocox.cli.common import AskOption, api_call, console, labelled, make_table
+from dilocox.cli.common import AskOption, api_call, console, has_ended, labelled, make_table
 from dilocox.cli.exits import Exit
 from dilocox.cli.show import LABEL_WIDTH, PEER_COLUMNS, ROUND_COLUMNS, peer_row, round_row, status_rows
 from dilocox.protocol.ids import short
@@ -31,7 +31,7 @@ def top(
     home: AskOption = None,
 ) -> None:
     """Live: what `status`, `rounds` and `peers` say. Off a terminal one look. Ctrl-C ends it."""
-    if offline.has_ended(home):
+    if has_ended(home):
         console.print(_ended(home))
         raise typer.Exit(Exit.NOT_RUNNING)
     if not sys.stdout.isatty():

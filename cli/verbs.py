@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
-__all__ = ["VERBS", "Verbs"]
+__all__ = ["PANELS", "VERBS", "Verbs", "listing"]
 
 VERBS = {
     "init": "init.init",
@@ -48,6 +49,64 @@ VERBS = {
     "attest": "attest.app",
 }
 """In the order of the help: the function, or the group of verbs, and the module here that has it."""
+
+PANELS: dict[str, dict[str, str]] = {
+    "Start": {
+        "init": "Make a run file and the owner's key.",
+        "check": "Look at a run and this machine before they meet: all findings.",
+        "coordinator": "Serve a run: admit peers, close rounds, sign commits.",
+        "node": "Join a run and train.",
+        "testnet": "Try a swarm of real daemons on this machine.",
+        "plan": "Compute what hardware and lines make of a run.",
+    },
+    "Look": {
+        "status": "Answer on one screen: reachable, in sync, in this round, counted?",
+        "peers": "List the peers of the run.",
+        "stages": "List the stages, with the replicas of each.",
+        "rounds": "List the rounds, or show who counted in one and who did not.",
+        "explain": "Explain why a round was slow, short of clusters, or went without this node.",
+        "events": "Print what happened, oldest first.",
+        "top": "Show status, rounds and peers live.",
+        "verify": "Recheck every signature, vote and hash offline.",
+    },
+    "Model": {
+        "data": "Build, show and free corpora.",
+        "export": "Write the committed model as a Hugging Face folder.",
+        "generate": "Continue a text with the model.",
+    },
+    "Control": {
+        "pause": "Take no part until `dilocox resume`.",
+        "resume": "Take part again.",
+        "leave": "Finish the round, leave the roster, and end the daemon.",
+        "hold": "Store payloads and states for peers that are not reachable.",
+        "archive": "Store a run's chain, states and data in a folder or bucket.",
+        "config": "Show the options of a daemon, and who set them.",
+        "id": "Print the peer id of a daemon's folder.",
+    },
+    "Owner": {
+        "appoint": "Appoint another coordinator.",
+        "attest": "Make and check hardware evidence.",
+        "shares": "Ask peers for erasure shards, and restore from them.",
+    },
+    "Payment and market": {
+        "account": "Print the account of a key.",
+        "stake": "Stake on the run's contract.",
+        "settle": "Post the newest commit's merit to the run's contract.",
+        "claim": "Have an account paid what its merit is worth.",
+        "contract": "Make and control the contract of a run.",
+        "runs": "List runs that look for machines.",
+        "offer": "Offer this machine to runs.",
+        "hire": "List machines that may be hired, and allow them.",
+        "zerog": "Use 0G's networks as archive and chain.",
+    },
+}
+"""The root's help by panel: written here, so that listing all verbs loads none of them."""
+
+
+def listing() -> dict[str, Any]:
+    """Return a command for each verb that only its help line is taken of."""
+    lines = [(panel, name, line) for panel, verbs in PANELS.items() for name, line in verbs.items()]
+    return {name: TyperCommand(name, help=line, short_help=line, rich_help_panel=panel) for panel, name, line in lines}
 
 
 class Verbs(Mapping[str, Any]):

@@ -26,6 +26,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.protocol.status import FEWER_MACHINES, REMINDER_SECONDS
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, corpus_in, weights_shelf
@@ -57,6 +58,8 @@ class CoordinatorSettings:
     manifest: Manifest
     owner: Identity | None
     """Who signs the manifest; None: the run folder, or the handover, holds it signed."""
+    key: Path
+    """The owner's key file, which need not be there."""
     handover: Path | None
     """The owner's, where it appointed us."""
     signer: str
@@ -166,12 +169,21 @@ async def _live(
         office.open(service)
         tasks.start(service.driver.run(), "rounds")
         tasks.start(service.run(), "liveness")
+        tasks.start(_remind(service), "remind")
         await door.show(create_coordinator_app(service, events, traffic, settings.name, office.log))
         closing.push_async_callback(door.wait, "it ends")
         log.info("%s is serving on %s, page and API %s", settings.name, network.address, door.url)
         if office.log is None:
             tell_link()
         await tasks.wait()
+
+
+async def _remind(service: CoordinatorService) -> None:
+    """While the run waits for its first clusters, log which setting says how many."""
+    while not service.state.head.round:
+        await asyncio.sleep(REMINDER_SECONDS)
+        if not service.state.head.round:
+            log.warning("%s: %s", round.why_open(service.state), FEWER_MACHINES)
 
 
 def _link(manifest: Manifest, home: DataDirectory, network: Network, others: Sequence[Holder]) -> JoinLink:
@@ -217,6 +229,12 @@ def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: Chai
             log.warning("commits of ours do not stand by the owner's word: they are set aside in %s", chain.path)
     except RemoteError as error:
         raise ConfigError(f"{settings.handover} cannot be followed: {error}") from error
+    unsigned = chain.head.coordinator == manifest.owner or chain.signed_manifest is None
+    if settings.owner is None and settings.handover is None and unsigned and manifest.owner != me:
+        raise ConfigError(
+            f"{settings.key} is not here, and only the owner's key can start this run. Copy it here, beside the run file; or make"
+            " a run of your own with `dilocox init`."
+        )
     if settings.owner is not None:
         signed = seal(settings.owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes())
         chain.keep_signed_manifest(signed.envelope)

@@ -13,8 +13,9 @@ from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.data.check import check_corpus, check_whole, must_bring_own
 from dilocox.node.disk import disk_bytes, held_bytes, rounds_shared, state_is_shared, written
 from dilocox.node.employed import has_trained
-from dilocox.node.machine import Machine, this_machine
+from dilocox.node.machine import Machine, cuda_devices, lacking_driver, this_machine
 from dilocox.node.memory import host_bytes, lacks
+from dilocox.node.plan import EFFICIENCY, PEAKS, flops_per_token
 from dilocox.node.privacy import Account, Budget, open_account, steps_left
 from dilocox.node.sampling import SETTLED
 from dilocox.node.tiling import tile
@@ -26,8 +27,15 @@ from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import last_built
 from dilocox.transport.data_directory import load_identity, run_folder
+from dilocox.transport.health import running_daemon
 
 __all__ = ["Here", "Role", "no_part", "of_machine", "of_own_data", "of_part", "of_room"]
+
+
+ODD_TERABYTES, WRONG_TERABYTES = 1.0, 20.0
+"""Disk writes a day, and of the whole run: at the second a day a consumer's disk lasts a month or two."""
+GPU_SPEED, WORKER_SPEED = EFFICIENCY * PEAKS["4090"], 0.05e12
+"""Operations a second of a GPU, and of a stage worker on CPUs, where nothing was measured."""
 
 
 class Role(StrEnum):
@@ -55,6 +63,10 @@ class Here:
     gives_up_bound: bool = False
     """It may give away anything, also where a bound was promised."""
     role: Role = Role.NODE
+    accepts_wear: bool = False
+    """Its operator confirmed that the disk may wear out soon."""
+    usual_port: int = 0
+    """The port of a daemon that was told none, and had none before."""
 
     @property
     def peer(self) -> str | None:
@@ -66,7 +78,7 @@ class Here:
 def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
     """Disk, port and data; of a node also devices and memory, what makes shares, and the interface of a cluster."""
     if here.role is Role.NODE:
-        yield from of_room(manifest, here.home, here.devices)
+        yield from of_room(manifest, here.home, here.devices, here.accepts_wear)
         if manifest.availability is not None:
             yield _coder()
             if manifest.start_clusters > 1:
@@ -74,7 +86,7 @@ def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
     else:
         what = f"states and payloads of {manifest.start_clusters} clusters take"
         yield _disk(here.home, held_bytes(manifest, manifest.start_clusters), what)
-    yield _port(here.port)
+    yield _port(here)
     yield from _data(manifest, here)
     if here.interface is not None:
         yield _interface(here.interface)
@@ -105,15 +117,43 @@ def _shared(manifest: Manifest, settings: Availability) -> Finding:
     return Finding(Level.FINE, "shares", f"{says}, and for those of a state")
 
 
-def of_room(manifest: Manifest, home: Path, devices: int | None) -> Iterator[Finding]:
-    """Devices, memory, disk: of a machine that is a cluster by itself."""
+def of_room(manifest: Manifest, home: Path, devices: int | None, accepts_wear: bool = False) -> Iterator[Finding]:
+    """Look at devices, memory and disk of a machine that is a cluster by itself."""
     yield from _devices(manifest, devices)
+    if (lack := lacking_driver()) is not None:
+        yield Finding(Level.WRONG if lack.stops else Level.ODD, "GPU", lack.says, lack.do)
     what = f"states, boundaries and payloads of {manifest.start_clusters} clusters take"
     yield _disk(home, disk_bytes(manifest, manifest.start_clusters), what)
+    yield _wear(manifest, devices, accepts_wear)
+
+
+def _wear(manifest: Manifest, devices: int | None, accepted: bool) -> Finding:
+    """Judge disk writes: a consumer's disk is specified for 600 to 2,400 TB."""
     each = written(manifest, manifest.start_clusters).in_a_round(1)
-    yield Finding(
-        Level.FINE, "wear", f"each round writes {each / 1e9:,.1f} GB to that disk anew; --checkpoint-every makes it less"
+    seconds = _round_seconds(manifest, devices)
+    a_day, in_all = each * 86_400 / seconds / 1e12, each * manifest.rounds.count / 1e12
+    says = (
+        f"each round writes {each / 1e9:,.1f} GB to that disk; with a round in about {seconds:,.3g} s (`dilocox plan` knows"
+        f" other machines) that is {a_day:,.3g} TB a day, and {in_all:,.3g} TB in the whole run"
     )
+    do = "longer rounds (rounds.inner_steps) or `dilocox node --checkpoint-every 10` write less"
+    if a_day < ODD_TERABYTES or in_all < ODD_TERABYTES:
+        return Finding(Level.FINE, "wear", says)
+    if a_day < WRONG_TERABYTES or in_all < WRONG_TERABYTES or accepted:
+        return Finding(Level.ODD, "wear", says, do)
+    return Finding(Level.WRONG, "wear", says, f"{do}; if this disk may wear out within months, confirm with --accept-wear")
+
+
+def _round_seconds(manifest: Manifest, devices: int | None) -> float:
+    """Return about how long a round takes on this machine, without measuring it."""
+    if manifest.rounds.round_seconds is not None:
+        return manifest.rounds.round_seconds
+    try:
+        machine = this_machine(devices)
+    except ConfigError:
+        machine = Machine(1)
+    operations = flops_per_token(manifest) * manifest.tokens_per_step * manifest.rounds.inner_steps
+    return operations / (machine.devices * (GPU_SPEED if machine.cuda else WORKER_SPEED))
 
 
 def no_part(manifest: Manifest, me: str, role: Role) -> str:
@@ -176,6 +216,15 @@ def _devices(manifest: Manifest, devices: int | None) -> Iterator[Finding]:
     kinds = ("CUDA device",) if machine.cuda else ("stage worker on CPUs", "stage workers on CPUs")
     train, stages = several(tiling.length * tiling.copies, "trains", "train"), several(manifest.model.stages, "stage")
     yield Finding(Level.FINE, "devices", f"{several(machine.devices, *kinds)}, of which {train} {stages}")
+    used = tiling.length * tiling.copies
+    idle = (machine.devices if devices else cuda_devices()) - used
+    if machine.cuda and idle > 0:
+        yield Finding(
+            Level.ODD,
+            "devices",
+            f"{several(idle, 'GPU')} of {used + idle} would be idle: the run's {stages} are split among {used}",
+            f"use --devices {used} and leave the others to other work, or start another node there with CUDA_VISIBLE_DEVICES",
+        )
     lacking = lacks(manifest, tiling, [machine])
     for lack in lacking:
         yield Finding(
@@ -209,7 +258,10 @@ def _disk(home: Path, wanted: int, what: str) -> Finding:
     return Finding(Level.FINE, "disk", says)
 
 
-def _port(port: int) -> Finding:
+def _port(here: Here) -> Finding:
+    port, running = here.port or here.usual_port, running_daemon(here.home)
+    if running is not None and port == running.get("port"):
+        return Finding(Level.FINE, "port", f"{port} is used by the daemon that runs on {here.home}")
     if not port:
         return Finding(Level.FINE, "port", "any that is free: name one (--port) that your router lets in, to be reached")
     with socket.socket() as probe:
@@ -220,8 +272,8 @@ def _port(port: int) -> Finding:
             return Finding(
                 Level.WRONG,
                 "port",
-                f"{port} cannot be had: {error.strerror}",
-                "stop what listens there, or name another --port",
+                f"{port} cannot be used: {error.strerror}",
+                "stop the program that listens there, or use another port with --port",
             )
     return Finding(Level.FINE, "port", f"{port} is free")
 

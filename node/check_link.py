@@ -38,6 +38,9 @@ LARGEST_OFFSET_SECONDS = 60.0
 """Of clocks: certificates and people's numbers suffer beyond it. No wait depends on wall clocks."""
 
 
+NOT_LOCAL = "its owner starts the coordinator with --host ADDRESS, by which other machines reach it, and sends the new link"
+
+
 @dataclass(frozen=True)
 class Seen:
     """Of a run, through its link."""
@@ -64,7 +67,7 @@ async def see_run(link: JoinLink, here: Here) -> Seen:
                     whys.append(f"{way.at}: {error.details() or error.code().name.lower()}")
         finally:
             await channels.close()
-    advice = "ask for a newer link, or look at your firewall"
+    advice = NOT_LOCAL if link.is_local else "ask for a newer link, or look at your firewall"
     return Seen((Finding(Level.WRONG, "coordinator", "; ".join(whys), advice),))
 
 
@@ -92,6 +95,8 @@ async def _ask(link: JoinLink, way: Way, home: DataDirectory, channels: ChannelP
     if terms.coordinator_of(manifest, appointment) != link.coordinator:
         found = [Finding(Level.WRONG, "coordinator", "the run's owner has named another one", "ask for a newer link")]
     open_envelope(run.coordinator, link.run_id, (pb.KIND_PEER_RECORD,))
+    if link.is_local:
+        found.append(Finding(Level.ODD, "link", f"names {way.at}: it works on this machine only", NOT_LOCAL))
     found += [
         _clock(ahead),
         *of_part(manifest, here),
@@ -141,7 +146,7 @@ async def _reached(
 ) -> Finding:
     """Whether the coordinator can dial us where we would listen."""
     kept = home.remembered()
-    port = here.port or int(kept.get("port", 0))
+    port = here.port or int(kept.get("port", 0)) or here.usual_port
     certificate = tls.load_or_create(home.folder)
     try:
         server = await asyncio.start_server(lambda reader, writer: writer.close(), "0.0.0.0", port, ssl=_served(home.folder))

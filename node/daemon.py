@@ -40,6 +40,7 @@ from dilocox.protocol.attestation import SIMULATED, AttestationError
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Level
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.status import FEWER_MACHINES, REMINDER_SECONDS
 from dilocox.transport.archive.source import ArchiveSource
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -170,6 +171,7 @@ async def _take_part(
         "hours": attendance.keep(),
         "supervise": _train(supply, participant, attendance, tasks, own_text),
         "beat": participant.beat(),
+        "remind": _remind(participant),
         "supply holders": holding.supply(starts.newest_snapshot),
         "audit": Auditor(participant, machine, places, audits, supplies).run(),
         **({"prove": participant.prove()} if prover is not None else {}),
@@ -177,6 +179,14 @@ async def _take_part(
     }
     for name, loop in loops.items():
         tasks.start(loop, name)
+
+
+async def _remind(participant: Participant) -> None:
+    """While the run waits for its first clusters, log which setting says how many."""
+    while not participant.state.head.round:
+        await asyncio.sleep(REMINDER_SECONDS)
+        if not participant.state.head.round and participant.state.connected:
+            log.warning("%s: %s", participant.round_why, FEWER_MACHINES)
 
 
 def _keeping_shares(sharing: Sharing, restorer: Restorer, participant: Participant) -> dict[str, Coroutine[Any, Any, None]]:

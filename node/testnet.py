@@ -48,6 +48,10 @@ MEMBER = rf"{COORDINATOR}|node-\d+(-box-\d+)?"
 """What `member_names` may give."""
 FILES = ("run.toml", "run.key", "link", "testnet.json")
 """Beside the members' folders and logs."""
+ANY_PORTS = {f"DILOCOX_{verb}__{port}": "0" for verb in ("COORDINATOR", "NODE") for port in ("PORT", "DHT_PORT")} | {
+    f"DILOCOX_{verb}__API": "127.0.0.1:0" for verb in ("COORDINATOR", "NODE")
+}
+"""Options of members by environment: several daemons of one kind share this machine."""
 WAN, LAN, WATCH = "wan", "lan", "watch"
 API_PORT = 8080
 
@@ -262,6 +266,7 @@ class Testnet:
             self._parent_pipe = self._parent_pipe or ParentPipe(self.folder)
             environment |= self._parent_pipe.environment()
         environment.setdefault("OMP_NUM_THREADS", "1")
+        environment |= ANY_PORTS
         with (self.folder / f"{member.name}.log").open("ab") as output:
             self.processes[member.name] = subprocess.Popen(
                 [*member.prefix, sys.executable, "-P", "-m", "dilocox.cli.main", *member.arguments],

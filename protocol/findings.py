@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from dilocox.protocol.ids import several
 from dilocox.protocol.manifest import Manifest
 
-__all__ = ["Finding", "Level", "of_run"]
+__all__ = ["Finding", "Level", "beginning", "of_run"]
 
 
 class Level(Enum):
@@ -36,6 +36,13 @@ SCHEDULE_SLACK = 1.25
 """total_steps may be so many times the rounds' steps, or the other way round, before the cosine ends noticeably elsewhere."""
 LARGE_ADAMW, LARGE_MUON, LARGE_OUTER = 0.1, 0.5, 2.0
 """Learning rates above which nothing we know of trains."""
+
+
+def beginning(manifest: Manifest) -> Finding:
+    """Return when the run begins, and how many clusters a round needs: what every owner has to know before sharing a link."""
+    least = manifest.rounds.min_clusters
+    needs = f"a round counts work where at least {several(least, 'cluster takes', 'clusters take')} part"
+    return Finding(Level.FINE, "rounds.start_clusters", f"{manifest.begins}; {needs} (rounds.min_clusters)")
 
 
 def of_run(manifest: Manifest) -> list[Finding]:

@@ -8,6 +8,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from ipaddress import ip_address
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -106,6 +107,16 @@ class Way(NamedTuple):
         return cls(at, urlsafe_b64decode(digest + "="))
 
 
+def is_local(host: str) -> bool:
+    """Return whether a host name or address means the machine that uses it, wherever that is."""
+    try:
+        address = ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return host.rstrip(".").lower() in ("localhost", "ip6-localhost") or host.lower().endswith(".localhost")
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return bool(mapped.is_loopback or mapped.is_unspecified)
+
+
 @dataclass(frozen=True)
 class JoinLink:
     """All a stranger needs: `dilocox://RUN_ID@COORDINATOR?at=HOST:PORT&cert=DIGEST&dht=MULTIADDR&dht=…`; `at` and `cert` once for
@@ -127,6 +138,11 @@ class JoinLink:
     def ways(self) -> tuple[Way, ...]:
         """To the coordinator, whichever leads."""
         return (Way(self.at, self.certificate), *self.others)
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether only the coordinator's own machine can use it."""
+        return all(is_local(way.endpoint[0]) for way in self.ways)
 
     def __str__(self) -> str:
         query = []

@@ -4,19 +4,19 @@ Canonical bytes are JSON with sorted keys, no spaces and every default written o
 same id. Unknown keys fail with the nearest right name.
 """
 
-import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dilocox.protocol import limits
+from dilocox.protocol.allowed import faults, raise_all
 from dilocox.protocol.crypto import sha256, verify
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.ids import key_of_peer, peer_id
+from dilocox.protocol.ids import key_of_peer, peer_id, several
 from dilocox.protocol.model import Count, Lora, Model, Positive, RopeScaling, Section
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import phase_bytes
@@ -162,15 +162,18 @@ class Compression(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Compression":
-        if self.codec == "lowrank-int4" and self.rank is None:
-            raise ValueError("lowrank-int4 needs a rank")
-        if self.codec == "topk-int2" and self.k is None:
-            raise ValueError("topk-int2 needs k")
-        if self.adapt != "fixed" and not self.min_keep <= self.keep <= self.largest_keep:
-            raise ValueError("min_keep <= rank or k <= max_keep does not hold, or the codec has neither")
-        if self.adapt == "effective-rank" and self.codec != "lowrank-int4":
-            raise ValueError("only lowrank-int4 measures an effective rank")
+        raise_all(self._faults())
         return self
+
+    def _faults(self) -> Iterator[str]:
+        if self.codec == "lowrank-int4" and self.rank is None:
+            yield "lowrank-int4 needs a rank"
+        if self.codec == "topk-int2" and self.k is None:
+            yield "topk-int2 needs k"
+        if self.adapt != "fixed" and not self.min_keep <= self.keep <= self.largest_keep:
+            yield "min_keep <= rank or k <= max_keep does not hold, or the codec has neither"
+        if self.adapt == "effective-rank" and self.codec != "lowrank-int4":
+            yield "only lowrank-int4 measures an effective rank"
 
     @property
     def largest_keep(self) -> int:
@@ -200,7 +203,7 @@ class Rounds(Section):
     first_inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)] | None = None
     min_clusters: Annotated[int, Field(gt=0, le=limits.CLUSTERS)] = 2
     start_clusters: Annotated[int, Field(gt=0, le=limits.CLUSTERS)] | None = None
-    """The first round opens when so many clusters are here; default min_clusters."""
+    """The first round opens when so many clusters are here; default min_clusters. `dilocox init --machines` writes it."""
     deadline_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] = 3600.0
     """A round never waits longer than this for contributions; measured times shorten it."""
     vote_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
@@ -226,17 +229,18 @@ class Rounds(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Rounds":
-        if self.max_inner_steps < self.inner_steps or (self.first_inner_steps or 1) > self.inner_steps:
-            raise ValueError("first_inner_steps <= inner_steps <= max_inner_steps does not hold")
-        if self.min_inner_steps is not None and self.min_inner_steps > self.inner_steps:
-            raise ValueError("min_inner_steps is above inner_steps")
-        if self.start_clusters is not None and self.start_clusters < self.min_clusters:
-            raise ValueError("start_clusters must be at least min_clusters")
-        if self.round_seconds is not None and self.deadline_seconds <= self.round_seconds:
-            raise ValueError(
-                f"deadline_seconds {self.deadline_seconds:g} is over before a phase of round_seconds {self.round_seconds:g}"
-            )
+        raise_all(self._faults())
         return self
+
+    def _faults(self) -> Iterator[str]:
+        if self.max_inner_steps < self.inner_steps or (self.first_inner_steps or 1) > self.inner_steps:
+            yield "first_inner_steps <= inner_steps <= max_inner_steps does not hold"
+        if self.min_inner_steps is not None and self.min_inner_steps > self.inner_steps:
+            yield "min_inner_steps is above inner_steps"
+        if self.start_clusters is not None and self.start_clusters < self.min_clusters:
+            yield "start_clusters must be at least min_clusters"
+        if self.round_seconds is not None and self.deadline_seconds <= self.round_seconds:
+            yield f"deadline_seconds {self.deadline_seconds:g} is over before a phase of round_seconds {self.round_seconds:g}"
 
 
 class Scoring(Section):
@@ -333,12 +337,15 @@ class Attestation(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Attestation":
+        raise_all(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[str]:
         for kind in (*self.measurements, *self.minimum_tcb):
             if kind not in self.kinds:
-                raise ValueError(f"{kind} has measurements or a minimum TCB, but is not among kinds")
+                yield f"{kind} has measurements or a minimum TCB, but is not among kinds"
         if set(self.kinds) & {"nvidia"}:
-            raise ValueError("GPU evidence never admits alone: name a CPU kind, and set require_gpu")
-        return self
+            yield "GPU evidence never admits alone: name a CPU kind, and set require_gpu"
 
 
 class Settlement(Section):
@@ -400,41 +407,35 @@ class Manifest(Section):
     availability: Availability | None = None
 
     @model_validator(mode="after")
-    def _can_be_looped(self) -> "Manifest":
+    def _consistent(self) -> "Manifest":
+        raise_all(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[str]:
         training, stages = self.training, self.model.stages
         if training.schedule == "interleaved" and (stages < LOOPED_STAGES or training.microbatches < LOOPED_MICROBATCHES):
-            raise ValueError(
+            yield (
                 "training.schedule interleaved wants two stages and a microbatch for each of two workers at least:"
                 f" {LOOPED_STAGES} stages and {LOOPED_MICROBATCHES} microbatches, not {stages} and {training.microbatches}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_audited(self) -> "Manifest":
         if self.audit.segments and self.data.private:
-            raise ValueError(
-                "audit.segments and data.private: nobody else has the text that a cluster trained on; leave one out"
-            )
+            yield "audit.segments and data.private: nobody else has the text that a cluster trained on; leave one out"
         if self.audit.segments and self.phase_bytes > self.audit.largest_bytes:
-            raise ValueError(
+            yield (
                 f"audit.largest_bytes is {self.audit.largest_bytes:,}; a state of this model with its inner optimizer has"
                 f" {self.phase_bytes:,}: each auditor would fetch two of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_are_dense(self) -> "Manifest":
         if self.model.lora is not None and self.compression.codec == "lowrank-int4":
-            raise ValueError('model.lora and lowrank-int4: adapters are of low rank already; set compression.codec = "int4"')
-        return self
+            yield 'model.lora and lowrank-int4: adapters are of low rank already; set compression.codec = "int4"'
 
     @classmethod
     def from_toml(cls, text: str) -> "Manifest":
         """Raises RunFileError naming every key that is wrong."""
         try:
-            manifest = cls.model_validate(tomllib.loads(text))
+            document = tomllib.loads(text)
+            manifest = cls.model_validate(document)
         except ValidationError as error:
-            raise RunFileError([_explain(item) for item in error.errors()]) from error
+            raise RunFileError(faults(cls, error, document)) from error
         except (ValueError, RecursionError) as error:
             raise RunFileError([("", f"the run file is not TOML: {error}")]) from error
         if (size := len(manifest.canonical_bytes())) > limits.MANIFEST_BYTES:
@@ -513,6 +514,12 @@ class Manifest(Section):
     def start_clusters(self) -> int:
         return self.rounds.start_clusters or self.rounds.min_clusters
 
+    @property
+    def begins(self) -> str:
+        """A sentence without its end: when the run begins."""
+        clusters = several(self.start_clusters, "cluster is", "clusters are")
+        return f"the run begins when {clusters} here"
+
     def inner_steps(self, round: int) -> int:
         """H of a round (1-based): ramps over the synchronous rounds, then constant."""
         rounds = self.rounds
@@ -551,21 +558,3 @@ def open_manifest(envelope: pb.Envelope, run_id: bytes) -> Manifest:
     if not verify(bytes.fromhex(manifest.run.owner), envelope.signature, pb.KIND_MANIFEST, run_id, envelope.body):
         raise RemoteError(pb.REASON_WRONG_RUN, f"the manifest is not signed by its owner {manifest.owner}")
     return manifest
-
-
-def _explain(item: Any) -> tuple[str, str]:
-    """(path of the key, what is wrong with it)."""
-    path = ".".join(str(part) for part in item["loc"])
-    if item["type"] != "extra_forbidden":
-        return path, item["msg"].removeprefix("Value error, ")
-    known = _fields_at(item["loc"][:-1])
-    near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
-    return path, "no such key" + (f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
-
-
-def _fields_at(path: tuple[Any, ...]) -> list[str]:
-    section: type[BaseModel] = Manifest
-    for part in path:
-        said: Any = section.model_fields[str(part)].annotation
-        section = next(kind for kind in get_args(said) or (said,) if issubclass(kind, BaseModel))  # or None, where it may lack
-    return list(section.model_fields)

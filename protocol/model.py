@@ -1,10 +1,12 @@
 """The model section of a manifest: shapes, names as transformers' where they mean the same, and what of it is trained."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dilocox.protocol import limits
+from dilocox.protocol.allowed import raise_all
 
 __all__ = ["Count", "Lora", "Model", "Positive", "RopeScaling", "Section", "Target"]
 
@@ -121,28 +123,30 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Model":
+        raise_all(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[str]:
         if self.stages > self.layers + 2:
-            raise ValueError(f"{self.stages} stages, but {self.layers} layers, an embedding and a head make {self.layers + 2}")
+            yield f"{self.stages} stages, but {self.layers} layers, an embedding and a head make {self.layers + 2}"
         if self.lora is not None and self.initial is not None:
-            raise ValueError("initial and lora: the imported weights are lora.base, and adapters begin by changing nothing")
+            yield "initial and lora: the imported weights are lora.base, and adapters begin by changing nothing"
         if self.seed_state is not None and self.initial is not None:
-            raise ValueError("initial and seed_state: a run begins with imported weights or with its seed, not with both")
+            yield "initial and seed_state: a run begins with imported weights or with its seed, not with both"
         if self.lora is not None and self.stages > self.layers:
-            raise ValueError(
-                f"{self.stages} stages, but {self.layers} layers: with lora each stage has adapters of one at least"
-            )
+            yield f"{self.stages} stages, but {self.layers} layers: with lora each stage has adapters of one at least"
         if self.lora is not None and self.lora.rank > min(
             self.hidden_size, self.intermediate_size, self.head_size * self.kv_heads
         ):
-            raise ValueError(f"lora.rank {self.lora.rank} is above that of the matrices it is added to")
+            yield f"lora.rank {self.lora.rank} is above that of the matrices it is added to"
         if (self.head_dim is None and self.hidden_size % self.heads) or self.heads % self.kv_heads:
-            raise ValueError("hidden_size must be a multiple of heads, unless head_dim is given, and heads of kv_heads")
+            yield "hidden_size must be a multiple of heads, unless head_dim is given, and heads of kv_heads"
         if self.head_size % 2:
-            raise ValueError(f"head_dim {self.head_size} is odd: rotary embeddings turn pairs")
+            yield f"head_dim {self.head_size} is odd: rotary embeddings turn pairs"
         if self.sequence_length > self.positions:
-            raise ValueError(f"sequence_length {self.sequence_length} is above max_positions {self.positions}")
+            yield f"sequence_length {self.sequence_length} is above max_positions {self.positions}"
         if self.sliding_window is not None and self.sliding_window < self.sequence_length:
-            raise ValueError(
+            yield (
                 f"sliding_window {self.sliding_window} is shorter than sequence_length {self.sequence_length}, and attention looks"
                 f" at all of a sequence here: train on sequences of at most {self.sliding_window} tokens"
             )
@@ -152,8 +156,7 @@ class Model(Section):
             ("mlp_bias", self.mlp_bias, ("llama",)),
         ):
             if value and self.family not in families:
-                raise ValueError(f"{key} is of {' and '.join(families)}, not of {self.family}")
-        return self
+                yield f"{key} is of {' and '.join(families)}, not of {self.family}"
 
     @property
     def head_size(self) -> int:

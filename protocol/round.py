@@ -11,10 +11,10 @@ last commit stands in exactly the same state.
     when trained  reports ───────────────(all heard reported, or deadline)──────────────────────► closing commit; finished
 
 Three rules about time. A deadline is learnt from the moments at which more than half of the roster, by standing, had contributed,
-or voted, in the last rounds and in this one: who lurks cannot stretch it. Clocks stand still while fewer than min_clusters are
-heard, and go on with at least one grace left; those who claim take over after one, for a line that is cut falls silent for one peer
-after the other. They start afresh when nobody was heard, and then one grace long those who are not back yet are waited for like the
-others. After a start nothing is signed before most of the roster is heard, or a deadline passed.
+or voted, in the last rounds and in this one: who lurks cannot stretch it. Clocks are stopped below quorum, while fewer than
+min_clusters are live, and go on with at least one grace left. After one grace claiming clusters take over: a link that is cut
+silences one peer after the other. Clocks start afresh when no cluster was live; for one grace the absent clusters are then waited
+for like the others. After a start nothing is signed before most of the roster is live, or a deadline passed.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Set
@@ -25,7 +25,7 @@ from dilocox.protocol.chain import Closing
 from dilocox.protocol.deadlines import deadline_seconds, full_deadline, vote_seconds
 from dilocox.protocol.gathered import Gathered
 from dilocox.protocol.head import Cluster, Head, advance
-from dilocox.protocol.ids import shortly
+from dilocox.protocol.ids import several, shortly
 from dilocox.protocol.inputs import (
     Absent,
     Attested,
@@ -350,19 +350,19 @@ def _keep_time(state: RoundState, now: float) -> RoundState:
         clock = _with_a_grace(replace(state, clock=clock), now)
     if clock.returning_until is not None and (now >= clock.returning_until or heard == len(state.head.roster)):
         clock = replace(clock, returning_until=None)
-    if clock.contributed_at is None and _are_most(state, gathered.contributions):
+    if clock.contributed_at is None and _are_most(state, gathered.contributions, wanted):
         clock = replace(clock, contributed_at=now)
     if gathered.ballot is not None and clock.ballot_at is None:
         clock = replace(clock, ballot_at=now)
-    if clock.ballot_at is not None and clock.voted_at is None and _are_most(state, gathered.receipts):
+    if clock.ballot_at is not None and clock.voted_at is None and _are_most(state, gathered.receipts, wanted):
         clock = replace(clock, voted_at=now)
     return state if clock == state.clock else replace(state, clock=clock)
 
 
-def _are_most(state: RoundState, done: Collection[str]) -> bool:
-    """Whether these are more than half of the roster, by standing, and min_clusters."""
+def _are_most(state: RoundState, done: Collection[str], least: int) -> bool:
+    """Return whether these are more than half of the roster, by reputation, and at least so many."""
     manifest, standings, roster = state.manifest, state.head.standings, state.head.roster
-    if len(done) < manifest.rounds.min_clusters:
+    if len(done) < least:
         return False
     return 2 * standing.total(manifest, standings, done) > standing.total(manifest, standings, roster)
 
@@ -382,10 +382,12 @@ def _staying(state: RoundState) -> set[str]:
 
 
 def _started(state: RoundState, now: float) -> bool:
-    """Whether enough of the last roster was heard since the start: then what it knows, we know."""
-    if state.starting_since is None or not state.head.roster:
+    """Whether enough of the last roster is live since the start: then the coordinator knows what it knows. A roster that is
+    smaller than min_clusters has to be live as a whole; waiting for more than there are would never end."""
+    roster = state.head.roster
+    if state.starting_since is None or not roster:
         return True
-    enough = _are_most(state, _heard(state))
+    enough = _are_most(state, _heard(state), min(state.manifest.rounds.min_clusters, len(roster)))
     due = _due(state)
     return enough or (due is not None and now >= due)
 
@@ -423,10 +425,16 @@ def _waiting(state: RoundState, done: Iterable[str]) -> set[str]:
 
 
 def _voteless(state: RoundState) -> set[str]:
-    """Those who may vote, are waited for, and have not voted."""
+    """Return the clusters that may vote, are waited for, and have not voted. Below quorum a cluster that leaves is waited for too
+    while the votes that are here can count nobody: it may return, and closing would waste the work of the others."""
     gathered, clock = state.gathered, state.clock
-    missing = set(gathered.listed()) - set(gathered.receipts) - gathered.leaving()
-    return missing if clock.paused_at is not None or clock.returning_until is not None else missing - state.absent
+    voters, paused, least = set(gathered.listed()), clock.paused_at is not None, state.manifest.rounds.min_clusters
+    missing = voters - set(gathered.receipts)
+    votes = len(voters) - len(missing)
+    countable = min(len(voters), len(voters) - 2 + votes) if votes else 0  # a vote counts the others' work, not its author's
+    if not paused or countable >= least or least == 1:
+        missing -= gathered.leaving()
+    return missing if paused or clock.returning_until is not None else missing - state.absent
 
 
 def _all_contributed(state: RoundState) -> bool:
@@ -552,21 +560,36 @@ def why_open(state: RoundState) -> str:
     if phase == "finished":
         return "the run is finished"
     if phase == "gathering":
-        group = chain.genesis_group(state.manifest, _complete(state))
-        return f"waiting for {state.manifest.start_clusters} clusters with one initial state; {len(group)} are here"
+        return _gathering_why(state)
     if phase == "starting":
-        least = f", and {rounds.min_clusters} clusters" if roster < rounds.min_clusters else ""
-        return f"started again: waiting to hear more than half of the roster{least}; {heard} of {roster} are heard"
+        least = several(min(rounds.min_clusters, roster), "cluster")
+        return f"started again: waiting until more than half of the roster is live, at least {least}; {heard} of {roster} are"
     if state.stands_still:
-        waiting = f", {len(_complete(state))} ask for a seat" if state.gathered.claims else ""
-        there = len(_staying(state))
-        of = max(roster, rounds.min_clusters)
-        return f"{there} of {of} clusters take part, the run needs {rounds.min_clusters}{waiting}; clocks stand still"
+        return _below_quorum(state)
     if phase == "closing":
         return _names("waiting for the last state reports of", _waiting(state, {n for n, _ in state.gathered.reports}))
     if phase == "voting":
         return _names("waiting for the votes of", _voteless(state))
     return _names("waiting for the contributions of", _waiting(state, state.gathered.contributions))
+
+
+def _gathering_why(state: RoundState) -> str:
+    complete = _complete(state)
+    here, wanted = len(chain.genesis_group(state.manifest, complete)), state.manifest.start_clusters
+    others = len(complete) - here
+    differ = f"; {several(others, 'more has', 'more have')} another initial state" if others else ""
+    return f"{state.manifest.begins}: {here} of {wanted}{differ}"
+
+
+def _below_quorum(state: RoundState) -> str:
+    """Names the clusters that are away: those that are live can do nothing about it."""
+    live, wanted = _staying(state), state.manifest.rounds.min_clusters
+    away = sorted(state.head.roster.keys() - live)
+    others = wanted - len(live) - len(away)
+    waits = [shortly(away)] * bool(away) + [several(others, "more cluster")] * (others > 0)
+    asks = f"; {several(len(_complete(state)), 'cluster asks', 'clusters ask')} for a seat" if state.gathered.claims else ""
+    are = several(len(live), "cluster is", "clusters are")
+    return f"{are} live and the run needs {wanted}: no deadline passes while it waits for {' and '.join(waits)}{asks}"
 
 
 def _names(what: str, clusters: Iterable[str]) -> str:

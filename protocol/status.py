@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.member import MemberState
 
-__all__ = ["Status", "status"]
+__all__ = ["FEWER_MACHINES", "REMINDER_SECONDS", "Status", "status"]
+
+FEWER_MACHINES = (
+    "start another node; to begin with fewer, the owner sets rounds.start_clusters in the run file, which makes a new run with"
+    " a new link"
+)
+"""Advice for a run that waits for its first clusters."""
+REMINDER_SECONDS = 60.0
+"""Between two log lines of a run that waits for them."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ def status(state: MemberState, workers: Status | None, pause: str = "") -> Statu
         then = f"it pauses {pause}" if pause else "it leaves"
         return Status("finishing", f"round {state.finishing} still gets our work and our vote; then {then}")
     if head.round == 0:
-        return Status("joining", f"waiting for {state.manifest.start_clusters} clusters")
+        return Status("joining", state.manifest.begins, FEWER_MACHINES)
     rest = head.resting.get(state.me)
     if not state.takes_part and rest is not None and head.round < rest.until:
         return Status("resting", f"too many commits did not count it; commit {rest.until} may seat it again")

@@ -10,6 +10,8 @@ from importlib import import_module
 import pytest
 from hypothesis import settings
 
+from dilocox.node.testnet import ANY_PORTS
+
 _frames = sys.getrecursionlimit()
 for _library_of_chains in ("eth", "py_ecc"):
     with suppress(ImportError):
@@ -37,6 +39,13 @@ def _memory() -> None:
 def _library(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing reads or writes what the person who runs the tests keeps in ~/.dilocox."""
     os.environ["DILOCOX_HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def any_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Daemons of the test listen on any free ports: several tests run at once."""
+    for variable, value in ANY_PORTS.items():
+        monkeypatch.setenv(variable, value)
 
 
 @pytest.fixture(scope="session")

@@ -25,9 +25,9 @@ from dilocox.protocol.limits import ROUNDS
 from dilocox.protocol.manifest import Manifest, open_manifest
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.files import in_order_of_use, quarantine
+from dilocox.transport.files import quarantine
 
-__all__ = ["INPUTS", "ChainFile", "DamagedError", "Describe", "find_chains", "open_database", "sentences", "transaction"]
+__all__ = ["INPUTS", "ChainFile", "DamagedError", "Describe", "open_database", "sentences", "transaction"]
 
 log = logging.getLogger(__name__)
 
@@ -102,11 +102,6 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
         if database.in_transaction:  # a full disk has ended it already, and is what our caller must hear of
             database.execute("ROLLBACK")
         raise
-
-
-def find_chains(home: Path) -> list[Path]:
-    """The chain files in a daemon's folder; that of the run which it was in last is the last."""
-    return in_order_of_use(home.glob("runs/*/chain.db"))
 
 
 class ChainFile:

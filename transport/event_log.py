@@ -21,13 +21,12 @@ from dilocox.protocol import limits
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.events import Event
 from dilocox.transport.chain_file import DamagedError, open_database, sentences, transaction
-from dilocox.transport.files import in_order_of_use, quarantine
+from dilocox.transport.files import EVENTS, quarantine
 
-__all__ = ["EVENTS", "EventLog", "Happened", "find_events", "read_events", "read_page"]
+__all__ = ["EVENTS", "EventLog", "Happened", "read_events", "read_page"]
 
 log = logging.getLogger(__name__)
 
-EVENTS = "events.db"
 """In the folder of a run."""
 PAGE = 500
 """Events read at once."""
@@ -175,11 +174,6 @@ class EventLog:
         with self._writing, self._reading:
             self._reader.close()
             self._database.close()
-
-
-def find_events(home: Path) -> list[Path]:
-    """The event logs in a daemon's folder; that of the run which it was in last is the last."""
-    return in_order_of_use(home.glob(f"runs/*/{EVENTS}"))
 
 
 def read_events(path: Path, after: int = 0) -> Iterator[Happened]:

@@ -21,7 +21,11 @@ from typing import Any, TypeVar
 from dilocox.protocol.errors import ConfigError
 
 __all__ = [
+    "CHAIN",
+    "EVENTS",
     "NAMED_BYTES",
+    "find_chains",
+    "find_events",
     "fsync_directory",
     "in_order_of_use",
     "leads_out",
@@ -42,6 +46,8 @@ T = TypeVar("T")
 
 HALF = ".dilocox-part"
 """At the end of the name of a folder that is being written."""
+CHAIN, EVENTS = "chain.db", "events.db"
+"""In the folder of a run."""
 NAMED_BYTES = 1 << 20
 """Of a file that a person names and that holds a line or a page: a run, a link, a template, a quote."""
 JSON_BYTES = 64 << 20
@@ -146,6 +152,16 @@ def in_order_of_use(files: Iterable[Path]) -> list[Path]:
         return max(beside, default=0), file
 
     return sorted(files, key=used)
+
+
+def find_chains(home: Path) -> list[Path]:
+    """Return the chain files in a daemon's folder; the one of its last run is the last."""
+    return in_order_of_use(home.glob(f"runs/*/{CHAIN}"))
+
+
+def find_events(home: Path) -> list[Path]:
+    """Return the event logs in a daemon's folder; the one of its last run is the last."""
+    return in_order_of_use(home.glob(f"runs/*/{EVENTS}"))
 
 
 def quarantine(path: Path, why: str, companions: Iterable[str] = ()) -> Path:

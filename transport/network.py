@@ -5,7 +5,9 @@ The DHT is how addresses are found again, not a condition: the daemon chooses it
 that nothing waits for the child, and the child tries for ever in the background.
 """
 
+import errno
 import ipaddress
+import logging
 import random
 import socket
 from collections.abc import Callable, Iterable
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from dilocox.protocol.errors import LocalError
+from dilocox.protocol.errors import LocalError, PortError
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -32,6 +34,8 @@ from dilocox.transport.tls import Certificate
 from dilocox.transport.traffic import Traffic
 
 __all__ = ["Listen", "Network", "choose_port", "multiaddr", "open_network"]
+
+log = logging.getLogger(__name__)
 
 STOP_SECONDS = 0.5
 """Grace for calls in progress when the server stops."""
@@ -51,6 +55,10 @@ class Listen:
     """Whether to take part in one: a swarm whose coordinator does not move needs none."""
     announced: bool = True
     """Whether others are told how to dial us: not where our line is too thin to serve them all."""
+    first_port: int = 0
+    """The gRPC port of a daemon that was told none, and had none before; 0: any."""
+    first_dht_port: int = 0
+    """As `first_port`."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,18 @@ def choose_port() -> int:
     raise LocalError("no free TCP port was found. Name one with --dht-port.")
 
 
+def _look_for(port: int, what: str, option: str) -> None:
+    """Raise PortError where a port cannot be listened on: the gRPC library would write a page of its own first."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))
+            probe.listen()
+        except OSError as error:
+            why = error.strerror if error.errno != errno.EADDRINUSE else "another program listens there"
+            raise PortError(f"{what} port {port} cannot be used: {why}. Choose another with {option}.") from error
+
+
 def multiaddr(host: str, port: int, peer: str) -> str:
     """The libp2p address of a peer's DHT node."""
     kind = "dns4"
@@ -119,7 +139,14 @@ async def open_network(
     """Serve, and keep our record in the run's DHT, beginning with the peers known before and `bootstrap`. `publish`: at once."""
     certificate = tls.load_or_create(home.folder)
     kept = home.remembered()
-    dht_port = listen.dht_port or kept.get("dht_port") or choose_port()
+    wanted = listen.port or kept.get("port") or listen.first_port
+    _look_for(wanted, "gRPC", "--port")
+    dht_port = listen.dht_port or kept.get("dht_port") or listen.first_dht_port or choose_port()
+    if listen.dht:
+        try:
+            _look_for(dht_port, "DHT", "--dht-port")
+        except PortError as error:  # an earlier DHT process may be ending
+            log.warning("%s Until then other peers do not find this daemon by the DHT.", error)
     known = home.run_folder(run_id) / "peers.json"
     settings = DhtSettings(run_id, home.identity, home.folder, f"/ip4/0.0.0.0/tcp/{dht_port}", tuple(bootstrap))
     dht = Dht(settings) if listen.dht else None
@@ -128,8 +155,7 @@ async def open_network(
         directory.learn(seen)
     callers = Callers(run_id, certificate.certificate_der)
     connections = ConnectionLimits(directory.takes_part)
-    at = f"0.0.0.0:{listen.port or kept.get('port', 0)}"
-    server, port = await create_server(at, certificate, traffic, callers, connections)
+    server, port = await create_server(f"0.0.0.0:{wanted}", certificate, traffic, callers, connections)
     closing.push_async_callback(server.stop, STOP_SECONDS)
     rpc.add_ReachServicer_to_server(ReachService(run_id, callers, heads or Heads()), server)
     reach = Reach(directory.changed.set)

@@ -26,6 +26,7 @@ View = dict[str, Any]
 
 ON_ITS_WAY = ("starting", "restarting", "synchronising", "joining", "warming up")
 """States in which a node is not in the round yet, and will be."""
+QUORUM_ADVICE = "nothing on a machine that is live; restart the clusters that are away, or let another node join in their place"
 
 
 def health(status: View) -> View:
@@ -83,7 +84,7 @@ def answers_of_holder(reachable: bool | None, reach: str, connected: bool, lacki
 
 
 def answers_of_coordinator(phase: str, paused: bool, why: str) -> list[View]:
-    """The one of who closes rounds. `paused`: too few clusters are heard, so that the clocks stand still."""
+    """Return the answer of a coordinator. `paused`: the run is below quorum, and its clocks are stopped."""
     return [_enough(False if paused else None if phase in ("gathering", "starting") else True, why)]
 
 
@@ -103,8 +104,8 @@ def _stands_still(status: View) -> View:
 
 
 def _enough(heard: bool | None, why: str) -> View:
-    """Whether so many take part that the run goes on."""
-    return _answer("Enough heard?", heard, why, "start more nodes, or those that are gone again" if heard is False else "")
+    """Return the answer whether the run has its quorum."""
+    return _answer("Enough live?", heard, why, QUORUM_ADVICE if heard is False else "")
 
 
 def _answer(question: str, answer: bool | None, says: str, do: str = "", decides: bool = True) -> View:

@@ -156,5 +156,5 @@ def _bind(listen: str) -> list[socket.socket]:
             with contextlib.suppress(OSError):
                 each.close()
         what = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise PortError(f"the API cannot be served at {listen}: {what}") from error
+        raise PortError(f"the API cannot be served at {listen}: {what}. Choose another port with --api HOST:PORT.") from error
     return bound

@@ -44,7 +44,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "taken-port": Fault(
         "another program listens there, or this user or this machine may not",
-        "end that one, or name another port: --port, --dht-port or --api",
+        "end that program, or use another port with --port, --dht-port or --api",
     ),
     "too-many-files": Fault("the process has as many files open as it may", "raise the limit: `ulimit -n 65536`"),
     "not-text": Fault("a file is no text in UTF-8", "name another, or convert it", lasts=True),

@@ -59,8 +59,8 @@ REASONS: Mapping[pb.Reason, Advice] = {
         "fewer than half of the others accepted it", "look at what they refused it for: `dilocox rounds`, with its number"
     ),
     pb.REASON_TOO_FEW_CLUSTERS: Advice(
-        "too few took part, or could be counted, for the round to count anybody",
-        "start more nodes, or those that are gone again",
+        "fewer clusters than the run needs took part, or could be counted: the round counted none of them",
+        "nothing on this machine; restart the clusters that were away (`dilocox explain` with the round's number names them)",
     ),
     pb.REASON_RATE: Advice("it said more than it may", _SAME_VERSION),
     pb.REASON_RUN_FINISHED: Advice("the run is finished", "nothing"),

@@ -31,8 +31,9 @@ from dilocox.node.testnet import Member, Testnet
 from dilocox.node.worker_settings import WORKER
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.chain_file import ChainFile, find_chains
+from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import load_identity
+from dilocox.transport.files import find_chains
 from dilocox.transport.rates import bits_per_second
 
 __all__ = ["Usage", "World"]

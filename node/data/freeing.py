@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile, find_chains
+from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import corpus_in
+from dilocox.transport.files import find_chains
 
 __all__ = ["Held", "held"]
 

@@ -20,7 +20,7 @@ from dilocox.node.worker_settings import WORKER
 from dilocox.protocol.chain import taken
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import find_chains
+from dilocox.transport.files import find_chains
 from tests.e2e.conftest import (
     PATIENCE_SECONDS,
     Swarm,

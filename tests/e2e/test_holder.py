@@ -7,8 +7,9 @@ import pytest
 
 from dilocox.node.testnet import Member
 from dilocox.protocol import merit
-from dilocox.transport.chain_file import ChainFile, find_chains
+from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import load_identity
+from dilocox.transport.files import find_chains
 from tests.e2e.conftest import Swarm, build, late_member, running, wait_for
 
 pytestmark = pytest.mark.e2e

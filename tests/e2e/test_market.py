@@ -15,7 +15,7 @@ import pytest
 from dilocox.node.attest.attesters import simulated_measurement
 from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, build, running, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough, pytest.mark.usefixtures("any_ports")]
 
 CLI = [sys.executable, "-P", "-m", "dilocox.cli.main"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.conftest import PATIENCE_SECONDS, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough, pytest.mark.usefixtures("any_ports")]
 
 ROOT = Path(__file__).parents[2]
 GOES_ON = {"events -f", "coordinator"}

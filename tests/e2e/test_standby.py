@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import pytest
 
 from dilocox.node.testnet import ANSWER_SECONDS, Member
-from dilocox.transport.chain_file import ChainFile, find_chains
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.files import find_chains
 from tests.e2e.conftest import Swarm, build, wait_for, wait_until_gone
 from tests.etcd_members import EtcdMembers, etcd_members
 

@@ -22,8 +22,9 @@ from dilocox.node.testnet import Member
 from dilocox.node.worker_settings import WORKER
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.chain_file import ChainFile, find_chains
+from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import load_identity
+from dilocox.transport.files import find_chains
 from dilocox.views import fields
 from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, late_member, listeners, names, wait_for, wait_until_gone
 from tests.e2e.hostile import HostilePeer

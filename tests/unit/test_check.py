@@ -1,5 +1,6 @@
 """`dilocox check`: run files that are wrong, runs that are odd, and machines that do not fit."""
 
+import importlib.util
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from dilocox.cli import check
 from dilocox.cli.init import render_preset
 from dilocox.cli.main import app
 from dilocox.node import check as checks
+from dilocox.node import machine
 from dilocox.node.check import Here, Role
 from dilocox.node.check_link import Seen
 from dilocox.node.daemon import warn_of_room
@@ -476,3 +478,68 @@ def test_a_budget_said_to_check_is_refused_where_a_node_refuses_it(right: Path, 
     ):
         told = CliRunner().invoke(app, ["check", str(right), *options])
         assert why in str(told.exception)
+
+
+def on(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    """A machine with so many GPUs."""
+    monkeypatch.setattr(machine, "cuda_devices", lambda: gpus)
+    monkeypatch.setattr(checks, "cuda_devices", lambda: gpus)
+
+
+@pytest.mark.parametrize(
+    ("days", "accepted", "level"), [(1, False, Level.WRONG), (1, True, Level.ODD), (100, False, Level.FINE)]
+)
+def test_a_disk_that_would_wear_out_is_an_error_to_be_confirmed(tmp_path: Path, days: int, accepted: bool, level: Level):
+    """54 TB a day passed as `ok wear`."""
+    large = Manifest.from_toml(render_preset("llama-7b", "x", "00" * 32))
+    each = written(large, large.start_clusters).in_a_round(1)
+    seconds = each * 86_400 / 54e12 * days
+    boxed = large.rounds.model_copy(update={"round_seconds": seconds})
+    [wear] = [
+        found
+        for found in checks.of_room(large.model_copy(update={"rounds": boxed}), tmp_path, 1, accepted)
+        if found.about == "wear"
+    ]
+    assert wear.level is level
+    assert f"{54 / days:,.3g} TB a day" in wear.says
+    assert ("--accept-wear" in wear.do) is (level is Level.WRONG)
+
+
+@pytest.mark.parametrize(("gpus", "devices", "odd"), [(1, None, False), (8, None, True), (8, 2, False)])
+def test_idle_gpus_are_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, devices: int | None, odd: bool):
+    on(monkeypatch, gpus)
+    monkeypatch.setattr(checks, "lacking_driver", lambda: None)
+    run = manifest(training={"batch_size": 2, "microbatches": 2})
+    found = [each for each in checks.of_room(run, tmp_path, devices) if each.about == "devices" and each.level is Level.ODD]
+    assert bool(found) is odd, found
+
+
+@pytest.mark.parametrize(
+    ("version", "gpus", "stops"),
+    [("cuda: Optional[str] = None", 2, True), ("cuda: Optional[str] = '12.8'", 2, False), ("cuda = None", 0, False)],
+)
+def test_a_torch_for_cpus_on_a_machine_with_gpus_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, gpus: int, stops: bool
+):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2'\n{version}\n")
+    spec = importlib.util.spec_from_file_location("torch", tmp_path / "torch" / "__init__.py")
+    monkeypatch.setattr(machine, "find_spec", lambda name: spec)
+    monkeypatch.setattr(machine, "PCI", tmp_path / "none")
+    on(monkeypatch, gpus)
+    lack = machine.lacking_driver()
+    assert (lack is not None and lack.stops) is stops
+
+
+def test_a_gpu_without_its_driver_is_odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    on(monkeypatch, 0)
+    monkeypatch.setattr(machine, "PCI", tmp_path)
+    assert machine.lacking_driver() is None
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "vendor").write_text("0x10de\n")
+    (tmp_path / "0000:01:00.0" / "class").write_text("0x030000\n")
+    lack = machine.lacking_driver()
+    assert lack is not None
+    assert not lack.stops

@@ -212,6 +212,7 @@ def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(tmp_path: Path):
     assert not [line for line in told if line.endswith("dilocox.cli.main\n")], "it was still loading"
 
 
+@pytest.mark.usefixtures("any_ports")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("loaded", ["dilocox.cli.start", "dilocox.cli.main", "dilocox.cli.loop"])
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ from dilocox.protocol.corpus import Corpus
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile, find_chains
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.files import find_chains
 from dilocox.views.card import model_card
 from tests.corpora import corpus_of, words
 from tests.helpers import Table, digest, identity, manifest

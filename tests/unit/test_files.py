@@ -29,10 +29,18 @@ from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport import tls
 from dilocox.transport.archive.storage import open_storage
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile, DamagedError, find_chains, open_database
+from dilocox.transport.chain_file import ChainFile, DamagedError, open_database
 from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.event_log import find_events
-from dilocox.transport.files import leads_out, quarantine, read_at_most, read_named, write_atomically, write_new
+from dilocox.transport.files import (
+    find_chains,
+    find_events,
+    leads_out,
+    quarantine,
+    read_at_most,
+    read_named,
+    write_atomically,
+    write_new,
+)
 from dilocox.transport.rpc import ChannelPool
 from tests.helpers import Table, digest, identity, manifest
 from tests.unit.test_transport import BIG, serving

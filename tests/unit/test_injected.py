@@ -25,6 +25,7 @@ from dilocox.transport.event_log import EVENTS, EventLog
 from dilocox.views import rows as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
+pytestmark = pytest.mark.usefixtures("any_ports")
 MARKET = f"/ip4/127.0.0.1/tcp/1/p2p/{identity(0).peer}"
 LINK = JoinLink(bytes(32), COORDINATOR.peer, "127.0.0.1:1", bytes(32), ())
 SAID = (

@@ -103,12 +103,12 @@ def test_what_may_take_long_says_what_it_does(
 
 
 def test_why_a_testnet_shows_no_row_yet():
-    status: dict[str, Any] = {"round": 0, "why": "waiting for 3 clusters with one initial state; 1 are here"}
+    status: dict[str, Any] = {"round": 0, "why": "the run begins when 3 clusters are here: 1 of 3"}
     nodes = {
         "node-1": {"state": "starting", "why": "1 of 2 stage workers are up", "on_roster": False},
         "node-2": {"state": "training", "why": "on the roster", "on_roster": True},
     }
     assert waits_for(status, nodes) == (
-        "round 0: waiting for 3 clusters with one initial state; 1 are here; node-1 starting, 1 of 2 stage workers are up"
+        "round 0: the run begins when 3 clusters are here: 1 of 3; node-1 starting, 1 of 2 stage workers are up"
     )
     assert waits_for(None, {}) == "the coordinator does not answer"

@@ -40,7 +40,7 @@ def test_one_frame(monkeypatch: pytest.MonkeyPatch):
         "refused": [],
         "network": views.network(Traffic(upload=parse_rates(["8mbit@00-24"], "--upload"))),
         "seconds_left": 93784.0,
-        "health": {"well": False, "why": "Enough heard? no", "do": ""},
+        "health": {"well": False, "why": "Enough live? no", "do": ""},
     }
     rounds = [views.round_row(commit.body) for commit in table.commits]
     peers = views.peers(table.run, table.head, services.PresenceList(), {}, COORDINATOR.peer)
@@ -54,7 +54,7 @@ def test_one_frame(monkeypatch: pytest.MonkeyPatch):
     assert "collecting: waiting for [bold]somebody" in shown
     assert "[red]attic" in shown
     assert 'leads    "hall" at 192.0.2.1:7400' in shown
-    assert "well     no: Enough heard? no" in shown
+    assert "well     no: Enough live? no" in shown
     assert "about 1 d 2 h to round 5" in shown
     assert "sent 0 B (at most 8 Mbit/s), received 0 B" in shown
     assert all(cell in shown for row in rounds for cell in round_row(row))

@@ -16,6 +16,7 @@ from dilocox.protocol.ids import JoinLink, is_meant, short
 from dilocox.transport.data_directory import DataDirectory
 from tests.helpers import COORDINATOR
 
+pytestmark = pytest.mark.usefixtures("any_ports")
 LINK = "dilocox://" + "00" * 32 + "@12D3KooWnobody?at=127.0.0.1:1&cert="
 WRONG = [
     "init FILE/x.toml",
@@ -142,7 +143,7 @@ WRONG = [
     "testnet up --folder FOLDER --run BYTES",
     "testnet up --folder FOLDER --preset nosuch",
     "testnet up --folder FOLDER --kill nonsense",
-    "testnet up --folder FOLDER --nodes 1",
+    "testnet up --folder FOLDER --nodes 0",
     "testnet up --folder FOLDER --wan fast",
     "testnet up --folder FOLDER --private-epsilon 8",
     "testnet up --folder FOLDER --private-clip 2",

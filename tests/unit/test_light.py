@@ -1,0 +1,62 @@
+"""What is asked often comes up at once: by what it may not load, which no busy machine changes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dilocox.cli.verbs import PANELS, VERBS
+from dilocox.transport.data_directory import DataDirectory
+
+HEAVY = (
+    "aiohttp",
+    "cryptography",
+    "dilocox.protocol.chain",
+    "dilocox.protocol.manifest",
+    "dilocox.transport.chain_file",
+    "dilocox.transport.rpc",
+    "grpc",
+    "hivemind",
+    "numpy",
+    "prometheus_client",
+    "torch",
+    "transformers",
+)
+"""Each takes a tenth of a second or more, with what it loads."""
+
+
+def loaded(folder: Path, *arguments: str) -> set[str]:
+    script = (
+        "import atexit, sys\n"
+        f"sys.argv = ['dilocox', *{list(arguments)!r}]\n"
+        f"atexit.register(lambda: print('loaded', *(name for name in {HEAVY!r} if name in sys.modules)))\n"
+        "from dilocox.cli.main import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], text=True, capture_output=True, env={**os.environ, "DILOCOX_HOME": str(folder)}
+    )
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("loaded")]
+    return set(line.split()[1:])
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["status"], ["status", "--json"], ["pause"], ["peers"]])
+def test_it_loads_nothing_heavy(tmp_path: Path, arguments: list[str]):
+    assert loaded(tmp_path, *arguments) == set()
+
+
+def test_a_status_of_a_daemon_that_runs_loads_nothing_heavy(tmp_path: Path):
+    """One that does not answer: what is asked of it is the same."""
+    home = DataDirectory(tmp_path / "node")
+    home.announce(role="node", api="http://127.0.0.1:1")
+    try:
+        assert loaded(tmp_path, "status") == set()
+    finally:
+        home.close()
+
+
+def test_the_panels_of_the_help_list_every_verb_once():
+    listed = [name for verbs in PANELS.values() for name in verbs]
+    assert sorted(listed) == sorted(VERBS)

@@ -1,0 +1,82 @@
+"""How many machines begin a run: said by every page that an owner or a node meets before it does."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dilocox.cli.init import preset_names, render_preset
+from dilocox.cli.main import app
+from dilocox.protocol import member
+from dilocox.protocol.head import initial_head
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.status import Status, status
+from tests.helpers import COORDINATOR, identity, manifest
+
+
+def written(folder: Path, *options: str) -> tuple[Manifest, str]:
+    """The run that init wrote, and what it printed."""
+    told = CliRunner().invoke(app, ["init", str(folder / "run.toml"), *options], env={"DILOCOX_HOME": str(folder / "home")})
+    assert told.exit_code == 0, told.output
+    return Manifest.from_toml((folder / "run.toml").read_text()), told.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "start", "least"),
+    [([], 2, 2), (["--machines", "1"], 1, 1), (["--machines", "2"], 2, 2), (["--machines", "9"], 9, 2)],
+)
+def test_init_writes_and_says_how_many_machines_begin(tmp_path: Path, options: list[str], start: int, least: int):
+    run, said = written(tmp_path, *options)
+    assert (run.rounds.start_clusters, run.rounds.min_clusters) == (start, least)
+    assert run.begins in said
+    assert "rounds.start_clusters" in said
+
+
+@pytest.mark.parametrize("said", ["0", "-1", "x", "1000000"])
+def test_init_refuses_a_number_that_no_run_begins_with(tmp_path: Path, said: str):
+    assert CliRunner().invoke(app, ["init", str(tmp_path / "run.toml"), "--machines", said]).exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_init_asks_on_a_terminal_until_the_answer_is_a_number(tmp_path: Path):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-P", "-m", "dilocox.cli.main", "init", str(tmp_path / "run.toml")]
+    environment = {**os.environ, "DILOCOX_HOME": str(tmp_path / "home")}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as asking:
+        os.close(theirs)
+        os.write(ours, b"many\n0\n5\n")
+        while asking.poll() is None:
+            try:
+                os.read(ours, 4096)
+            except OSError:
+                break
+        assert asking.wait() == 0
+    os.close(ours)
+    assert Manifest.from_toml((tmp_path / "run.toml").read_text()).start_clusters == 5
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_names_the_number(name: str):
+    for machines in (None, 1, 4):
+        run = Manifest.from_toml(render_preset(name, name, "00" * 32, machines=machines))
+        assert run.rounds.start_clusters is not None
+        assert machines is None or run.start_clusters == machines
+
+
+def test_check_says_when_the_run_begins(tmp_path: Path):
+    run, _ = written(tmp_path, "--machines", "4")
+    told = CliRunner().invoke(app, ["check", str(tmp_path / "run.toml")], env={"DILOCOX_HOME": str(tmp_path / "home")})
+    assert run.begins in told.stdout
+
+
+def test_a_node_that_waits_for_others_says_for_how_many_and_what_to_change():
+    run = manifest()
+    state = member.start(run, identity(0).peer, initial_head(COORDINATOR.peer))
+    found = status(state, Status("training", ""))
+    assert (found.name, found.why) == ("joining", run.begins)
+    assert "rounds.start_clusters" in found.advice
+    assert "new link" in found.advice
