@@ -1,6 +1,7 @@
 """What the verbs share: where the daemon is, JSON or tables, errors and exit codes."""
 
 import errno
+import ipaddress
 import json
 import logging
 import os
@@ -167,9 +168,18 @@ HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})|[0-9A-Fa-f:.%]{2,64}")
 
 
 def _host(text: str) -> str:
-    if not HOST.fullmatch(text.removeprefix("[").removesuffix("]")):
+    """Return a host name or an address, IPv6 without brackets. Raises BadParameter."""
+    bare = text.removeprefix("[").removesuffix("]")
+    if "%" in bare:
+        raise typer.BadParameter(f"{text!r} names an interface of this machine: pass a global address")
+    if not HOST.fullmatch(bare):
         raise typer.BadParameter(f"{text!r} is no host name and no address")
-    return text
+    if ":" in bare:
+        try:
+            return str(ipaddress.IPv6Address(bare))
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is no IPv6 address; the port is passed by --port") from None
+    return bare
 
 
 def _reached_at(text: str) -> str:

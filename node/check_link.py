@@ -16,7 +16,7 @@ from dilocox.node.coordinator_link import clock_ahead
 from dilocox.protocol import terms
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.findings import Finding, Level
-from dilocox.protocol.ids import JoinLink, Way
+from dilocox.protocol.ids import JoinLink, Way, host_port
 from dilocox.protocol.manifest import Manifest, open_manifest
 from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -149,11 +149,12 @@ async def _reached(
     port = here.port or int(kept.get("port", 0)) or here.usual_port
     certificate = tls.load_or_create(home.folder)
     try:
-        server = await asyncio.start_server(lambda reader, writer: writer.close(), "0.0.0.0", port, ssl=_served(home.folder))
+        everywhere = "::" if ":" in here.host else "0.0.0.0"
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), everywhere, port, ssl=_served(home.folder))
     except OSError as error:
         return Finding(Level.ODD, "reachable", f"not asked: port {port} cannot be had ({error.strerror})")
     async with server:
-        at = f"{here.host}:{server.sockets[0].getsockname()[1]}"
+        at = host_port(here.host, server.sockets[0].getsockname()[1])
         directory = Directory(None, home.identity, link.run_id, home.start_number())
         reach = Reach()
         await reach.ask(channels, [record], directory.seal_record(at, certificate.certificate_der, "", []))

@@ -72,6 +72,11 @@ def is_meant(peer: str, said: str) -> bool:
     return peer.startswith(begin) and peer.endswith(end) if dots else peer.startswith(said)
 
 
+def host_port(host: str, port: int) -> str:
+    """Join a host and a port as gRPC and URLs take them: an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 PEERS_NAMED = 3
 """That a line names before it counts the rest."""
 
@@ -104,6 +109,8 @@ class Way(NamedTuple):
         host, _, port = at.rpartition(":")
         if host in ("", "[]") or re.fullmatch(r"[0-9]{1,5}", port) is None or not 0 < int(port) < 1 << 16:
             raise ValueError("at= is not HOST:PORT")
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise ValueError("at= has an IPv6 address without brackets: it is [ADDRESS]:PORT")
         return cls(at, urlsafe_b64decode(digest + "="))
 
 

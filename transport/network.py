@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from dilocox.protocol.errors import LocalError, PortError
+from dilocox.protocol.ids import host_port
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -46,7 +47,7 @@ OWN_PORTS = range(20_000, 32_768)
 @dataclass(frozen=True)
 class Listen:
     host: str
-    """Address by which others reach this machine."""
+    """Address by which others reach this machine; IPv6 without brackets."""
     port: int
     """gRPC; 0: any, kept over restarts."""
     dht_port: int
@@ -148,7 +149,8 @@ async def open_network(
         except PortError as error:  # an earlier DHT process may be ending
             log.warning("%s Until then other peers do not find this daemon by the DHT.", error)
     known = home.run_folder(run_id) / "peers.json"
-    settings = DhtSettings(run_id, home.identity, home.folder, f"/ip4/0.0.0.0/tcp/{dht_port}", tuple(bootstrap))
+    everywhere = "/ip6/::" if ":" in listen.host else "/ip4/0.0.0.0"
+    settings = DhtSettings(run_id, home.identity, home.folder, f"{everywhere}/tcp/{dht_port}", tuple(bootstrap))
     dht = Dht(settings) if listen.dht else None
     directory = Directory(dht, home.identity, run_id, home.start_number())
     for seen in cached_records(known, run_id):
@@ -159,7 +161,7 @@ async def open_network(
     closing.push_async_callback(server.stop, STOP_SECONDS)
     rpc.add_ReachServicer_to_server(ReachService(run_id, callers, heads or Heads()), server)
     reach = Reach(directory.changed.set)
-    address = f"{listen.host}:{port}"
+    address = host_port(listen.host, port)
     addresses = (multiaddr(listen.host, dht_port, home.identity.peer),) if listen.dht else ()
 
     def record() -> Statement:

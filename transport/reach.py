@@ -14,7 +14,7 @@ import grpc.aio
 
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.ids import printable
+from dilocox.protocol.ids import host_port, printable
 from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
@@ -76,6 +76,7 @@ class ReachService(rpc.ReachServicer):
 async def dial(record: pb.PeerRecord, caller: str) -> None:
     """Raises RemoteError unless the record's certificate answers at its address, which is the caller's, as gRPC writes it."""
     host, _, port = record.address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
     try:
         if int(port) not in range(1, 1 << 16):  # the resolver takes it modulo that, and who dials then does not
             raise ValueError("no port")
@@ -100,7 +101,7 @@ async def presented(host: str, port: int) -> bytes:
     try:
         _, writer = await asyncio.open_connection(host, port, ssl=context)
     except OSError as error:
-        raise RemoteError(pb.REASON_UNAVAILABLE, f"no TLS server answers at {host}:{port}") from error
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"no TLS server answers at {host_port(host, port)}") from error
     certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.transport.abort()
     return bytes(certificate or b"")

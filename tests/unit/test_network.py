@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from dilocox.cli.common import HostOption
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.ids import JoinLink, Way, host_port
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
@@ -357,3 +360,38 @@ async def until(condition) -> None:
             except LocalError:
                 pass
             await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "dht"),
+    [
+        ("192.0.2.1", "192.0.2.1:7400", "/ip4/192.0.2.1/tcp/7401/p2p/peer"),
+        ("2001:db8::1", "[2001:db8::1]:7400", "/ip6/2001:db8::1/tcp/7401/p2p/peer"),
+        ("example.org", "example.org:7400", "/dns4/example.org/tcp/7401/p2p/peer"),
+    ],
+)
+def test_host_port_of_every_family_can_be_dialled(host: str, address: str, dht: str):
+    assert host_port(host, 7400) == address
+    assert multiaddr(host, 7401, "peer") == dht
+    way = Way.parse(address, "A" * 43)
+    assert way.endpoint == (host, 7400)
+
+
+def test_way_of_an_ipv6_address_without_brackets_is_refused():
+    with pytest.raises(ValueError, match="brackets"):
+        Way.parse("2001:db8::1:7400", "A" * 43)
+
+
+@pytest.mark.parametrize(("said", "host"), [("[::1]", "::1"), ("::1", "::1"), ("2001:DB8:0::1", "2001:db8::1"), ("a.b", "a.b")])
+def test_host_option_takes_ipv6_with_and_without_brackets(said: str, host: str):
+    command = typer.Typer()
+    taken: list[str] = []
+
+    @command.command()
+    def take(host: HostOption = "127.0.0.1") -> None:
+        taken.append(host)
+
+    assert CliRunner().invoke(command, ["--host", said]).exit_code == 0
+    assert taken == [host]
+    for wrong in ("fe80::1%eth0", "[::1]:7400", "::1:7400:zz", "1:2"):
+        assert CliRunner().invoke(command, ["--host", wrong]).exit_code == 2, wrong
